@@ -294,13 +294,19 @@ def _begin(call: AppContext, what: str, reads: str) -> None:
 
 
 @cli.command()
+@click.option(
+    "--driver",
+    type=click.Choice(["faust", "loop"]),
+    default=None,
+    help="What runs the stages; short for --set streams.driver=...",
+)
 @click.pass_context
 @pass_call
-def streams(call: AppContext, ctx: click.Context) -> None:
+def streams(call: AppContext, ctx: click.Context, driver: str | None) -> None:
     """Run the stream worker: advantages, batches, rollouts.
 
-    SIGTERM or Ctrl-C ends it, once in-flight work is finished. Several workers share the partitions. Exit code 75
-    means that a watchdog stopped it: start it again.
+    SIGTERM or Ctrl-C ends it, once in-flight work is finished. Several workers share the partitions; those of another
+    driver wait until they have left. Exit code 75 means that a watchdog stopped it: start it again.
     """
     call.working = True
     end_at_signals()
@@ -310,9 +316,18 @@ def streams(call: AppContext, ctx: click.Context) -> None:
         from streams.stages.advantages import stage as advantages
         from streams.stages.rollouts import stage as rollouts
         from streams.stages.tasks import suites
-        from streams.worker import run as worker  # takes the signals itself, and drains
 
     rollouts_register = partial(rollouts.register, suite=suites.of_guard(call.settings))
+    if (driver or call.settings.streams.driver) == "loop":
+        with importing():
+            from streams.worker.loop import run as loop
+
+        with until_stopped() as stop:
+            loop.run(call.settings, [advantages.register_loop, batches.register, rollouts_register], stop=stop)
+        return
+    with importing():
+        from streams.worker import run as worker  # takes the signals itself, and drains
+
     ctx.exit(worker.run(call.settings, [advantages.register, batches.register, rollouts_register]))
 
 

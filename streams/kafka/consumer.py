@@ -53,6 +53,11 @@ class GroupConsumer(Reader):
     holds once partitions are assigned.
     """
 
+    COUNTS_RECORDS = True
+    """Whether it meters what is read and its lag; a subclass whose stages do so themselves does not."""
+    CONFIG: Mapping[str, object] = {}
+    """Further settings of the client."""
+
     def __init__(
         self,
         settings: Settings,
@@ -91,6 +96,7 @@ class GroupConsumer(Reader):
                 "max.poll.interval.ms": int(1000 * max(600, settings.kafka.outage_s + 60)),
                 "fetch.max.bytes": 32 * 1024 * 1024,
                 "partition.assignment.strategy": "range",  # the same numbers of co-partitioned topics go together
+                **self.CONFIG,
             },
             self._topics[0],
             outage,
@@ -114,24 +120,39 @@ class GroupConsumer(Reader):
         if self._must_rejoin:
             self._must_rejoin = False
             self._rejoin()
-        messages = []
-        for message in consume(self._consumer, count, timeout_s):
-            if (error := trouble_of(message)) is None:
-                messages += [] if message.error() else [message]
-            elif is_unknown_topic(message.error()):
-                self._missing = self._missing or (time.monotonic(), message.topic(), error)
-                if message.error().code() == ck.KafkaError._AUTO_OFFSET_RESET:
-                    self._stopped.add((message.topic(), message.partition()))
-            elif message.error().code() == ck.KafkaError._AUTO_OFFSET_RESET:
-                self._trouble = self._lost(message.topic(), message.partition()) or error
-            else:
-                self._trouble = error
+        messages = consume(self._consumer, count, timeout_s)
+        if any(map(ck.Message.error, messages)):
+            for message in (message for message in messages if message.error() is not None):
+                self._note(message)
+            messages = [message for message in messages if message.error() is None]
         self._look_for_missing()
         records = self._records(messages)
-        for record in records:
-            self._lag.took((record.at.topic, record.at.partition), record.at.offset, record.timestamp_ms)
-        self._lag.look()
+        if self.COUNTS_RECORDS:
+            for record in records:
+                self._lag.took((record.at.topic, record.at.partition), record.at.offset, record.timestamp_ms)
+            self._lag.look()
         return self._checked(records)
+
+    def _note(self, message: ck.Message) -> None:
+        """Take note of an error that came in place of a record."""
+        failed, error = message.error(), trouble_of(message)
+        if error is None:
+            return
+        if is_unknown_topic(failed):
+            self._missing = self._missing or (time.monotonic(), message.topic(), error)
+            if failed.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+                self._stopped.add((message.topic(), message.partition()))
+        elif failed.code() == ck.KafkaError._AUTO_OFFSET_RESET:
+            self._trouble = self._lost(message.topic(), message.partition()) or error
+        elif failed.code() != ck.KafkaError.INCONSISTENT_GROUP_PROTOCOL or not self._waits_for_others():
+            self._trouble = error
+
+    def _waits_for_others(self) -> bool:
+        """Return whether to wait while all members of the group distribute its partitions by another protocol.
+
+        librdkafka goes on asking, and joins once they have left.
+        """
+        return False
 
     def _look_for_missing(self) -> None:
         """Take a topic that was unknown for long enough for missing, or read on if the broker knows it by now."""
@@ -166,8 +187,12 @@ class GroupConsumer(Reader):
         no new connection before every record that came by the old one is polled. Who waits instead waits for ever.
         """
         if due := self.due(next_offsets):
-            self._consumer.commit(offsets=[ck.TopicPartition(*tp, offset) for tp, offset in due.items()])
+            self._consumer.commit(offsets=[self._committing(tp, offset) for tp, offset in due.items()])
             self._unanswered |= due
+
+    def _committing(self, tp: TopicPartition, offset: int) -> ck.TopicPartition:
+        """Return what a commit of this partition says."""
+        return ck.TopicPartition(*tp, offset)
 
     def _on_commit(self, failed: ck.KafkaError | None, partitions: list[ck.TopicPartition]) -> None:
         for at in partitions:
@@ -229,7 +254,7 @@ class GroupConsumer(Reader):
         tps = [(tp.topic, tp.partition) for tp in partitions]
         try:
             self._refuse_added(tps)
-            starts = [self._start(tp) for tp in self._commits(tps)]
+            starts = self._starts(tps)
         except ck.KafkaException as exc:
             self._must_rejoin = exc.args[0].code() in TRANSIENT
             if not self._must_rejoin:
@@ -272,6 +297,10 @@ class GroupConsumer(Reader):
                 found[tp] = (max(offset, bounds[0]), bounds[1])
         return found
 
+    def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
+        """Return where to begin in each of these partitions. Raises LogError if a commit cannot be right."""
+        return [self._start(tp) for tp in self._commits(tps)]
+
     def _start(self, committed: ck.TopicPartition) -> ck.TopicPartition:
         tp, offset = (committed.topic, committed.partition), committed.offset
         if offset < 0:
@@ -292,6 +321,11 @@ class GroupConsumer(Reader):
     def _wrong(self, tp: TopicPartition, says: str, offset: int) -> LogError | None:
         """Return the error if `offset` is neither in the partition nor its end."""
         first, end = self._ask(lambda timeout_s: bounds_of(self._consumer, tp, timeout_s), "to where a topic ends")
+        return self._outside(tp, says, offset, (first, end))
+
+    def _outside(self, tp: TopicPartition, says: str, offset: int, bounds: tuple[int, int]) -> LogError | None:
+        """Return the error if `offset` is neither within the bounds, first and next offset, nor their end."""
+        first, end = bounds
         if offset < first:
             return LogError(
                 f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {says} {offset}, but the first "

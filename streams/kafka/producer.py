@@ -97,10 +97,13 @@ class Producer:
         stage: str = "",
         any_size: bool = False,
     ) -> None:
-        """With `any_size` only the broker checks sizes: it counts compressed bytes, so the log may hold larger ones."""
+        """With `any_size` only the broker checks sizes: it counts compressed bytes, so the log may hold larger ones.
+
+        Without `stage` the caller counts what it sends.
+        """
         self._settings = settings
         self._outage = outage
-        self._meter, self._stage = OFF if outage is None else outage.meter, stage
+        self._meter, self._stage = outage.meter if outage is not None and stage else OFF, stage
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._by_name = {topic.name: topic for topic in self._topics.values()}
         self._failed: list[str] = []
@@ -241,6 +244,11 @@ class Producer:
         else:
             if on_ack is not None:
                 on_ack(at)
+
+    def serve(self) -> None:
+        """Take what was acknowledged, without waiting. Raises LogError for what failed."""
+        self._served(self._producer.poll, 0)
+        self._raise_failures()
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return once everything sent is acknowledged. Raises LogError, naming what was not.

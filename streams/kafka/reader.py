@@ -347,10 +347,32 @@ def bounds_of(consumer: ck.Consumer, tp: TopicPartition, timeout_s: float) -> tu
     try:
         first, end = consumer.get_watermark_offsets(ck.TopicPartition(*tp), timeout=timeout_s)
     except ck.KafkaException as exc:
-        if exc.args[0].code() == ck.KafkaError._UNKNOWN_PARTITION:  # of every one, while the broker is unreachable
-            raise ck.KafkaException(ck.KafkaError(ck.KafkaError._TRANSPORT)) from exc
-        raise
+        raise _passing(exc, ck.KafkaError._UNKNOWN_PARTITION) from exc
     return first, end
+
+
+EARLIEST, LATEST = -2, -1
+"""What stands for a time where offsets are asked for (KIP-79): the first offset, and the one after the last."""
+
+
+def offsets_of(
+    consumer: ck.Consumer, tps: Iterable[TopicPartition], which: int, timeout_s: float
+) -> dict[TopicPartition, int]:
+    """Return an offset of each of many partitions, EARLIEST or LATEST, in one request. Raises as `bounds_of`."""
+    try:
+        found = consumer.offsets_for_times([ck.TopicPartition(*tp, which) for tp in tps], timeout=timeout_s)
+        if (failed := next((at.error for at in found if at.error is not None), None)) is not None:
+            raise ck.KafkaException(failed)
+    except ck.KafkaException as exc:
+        raise _passing(exc, ck.KafkaError._UNKNOWN_PARTITION, ck.KafkaError.UNKNOWN_TOPIC_OR_PART) from exc
+    return {(at.topic, at.partition): max(at.offset, 0) for at in found}
+
+
+def _passing(exc: ck.KafkaException, *unknown: int) -> ck.KafkaException:
+    """Return the error, or a transient one in place of these: so are all partitions while no broker is reached."""
+    if exc.args[0].code() not in unknown:
+        return exc
+    return ck.KafkaException(ck.KafkaError(ck.KafkaError._TRANSPORT))
 
 
 # --- messages of librdkafka -------------------------------------------------------------------------------------------

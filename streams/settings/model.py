@@ -120,6 +120,16 @@ class Topics(Section):
     )
 
 
+class Streams(Section):
+    """The stream worker: advantages, batches and rollouts."""
+
+    driver: Literal["faust", "loop"] = Field(
+        "faust",
+        description="what runs the stages: faust is the reference, loop takes many records at once, for load; each "
+        "takes over from the other (docs/reliability.md)",
+    )
+
+
 class Advantages(Section):
     """How responses are compared."""
 
@@ -586,6 +596,7 @@ class Settings(Section):
 
     kafka: Kafka = Kafka()
     topics: Topics = Topics()
+    streams: Streams = Streams()
     advantages: Advantages = Advantages()
     batches: Batches = Batches()
     model: Model = Model()

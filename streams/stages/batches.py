@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schemas.conventions import POLICY_LAG
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
@@ -30,7 +30,8 @@ from streams.settings.model import Batches
 from streams.worker.table_rows import pack, unpack
 
 if TYPE_CHECKING:
-    from streams.worker.app import App
+    from streams.kafka.record import Record
+    from streams.worker.driver import Driver
 
 STAGE = "batches"
 RULE_VERSION = 1
@@ -193,18 +194,14 @@ def is_double(first_at: bytes | None, offset: int) -> bool:
 # --- the live wiring -------------------------------------------------------------------------------------------------
 
 
-def register(app: App) -> None:
+def register(driver: Driver) -> None:
     """Drive the reducer from `groups`. Every group_id has a row of its own, so that none enters twice."""
-    from streams.worker.agent import agent
-    from streams.worker.app import Outlet, record_of, table
+    settings = driver.settings
+    cutter, outlet = Cutter(settings.batches, settings.trainer.off_policy), driver.outlet(STAGE)
+    windows = driver.table("batch-windows", settings.topics.policy_partitions)
+    seen = driver.table("batched-groups", settings.topics.policy_partitions)
 
-    settings = app.settings
-    cutter, outlet = Cutter(settings.batches, settings.trainer.off_policy), Outlet(app, STAGE)
-    windows = table(app, "batch-windows", settings.topics.policy_partitions)
-    seen = table(app, "batched-groups", settings.topics.policy_partitions)
-
-    async def handle(faust_event: Any) -> None:
-        record = record_of(faust_event)
+    async def handle(record: Record) -> None:
         group = record.decode(AdvantagedGroup)
         if isinstance(group, Poison):
             raise EventError(group.error, reason=group.reason)
@@ -217,11 +214,11 @@ def register(app: App) -> None:
         for batch in made:
             causes = [*(context.parse(entry.trace) for entry in before.entries), cause]
             began_ms = min([group.created_at, *(entry.created_at for entry in before.entries)])
-            joined = app.traces.joins(cause, batch.batch_id, batch.created_at, causes)
+            joined = driver.traces.joins(cause, batch.batch_id, batch.created_at, causes)
             await outlet.emit_traced(batch, joined, began_ms=began_ms)
-        _report(app.meter, group.policy, before, window, made)
+        _report(driver.meter, group.policy, before, window, made)
         windows[key] = dump(window)
         if first_at is None:  # a double must not replace it: read again after a kill, it would be the first
             seen[group_key] = dump_offset(record.at.offset)
 
-    agent(app, topics(settings.topics)["groups"], handle, outlet.dead_letters(), name=STAGE)
+    driver.agent(topics(settings.topics)["groups"], handle, STAGE)

@@ -21,13 +21,15 @@ from streams.observability import catalog, metrics
 from streams.observability.tracing import tracer
 from streams.settings.model import Settings
 from streams.worker.app import App, build_app, run_worker
+from streams.worker.faust.membership import membership
 from streams.worker.faust.watchdog import broker_answers
+from streams.worker.faust_driver import FaustDriver
 
 PROBE_EVERY = 5
 """The broker is probed at every so many looks of the meter."""
 
 
-def run(settings: Settings, stages: Iterable[Callable[[App], None]]) -> int:
+def run(settings: Settings, stages: Iterable[Callable[[FaustDriver], None]]) -> int:
     """Run until SIGTERM or SIGINT; return the exit code: 0 drained, 1 crashed, 75 stopped by a watchdog.
 
     `stages` holds the `register` function of each stage to run. Raises LogError if the broker does not answer, or
@@ -38,8 +40,9 @@ def run(settings: Settings, stages: Iterable[Callable[[App], None]]) -> int:
         registry.wait(settings, meter)
         name = f"streams-{socket.gethostname()}-{os.getpid()}"
         app = build_app(settings, worker_name=name, meter=meter, tracer=traces)
+        driver = FaustDriver(app)
         for register in stages:
-            register(app)
+            register(driver)
         if meter.on:
             _report(app)
         return run_worker(app)
@@ -61,7 +64,9 @@ def _report(app: App) -> None:
         meter.heartbeat()
         if not answers or next(looks) % PROBE_EVERY == 0:
             answers = await broker_answers(app)
-        if app.rebalancing or not app.tables.recovery.completed.is_set():
+        if membership.waits:
+            meter.ready("kafka")  # it takes over when the workers of the other driver have left
+        elif app.rebalancing or not app.tables.recovery.completed.is_set():
             meter.not_ready("kafka", "a rebalance is under way, or tables are being recovered from their changelogs")
         elif not answers:
             meter.not_ready("kafka", f"{app.settings.kafka.bootstrap} does not answer")

@@ -15,13 +15,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from openai import APIConnectionError, InternalServerError, OpenAI
 
 from gateway import server as serve
-from schemas.events import Message, Response, Reward, RewardSource, Task, Turn
+from schemas.events import AdvantagedGroup, Event, Message, Response, Reward, RewardSource, Task, Turn
 from streams.errors import LogError
 from streams.kafka import admin, retry as patience_module
 from streams.kafka.consumer import GroupConsumer
@@ -35,7 +35,7 @@ from streams.stages.policy import agent as policy
 from streams.stages.scoring import agent as scoring
 from tests.support.factories import reward
 from tests.support.log.shared_node import own_prefix
-from tests.support.processes import command, environment, said, until
+from tests.support.processes import command, environment, running, said, until
 
 pytestmark = pytest.mark.kafka
 PROPERTIES = {"group.min.session.timeout.ms": "1000", "broker.session.timeout.ms": "2000"}
@@ -60,6 +60,9 @@ def settings(node: broker.RunningBroker, tmp_path: Path) -> Settings:
     return here
 
 
+E = TypeVar("E", bound=Event)
+
+
 def write(settings: Settings, *names: str) -> None:
     with Producer(settings) as producer:
         for name in names:
@@ -77,7 +80,7 @@ def write(settings: Settings, *names: str) -> None:
             )
 
 
-def read(settings: Settings, label: str, kind: type[Response] | type[Reward]) -> list[Response | Reward]:
+def read(settings: Settings, label: str, kind: type[E]) -> list[E]:
     """Read a topic with more patience than the agents are given, since a broker that thaws is fenced for a while."""
     patient = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"request_timeout_s": 60.0})})
     return [event for r in admin.read_topic(patient, label) if isinstance(event := r.decode(kind), kind)]
@@ -87,7 +90,6 @@ def samplings(settings: Settings) -> dict[str, dict[str, int]]:
     """How many slots were written by task and sampling, in the order of the log."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for event in read(settings, "responses", Response):
-        assert isinstance(event, Response)
         found[event.task_id][event.sampling_id] += 1
     return found
 
@@ -156,6 +158,35 @@ def test_agents_outlive_their_broker_say_so_and_lose_nothing(
     said_so = noticed()
     assert re.match(rf"Kafka at {settings.kafka.bootstrap} has not answered for \d+ s .*: waiting, 600 s", said_so[0])
     assert re.match(rf"Kafka at {settings.kafka.bootstrap} answers again, after \d+ s", said_so[-1])
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_a_loop_worker_outlives_its_broker_says_so_and_every_task_leaves_its_group(
+    settings: Settings, how: str, tmp_path: Path
+) -> None:
+    names = [f"t{n}" for n in range(12)]
+    write(settings, *names)
+    node = broker.status(settings.broker)
+    assert node is not None
+
+    def left() -> set[str]:
+        return {group.task_id for group in read(settings, "groups", AdvantagedGroup)}
+
+    def committed() -> bool:
+        found = [at for at in positions(settings) if at.group == "streams"]
+        return bool(found) and sum(at.lag for at in found) == 0
+
+    with running(settings, tmp_path, "streams --driver loop"), working(settings):
+        until(lambda: len(left()) >= 2, "the first groups", folder=tmp_path)
+        os.kill(node.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        until(lambda: ": waiting, 600 s" in said(tmp_path), "the worker to notice", folder=tmp_path)
+        if how == "killed":
+            broker.start(settings.broker, properties=PROPERTIES)
+        else:
+            os.kill(node.pid, signal.SIGCONT)
+        until(lambda: left() == set(names), "every group", folder=tmp_path)
+        until(committed, "every commit", folder=tmp_path)
+    assert "answers again" in said(tmp_path)
 
 
 def test_agents_that_are_told_to_stop_while_the_broker_is_away_end_with_0(settings: Settings, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One recorded log through both drivers: the live Faust worker and the batch loop make the same bytes of it.
+"""One recorded log through all drivers: the Faust worker, the loop worker and the batch loop make the same bytes of it.
 
 The log holds what makes trouble: rewards before their responses and responses before their task, doubles, a task that
 was sampled twice, failed slots and failed scores, poison, contradictions, strays, latecomers, a group that a control
@@ -174,9 +174,11 @@ class Writer:
 KEYED = ("tasks", "responses", "rewards", "group-control")
 
 
-@pytest.fixture(scope="module")
-def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """The settings of a log that the live worker has gone through."""
+@pytest.fixture(scope="module", params=["faust", "loop"])
+def recorded(
+    request: pytest.FixtureRequest, kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Settings]:
+    """The settings of a log that a live worker of this driver has gone through."""
     folder = tmp_path_factory.mktemp("parity")
     settings = Settings.model_validate(
         {
@@ -217,7 +219,7 @@ def recorded(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> 
     def passed() -> bool:
         return writer.poisoned <= {letter.dead_letter_id for _, letter in read(settings, DeadLetter)}
 
-    with running(settings, folder, "streams"):
+    with running(settings, folder, f"streams --driver {request.param}"):
         until(
             lambda: out(*(f"task-{number}" for number in range(12)), "eval", "serve", BULKY, HELD_BACK),
             "every group",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.stages.advantages.rows import ROW_VERSION, GroupRows, dump, load
+from streams.stages.advantages.rows import ROW_VERSION, GroupRows, closed_ms, dump, load
 from streams.stages.advantages.state import ClosedGroup, OpenGroup
 from tests.support.factories import task
 from tests.support.log.join_partition import Log, answers, scores
@@ -18,6 +18,14 @@ def test_a_closed_marker_is_small_whatever_the_group_was() -> None:
     log.read_all(scores(slots))
     assert isinstance(log.state, ClosedGroup)
     assert len(dump(log.state)) < 500
+
+
+def test_when_a_group_closed_is_read_from_its_row_without_the_rest() -> None:
+    log, slots = Log(), answers()
+    log.read_all([task(), *slots])
+    assert isinstance(log.state, OpenGroup) and closed_ms(dump(log.state)) is None
+    log.read_all(scores(slots))
+    assert isinstance(log.state, ClosedGroup) and closed_ms(dump(log.state)) == log.state.closed_ms
 
 
 def test_a_row_that_somebody_exchanged_is_parsed_and_not_remembered() -> None:

@@ -14,26 +14,20 @@ from collections import defaultdict
 from collections.abc import Awaitable, Sequence
 from typing import Any, NamedTuple
 
-from schemas.events import AdvantagedGroup, DeadLetter, derive_id
+from schemas.events import DeadLetter
 from streams.kafka.reader import fetch
 from streams.kafka.record import Record
 from streams.kafka.times import now_ms
 from streams.kafka.topics import KEYED_BY_TASK, topics
-from streams.observability import catalog
-from streams.observability.metrics import Meter
-from streams.observability.tracing import context
-from streams.observability.tracing.tracer import Trace, Tracer
 from streams.stages.advantages.group_event import GroupRecord
+from streams.stages.advantages.leaving import count, group_trace
 from streams.stages.advantages.rows import GroupRows, load
 from streams.stages.advantages.stage import STAGE, AdvantageStage
-from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenGroup
+from streams.stages.advantages.state import Effect, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
 from streams.worker.agent import agent_of_many
 from streams.worker.app import App, Outlet, owned_partitions, record_of, table
 from streams.worker.table import stale
-
-NUMBERED_TURNS = 8
-"""Turns beyond this have one series of the metric together."""
 
 
 class _Decided(NamedTuple):
@@ -147,30 +141,3 @@ class LiveAdvantages:
     def _state(self, task_id: str) -> GroupState:
         key = task_id.encode()
         return self._rows.load(key, self._table.get(key))
-
-
-def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | None:
-    """Return the trace of a group: its task's, with links to the rewards that it was made of."""
-    if not isinstance(effect, EmitGroup) or not effect.trace:
-        return None
-    trace = tracer.follows(context.parse(effect.trace), group.group_id)
-    if trace is None or not tracer.on:
-        return trace
-    ids = [
-        derive_id(member.response_id, source) if source else member.response_id
-        for member in effect.members
-        for source in [name for name, _ in effect.task.sources] or [""]
-    ]
-    return trace._replace(links=tuple(context.child(trace.context, one) for one in ids))
-
-
-def count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
-    """Tell what became of a task, whose first record is of `first_ms`, and the credit of each turn."""
-    flat = group.flat
-    meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
-    if first_ms:
-        meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - first_ms) / 1000, group.policy)
-    for response in group.responses:
-        for number, span in enumerate(response.spans, start=1):
-            turn = str(number) if number <= NUMBERED_TURNS else "later"
-            meter.observe(catalog.TURN_CREDIT, abs(span.advantage), group.policy, turn)

@@ -7,6 +7,7 @@ What occurs many times in a row (slots, scores) is a list of values in the order
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,15 @@ def load(row: bytes | None) -> GroupState:
         return None
     data = unpack(row, ROW_VERSION)
     return _closed(data) if "closed" in data else _open(data)
+
+
+_CLOSED = re.compile(rb'\{"v":%d,"closed":\[(\d+),' % ROW_VERSION)
+
+
+def closed_ms(row: bytes) -> int | None:
+    """Return when the group in this row closed, without reading the rest; None if it is open."""
+    found = _CLOSED.match(row)
+    return None if found is None else int(found[1])
 
 
 def _plain(value: Any) -> Any:

@@ -27,7 +27,8 @@ from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.state import ClosedGroup, DeadLetterEffect, Effect, EmitGroup, GroupState
 
 if TYPE_CHECKING:
-    from streams.worker.app import App
+    from streams.worker.faust_driver import FaustDriver
+    from streams.worker.loop.worker import LoopWorker
 
 STAGE = "advantages"
 
@@ -205,8 +206,15 @@ class ResponseCache:
             self.forget(place)
 
 
-def register(app: App) -> None:
-    """Run the stage in `app`."""
+def register(driver: FaustDriver) -> None:
+    """Run the stage in the Faust worker."""
     from streams.stages.advantages.live import LiveAdvantages
 
-    LiveAdvantages(app).register()
+    LiveAdvantages(driver.app).register()
+
+
+def register_loop(worker: LoopWorker) -> None:
+    """Run the stage in the loop."""
+    from streams.stages.advantages.loop import LoopAdvantages
+
+    LoopAdvantages(worker).register()

@@ -64,8 +64,13 @@ class DeadlineTimers:
         self._due.pop(task_id, None)
         if isinstance(state, OpenGroup) and (due := self._expires(state)) is not None:
             self._due[task_id] = due._replace(when_ms=due.when_ms + int(self._rule.grace_s * 1000))
-        elif isinstance(state, ClosedGroup) and self._rule.evict_after_s:
-            when_ms = state.closed_ms + int(self._rule.evict_after_s * 1000)
+        elif isinstance(state, ClosedGroup):
+            self.note_closed(task_id, state.closed_ms)
+
+    def note_closed(self, task_id: str, closed_ms: int) -> None:
+        """Remember when a group that closed then wants to be forgotten, if ever."""
+        if self._rule.evict_after_s:
+            when_ms = closed_ms + int(self._rule.evict_after_s * 1000)
             self._due[task_id] = Due(when_ms, "evict", "remembered long enough")
 
     def due(self, now_ms: int) -> list[GroupControl]:

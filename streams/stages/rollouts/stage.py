@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task, derive_id
 from schemas.serde import Poison, decode, encode
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from streams.evaluation.suites import Suite
     from streams.kafka.record import Record
     from streams.observability.tracing.tracer import Trace
-    from streams.worker.app import App, Outlet
+    from streams.worker.driver import Driver, EventOutlet, TableRows
 
 STAGE = "rollouts"
 Results = Callable[[int], AdapterEvent | None]
@@ -226,20 +226,16 @@ def _shown(result: AdapterEvent) -> Version:
 # --- the wiring -------------------------------------------------------------------------------------------------------
 
 
-def register(app: App, suite: Suite | None) -> None:
+def register(driver: Driver, suite: Suite | None) -> None:
     """Drive the reducers; `suite` is the guard's. Each table is written by one agent, so no row has two writers."""
-    from streams.worker.agent import agent
-    from streams.worker.app import Outlet, record_of, table
-
-    settings, rule = app.settings, rule_of(app.settings, suite)
-    named, outlet = topics(settings.topics), Outlet(app, STAGE)
+    settings, rule = driver.settings, rule_of(driver.settings, suite)
+    named, outlet = topics(settings.topics), driver.outlet(STAGE)
     partitions = settings.topics.policy_partitions
-    states, results = table(app, "rollouts-states", partitions), table(app, "rollouts-results", partitions)
-    suites = table(app, "rollouts-suites", partitions)
+    states, results = driver.table("rollouts-states", partitions), driver.table("rollouts-results", partitions)
+    suites = driver.table("rollouts-suites", partitions)
     guarded_by = None if rule.suite is None else rule.suite.name
 
-    async def on_adapter(faust_event: Any) -> None:
-        record = record_of(faust_event)
+    async def on_adapter(record: Record) -> None:
         event = record.decode(AdapterEvent)
         if isinstance(event, Poison):
             raise EventError(event.error, reason=event.reason)
@@ -258,14 +254,13 @@ def register(app: App, suite: Suite | None) -> None:
         cause = context.of_headers(record.headers)
         for one in made:
             if isinstance(one, Task):  # many tasks, each with a trace of its own
-                trace = app.traces.joins(cause, one.task_id, one.created_at, [cause])
+                trace = driver.traces.joins(cause, one.task_id, one.created_at, [cause])
             else:
-                trace = app.traces.follows(cause, one.event_id)
+                trace = driver.traces.follows(cause, one.event_id)
             await outlet.emit_traced(one, trace, began_ms=record.timestamp_ms)
         states[key] = dump(state)
 
-    async def on_group(faust_event: Any) -> None:
-        record = record_of(faust_event)
+    async def on_group(record: Record) -> None:
         group = record.decode(AdvantagedGroup)
         if isinstance(group, Poison):
             return  # the batch stage reads the same record and writes its dead letter
@@ -274,36 +269,31 @@ def register(app: App, suite: Suite | None) -> None:
             return
         suite, made = suite_results.count(suite_results.load(suites.get(key)), group)
         for result in made:
-            await outlet.emit_traced(result, _of_many(app, result, record), began_ms=record.timestamp_ms)
+            await outlet.emit_traced(result, _of_many(driver, result, record), began_ms=record.timestamp_ms)
         suites[key] = suite_results.dump(suite)
 
-    dead_letters = outlet.dead_letters()
-    agent(app, named["adapters"], on_adapter, dead_letters, name=STAGE)
-    agent(app, named["groups"], on_group, dead_letters, name=f"{STAGE}.suites")
+    driver.agent(named["adapters"], on_adapter, STAGE)
+    driver.agent(named["groups"], on_group, STAGE, name=f"{STAGE}.suites")
     if rule.mode == "canary":
-        _register_canary(app, states, outlet, rule.canary)
+        _register_canary(driver, states, outlet, rule.canary)
 
 
-def _of_many(app: App, event: AdapterEvent, last: Record) -> Trace | None:
+def _of_many(driver: Driver, event: AdapterEvent, last: Record) -> Trace | None:
     """Return the trace of an event caused by many groups, linked to the last of them."""
     cause = context.of_headers(last.headers)
-    return app.traces.joins(cause, event.event_id, event.created_at, [cause])
+    return driver.traces.joins(cause, event.event_id, event.created_at, [cause])
 
 
 def _result_key(policy: str, suite: str | None, version: int) -> bytes:
     return "\x1f".join((policy, suite or "", str(version))).encode()
 
 
-def _register_canary(app: App, states: Any, outlet: Outlet, rule: Canary) -> None:
+def _register_canary(driver: Driver, states: TableRows, outlet: EventOutlet, rule: Canary) -> None:
     """Drive the canary's evidence from `groups`. Every group is remembered, so that none counts twice."""
-    from streams.worker.agent import agent
-    from streams.worker.app import record_of, table
+    named, partitions = topics(driver.settings.topics), driver.settings.topics.policy_partitions
+    evidence, counted = driver.table("rollouts-canaries", partitions), driver.table("rollouts-counted", partitions)
 
-    named, partitions = topics(app.settings.topics), app.settings.topics.policy_partitions
-    evidence, counted = table(app, "rollouts-canaries", partitions), table(app, "rollouts-counted", partitions)
-
-    async def on_evidence(faust_event: Any) -> None:
-        record = record_of(faust_event)
+    async def on_evidence(record: Record) -> None:
         group = record.decode(AdvantagedGroup)
         if isinstance(group, Poison):
             return
@@ -314,9 +304,8 @@ def _register_canary(app: App, states: Any, outlet: Outlet, rule: Canary) -> Non
         found = canary.count(canary.load(evidence.get(key)), trial, group, record.at.offset)
         found, event = canary.decide(found, trial, rule, policy=group.policy, at_ms=group.created_at)
         if event is not None:
-            await outlet.emit_traced(event, _of_many(app, event, record), began_ms=record.timestamp_ms)
+            await outlet.emit_traced(event, _of_many(driver, event, record), began_ms=record.timestamp_ms)
         evidence[key] = canary.dump(found)
         counted[group_key] = row
 
-    dead_letters = outlet.dead_letters()
-    agent(app, named["groups"], on_evidence, dead_letters, name=f"{STAGE}.canary", after=[named["adapters"]])
+    driver.agent(named["groups"], on_evidence, STAGE, name=f"{STAGE}.canary", after=[named["adapters"]])

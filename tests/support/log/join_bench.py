@@ -53,6 +53,7 @@ class Bench:
             future.result()
 
     def start(self, **env: str) -> Worker:
+        """Start a worker, of driver=loop if so; the rest is its environment."""
         worker = Worker(self, env)
         self.workers.append(worker.process)
         return worker
@@ -130,19 +131,20 @@ class Bench:
 
 
 class Worker:
-    """One join_worker process."""
+    """One process of join_worker.py, or of join_loop.py."""
 
     def __init__(self, bench: Bench, env: dict[str, str]) -> None:
-        number = len(bench.workers)
+        number, driver = len(bench.workers), {"faust": "worker", "loop": "loop"}[env.pop("driver", "faust")]
         self.out, self.err = bench.folder / f"worker{number}.out", bench.folder / f"worker{number}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, Path(__file__).with_name("join_worker.py")],
+                [sys.executable, Path(__file__).with_name(f"join_{driver}.py")],
                 env={
                     **os.environ,
                     "PYTHONPATH": str(REPO),
                     "STREAMWARD_KAFKA__BOOTSTRAP": bench.bootstrap,
                     "STREAMWARD_TOPICS__PREFIX": bench.prefix,
+                    "STREAMWARD_TOPICS__PARTITIONS": str(PARTITIONS),
                     **env,
                 },
                 stdout=out,

@@ -1,0 +1,44 @@
+"""What is reported of a group that leaves: its trace, and what became of its task.
+
+EmitGroup, its event ──► group_trace ──► header of its record
+                     └─► count ──► metrics
+"""
+
+from __future__ import annotations
+
+from schemas.events import AdvantagedGroup, derive_id
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.observability.tracing import context
+from streams.observability.tracing.tracer import Trace, Tracer
+from streams.stages.advantages.state import Effect, EmitGroup
+
+NUMBERED_TURNS = 8
+"""Turns beyond this have one series of the metric together."""
+
+
+def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace | None:
+    """Return the trace of a group: its task's, with links to the rewards that it was made of."""
+    if not isinstance(effect, EmitGroup) or not effect.trace:
+        return None
+    trace = tracer.follows(context.parse(effect.trace), group.group_id)
+    if trace is None or not tracer.on:
+        return trace
+    ids = [
+        derive_id(member.response_id, source) if source else member.response_id
+        for member in effect.members
+        for source in [name for name, _ in effect.task.sources] or [""]
+    ]
+    return trace._replace(links=tuple(context.child(trace.context, one) for one in ids))
+
+
+def count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
+    """Tell what became of a task, whose first record is of `first_ms`, and the credit of each turn."""
+    flat = group.flat
+    meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
+    if first_ms:
+        meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - first_ms) / 1000, group.policy)
+    for response in group.responses:
+        for number, span in enumerate(response.spans, start=1):
+            turn = str(number) if number <= NUMBERED_TURNS else "later"
+            meter.observe(catalog.TURN_CREDIT, abs(span.advantage), group.policy, turn)

@@ -1,0 +1,95 @@
+"""The rows of one table of a loop worker, by partition number, and which of them its changelog lacks.
+
+    changelog ──► restore, stale rows skipped ──► rows ◄── a handler reads and writes
+                                                   └──► changed, once a second: each row once, however often it changed
+
+The rows of a partition are dropped when it is lost. When it is handed over they stay for a while: should it come back,
+only what was written meanwhile is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from streams.kafka.record import Record
+from streams.worker.fence import Fence, generation_of
+
+log = logging.getLogger("streamward.worker")
+
+Row = bytes | None
+"""None: no row under its key."""
+
+
+class CurrentPartition:
+    """The partition number whose records are handled now."""
+
+    number = 0
+
+
+class LoopTable:
+    """Bytes by bytes; `changelog` is its topic, with `partitions`."""
+
+    def __init__(self, changelog: str, partitions: int, place: CurrentPartition) -> None:
+        """`place` says whose rows `get` and assignments are about."""
+        self.changelog, self.partitions = changelog, partitions
+        self.fence = Fence()
+        self._place = place
+        self._rows: dict[int, dict[bytes, bytes]] = {}
+        self._changed: dict[int, dict[bytes, Row]] = {}
+        self._covered: dict[int, set[bytes]] = {}
+        """By partition, keys whose newest row in the changelog is a zombie's."""
+
+    def get(self, key: bytes) -> Row:
+        """Return the row under `key` in the partition at hand, or None."""
+        return self._rows[self._place.number].get(key)
+
+    def __setitem__(self, key: bytes, row: bytes) -> None:
+        self._rows[self._place.number][key] = row
+        self._changed[self._place.number][key] = row
+
+    # --- to the changelog ---------------------------------------------------------------------------------------------
+
+    def changed(self) -> Iterator[tuple[int, bytes, Row]]:
+        """Yield the rows that were written since the last call, with their partitions."""
+        for number, rows in self._changed.items():
+            self._changed[number] = {}
+            yield from ((number, key, row) for key, row in rows.items())
+
+    # --- from the changelog -------------------------------------------------------------------------------------------
+
+    def begin(self, number: int, *, keep: bool = False) -> None:
+        """Take up a partition: without rows, unless they are to be kept."""
+        if not keep or number not in self._rows:
+            self._rows[number] = {}
+        self._changed[number], self._covered[number] = {}, set()
+
+    def restore(self, record: Record) -> None:
+        """Take in a record of the changelog, unless it is a zombie's."""
+        number, key = record.at.partition, record.key or b""
+        generation = generation_of(record.headers)
+        if self.fence.admits(number, record.at.offset, generation):
+            self._covered[number].discard(key)
+            self._put(number, key, record.payload)
+            return
+        log.warning("%s: a row of generation %s comes after rows of a newer one, and is skipped", record.at, generation)
+        self._covered[number].add(key)
+
+    def _put(self, number: int, key: bytes, row: Row) -> None:
+        if row is None:
+            self._rows[number].pop(key, None)
+        else:
+            self._rows[number][key] = row
+
+    def restored(self, number: int) -> None:
+        """All of a partition's changelog is read: have rows that a zombie's cover written again."""
+        covered, self._covered[number] = self._covered[number], set()
+        self._changed[number] |= {key: self._row(number, key) for key in covered}
+
+    def _row(self, number: int, key: bytes) -> Row:
+        return self._rows[number].get(key)
+
+    def drop(self, number: int) -> None:
+        """Forget a partition."""
+        for each in (self._rows, self._changed, self._covered):
+            each.pop(number, None)
