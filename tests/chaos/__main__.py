@@ -1,6 +1,7 @@
 """Run the fault matrix: one JSON line on stdout for each run, progress on stderr.
 
-    python -m tests.chaos [--fault NAME ...] [--seed N ...] [--groups N] [--minutes M] [--stock-faust] [--write]
+    python -m tests.chaos [--fault NAME ...] [--seed N ...] [--groups N] [--minutes M]
+        [--driver faust|loop|mixed] [--stock-faust] [--write]
 
 The exit code is 1 if a run did not pass. `--minutes` draws faults and seeds at random for so long, and prints the seed
 that draws the same again.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import tests.chaos.faults  # noqa: F401 - fills FAULTS
 from tests.chaos.disks import NotShown
-from tests.chaos.matrix import FAULTS, GROUPS, Line, run
+from tests.chaos.matrix import FAULTS, GROUPS, Line, Workers, run
 
 DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
 SEEDS = (1, 2, 3)
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
         return 0
     lines = []
     for name, seed in _drawn(given.minutes, given.draw) if given.minutes else _named(given):
-        lines.append(_one(name, seed, given.groups, stock=given.stock_faust))
+        lines.append(_one(name, seed, given.groups, Workers(given.driver, given.stock_faust)))
     if given.write:
         from tests.chaos.table import write
 
@@ -52,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", nargs="*", type=int, default=SEEDS, metavar="N", help="1 2 3 unless said")
     parser.add_argument("--groups", type=int, default=GROUPS, help="tasks in a run, at least")
+    parser.add_argument(
+        "--driver",
+        choices=("faust", "loop", "mixed"),
+        default="faust",
+        help="of the stream workers; mixed: one of each",
+    )
     parser.add_argument("--stock-faust", action="store_true", help="without our fixes, to see why they exist")
     parser.add_argument("--minutes", type=float, help="draw faults and seeds at random for so long")
     parser.add_argument("--draw", type=int, default=None, metavar="SEED", help="draw the same faults again")
@@ -78,17 +85,31 @@ def _matrix() -> list[str]:
     return sorted(name for name, row in FAULTS.items() if not row.only_named)
 
 
-def _one(name: str, seed: int, groups: int, *, stock: bool) -> Line:
+def _one(name: str, seed: int, groups: int, workers: Workers) -> Line:
     row = FAULTS[name]
-    _say(f"{row.number:2} {name}, seed {seed} …")
+    _say(f"{row.number:2} {name}, seed {seed}, {workers.driver} …")
     with tempfile.TemporaryDirectory(prefix="streamward-chaos-", ignore_cleanup_errors=True) as folder:
         try:
-            line = run(row, seed=seed, groups=groups, folder=Path(folder), stock=stock)
+            line = run(row, seed=seed, groups=groups, folder=Path(folder), workers=workers)
         except NotShown as why:
-            line = {"fault": name, "number": row.number, "seed": seed, "passed": True, "not_shown": str(why)}
+            line = {
+                "fault": name,
+                "number": row.number,
+                "seed": seed,
+                "driver": workers.driver,
+                "passed": True,
+                "not_shown": str(why),
+            }
         except Exception as exc:  # the others still run
             traceback.print_exc()
-            line = {"fault": name, "number": row.number, "seed": seed, "passed": False, "complaints": [repr(exc)]}
+            line = {
+                "fault": name,
+                "number": row.number,
+                "seed": seed,
+                "driver": workers.driver,
+                "passed": False,
+                "complaints": [repr(exc)],
+            }
     print(json.dumps(line), flush=True)
     _say("   not shown: " + line["not_shown"] if "not_shown" in line else _told(line))
     return line

@@ -73,8 +73,8 @@ def wrap(owner: Any, name: str, *, before: Callable[[], None] | None = None, aft
     setattr(owner, name, await_call if inspect.iscoroutinefunction(original) else call)
 
 
-def arm(process: str, point: str, times: int) -> None:
-    """Kill this process when it comes to `point` for the `times`-th time."""
+def arm(process: str, point: str, times: int, *, loop: bool = False) -> None:
+    """Kill this process when it comes to `point` for the `times`-th time; `loop`: a stream worker of that driver."""
     left = times
 
     def count(result: Any = True) -> None:
@@ -84,7 +84,9 @@ def arm(process: str, point: str, times: int) -> None:
             if left == 0:
                 die()
 
-    if process == "streams":
+    if process == "streams" and loop:
+        _arm_loop(point, count)
+    elif process == "streams":
         _arm_streams(point, count)
     elif process == "train":
         _arm_trainer(point, count)
@@ -107,6 +109,18 @@ def _arm_streams(point: str, count: Any) -> None:
             wrap(AIOKafkaConsumerThread, "_commit", **when)
 
         wrap(app.fixes, "install", after=wrap_commit)  # which looks at the sources first
+
+
+def _arm_loop(point: str, count: Any) -> None:
+    from streams.kafka.consumer import GroupConsumer
+    from streams.kafka.producer import Producer
+
+    if point == "after poll":
+        wrap(GroupConsumer, "poll", after=count)
+    elif point == "after produce":
+        wrap(Producer, "send_bytes", after=count)
+    else:
+        wrap(GroupConsumer, "commit", **({"before": count} if point == "before commit" else {"after": count}))
 
 
 def _arm_agent(point: str, count: Any) -> None:
@@ -161,7 +175,7 @@ def main(process: str, *arguments: str) -> None:
         if wanted.get("stock") and process == "streams":
             without_fixes()
         if "kill" in wanted:
-            arm(process, *wanted["kill"])
+            arm(process, *wanted["kill"], loop="loop" in arguments)
         if "step_s" in wanted:
             from trainer import checkpoint
 

@@ -80,7 +80,24 @@ def fault(number: int, what: str, how: str, **more: Any) -> Callable[[Inject], I
     return register
 
 
-def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False, limit_s: float = RECOVERY_S) -> Line:
+@dataclass(frozen=True)
+class Workers:
+    """The stream workers of a run."""
+
+    driver: str = "faust"
+    """faust, loop, or mixed: one of each."""
+    stock: bool = False
+    """Faust without our fixes."""
+
+
+FIXED = Workers()
+STANDBY = "streams-2"
+"""The worker that is beside `streams` where drivers are mixed."""
+
+
+def run(
+    row: Fault, *, seed: int, groups: int, folder: Path, workers: Workers = FIXED, limit_s: float = RECOVERY_S
+) -> Line:
     """Run one fault, and return its line; recovering in more than `limit_s` is a failure.
 
     Raises NotShown if this machine cannot have it.
@@ -89,8 +106,12 @@ def run(row: Fault, *, seed: int, groups: int, folder: Path, stock: bool = False
         return row.run(row, seed, groups, folder)
     begun = time.monotonic()
     draw = random.Random(f"{row.name} {seed}")
-    with Ledger(_made(folder) / "ledger.jsonl") as ledger, row.place(folder, row.settings, stock=stock) as world:
-        for name in row.starts:
+    with (
+        Ledger(_made(folder) / "ledger.jsonl") as ledger,
+        row.place(folder, row.settings, stock=workers.stock, driver=workers.driver) as world,
+    ):
+        mixed = workers.driver == "mixed" and "streams" in row.starts
+        for name in dict.fromkeys((*row.starts, *([STANDBY] if mixed else []))):
             world.start(name)
         with Load(
             world.settings, ledger, seed=seed, groups=min(groups, row.most), rate=row.rate, special=row.tasks
@@ -131,6 +152,7 @@ def _line(row: Fault, seed: int, world: World, load: Load, ledger: Ledger, verdi
         "number": row.number,
         "seed": seed,
         "faust": "stock" if world.stock else "fixed",
+        "driver": world.driver,
         "produced": sum(count.values()),
         "acknowledged": count["acknowledged"],
         "unknown": count["unknown"],

@@ -18,8 +18,8 @@ COLUMNS = (
     "recovery s, most", "result",
 )  # fmt: skip
 KEPT = (
-    "fault", "number", "seed", "faust", "produced", "acknowledged", "unknown", "failed", "lost", "doubled", "phantom",
-    "repeated", "out_of_order", "recovery_s", "events_per_s", "passed", "not_shown",
+    "fault", "number", "seed", "faust", "driver", "produced", "acknowledged", "unknown", "failed", "lost", "doubled",
+    "phantom", "repeated", "out_of_order", "recovery_s", "events_per_s", "passed", "not_shown",
 )  # fmt: skip
 
 
@@ -30,7 +30,9 @@ def write(document: str, lines: Iterable[Line]) -> str:
         for line in [*recorded(document), *({k: v for k, v in line.items() if k in KEPT} for line in lines)]
     }
     ordered = [runs[key] for key in sorted(runs)]
-    document = _between(document, "matrix", _table([line for line in ordered if line.get("faust") != "stock"]))
+    for driver, name in (("faust", "matrix"), ("loop", "loop"), ("mixed", "mixed")):
+        of_driver = [line for line in ordered if _driver(line) == driver and line.get("faust") != "stock"]
+        document = _between(document, name, _table(of_driver))
     document = _between(document, "stock", _table([line for line in ordered if line.get("faust") == "stock"]))
     return _between(document, "runs", "\n".join(["```json", *map(json.dumps, ordered), "```"]))
 
@@ -41,8 +43,12 @@ def recorded(document: str) -> list[Line]:
     return [json.loads(text) for text in block[1].splitlines()] if block else []
 
 
-def _key(line: Line) -> tuple[int, str, str, int]:
-    return (line["number"], line["fault"], line.get("faust", "fixed"), line["seed"])
+def _key(line: Line) -> tuple[int, str, str, str, int]:
+    return (line["number"], line["fault"], line.get("faust", "fixed"), _driver(line), line["seed"])
+
+
+def _driver(line: Line) -> str:
+    return str(line.get("driver", "faust"))
 
 
 def _between(document: str, name: str, text: str) -> str:

@@ -88,8 +88,11 @@ class Process:
 class World:
     """Use as a context manager. `settings` is what the processes get, `direct` what the harness reads with."""
 
-    def __init__(self, folder: Path, overrides: Mapping[str, Any], *, stock: bool = False) -> None:
-        self.folder, self.stock = folder, stock
+    def __init__(
+        self, folder: Path, overrides: Mapping[str, Any], *, stock: bool = False, driver: str = "faust"
+    ) -> None:
+        """`driver` runs the stream workers; mixed: one of each beside every worker, of which one waits."""
+        self.folder, self.stock, self.driver = folder, stock, driver
         self.exits: list[Exit] = []
         self.notes: list[str] = []
         """What a reader of the result should know besides."""
@@ -192,6 +195,8 @@ class World:
         """Start `streamward NAME` (the part before the first -), and keep it up until it is told to end."""
         if self.stock:
             chaos["stock"] = True
+        if name.partition("-")[0] == "streams" and repo == REPO and "--driver" not in arguments:
+            arguments = (*arguments, *self._of_driver(name))
         whole = {**plain_environment(repo), **to_env(settings or self.settings), **(env or {})}
         whole[child.ENV] = json.dumps(chaos)
         command = [sys.executable, "-m", "tests.chaos.child", name.partition("-")[0], *arguments]
@@ -199,6 +204,12 @@ class World:
             process = Process(name, command, whole, kills=list(kills))
             self._processes[name] = process
             self._spawn(process)
+
+    def _of_driver(self, name: str) -> tuple[str, ...]:
+        """Return the options of a stream worker; where both drivers are mixed, `streams` and others take turns."""
+        if self.driver == "mixed":
+            return ("--driver", "faust" if name == "streams" else "loop")
+        return ("--driver", self.driver)
 
     def _spawn(self, process: Process) -> None:
         env = dict(process.env)

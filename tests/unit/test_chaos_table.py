@@ -9,7 +9,9 @@ import pytest
 
 from tests.chaos.table import recorded, write
 
-EMPTY = "\n".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in ("matrix", "stock", "runs"))
+EMPTY = "\n".join(
+    f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in ("matrix", "loop", "mixed", "stock", "runs")
+)
 DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
@@ -35,6 +37,12 @@ def test_a_run_is_replaced_by_its_repetition_and_others_stay() -> None:
     document = write(EMPTY, [line(), line(fault="sigterm", number=2)])
     document = write(document, [line(lost=2)])
     assert [(run["fault"], run["lost"]) for run in recorded(document)] == [("sigterm", 0), ("broker-kill", 2)]
+
+
+def test_each_driver_has_a_table_of_its_own() -> None:
+    document = write(EMPTY, [line(), line(driver="loop", repeated=8), line(driver="mixed", repeated=9)])
+    assert [rows(document, name)[0][9] for name in ("matrix", "loop", "mixed")] == ["4", "8", "9"]
+    assert len(recorded(document)) == 3
 
 
 def test_stock_faust_has_a_table_of_its_own() -> None:
