@@ -1,24 +1,27 @@
-"""Whole groups joined per second, by the length of their answers: live Faust worker, batch driver, and a plain consume.
+"""Whole groups joined per second, by the length of their answers: the live drivers, the batch driver, a plain consume.
 
-A group is 17 events: a task, eight responses of so many tokens, eight rewards. Live: a worker that has just started and
-is at the end of its topics gets BURST groups at once, each stage after the one before; the time is from the first
-record written until the last group is in the log. Batch: `streams.tools.replay.driver` over a log of GROUPS, and every
+A group is 17 events: a task, eight responses of so many tokens, eight rewards. Live: workers that have just started and
+are at the end of their topics are stopped (SIGSTOP) while a burst of groups is written, each stage after the one
+before; the time is from when they continue until the last group is in the log. Two processes of the loop share the
+partitions. Batch: `streams.tools.replay.driver` over a log of GROUPS, and every
 group encoded, as a replay would write it; in one process, without Python's garbage collector as in a replay's, and in
 one a core, their start included. The peer reads the same log with confluent-kafka and looks at nothing. By turns, and
 medians. `per_cpu_s` is the same per second of CPU time of the process that joins, its client's threads included: what a
 core of its own would give. Last, how long a trainer waits for the groups of a batch, fetched and decoded.
 
-Not covered: several workers. Faust runs on one core.
+Not covered: several Faust workers.
 """
 
 from __future__ import annotations
 
 import gc
+import signal
 import statistics
 import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -40,10 +43,20 @@ from tests.benchmarks.whole_groups import COMPLETION_TOKENS, EVENTS, preload, wa
 
 TOKENS = (32, 256, 1024)
 GROUPS = 3000
-BURST = 500
+BURST = {"faust": 500, "loop": 3000}
+"""Groups, by driver: some seconds of work."""
+LIVE = {"live, Faust": ("faust", 1), "live, loop": ("loop", 1), "live, loop, two processes": ("loop", 2)}
+"""Driver and number of workers of each live case."""
+SETTLED_S = 3.0
+"""For the group to distribute its partitions among workers that have just come."""
+SESSION_S = 60.0
+"""Of the workers, as they are stopped for some seconds."""
 ROUNDS = 3
-AIMS = {"live, Faust": 150.0, "batch, one process": 2000.0}
-"""Groups a second at the fewest tokens."""
+AIMS = {"live, Faust": 150.0, "live, loop": 1000.0, "batch, one process": 2000.0}
+"""Groups a second at the fewest tokens; for the loop, per second of CPU time: a core of its own."""
+OF_CORE = ("live, loop",)
+TWICE = 1.8
+"""Two processes, against one: per second of wall time, where there are cores for both and the broker."""
 OF_SHORT = 0.7
 """With the most tokens, at least this part of the rate with the fewest."""
 LIMIT_S = 300.0
@@ -62,8 +75,9 @@ def run() -> Iterator[dict[str, Any]]:
             preload(log, GROUPS, tokens)
         for turn in range(ROUNDS):
             for tokens, log in logs.items():
-                burst = renamed(settings, f"live-{tokens}-{turn}.")
-                measured["live, Faust"][tokens].append(live_rate(burst, tokens))
+                for name, (driver, workers) in LIVE.items():
+                    burst = renamed(settings, f"live-{driver}-{workers}-{tokens}-{turn}.")
+                    measured[name][tokens].append(live_rate(burst, tokens, driver=driver, workers=workers))
                 measured["batch, one process"][tokens].append(
                     _batch(made.payload for made in driver.join_encoded(log, processes=1))
                 )
@@ -102,8 +116,11 @@ def _lines(rates: dict[str, dict[int, Rate]]) -> Iterator[dict[str, Any]]:
             peer_is = "confluent-kafka consume of the same bytes"
             yield _line(f"{name}, {tokens} tokens", rate, peer=plain[tokens].wall, peer_is=peer_is)
         if name in AIMS:
-            yield _line(f"{name}, aim", ours[short], peer=AIMS[name], peer_is="the aim", target=1.0)
-            yield _line(f"{name}, long", ours[long], peer=ours[short].wall, peer_is=f"{short} tokens", target=OF_SHORT)
+            each = {tokens: Rate(rate.cpu, rate.cpu) if name in OF_CORE else rate for tokens, rate in ours.items()}
+            yield _line(f"{name}, aim", each[short], peer=AIMS[name], peer_is="the aim", target=1.0)
+            yield _line(f"{name}, long", each[long], peer=each[short].wall, peer_is=f"{short} tokens", target=OF_SHORT)
+    one, two = rates["live, loop"][short], rates["live, loop, two processes"][short]
+    yield _line("live, loop, two against one", two, peer=one.wall, peer_is="one process", target=TWICE)
 
 
 def _line(case: str, rate: Rate, *, peer: float, peer_is: str, target: float | None = None) -> dict[str, Any]:
@@ -119,20 +136,32 @@ def renamed(settings: Settings, prefix: str) -> Settings:
     return own
 
 
-def live_rate(settings: Settings, tokens: int = COMPLETION_TOKENS) -> Rate:
-    """Return the groups a second that a worker makes of BURST, in empty topics. Raises RuntimeError if it stops."""
-    first, *burst = (_records(settings, numbers, tokens) for numbers in (range(1), range(1, BURST + 1)))
-    with process("tests.benchmarks.live_join", settings=settings) as worker, Producer(settings) as producer:
+def live_rate(settings: Settings, tokens: int = COMPLETION_TOKENS, *, driver: str = "faust", workers: int = 1) -> Rate:
+    """Return the groups a second that workers make of a burst, in empty topics. Raises RuntimeError if one stops."""
+    tree = settings.model_dump()
+    tree["streams"]["driver"], tree["kafka"]["session_timeout_s"] = driver, SESSION_S
+    settings, groups = Settings.model_validate(tree), BURST[driver]
+    first, *burst = (_records(settings, numbers, tokens) for numbers in (range(1), range(1, groups + 1)))
+    with ExitStack() as stack, Producer(settings) as producer:
+        running = [
+            stack.enter_context(process("tests.benchmarks.live_join", settings=settings)) for _ in range(workers)
+        ]
         _written(producer, first)
-        _wait(settings, worker, 1)  # by then it reads all its partitions
-        begun, begun_cpu = time.perf_counter(), _cpu_s(worker.pid)
+        _wait(settings, running, 1)  # by then they read
+        time.sleep(SETTLED_S if workers > 1 else 0)
+        for worker in running:
+            worker.send_signal(signal.SIGSTOP)
         _written(producer, *burst)
-        _wait(settings, worker, 1 + BURST)
-        return Rate(BURST / (time.perf_counter() - begun), BURST / (_cpu_s(worker.pid) - begun_cpu))
+        begun_cpu = sum(map(_cpu_of, running))
+        begun = time.perf_counter()
+        for worker in running:
+            worker.send_signal(signal.SIGCONT)
+        _wait(settings, running, 1 + groups)
+        return Rate(groups / (time.perf_counter() - begun), groups / (sum(map(_cpu_of, running)) - begun_cpu))
 
 
-def _cpu_s(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
+def _cpu_of(worker: subprocess.Popen[bytes]) -> float:
+    times = psutil.Process(worker.pid).cpu_times()
     return times.user + times.system
 
 
@@ -149,12 +178,12 @@ def _written(producer: Producer, records: list[tuple[str, bytes | None, bytes]])
     producer.flush()
 
 
-def _wait(settings: Settings, worker: subprocess.Popen[bytes], groups: int) -> None:
+def _wait(settings: Settings, workers: list[subprocess.Popen[bytes]], groups: int) -> None:
     """Return once so many groups are in the log."""
     deadline = time.monotonic() + LIMIT_S
     while (made := sum(end for _, end in admin.offsets(settings, ["groups"]).values())) < groups:
-        if worker.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the live worker made {made} of {groups} groups")
+        if any(worker.poll() is not None for worker in workers) or time.monotonic() > deadline:
+            raise RuntimeError(f"the live workers made {made} of {groups} groups")
         time.sleep(0.02)
 
 

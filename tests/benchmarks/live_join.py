@@ -1,6 +1,6 @@
 """The stream worker with the join alone, to be run as a process.
 
-    settings ──► app ◄── advantages registers ──► runs until it is told to stop
+    settings ──► streams.driver: faust, loop ◄── advantages registers ──► runs until it is told to stop
 
 Not covered: batches and rollouts, which `streamward streams` carries too, and the batch driver's join does not.
 """
@@ -9,16 +9,33 @@ from __future__ import annotations
 
 import sys
 
+from streams.cli.runtime import until_stopped
 from streams.settings.load import load
+from streams.settings.model import Settings
 from streams.stages.advantages import stage as advantages
-from streams.worker.app import build_app, run_worker
 
 
 def main() -> int:
     """Run until SIGTERM; return the exit code."""
-    app = build_app(load(), worker_name="bench")
-    advantages.register(app)
+    settings = load()
+    return _loop(settings) if settings.streams.driver == "loop" else _faust(settings)
+
+
+def _faust(settings: Settings) -> int:
+    from streams.worker.app import build_app, run_worker
+    from streams.worker.faust_driver import FaustDriver
+
+    app = build_app(settings, worker_name="bench")
+    advantages.register(FaustDriver(app))
     return run_worker(app)
+
+
+def _loop(settings: Settings) -> int:
+    from streams.worker.loop import run as loop
+
+    with until_stopped() as stop:
+        loop.run(settings, [advantages.register_loop], stop=stop)
+    return 0
 
 
 if __name__ == "__main__":
