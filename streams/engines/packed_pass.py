@@ -48,7 +48,7 @@ class PackedPass(Cache):  # type: ignore[misc]
                 fresh[part].append(cache.data[:, part, :, begin:end].unbind(0))
         self.keys, self.values = ([*zip(*rows, strict=True)] for rows in known)  # [layer][row]: [1, heads, tokens, d]
         self._fresh = [[*zip(*rows, strict=True)] for rows in fresh]
-        self.seen = [_seen(cache, count) for cache, count in zip(caches, counts, strict=True)]
+        self._unseen: dict[int, list[Tensor | None]] = {}
 
     def run(self, model: Any, ids: Tensor, wanted: Tensor) -> Tensor:
         """Run the new tokens `ids` [sum of counts] and return the logits after those at `wanted` [rows], [rows, V]."""
@@ -75,17 +75,24 @@ class PackedPass(Cache):  # type: ignore[misc]
                 room.copy_(state)
         return key_states, value_states
 
+    def unseen(self, per_key: int) -> list[Tensor | None]:
+        """Return, for each row, what is added to the scores of its new tokens, `per_key` query heads to a key head."""
+        if per_key not in self._unseen:  # the same in every layer of a model
+            pairs = zip(self._caches, self.counts, strict=True)
+            self._unseen[per_key] = [_unseen(cache, count, per_key) for cache, count in pairs]
+        return self._unseen[per_key]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the tokens before this pass, in the longest row."""
         return self._length
 
 
-def _seen(cache: KeyValues, count: int) -> Tensor | None:
-    """Return which tokens each new one sees, [count, tokens] bool; None if it is one, which sees all."""
+def _unseen(cache: KeyValues, count: int, per_key: int) -> Tensor | None:
+    """Return 0 or, for a token that comes later, -inf: [per_key * count, tokens]; None for one, which sees all."""
     if count == 1:
         return None
-    ends = torch.arange(cache.length, cache.length + count, device=cache.data.device)
-    return torch.arange(cache.length + count, device=cache.data.device) <= ends[:, None]
+    mask = cache.data.new_full((count, cache.length + count), -torch.inf).triu(cache.length + 1)
+    return mask.repeat(per_key, 1)
 
 
 def attend_packed(
@@ -108,10 +115,9 @@ def attend_packed(
     queries = query[0].split(packed.counts, dim=1)
     keys, values = packed.keys[module.layer_idx], packed.values[module.layer_idx]
     outputs = []
-    for asked, known, held, seen in zip(queries, keys, values, packed.seen, strict=True):
+    for asked, known, held, mask in zip(queries, keys, values, packed.unseen(per_key), strict=True):
         count = asked.shape[1]
         asked = asked.reshape(1, -1, per_key * count, width)
-        mask = None if seen is None else seen.repeat(per_key, 1)
         output = scaled_dot_product_attention(asked, known, held, attn_mask=mask, scale=scaling)
         outputs.append(output.reshape(heads, count, width))
     return torch.cat(outputs, dim=1).transpose(0, 1)[None].contiguous(), None
