@@ -351,8 +351,10 @@ class LoopWorker:
         done, self._restoring = self._restoring, None
         self._consumer.resume(self._read)
         self.meter.ready("kafka")
+        found = "some have lost records" if self._consumer.distrusted else "none has lost records"
         log.info(
-            "reads on: %d rows of %d changelog partitions in %.1f s", done.rows, len(done.partitions), done.seconds
+            "reads on: %d rows of %d changelog partitions in %.1f s; %s",
+            *(done.rows, len(done.partitions), done.seconds, found),
         )
 
     def _revoked(self, tps: list[TopicPartition]) -> None:
