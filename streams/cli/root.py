@@ -298,7 +298,7 @@ def _begin(call: AppContext, what: str, reads: str) -> None:
     "--driver",
     type=click.Choice(["faust", "loop"]),
     default=None,
-    help="What runs the stages; short for --set streams.driver=...",
+    help="What runs the stages; short for --set worker.driver=...",
 )
 @click.pass_context
 @pass_call
@@ -318,7 +318,7 @@ def streams(call: AppContext, ctx: click.Context, driver: str | None) -> None:
         from streams.stages.tasks import suites
 
     rollouts_register = partial(rollouts.register, suite=suites.of_guard(call.settings))
-    if (driver or call.settings.streams.driver) == "loop":
+    if (driver or call.settings.worker.driver) == "loop":
         with importing():
             from streams.worker.loop import run as loop
 

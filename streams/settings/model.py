@@ -120,7 +120,7 @@ class Topics(Section):
     )
 
 
-class Streams(Section):
+class Worker(Section):
     """The stream worker: advantages, batches and rollouts."""
 
     driver: Literal["faust", "loop"] = Field(
@@ -596,7 +596,7 @@ class Settings(Section):
 
     kafka: Kafka = Kafka()
     topics: Topics = Topics()
-    streams: Streams = Streams()
+    worker: Worker = Worker()
     advantages: Advantages = Advantages()
     batches: Batches = Batches()
     model: Model = Model()

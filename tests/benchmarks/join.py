@@ -139,7 +139,7 @@ def renamed(settings: Settings, prefix: str) -> Settings:
 def live_rate(settings: Settings, tokens: int = COMPLETION_TOKENS, *, driver: str = "faust", workers: int = 1) -> Rate:
     """Return the groups a second that workers make of a burst, in empty topics. Raises RuntimeError if one stops."""
     tree = settings.model_dump()
-    tree["streams"]["driver"], tree["kafka"]["session_timeout_s"] = driver, SESSION_S
+    tree["worker"]["driver"], tree["kafka"]["session_timeout_s"] = driver, SESSION_S
     settings, groups = Settings.model_validate(tree), BURST[driver]
     first, *burst = (_records(settings, numbers, tokens) for numbers in (range(1), range(1, groups + 1)))
     with ExitStack() as stack, Producer(settings) as producer:

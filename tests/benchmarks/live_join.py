@@ -1,6 +1,6 @@
 """The stream worker with the join alone, to be run as a process.
 
-    settings ──► streams.driver: faust, loop ◄── advantages registers ──► runs until it is told to stop
+    settings ──► worker.driver: faust, loop ◄── advantages registers ──► runs until it is told to stop
 
 Not covered: batches and rollouts, which `streamward streams` carries too, and the batch driver's join does not.
 """
@@ -18,7 +18,7 @@ from streams.stages.advantages import stage as advantages
 def main() -> int:
     """Run until SIGTERM; return the exit code."""
     settings = load()
-    return _loop(settings) if settings.streams.driver == "loop" else _faust(settings)
+    return _loop(settings) if settings.worker.driver == "loop" else _faust(settings)
 
 
 def _faust(settings: Settings) -> int:

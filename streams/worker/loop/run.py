@@ -1,4 +1,4 @@
-"""Run stages in a loop worker until it is told to stop.
+"""Run stages in a loop worker until it should stop.
 
     settings, stages ──► LoopWorker ──► step, step, … ──► stop: settle, leave the group, exit code 0
 
