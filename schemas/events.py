@@ -4,6 +4,7 @@
        └─► Turn ─┘               ▲ GroupControl                    DeadLetter (from anywhere)
            TrajectoryEvent, AgentEvent: whose turns they are
     ExperimentEvent: a replay of others, in a log of its own
+    JobEvent: training that somebody ordered, and how far it is
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
 (`python -m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
@@ -91,6 +92,19 @@ TrajectoryKind = Literal["started", "ended"]
 Ending = Literal["completed", "failed", "timeout", "cancelled"]
 AgentKind = Literal["registered", "removed"]
 AgentType = Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"]
+JobKind = Literal[
+    "created",
+    "started",
+    "iteration",
+    "evaluated",
+    "paused",
+    "resumed",
+    "budget_warned",
+    "budget_exceeded",
+    "completed",
+    "failed",
+    "cancelled",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -646,6 +660,74 @@ class ExperimentEvent:
     ranges: Annotated[tuple[SourceRange, ...], "of the source, fixed when the experiment began"] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuestion:
+    """A question of a job: what the policy is asked, and what its answers are checked against."""
+
+    query: str
+    verifier: Annotated[str, "JSON object the scorers check against, e.g. the right answer"] = "{}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPrices:
+    """What a job's work costs, in USD, as agreed when it was created."""
+
+    prompt: Annotated[float, "a million tokens of prompts"] = 0.0
+    completion: Annotated[float, "a million sampled tokens"] = 0.0
+    trainer_hour: Annotated[float, "an hour of training"] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What somebody ordered: train a policy on these questions, so many iterations, within a budget."""
+
+    iterations: Annotated[Int, "adapter versions at most"]
+    batch_size: Annotated[Int, "questions in one iteration"]
+    group_size: Annotated[Int, "responses to each"]
+    held_out_share: Annotated[float, "of the questions, by their hash: never trained on, asked in evaluations"]
+    evaluate_every: Annotated[Int, "iterations from one evaluation to the next"]
+    keep_best: Annotated[Int, "evaluated versions that are kept when the job completes"]
+    patience: Annotated[Int, "evaluations without a better version after which it stops early"]
+    target_gain: Annotated[float | None, "gain in success, of 1, at which it is complete; null: none"] = None
+    max_budget_usd: Annotated[float | None, "null: no limit"] = None
+    agent: Annotated[str | None, "id of the agent that works on the tasks; null: the policy answers directly"] = None
+    max_turns: Annotated[Int | None, "most model calls of one attempt of the agent"] = None
+    prices: JobPrices | None = None
+    sampling: Annotated[Sampling, "of train tasks"] = field(default_factory=Sampling)
+    reward_sources: tuple[RewardSource, ...] = ()
+    questions: tuple[JobQuestion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """A step in the life of a job. The state of a job is the fold of these, in order."""
+
+    event_id: Annotated[str, "uuid5(job_id, kind, sequence, ...); of a command with an Idempotency-Key: of that"]
+    job_id: Annotated[str, "key of the record"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: JobKind
+    sequence: Annotated[Int, "compare and swap: how many events of the job took effect before this one"]
+    policy: str
+    tenant: str | None = None
+    actor: Annotated[str, "jobs (the controller), or a person"]
+    reason: str
+    iteration: Annotated[Int | None, "how many iterations have ended, this one included"] = None
+    version: Annotated[Int | None, "started: the newest before the job; iteration, evaluated: whose it is"] = None
+    groups_next: Annotated[
+        int | None, "offset in the policy's partition of groups: those below it are in the job's figures"
+    ] = None
+    code: Annotated[str | None, "failed: a word for programs"] = None
+    suggested_action: Annotated[str | None, "failed: what to do about it"] = None
+    request_digest: Annotated[str | None, "created: sha256 of what was asked for"] = None
+    spec: Annotated[JobSpec | None, "set exactly when it was created"] = None
+    metrics: Annotated[
+        dict[str, float], "of the job until now: tokens, seconds, USD; evaluated: against the version before the job"
+    ] = field(default_factory=dict)
+    best: Annotated[tuple[Int, ...], "evaluated: the best versions until now, the best first"] = ()
+
+
 Event = (
     Task
     | Response
@@ -659,6 +741,7 @@ Event = (
     | Turn
     | TrajectoryEvent
     | AgentEvent
+    | JobEvent
 )
 EVENTS: tuple[type[Event], ...] = (
     Task,
@@ -673,6 +756,7 @@ EVENTS: tuple[type[Event], ...] = (
     Turn,
     TrajectoryEvent,
     AgentEvent,
+    JobEvent,
 )
 
 
@@ -707,6 +791,8 @@ def problems(event: Event) -> Iterator[str]:
             return _turn_problems(event)
         case TrajectoryEvent():
             return _trajectory_problems(event)
+        case JobEvent():
+            return _job_problems(event)
         case _:
             return iter(())
 
@@ -857,3 +943,35 @@ def _trajectory_problems(event: TrajectoryEvent) -> Iterator[str]:
         yield "trajectory_id is not uuid5(sampling_id, slot); use schemas.events.derive_id"
     if {event.ending is not None, event.turns is not None} != {event.kind == "ended"}:
         yield f"kind is {event.kind}, ending {event.ending} and turns {event.turns}; ended has both, started neither"
+
+
+def _job_problems(event: JobEvent) -> Iterator[str]:
+    if (event.spec is not None) != (event.kind == "created"):
+        yield f"kind is {event.kind} and spec is {'missing' if event.spec is None else 'set'}; only created has one"
+    if event.sequence < 0 or (event.sequence == 0) != (event.kind == "created"):
+        yield f"kind is {event.kind} and sequence {event.sequence}; created has 0, what follows it more"
+    if event.kind in ("iteration", "evaluated") and None in (event.iteration, event.version):
+        yield f"kind is {event.kind}; it needs iteration and version"
+    if event.kind == "started" and None in (event.version, event.groups_next):
+        yield "kind is started; it needs version and groups_next"
+    measured = {"success", "mean_reward", "success_gain", "gain"}
+    if event.kind == "evaluated" and not measured <= event.metrics.keys():
+        yield f"kind is evaluated and metrics has {sorted(event.metrics)}; it needs {', '.join(sorted(measured))}"
+    if event.spec is not None:
+        yield from _job_spec_problems(event.spec)
+
+
+def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
+    for name in ("iterations", "batch_size", "group_size", "evaluate_every", "keep_best", "patience"):
+        if getattr(spec, name) < 1:
+            yield f"spec.{name} is {getattr(spec, name)}; expected 1 or more"
+    if not 0 <= spec.held_out_share < 1:
+        yield f"spec.held_out_share is {spec.held_out_share}; expected 0 or more, and less than 1"
+    for name in ("questions", "reward_sources"):
+        if not getattr(spec, name):
+            yield f"spec.{name} is empty; a job needs at least one"
+    if spec.max_budget_usd is not None and not spec.max_budget_usd > 0:
+        yield f"spec.max_budget_usd is {spec.max_budget_usd}; expected more than 0, or null"
+    prices = spec.prices
+    if prices is not None and not min(prices.prompt, prices.completion, prices.trainer_hour) >= 0:
+        yield f"spec.prices are {prices.prompt}, {prices.completion} and {prices.trainer_hour}; expected 0 or more"

@@ -2,6 +2,7 @@
 
     StreamwardError                    exit 1
     ├── SettingsError        the run cannot start as configured             exit 2
+    │   └── JobRequestError      a parameter of a job is wrong
     ├── NotFoundError        what was named does not exist                  exit 3
     ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
     ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
@@ -45,6 +46,14 @@ class SettingsError(StreamwardError):
     """The run cannot start as configured."""
 
     exit_code = 2
+
+
+class JobRequestError(SettingsError):
+    """A parameter of a job is wrong; `parameter` is its path, if it is one alone."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class NotFoundError(StreamwardError):

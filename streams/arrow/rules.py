@@ -31,6 +31,7 @@ from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
     Event,
+    JobEvent,
     Response,
     Reward,
     Task,
@@ -63,6 +64,8 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _turns_hold(events)
     if event is TrajectoryEvent:
         return _trajectories_hold(events)
+    if event is JobEvent:
+        return False  # there are few, so serde judges them all
     return event is not Reward or _rewards_hold(events)
 
 

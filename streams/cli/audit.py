@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Findings per category in the table; JSON has all."""
-COUNTED = ("tasks", "responses", "rewards", "groups", "batches", "adapters", "turns", "trajectories")
+COUNTED = ("tasks", "responses", "rewards", "groups", "batches", "adapters", "turns", "trajectories", "jobs")
 
 
 def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:

@@ -176,5 +176,13 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("model", lambda e: e.model_id, 12),
         Column("tools", lambda e: [tool.name for tool in e.tools]),
     ),
+    "JobEvent": (
+        Column("job", lambda e: _short(e.job_id), 10),
+        Column("kind", lambda e: e.kind, 15),
+        Column("policy", lambda e: e.policy, 10),
+        Column("iteration", lambda e: e.iteration, 9, right=True),
+        Column("version", lambda e: e.version, 7, right=True),
+        Column("reason", lambda e: e.reason),
+    ),
 }
 """The columns of an event in a table, by its type."""

@@ -52,9 +52,9 @@ def query(call: AppContext, ctx: click.Context, /, **given: Any) -> None:
     """Query the log with SQL, the archive included. Without SQL: a shell.
 
     SQL is one statement in DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
-    rewards, group_control, groups, batches, adapters, dead_letters, experiments; and the joins group_responses, lineage
-    and rollout. A TOPIC means all of its rows, and - reads SQL from stdin. The range is fixed at the start, and nothing
-    is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
+    rewards, group_control, groups, batches, adapters, dead_letters, experiments, jobs; and the joins group_responses,
+    lineage and rollout. A TOPIC means all of its rows, and - reads SQL from stdin. The range is fixed at the start, and
+    nothing is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
     """
     import sys
 

@@ -11,6 +11,7 @@
                 ├─ adapters                          versions, and decisions about them   adapters.py, release.py
                 ├─ agents                            what agents did, call by call        agents.py
                 ├─ environments                      what agents act in                   environments.py
+                ├─ jobs  costs                       training that somebody orders        jobs.py
                 ├─ evaluate                          a version on held-out tasks          evaluate.py
                 ├─ rollout                           the state of a rollout               rollout.py
                 ├─ query                             SQL over the log                     query.py
@@ -51,6 +52,7 @@ from streams.cli.evaluate import evaluate
 from streams.cli.events import events
 from streams.cli.experiments import experiments
 from streams.cli.export import export
+from streams.cli.jobs import costs, jobs
 from streams.cli.offsets import offsets
 from streams.cli.query import query
 from streams.cli.release import adapters
@@ -184,6 +186,8 @@ for command in (
     adapters,
     agents,
     environments,
+    jobs,
+    costs,
     rollout,
     dlq,
     archive,

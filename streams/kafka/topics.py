@@ -1,11 +1,11 @@
 """The topics: their names, keys, shapes, and the event type of each.
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
-      └─► turns, trajectories ─┘                                        agents
+      └─► turns, trajectories ─┘                                        agents, jobs
 
 What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
-(experiments and agents by their name), so one policy's groups have one total order. None is compacted or written in
-transactions: both leave gaps in the offsets, and a batch is a list of offsets.
+(experiments, agents and jobs by their name), so one policy's groups have one total order. None is compacted or written
+in transactions: both leave gaps in the offsets, and a batch is a list of offsets.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("turns", events.Turn, "task_id"),
     ("trajectories", events.TrajectoryEvent, "task_id"),
     ("agents", events.AgentEvent, "agent_id"),
+    ("jobs", events.JobEvent, "job_id"),
 )
-KEPT_FOR_EVER = ("adapters", "experiments", "agents")
+KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs")
 """Decisions and provenance: small, and needed long after the rest is gone."""
 LABELS = tuple(label for label, _, _ in _SHAPES)
 

@@ -57,6 +57,8 @@ PROCESSES: dict[str, tuple[str, ...]] = {
     "train": ("train",),
 }
 """By name, what is typed behind `streamward`."""
+CONTROLLER = ("jobs", "run")
+"""Runs the jobs of a loop that waits for work of others."""
 STOPS_LAST = ("serve", "vllm")
 """What others need to finish their work, in the order in which it is stopped."""
 
@@ -221,6 +223,8 @@ def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple
     """Return the processes of a run, and what is typed for each."""
     left_out = {name for name, needed in (("train", trains), ("policy", plan.asks_prompts)) if not needed}
     wanted = {name: words for name, words in PROCESSES.items() if name not in left_out}
+    if plan.endless:
+        wanted |= {"jobs": CONTROLLER}
     if plan.in_environment:
         wanted |= {"serve": PLAYERS["serve"], "agents": (*PLAYERS["agents"], settings.serve.url)}
     return wanted

@@ -114,7 +114,9 @@ class Topics(Section):
     partitions: int = Field(8, ge=1, description="of tasks, responses, rewards and group-control, which must agree")
     policy_partitions: int = Field(4, ge=1, description="of the other topics")
     replication: int = Field(1, ge=1, description="copies of each partition")
-    retention_days: float = Field(30.0, ge=0, description="0: for ever, as adapters and experiments always are")
+    retention_days: float = Field(
+        30.0, ge=0, description="0: for ever, as adapters, experiments, agents and jobs always are"
+    )
     max_record_bytes: int = Field(
         4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="largest record the topics take, bytes"
     )
@@ -545,6 +547,27 @@ class Serve(Section):
         return host
 
 
+class Jobs(Section):
+    """What jobs cost, unless they say otherwise. Prices are recorded in each job when it is created."""
+
+    prompt_usd: float | None = Field(None, ge=0, description="USD a million tokens of prompts")
+    completion_usd: float | None = Field(None, ge=0, description="USD a million sampled tokens")
+    trainer_hour_usd: float | None = Field(None, ge=0, description="USD an hour of training")
+    max_budget_usd: float = Field(100.0, gt=0, description="of a job that has prices and names no budget, USD")
+
+    @model_validator(mode="after")
+    def _prices_are_whole(self) -> Jobs:
+        prices = (self.prompt_usd, self.completion_usd, self.trainer_hour_usd)
+        if None in prices and any(price is not None for price in prices):
+            raise ValueError("prompt_usd, completion_usd and trainer_hour_usd go together; set all (0 is free) or none")
+        if None in prices and self.max_budget_usd != type(self).model_fields["max_budget_usd"].default:
+            raise ValueError(
+                "max_budget_usd has no effect without prices; set prompt_usd, completion_usd and "
+                "trainer_hour_usd, or leave it out"
+            )
+        return self
+
+
 class Metrics(Section):
     """What each process of the loop serves over HTTP: /metrics, /healthz, /readyz."""
 
@@ -611,6 +634,7 @@ class Settings(Section):
     archive: Archive = Archive()
     schemas: Schemas = Schemas()
     serve: Serve = Serve()
+    jobs: Jobs = Jobs()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()
     tracing: Tracing = Tracing()

@@ -138,6 +138,7 @@ def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: T
         "turns": 0,
         "trajectories": 0,
         "agents": 0,
+        "jobs": 0,
     }  # fmt: skip
 
 

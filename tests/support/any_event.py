@@ -16,6 +16,10 @@ from schemas.events import (
     AdapterEvent,
     Branch,
     GroupResponse,
+    JobEvent,
+    JobPrices,
+    JobQuestion,
+    JobSpec,
     Message,
     Response,
     Reward,
@@ -122,6 +126,12 @@ def _obeying(event: Any) -> Any:
             )
         case TrajectoryEvent():
             return _whole_trajectory(event)
+        case JobEvent():
+            return _whole_job(event)
+        case JobPrices():
+            return JobPrices(**{name: abs(value) for name, value in dataclasses.asdict(event).items()})
+        case JobSpec():
+            return _whole_spec(event)
         case Reward():
             value = None if event.value is None else event.value % MAX_REWARD
             return dataclasses.replace(
@@ -147,6 +157,36 @@ def _obeying(event: Any) -> Any:
             )
         case _:
             return event
+
+
+def _whole_job(event: JobEvent) -> JobEvent:
+    """Give the first event of a job its order, and those behind it what their kind has."""
+    is_first = event.kind == "created"
+    spec = event.spec or _whole_spec(
+        JobSpec(iterations=1, batch_size=1, group_size=2, held_out_share=0.5, evaluate_every=1, keep_best=1, patience=1)
+    )
+    return dataclasses.replace(
+        event,
+        sequence=0 if is_first else 1 + abs(event.sequence) % 2**30,
+        spec=spec if is_first else None,
+        iteration=event.iteration or 1,
+        version=event.version or 1,
+        groups_next=event.groups_next or 7,
+        metrics=event.metrics | dict.fromkeys(("success", "mean_reward", "success_gain", "gain"), 0.5),
+    )
+
+
+def _whole_spec(spec: JobSpec) -> JobSpec:
+    """Give an order counts, a share, a budget, a question and somebody who judges."""
+    counts = ("iterations", "batch_size", "group_size", "evaluate_every", "keep_best", "patience")
+    return dataclasses.replace(
+        spec,
+        **{name: 1 + abs(getattr(spec, name)) % 2**30 for name in counts},
+        held_out_share=abs(spec.held_out_share) % 1.0,
+        max_budget_usd=None if spec.max_budget_usd is None else 1 + abs(spec.max_budget_usd) % 1e9,
+        questions=spec.questions or (JobQuestion(query="4 + 7 ="),),
+        reward_sources=spec.reward_sources[:1] or (RewardSource(name="exact"),),
+    )
 
 
 def _whole_trajectory(event: TrajectoryEvent) -> TrajectoryEvent:

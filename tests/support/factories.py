@@ -28,6 +28,11 @@ from schemas.events import (
     ExperimentEvent,
     GroupControl,
     GroupResponse,
+    JobEvent,
+    JobKind,
+    JobPrices,
+    JobQuestion,
+    JobSpec,
     Message,
     Outcome,
     Response,
@@ -269,6 +274,45 @@ def evaluated(version: int, right: float = 0.5, *, tasks: int = 40, **changes: A
     )
 
 
+def job_event(kind: JobKind, sequence: int = 0, **changes: Any) -> JobEvent:
+    """Return an event of job job-1, decided when `sequence` of its events had taken effect."""
+    whole: dict[str, Any] = {
+        "event_id": derive_id("job-1", kind, sequence),
+        "job_id": "job-1",
+        "created_at": T0 + sequence,
+        "kind": kind,
+        "sequence": sequence,
+        "policy": "default",
+        "actor": "ann",
+        "reason": "because",
+    }
+    measured = ("success", "mean_reward", "success_gain", "gain")
+    of_kind: dict[str, dict[str, Any]] = {
+        "created": {"spec": job_spec()},
+        "started": {"version": 0, "groups_next": 0},
+        "iteration": {"iteration": 1, "version": 1, "groups_next": 0},
+        "evaluated": {"iteration": 0, "version": 0, "metrics": dict.fromkeys(measured, 0.5)},
+    }
+    return JobEvent(**{**whole, **of_kind.get(kind, {}), **changes})
+
+
+def job_spec(**changes: Any) -> JobSpec:
+    """Return an order of three iterations over two questions."""
+    whole: dict[str, Any] = {
+        "iterations": 3,
+        "batch_size": 4,
+        "group_size": 2,
+        "held_out_share": 0.25,
+        "evaluate_every": 2,
+        "keep_best": 1,
+        "patience": 3,
+        "prices": JobPrices(prompt=1.0, completion=2.0, trainer_hour=3.0),
+        "reward_sources": (RewardSource(name="exact"),),
+        "questions": tuple(JobQuestion(query=f"{n} + 1 =", verifier=f'{{"answer": "{n + 1}"}}') for n in range(2)),
+    }
+    return JobSpec(**whole | changes)
+
+
 def turn(number: int = 0, **changes: Any) -> Turn:
     """Return a call of agent calc for slot 0 of `task()`: its first, answered with two tokens."""
     whole: dict[str, Any] = {
@@ -380,6 +424,7 @@ def one_of_each() -> list[Event]:
             model_id="default",
             tools=(Tool(name="add", description="Add two numbers."),),
         ),
+        job_event("created"),
     ]
 
 

@@ -91,7 +91,7 @@ def test_a_run_has_the_processes_that_its_tasks_need() -> None:
         (plain, set(PROCESSES)),
         (replace(plain, train=episodes), {*PROCESSES, *PLAYERS} - {"policy"}),
         (replace(plain, train=(task(), *episodes)), {*PROCESSES, *PLAYERS}),
-        (replace(plain, train=None), set(PROCESSES)),
+        (replace(plain, train=None), {*PROCESSES, "jobs"}),
     ):
         assert set(commands(plan, Settings(), trains=True)) == wanted
     assert "train" not in commands(plain, Settings(), trains=False)

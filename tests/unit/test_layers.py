@@ -27,6 +27,7 @@ LAYERS = [
     ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker"],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
+    ["streams.jobs"],
     ["streams.tools", "streams.loop"],
     ["gateway"],
     ["streams.cli", "streamward"],

@@ -25,6 +25,7 @@ from streams.settings.load import (
 from streams.settings.model import (
     Advantages,
     Batches,
+    Jobs,
     Kafka,
     Policy,
     Schemas,
@@ -350,6 +351,12 @@ def test_the_content_of_a_file_that_a_variable_names_is_not_shown(tmp_path: Path
     assert "hunter2" not in repr(list(described(*loaded)))
 
 
+@pytest.mark.parametrize("given", [{"prompt_usd": 1.0}, {"max_budget_usd": 5.0}])
+def test_a_price_alone_and_a_budget_without_prices_are_refused(given: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"go together|no effect without prices"):
+        Jobs.model_validate(given)
+
+
 @pytest.mark.parametrize(
     ("override", "variable"),
     [
@@ -418,6 +425,7 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
             own_ids=False,
         ),
         trainer=Trainer(loss="cispo", epsilon_high=5.0, importance="mask", importance_cap=3.5),
+        jobs=Jobs(prompt_usd=0.5, completion_usd=0.0, trainer_hour_usd=3.25, max_budget_usd=7.5),
         tracing=Tracing(otlp_endpoint="https://c:4318", sample_ratio=0.25, queue_spans=7, timeout_s=2.5),
     )
     assert load(env=to_env(settings)) == settings
@@ -447,6 +455,7 @@ ALONE |= {f"kafka.ssl_{what}_location" for what in ("ca", "certificate", "key")}
 ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key")}
 ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("policy.server")}
 ALONE |= {"policy.max_concurrent", "policy.verify", "schemas.own_ids"}
+ALONE |= {"jobs.prompt_usd", "jobs.completion_usd", "jobs.trainer_hour_usd", "jobs.max_budget_usd"}
 ALONE |= {"advantages.gamma", "advantages.turn_weight"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}

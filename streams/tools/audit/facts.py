@@ -227,6 +227,18 @@ class RunFact(NamedTuple):
     of_task: bool
 
 
+class JobFact(NamedTuple):
+    """An event of a job."""
+
+    at: Coordinates
+    event_id: str
+    content: int
+    kind: str
+    sequence: int
+    iteration: int | None
+    version: int | None
+
+
 class LetterFact(NamedTuple):
     """A dead letter: the record it is about, and a digest of its copy of that record."""
 
@@ -256,6 +268,7 @@ Fact = (
     | AdapterFact
     | TurnFact
     | RunFact
+    | JobFact
     | LetterFact
     | Unusable
 )

@@ -23,6 +23,7 @@ from streams.tools.audit.report import Report
 
 BACKWARDS = (
     "dead-letters",
+    "jobs",
     "adapters",
     "batches",
     "groups",
@@ -33,8 +34,8 @@ BACKWARDS = (
     "turns",
     "tasks",
 )
-"""Topics, each after those with effects of its records: the end of a trajectory counts its turns. `experiments` and
-`agents` are about other logs and about programs, so they are not read."""
+"""Topics, each after those with effects of its records: the end of a trajectory counts its turns, and an event of a job
+names versions. `experiments` and `agents` are about other logs and about programs, so they are not read."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 
@@ -83,8 +84,8 @@ class Audit:
     def _begin(self, lows: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
         self._begins = dict(lows)
         if self._since_ms is not None:
-            # every task, since a copy of one from before would look new; and every version, of which there are few
-            cut = [label for label in BACKWARDS if label not in ("tasks", "adapters")]
+            # every task, since a copy of one from before would look new; and versions and jobs, of which there are few
+            cut = [label for label in BACKWARDS if label not in ("tasks", "adapters", "jobs")]
             found = admin.offsets_at(self._settings, cut, max(0, self._since_ms - CLOCK_SKEW_MS))
             self._begins |= {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
         self._retained = frozenset(tp for tp, low in lows.items() if low > 0 and self._begins[tp] == low)

@@ -1,6 +1,6 @@
 """Turn each record into what the audit keeps of it.
 
-    Record ──► decode, key ──► Task, Response, Reward, Control, Group, Batch, Adapter, Letter  facts
+    Record ──► decode, key ──► Task, Response, Reward, Control, Group, Batch, Adapter, Job, Letter  facts
                           └──► Unusable: its bytes are not an event of its topic, or its key is wrong
 
 Of texts only digests are kept, so the audit can tell that two responses differ, but not where.
@@ -23,6 +23,7 @@ from schemas.events import (
     Event,
     GroupControl,
     GroupResponse,
+    JobEvent,
     Response,
     Reward,
     Sampling,
@@ -41,6 +42,7 @@ from streams.tools.audit.facts import (
     ControlFact,
     Fact,
     GroupFact,
+    JobFact,
     LetterFact,
     MemberFact,
     ResponseFact,
@@ -298,6 +300,18 @@ def _run(record: Record, event: TrajectoryEvent) -> RunFact:
     )
 
 
+def _job(record: Record, event: JobEvent) -> JobFact:
+    return JobFact(
+        at=record.at,
+        event_id=event.event_id,
+        content=_without(event, "created_at", "traceparent"),
+        kind=event.kind,
+        sequence=event.sequence,
+        iteration=event.iteration,
+        version=event.version,
+    )
+
+
 def _letter(record: Record, letter: DeadLetter) -> LetterFact:
     source = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
     digests = letter.key_sha256, letter.payload_sha256  # of a record that was too large for its dead letter
@@ -329,5 +343,6 @@ _FACTS: dict[type[Event], Any] = {
     AdapterEvent: _adapter,
     Turn: _turn,
     TrajectoryEvent: _run,
+    JobEvent: _job,
     DeadLetter: _letter,
 }

@@ -8,11 +8,12 @@
     tasks                    = groups kept + groups dropped
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
     trajectories             = ended + open, each with all of its turns, and the turns of its response are among them
+    jobs                     = ended + open, each event decided when those before it had taken effect
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`tasks.py`,
-`groups.py`, `policies.py`, `versions.py`, `trajectories.py`), and a test makes sure that nothing of theirs is imported.
-Every record that could not count must have its dead letter, and every dead letter its record; an offset without a
-record is a lost record, since no topic is compacted or written in transactions.
+`groups.py`, `policies.py`, `versions.py`, `trajectories.py`, `jobs.py`), and a test makes sure that nothing of theirs
+is imported. Every record that could not count must have its dead letter, and every dead letter its record; an offset
+without a record is a lost record, since no topic is compacted or written in transactions.
 
 Not covered: two records of one partition that changed places, where their order does not matter; and a record that was
 written in place of another to which nothing else in the log refers.
@@ -39,6 +40,7 @@ from streams.tools.audit.facts import (
     Category,
     Fact,
     GroupFact,
+    JobFact,
     LetterFact,
     Reach,
     ResponseFact,
@@ -48,6 +50,7 @@ from streams.tools.audit.facts import (
     TurnFact,
     Unusable,
 )
+from streams.tools.audit.jobs import JobStory, recount_job
 from streams.tools.audit.policies import PolicyLedger, recount_policy
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
 from streams.tools.audit.report import CATEGORIES, Report
@@ -69,9 +72,14 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-NO_HORIZON = ("tasks", "adapters", "turns", "trajectories")
+NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs")
 """Topics whose retention hides nothing of what a group is recounted from."""
-UNLETTERED = {"dead-letters": "a dead letter", "turns": "a turn", "trajectories": "about a trajectory"}
+UNLETTERED = {
+    "dead-letters": "a dead letter",
+    "turns": "a turn",
+    "trajectories": "about a trajectory",
+    "jobs": "about a job",
+}
 """Topics about whose records no stage writes dead letters, and what their records are."""
 RANGE = 20
 """More missing offsets in a row are one finding."""
@@ -126,6 +134,7 @@ class Ledger:
         self._of_turns: dict[tuple[int, str], list[ResponseFact]] = {}
         """Responses that say of which turns they are made, by the id that their run has, too."""
         self._policies: dict[str, PolicyLedger] = {}
+        self._jobs: dict[str, JobStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
         self._new_letters: set[int] = set()
@@ -164,6 +173,8 @@ class Ledger:
                 self._policy(event.policy).groups.append(fact)
                 partition = partition_of(event.task_id, self._settings.topics.partitions)
                 self._story(partition, event.task_id).groups.append(fact)
+            case JobFact():
+                self._jobs.setdefault(event.job_id, JobStory(event.policy)).events.append(fact)
             case TurnFact() | RunFact():
                 key = (fact.at.partition, event.trajectory_id)
                 run = self._runs.setdefault(key, RunStory(fact.at.partition))
@@ -214,6 +225,10 @@ class Ledger:
         for name, line in self._policies.items():
             if policy in (None, name):
                 _add(whole, recount_policy(line, view))
+        for job in self._jobs.values():
+            if policy in (None, job.policy):
+                trained = {fact.version for fact in self._policy(job.policy).adapters if fact.kind == "trained"}
+                _add(whole, recount_job(job, trained))
         if policy is None:
             whole.findings += self._useless(view)
         reasons: Counter[str] = Counter()

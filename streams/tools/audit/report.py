@@ -72,6 +72,7 @@ class Report:
                 n["trajectories"],
                 {"ended": n["trajectories ended"], "open": n["trajectories open"]},
             ),
+            ("jobs", n["jobs"], {"ended": n["jobs ended"], "open": n["jobs open"]}),
             (
                 "train groups",
                 n["train groups"],
@@ -93,7 +94,7 @@ class Report:
         """Return all of it, ready for JSON."""
         n = self.counts
         whole: dict[str, Any] = {name: n[name] for name in ("tasks", "responses", "rewards", "groups")}
-        whole |= {name: n[name] for name in ("batches", "adapters", "turns", "trajectories")}
+        whole |= {name: n[name] for name in ("batches", "adapters", "turns", "trajectories", "jobs")}
         for category in CATEGORIES:
             whole[category] = [
                 {"at": str(found.at), "what": found.what, "accounted": found.accounted} for found in self.of(category)

@@ -1,0 +1,303 @@
+"""The commands of jobs: run the controller; start, list, show, pause, resume, cancel, watch, export; costs.
+
+FILE of queries, options ──► JobRequest ──► created ──► jobs         run ──► the controller, which does the rest
+jobs ──► rows                                                         costs ──► what was spent, by whom and when
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.cli.runtime import AppContext, json_object, json_option, output_option, pass_call, until_stopped, user_name
+
+if TYPE_CHECKING:
+    from streams.jobs.job_log import JobCommandKind
+    from streams.output import Output
+
+key_option = click.option(
+    "--idempotency-key", "key", metavar="KEY", help="The same command with the same key again has its effect once."
+)
+
+
+@click.group()
+def jobs() -> None:
+    """Order training on questions, within a budget."""
+
+
+@jobs.command("run")
+@pass_call
+def jobs_run(call: AppContext, /) -> None:
+    """Run the controller: it asks for what each job needs next.
+
+    The processes of the loop do the work, as for any other tasks (`streamward up` starts them all). The controller
+    keeps nothing: killed at any time, it continues where the log says. Several share the jobs. SIGTERM or Ctrl-C ends
+    it.
+    """
+    from streams.jobs import controller
+    from streams.kafka import admin
+
+    call.working = True
+    with until_stopped() as stop:
+        admin.check_topics(call.settings, patient=True)
+        controller.run(call.settings, stop=stop)
+
+
+@jobs.command("start")
+@click.argument("agent_id", metavar="POLICY|AGENT")
+@click.option(
+    "--queries",
+    "file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    required=True,
+    metavar="FILE",
+    help='JSON lines: {"query": …, "expected_outcome": …}; - is stdin.',
+)
+@click.option("--iterations", type=int, required=True, help="Adapter versions at most.")
+@click.option("--budget", type=float, metavar="USD", help="Stop when so much is spent.")
+@click.option("--config", "in_json", default="{}", metavar="JSON", help="More of the order (docs/jobs.md).")
+@click.option("--tenant", help="Who pays.")
+@key_option
+@output_option
+@pass_call
+def jobs_start(
+    call: AppContext,
+    /,
+    agent_id: str,
+    file: Path,
+    iterations: int,
+    budget: float | None,
+    in_json: str,
+    tenant: str | None,
+    key: str | None,
+    output: Output,
+) -> None:
+    """Order a job that trains a policy on the questions in FILE.
+
+    A part of them is held out, and every tenth version asked them, beside the version before the job. The job is
+    refused if it would probably cost more than its budget.
+    """
+    from streams.jobs import job_log, request
+
+    config: dict[str, Any] = {"n_iterations": iterations, **json_object(in_json, "--config")}
+    if budget is not None:
+        config["max_budget_usd"] = budget
+    asked = request.read_request(
+        {"agent_id": agent_id, "training_queries": _queries(file), "config": config, "tenant": tenant}
+    )
+    settings = call.settings_to_write
+    names = {"policies": job_log.known_policies(settings), "agents": job_log.known_agents(settings)}
+    order = request.order(asked, settings, **names)  # type: ignore[arg-type]
+    with job_log.JobLog(settings) as log:
+        _show([log.start(order, actor=user_name(), key=key)], output)
+
+
+def _queries(file: Path) -> list[Any]:
+    """Return the lines of a file. Raises JobRequestError that names the first that is no JSON."""
+    from schemas import json_text
+    from streams.errors import JobRequestError
+
+    name = "stdin" if str(file) == "-" else str(file)
+    try:
+        text = click.get_text_stream("stdin").read() if name == "stdin" else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise JobRequestError(f"--queries {name}: {exc}", "training_queries") from exc
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(json_text.parse(line))
+        except ValueError as exc:
+            raise JobRequestError(f"{name}:{number}: not JSON: {exc}", "training_queries") from exc
+    return found
+
+
+@jobs.command("list")
+@click.option("--policy", help="Only jobs of this policy.")
+@output_option
+@pass_call
+def jobs_list(call: AppContext, /, policy: str | None, output: Output) -> None:
+    """Print every job, the oldest first: how far it is, its cost."""
+    from streams.jobs.job_log import JobLog
+
+    with JobLog(call.settings) as log:
+        _show([job for job in log.jobs.values() if policy in (None, job.policy)], output)
+
+
+@jobs.command("show")
+@click.argument("job_id", metavar="JOB")
+@json_option
+@pass_call
+def jobs_show(call: AppContext, /, job_id: str, output: str) -> None:
+    """Print one job.
+
+    Its order, how far it is and why, what its versions gained, and what it has cost. JOB is its id, or the beginning of
+    it.
+    """
+    from streams import output as show
+    from streams.jobs import view
+    from streams.jobs.job_log import JobLog
+
+    with JobLog(call.settings) as log:
+        job = log.get(job_id)
+    if output == "json":
+        print(show.json_line(view.whole(job)))
+        return
+    show.record(view.row(job) | view.order(job), "table")
+    if job.evaluations:
+        print()
+        columns = [show.Column(name, name) for name in ("iteration", "version")]
+        columns += [show.Column("success", lambda row: f"{row['success']:.3f}")]
+        columns += [show.Column("gain", lambda row: show.with_interval(row, "success_gain"))]
+        show.rows([view.evaluation(one) for one in job.evaluations], columns, "table")
+
+
+def _command(call: AppContext, job_id: str, kind: JobCommandKind, reason: str, key: str | None, output: Output) -> None:
+    from streams.jobs.job_log import JobCommand, JobLog
+
+    with JobLog(call.settings_to_write) as log:
+        _show([log.command(job_id, JobCommand(kind=kind, actor=user_name(), reason=reason, key=key))], output)
+
+
+def _show(found: list[Any], output: Output) -> None:
+    from streams import output as show
+    from streams.jobs import view
+
+    columns = [
+        show.Column("job", lambda row: row["job_id"][:8]),
+        show.Column("policy", "policy"),
+        show.Column("status", "status"),
+        show.Column("iteration", lambda row: f"{row['iteration']} of {row['total_iterations']}", right=True),
+        show.Column("version", "version", right=True),
+        show.Column("USD", lambda row: None if row["cost_usd"] is None else f"{row['cost_usd']:.4f}", right=True),
+        show.Column("reason", "reason"),
+    ]
+    show.rows([view.row(job) for job in found], columns, output)
+
+
+reason_option = click.option("--reason", default="asked for", show_default=True, help="Why; it is recorded.")
+
+
+@jobs.command("pause")
+@click.argument("job_id", metavar="JOB")
+@reason_option
+@key_option
+@output_option
+@pass_call
+def jobs_pause(call: AppContext, /, job_id: str, reason: str, key: str | None, output: Output) -> None:
+    """Ask for no more tasks until the job is resumed. What is in flight is finished, and trained on."""
+    _command(call, job_id, "paused", reason, key, output)
+
+
+@jobs.command("resume")
+@click.argument("job_id", metavar="JOB")
+@reason_option
+@key_option
+@output_option
+@pass_call
+def jobs_resume(call: AppContext, /, job_id: str, reason: str, key: str | None, output: Output) -> None:
+    """Continue a job that is paused, where it was."""
+    _command(call, job_id, "resumed", reason, key, output)
+
+
+@jobs.command("cancel")
+@click.argument("job_id", metavar="JOB")
+@reason_option
+@key_option
+@output_option
+@pass_call
+def jobs_cancel(call: AppContext, /, job_id: str, reason: str, key: str | None, output: Output) -> None:
+    """End a job. What is in flight is finished; the versions that it made stay."""
+    _command(call, job_id, "cancelled", reason, key, output)
+
+
+@jobs.command("watch")
+@click.argument("job_id", metavar="JOB")
+@output_option
+@pass_call
+def jobs_watch(call: AppContext, /, job_id: str, output: Output) -> None:
+    """Print the events of a job as they come, until it has ended.
+
+    The exit code is 1 if it has failed. Ctrl-C ends the command, and not the job.
+    """
+    from streams import output as show
+    from streams.errors import StreamwardError
+    from streams.jobs import view
+    from streams.jobs.job_log import JobLog
+
+    call.working = True
+    with until_stopped() as stop, JobLog(call.settings) as log:
+        job_id = log.get(job_id).job_id
+        seen, ended = 0, False
+        while not stop.is_set() and not ended:
+            new, ended = log.wait(job_id, seen)
+            show.check_reader()
+            for event in new:
+                line = f"{show.moment(event.created_at)}  {event.kind:<15}  {event.reason}"
+                print(show.json_line(view.event(event)) if output == "jsonl" else line, flush=True)
+            seen += len(new)
+        job = log.get(job_id)
+    if job.status == "failed":
+        action = f". {job.suggested_action}" if job.suggested_action else ""
+        raise StreamwardError(f"job {job_id} has failed: {job.code}: {job.reason}{action}")
+
+
+@jobs.command("export")
+@click.argument("job_id", metavar="JOB")
+@click.option("--success-only", is_flag=True, help="Only answers that are right.")
+@click.option("--min-reward", type=float, help="Only answers with at least this reward.")
+@click.option("--limit", type=click.IntRange(min=0), help="So many at most.")
+@click.option("--offset", type=click.IntRange(min=0), default=0, show_default=True, help="Leave out so many first.")
+@pass_call
+def jobs_export(
+    call: AppContext, /, job_id: str, success_only: bool, min_reward: float | None, limit: int | None, offset: int
+) -> None:
+    """Print the answers to the questions of a job.
+
+    A JSON object a line, with its reward, in the order in which they were grouped.
+    """
+    from streams import output as show
+    from streams.jobs.answers import JobAnswers, answers
+    from streams.jobs.job_log import JobLog
+
+    with JobLog(call.settings) as log:
+        job = log.get(job_id)
+    wanted = JobAnswers(success_only=success_only, min_reward=min_reward, limit=limit, offset=offset)
+    for answer in answers(call.settings, job, wanted):
+        sys.stdout.write(show.json_line(answer) + "\n")
+
+
+@click.command()
+@click.option(
+    "--by",
+    default="policy,month",
+    show_default=True,
+    metavar="NAMES",
+    help="Of policy, tenant, job and month, with commas between.",
+)
+@output_option
+@pass_call
+def costs(call: AppContext, /, by: str, output: Output) -> None:
+    """Print what jobs have used and cost, by whom and when.
+
+    Tokens and seconds are those of the jobs' events, times the prices that were recorded when each was created. What
+    was used by jobs without prices has no cost.
+    """
+    from streams import output as show
+    from streams.jobs import spending
+    from streams.jobs.job_log import JobLog
+
+    names = spending.names(by)
+    with JobLog(call.settings) as log:
+        found = spending.costs({job: log.events(job) for job in log.jobs}, names)
+    columns = [show.Column(name, name) for name in names]
+    columns += [
+        show.Column(name.replace("_", " "), name, right=True) for name in ("prompt_tokens", "completion_tokens")
+    ]
+    columns += [show.Column("trainer s", lambda row: f"{row['trainer_s']:.1f}", right=True)]
+    columns += [show.Column("USD", lambda row: f"{row['cost_usd']:.4f}", right=True)]
+    show.rows(found, columns, output)

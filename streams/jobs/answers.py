@@ -1,0 +1,93 @@
+"""The answers to a job's questions, with what they were worth.
+
+groups of the job ──► those that are wanted ──► responses, by their coordinates ──► one object an answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from schemas.events import AdvantagedGroup, Coordinates, GroupResponse, Response
+from schemas.serde import Poison
+from streams.evaluation.results import is_right
+from streams.jobs.questions import ITERATION, JOB, is_count
+from streams.jobs.state import JobState
+from streams.kafka.admin import read_topic
+from streams.kafka.reader import fetch
+from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+
+AT_ONCE = 500
+"""Responses that are fetched together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAnswers:
+    """Which answers are wanted."""
+
+    success_only: bool = False
+    min_reward: float | None = None
+    limit: int | None = None
+    offset: int = 0
+
+
+class _Found(NamedTuple):
+    group: AdvantagedGroup
+    member: GroupResponse
+    at: Coordinates
+
+
+def answers(settings: Settings, job: JobState, wanted: JobAnswers) -> Iterator[dict[str, Any]]:
+    """Yield the answers of a job's groups in the order of the log, each once.
+
+    Raises LogError if the broker does not answer, or retention has cut the responses of a group that is still there.
+    """
+    end = None if wanted.limit is None else wanted.offset + wanted.limit
+    found = islice(_found(settings, job, wanted), wanted.offset, end)
+    while some := list(islice(found, AT_ONCE)):
+        records = fetch(settings, [one.at for one in some])
+        for one in some:
+            response = records[one.at].decode(Response)
+            if not isinstance(response, Poison):
+                yield _answer(one, response)
+
+
+def _found(settings: Settings, job: JobState, wanted: JobAnswers) -> Iterator[_Found]:
+    name = topics(settings.topics)["responses"].name
+    partition = partition_of(job.policy, settings.topics.policy_partitions)
+    seen: set[str] = set()
+    for record in read_topic(settings, "groups", partition=partition):
+        group = record.decode(AdvantagedGroup)
+        if isinstance(group, Poison) or group.metadata.get(JOB) != job.job_id or group.group_id in seen:
+            continue
+        seen.add(group.group_id)
+        for member in group.responses:
+            if wanted.success_only and not is_right(member):
+                continue
+            if wanted.min_reward is None or member.reward >= wanted.min_reward:
+                yield _Found(group, member, Coordinates(name, member.partition, member.offset))
+
+
+def _answer(one: _Found, response: Response) -> dict[str, Any]:
+    group, member = one.group, one.member
+    iteration = group.metadata.get(ITERATION, "")
+    return {
+        "response_id": member.response_id,
+        "task_id": group.task_id,
+        "purpose": group.purpose,
+        "iteration": int(iteration) if is_count(iteration) else None,
+        "adapter_version": group.adapter_version,
+        "slot": member.slot,
+        "text": response.text,
+        "reward": member.reward,
+        "success": is_right(member),
+        "advantage": member.advantage,
+        "components": dict(member.components),
+        "prompt_tokens": response.prompt_tokens,
+        "completion_tokens": response.completion_tokens,
+        "recorded_at": str(one.at),
+    }

@@ -1,0 +1,237 @@
+"""Run jobs: fold the log, and write what each needs next.
+
+    consumer group over `jobs` ──► which jobs are ours
+    jobs, adapters from their beginning, groups from where a job's figures end ──► reducer.due ──► tasks, jobs, adapters
+
+The log is the only state. A controller that is killed loses nothing: the next one folds the same records, and what it
+then asks for has the same ids. Of tasks it first looks which are in the log, since the dead one may have written some;
+an event that is written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
+
+One job of a policy at a time: the next begins when the one before has ended. One that is paused has not.
+
+Not covered: metrics. `streamward jobs list` says how far each job is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from typing import Self
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Task
+from schemas.serde import EncodeError, Poison
+from streams.adapters import versions as adapters
+from streams.adapters.versions import AdapterState
+from streams.errors import EventError
+from streams.jobs import reducer
+from streams.jobs.reducer import STAGE, Effect, OpenJob
+from streams.jobs.state import JobState, event_of, fold
+from streams.kafka.admin import offsets, offsets_at
+from streams.kafka.client import POLL_S
+from streams.kafka.consumer import GroupConsumer
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader, read
+from streams.kafka.record import Record, TopicPartition, cut, partition_of
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+
+CLOCK_SKEW_MS = 60_000
+"""How far the clocks of controllers may differ when `tasks` is searched by time."""
+
+log = logging.getLogger("streamward.jobs")
+
+
+def run(settings: Settings, *, stop: threading.Event) -> None:
+    """Run jobs until `stop` is set. Raises NotFoundError for a missing topic, LogError if the broker refuses."""
+    schema_registry.wait(settings, stop=stop)
+    try:
+        with JobController(settings, BrokerOutage(settings.kafka, stop)) as controller:
+            while not stop.is_set():
+                controller.step()
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
+
+
+class JobController:
+    """One controller. Use as a context manager, and call `step` from one thread."""
+
+    def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
+        self._settings, self._outage = settings, outage
+        named = topics(settings.topics)
+        self._names = {named[label].name: label for label in ("jobs", "adapters", "groups")}
+        self._groups = named["groups"].name
+        self._jobs: dict[str, JobState] = {}
+        self._adapters: dict[str, AdapterState] = {}
+        self._open: dict[str, OpenJob] = {}
+        self._owned: set[int] = set()
+        """Partitions of `jobs`."""
+        self._tasks: dict[str, set[str]] = {}
+        """By job that is open: ids of tasks that are in the log, or were written."""
+        self._events: set[str] = set()
+        """Ids of events that were written."""
+        self._news = True
+        """Whether something came since `_act`."""
+        self._ends: dict[TopicPartition, int] = {}
+        """Where each partition ended when it was last assigned: nothing is decided before."""
+        starts = {tp: low for tp, (low, _) in self._bounds("jobs", "adapters").items()}
+        self._ends = {tp: end for tp, (_, end) in self._bounds("jobs", "adapters").items()}
+        self._reader = PartitionReader(settings, starts, outage=outage)
+        self._producer = Producer(settings, outage=outage, stage=STAGE)
+        self._members = GroupConsumer(
+            settings, STAGE, ["jobs"], outage, on_assigned=self._gain, on_revoked=self._lose, on_lost=self._lose
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._members.close()
+        self._reader.__exit__()
+        self._producer.__exit__(kind)
+
+    def step(self) -> None:
+        """Take in new records; then write what the jobs that are ours need."""
+        self._members.poll(timeout_s=0.0)  # only to be a member: the reader has the records
+        for record in self._reader.poll(timeout_s=POLL_S):
+            self._take(record)
+            self._news = True
+        if self._news and self._has_caught_up() and self._open_and_close():
+            self._act()
+            self._news = False
+
+    # --- taking in ----------------------------------------------------------------------------------------------------
+
+    def _take(self, record: Record) -> None:
+        label = self._names[record.at.topic]
+        if label == "jobs":
+            self._on_job(record)
+        elif label == "adapters":
+            adapter = record.decode(AdapterEvent)
+            if not isinstance(adapter, Poison):
+                self._adapters[adapter.policy] = adapters.fold(self._versions(adapter.policy), adapter)
+        else:
+            self._on_group(record)
+
+    def _on_job(self, record: Record) -> None:
+        event = event_of(record, self._settings.topics.policy_partitions)
+        if isinstance(event, Poison):
+            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+            return
+        before = self._jobs.get(event.job_id)
+        job = fold(before, event)
+        if job is None:
+            log.warning("skipped: job %s was never created", event.job_id, extra=record.log_extra)
+            return
+        self._jobs[event.job_id] = job
+        if event.job_id in self._open:
+            self._open[event.job_id] = reducer.after_event(self._open[event.job_id], job)
+        if event.kind != "created" and (before is None or job.sequence > before.sequence):
+            log.info("job %s is %s: %s: %s", job.job_id, job.status, event.kind, job.reason, extra=record.log_extra)
+
+    def _on_group(self, record: Record) -> None:
+        concerned = [name for name, state in self._open.items() if self._partition(state.job) == record.at.partition]
+        if not concerned:
+            return
+        group = record.decode(AdvantagedGroup)
+        if isinstance(group, Poison):
+            return  # the batch stage reads the same record and writes its dead letter
+        for name in concerned:
+            if self._open[name].job.policy == group.policy:
+                self._open[name] = reducer.after_group(self._open[name], group, record.at.offset)
+
+    def _versions(self, policy: str) -> AdapterState:
+        return self._adapters.get(policy) or adapters.empty(policy)
+
+    def _partition(self, job: JobState) -> int:
+        """Return the partition of the job's groups."""
+        return partition_of(job.policy, self._settings.topics.policy_partitions)
+
+    def _has_caught_up(self) -> bool:
+        position = self._reader.position
+        return all(position[tp] >= end for tp, end in self._ends.items() if tp in position)
+
+    # --- whose job it is ----------------------------------------------------------------------------------------------
+
+    def _gain(self, partitions: list[TopicPartition]) -> None:
+        self._owned.update(partition for _, partition in partitions)
+        self._news = True
+
+    def _lose(self, partitions: list[TopicPartition]) -> None:
+        self._owned.difference_update(partition for _, partition in partitions)
+
+    def _is_ours(self, job: JobState) -> bool:
+        return partition_of(job.job_id, self._settings.topics.policy_partitions) in self._owned
+
+    def _open_and_close(self) -> bool:
+        """Follow the groups of each job that runs and is ours, and of no other. Return whether that was so already."""
+        running = {name: job for name, job in self._jobs.items() if job.status == "running" and self._is_ours(job)}
+        for name in self._open.keys() - running.keys():
+            del self._open[name]
+            self._tasks.pop(name, None)
+        new = {name: job for name, job in running.items() if name not in self._open}
+        if not new:
+            return True
+        bounds = self._bounds("groups")
+        starts = {tp: at for tp, at in self._reader.position.items() if tp[0] != self._groups}
+        for name, job in new.items():
+            self._open[name] = reducer.begin(job, self._settings.batches)
+        for state in self._open.values():
+            tp = (self._groups, self._partition(state.job))
+            at = max(state.next_offset, bounds[tp][0])
+            starts[tp] = min(starts.get(tp, at), at)
+        self._ends |= {tp: end for tp, (_, end) in bounds.items()}
+        self._reader.assign(starts)
+        return False
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        for job in self._next_of_each_policy():
+            if job.status == "queued" and self._is_ours(job):
+                end = self._bounds("groups")[self._groups, self._partition(job)][1]
+                self._write(job, [reducer.started(job, self._versions(job.policy), end)])
+        for state in self._open.values():
+            versions = self._versions(state.job.policy)
+            try:
+                self._write(state.job, reducer.due(state, versions))
+            except (EncodeError, EventError) as exc:  # whoever wrote its order checked no task
+                log.warning("job %s: %s", state.job.job_id, cut(str(exc)))
+                self._write(state.job, [reducer.unaskable(state, versions, cut(str(exc)))])
+        self._producer.flush()
+
+    def _next_of_each_policy(self) -> Iterable[JobState]:
+        """Return, for each policy, its oldest job that has not ended."""
+        found: dict[str, JobState] = {}
+        for job in sorted(self._jobs.values(), key=lambda job: (job.created_at, job.job_id)):
+            if not job.ended:
+                found.setdefault(job.policy, job)
+        return found.values()
+
+    def _write(self, job: JobState, effects: Iterable[Effect]) -> None:
+        """Write what is not in the log yet."""
+        for effect in effects:
+            if isinstance(effect, Task):
+                written, own_id = self._tasks_of(job), effect.task_id
+            else:
+                written, own_id = self._events, effect.event_id
+            if own_id not in written:
+                self._producer.send(effect)
+                written.add(own_id)
+
+    def _tasks_of(self, job: JobState) -> set[str]:
+        """Return the ids of the job's tasks that are in the log; an earlier controller may have written some."""
+        if (known := self._tasks.get(job.job_id)) is None:
+            since = max(0, job.asks_since - CLOCK_SKEW_MS)
+            bounds = self._bounds("tasks")
+            found = self._outage.ask(lambda: offsets_at(self._settings, ["tasks"], since), "to where a time is")
+            starts = {tp: at for tp, at in found.items() if at >= 0}
+            records = read(self._settings, starts, {tp: bounds[tp][1] for tp in starts}, outage=self._outage)
+            known = {record.key.decode(errors="replace") for record in records if record.key}
+            self._tasks[job.job_id] = known
+        return known
+
+    def _bounds(self, *labels: str) -> dict[TopicPartition, tuple[int, int]]:
+        return self._outage.ask(lambda: offsets(self._settings, labels), "to where topics end")

@@ -1,0 +1,281 @@
+"""All jobs as the log has them, and the commands of people.
+
+    jobs ──► a thread that follows ──► JobState of each
+    start, pause, resume, cancel ──► event with the sequence it expects ──► jobs ──► own fold has passed it ──► answer
+
+A command is an event like those of the controller: of two at once the second is refused, and told so. With an
+Idempotency-Key its id is derived from that key, so a request that is sent again has its effect once; the same key with
+another request is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from schemas.events import AdapterEvent, AgentEvent, Coordinates, JobEvent, derive_id
+from schemas.serde import Poison
+from streams.errors import LogError, NotFoundError, RefusedError, StreamwardError
+from streams.jobs.reducer import STAGE
+from streams.jobs.request import JobOrder
+from streams.jobs.state import JobState, event_of, fold, refusal
+from streams.kafka import times
+from streams.kafka.admin import offsets, read_topic
+from streams.kafka.client import POLL_S
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader
+from streams.kafka.record import Record, cut
+from streams.settings.model import Settings
+
+JobCommandKind = Literal["paused", "resumed", "cancelled"]
+CATCH_UP_S = 60.0
+"""How long the log may take to be read, or an event to be read back."""
+
+log = logging.getLogger("streamward.jobs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCommand:
+    """What somebody wants of a job."""
+
+    kind: JobCommandKind
+    actor: str
+    reason: str
+    key: str | None = None
+    """Idempotency-Key."""
+    expect: int | None = None
+    """The sequence it was decided at; None: whatever it is now."""
+
+
+class JobLog:
+    """Every job, followed in a thread. Use as a context manager; methods may be called from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
+        self._settings = settings
+        bounds = offsets(settings, ["jobs"])
+        starts = {tp: low for tp, (low, _) in bounds.items()}
+        self._ends = {tp: end for tp, (_, end) in bounds.items()}
+        self._reader = PartitionReader(settings, starts)
+        self._positions = dict(starts)
+        self._states: dict[str, JobState] = {}
+        self._events: dict[str, list[JobEvent]] = {}
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._error: StreamwardError | None = None
+        self._over = threading.Event()
+        self._producer: Producer | None = None
+        self._thread = threading.Thread(target=self._follow, name="follows-jobs", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        for tp, end in self._ends.items():
+            self._wait_for(Coordinates(*tp, end - 1))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._producer is not None:
+            self._producer.__exit__(None)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> Mapping[str, JobState]:
+        """Every job by its id, the oldest first."""
+        with self._changed:
+            return dict(sorted(self._states.items(), key=lambda item: (item[1].created_at, item[0])))
+
+    def get(self, job_id: str) -> JobState:
+        """Return a job by its id, or by the beginning of it. Raises NotFoundError, RefusedError if several begin so."""
+        with self._changed:
+            if (found := self._states.get(job_id)) is not None:
+                return found
+            names = sorted(name for name in self._states if job_id and name.startswith(job_id))
+            if len(names) == 1:
+                return self._states[names[0]]
+        if names:
+            raise RefusedError(f"{len(names)} jobs begin with {job_id!r}, e.g. {names[0]}; give more of the id")
+        raise NotFoundError(f"there is no job {job_id!r}; `streamward jobs list` shows all of them")
+
+    def events(self, job_id: str) -> list[JobEvent]:
+        """Return the events of a job that took effect."""
+        with self._changed:
+            return list(self._events.get(job_id, ()))
+
+    def wait(self, job_id: str, seen: int) -> tuple[list[JobEvent], bool]:
+        """Return the events of a job that took effect, behind the first `seen`, and whether it has ended.
+
+        Without any it waits for POLL_S at most. Raises LogError once the log cannot be read.
+        """
+        with self._changed:
+            self._raise_error()
+            if len(self._events[job_id]) <= seen and not self._states[job_id].ended:
+                self._changed.wait(POLL_S)
+            return self._events[job_id][seen:], self._states[job_id].ended
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def start(self, order: JobOrder, *, actor: str, key: str | None = None) -> JobState:
+        """Create a job; the same order with the same key again is the same job.
+
+        Raises RefusedError if the key was used for another order, EventError (`too_large`) for more questions than a
+        record holds, LogError if the broker does not answer.
+        """
+        job_id = derive_id("job", order.tenant or "", uuid.uuid4() if key is None else key)
+        if (known := self.jobs.get(job_id)) is None:
+            event = JobEvent(
+                event_id=derive_id(job_id, "created"),
+                job_id=job_id,
+                created_at=times.now_ms(),
+                kind="created",
+                sequence=0,
+                policy=order.policy,
+                tenant=order.tenant,
+                actor=actor,
+                reason="ordered",
+                request_digest=order.digest,
+                spec=order.spec,
+            )
+            self._write(event)
+            known = self.get(job_id)
+        if known.request_digest != order.digest:
+            raise RefusedError(
+                f"Idempotency-Key {key!r} was used for job {job_id}, which was another order; take a new key"
+            )
+        return known
+
+    def command(self, job_id: str, command: JobCommand) -> JobState:
+        """Write a command, and return the job once it has taken effect.
+
+        Without a sequence that it expects, it is written again where the controller's own event came first. Raises
+        NotFoundError for an unknown job, RefusedError if it is against the rules or another person came first, LogError
+        if the broker does not answer.
+        """
+        state = self.get(job_id)
+        job_id = state.job_id
+        while True:
+            sequence = state.sequence if command.expect is None else command.expect
+            event_id = derive_id(job_id, "command", uuid.uuid4() if command.key is None else command.key)
+            if (was := state.effective.get(event_id)) is not None:
+                break
+            if (why := refusal(state, command.kind, sequence)) is not None:
+                raise RefusedError(f"job {job_id}: nothing was written: {why}")
+            at = self._write(self._event(state, command, event_id, sequence))
+            state = self.get(job_id)
+            if (was := state.effective.get(event_id)) is not None:
+                break
+            winner = self.events(job_id)[sequence]
+            if command.expect is not None or winner.actor != STAGE:
+                raise RefusedError(
+                    f"{at}: {winner.actor} came first with {winner.kind}, and this has no effect: "
+                    f"{state.refused[event_id]}"
+                )
+        if was != command.kind:
+            raise RefusedError(
+                f"Idempotency-Key {command.key!r} was used before, and job {job_id} was then {was}; take a new key"
+            )
+        return state
+
+    def _event(self, state: JobState, command: JobCommand, event_id: str, sequence: int) -> JobEvent:
+        return JobEvent(
+            event_id=event_id,
+            job_id=state.job_id,
+            created_at=times.now_ms(),
+            kind=command.kind,
+            sequence=sequence,
+            policy=state.policy,
+            tenant=state.tenant,
+            actor=command.actor,
+            reason=command.reason,
+        )
+
+    def _write(self, event: JobEvent) -> Coordinates:
+        """Write an event, and return once it is folded."""
+        with self._writing:
+            if self._producer is None:
+                self._producer = Producer(self._settings, linger_ms=0)
+            written: list[Coordinates] = []
+            self._producer.send(event, on_ack=written.append)
+            self._producer.flush()
+        self._wait_for(written[0])
+        return written[0]
+
+    # --- following ----------------------------------------------------------------------------------------------------
+
+    def _wait_for(self, at: Coordinates) -> None:
+        """Return once the record at `at` is folded. Raises LogError if it does not come."""
+        deadline = time.monotonic() + CATCH_UP_S
+        with self._changed:
+            while self._positions[at.topic, at.partition] <= at.offset:
+                self._raise_error()
+                if time.monotonic() > deadline:
+                    raise LogError(f"{at} was not read within {CATCH_UP_S:g} s; check Kafka with `streamward doctor`")
+                self._changed.wait(POLL_S)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _follow(self) -> None:
+        with self._reader:
+            while not self._over.is_set():
+                try:
+                    records = self._reader.poll()
+                except StreamwardError as exc:
+                    with self._changed:
+                        self._error = exc
+                        self._changed.notify_all()
+                    return
+                with self._changed:
+                    for record in records:
+                        self._take(record)
+                    self._positions = self._reader.position
+                    self._changed.notify_all()
+
+    def _take(self, record: Record) -> None:
+        event = event_of(record, self._settings.topics.policy_partitions)
+        if isinstance(event, Poison):
+            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+            return
+        before = self._states.get(event.job_id)
+        after = fold(before, event)
+        if after is None:
+            log.warning("skipped: job %s was never created", event.job_id, extra=record.log_extra)
+            return
+        self._states[event.job_id] = after
+        if before is None or after.sequence > before.sequence:
+            self._events.setdefault(event.job_id, []).append(event)
+
+
+# --- who can be asked for ---------------------------------------------------------------------------------------------
+
+
+def known_policies(settings: Settings) -> set[str]:
+    """Return the policy of the settings, and every policy that has adapters. Raises as `read_topic`."""
+    found = {settings.policy.name}
+    for record in read_topic(settings, "adapters"):
+        event = record.decode(AdapterEvent)
+        if not isinstance(event, Poison):
+            found.add(event.policy)
+    return found
+
+
+def known_agents(settings: Settings) -> dict[str, str]:
+    """Return the policy of each agent that is registered. Raises as `read_topic`."""
+    found: dict[str, str] = {}
+    for record in read_topic(settings, "agents"):
+        event = record.decode(AgentEvent)
+        if isinstance(event, Poison):
+            continue
+        if event.kind == "registered":
+            found[event.agent_id] = event.model_id.partition("@")[0]
+        else:
+            found.pop(event.agent_id, None)
+    return found

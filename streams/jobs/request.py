@@ -1,0 +1,303 @@
+"""Turn what somebody asks for into a job, or say which parameter is wrong.
+
+    {"agent_id", "training_queries", "config"} ──► JobRequest ──► JobSpec, checked against the settings in force
+                                                       └──► JobRequestError(parameter)
+
+Nothing is accepted that would have no effect: learning rate, batch size and gamma are the trainer's and the stages', so
+a job may repeat them and not change them. What it may cost is estimated before its first token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from schemas.events import (
+    MAX_GROUP_SIZE,
+    MAX_TURNS,
+    JobPrices,
+    JobQuestion,
+    JobSpec,
+    RewardSource,
+    Sampling,
+    problems,
+)
+from streams.errors import JobRequestError, NotFoundError, RefusedError
+from streams.jobs.questions import EVALUATION_SLOTS, train_task
+from streams.jobs.state import JobState, JobUsage, cost_usd, split
+from streams.scorers import source_problems
+from streams.scorers.verdict import nearest
+from streams.settings.model import Settings
+
+MOST_QUERIES = 100_000
+"""Most questions of one job; they are in one record, whose size is checked, too."""
+MOST_ITERATIONS = 1_000_000
+BYTES_PER_TOKEN = 4
+"""Of a prompt, for the estimate: that of English text."""
+SHOWN = 80
+"""Most characters of a wrong value in a message."""
+
+Usd = Annotated[float, Field(ge=0)]
+
+
+class _RequestPart(BaseModel):
+    """Strict types, no unknown parameters, no NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class TrainingQuery(_RequestPart):
+    """One question, and what `exact` compares its answers with."""
+
+    query: str = Field(min_length=1)
+    expected_outcome: str | int | float | tuple[str | int | float, ...] | None = None
+
+
+class RewardSourceConfig(_RequestPart):
+    """A scorer, as a task names it; a text alone is its name."""
+
+    name: str
+    weight: float = 1.0
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+
+class PricesConfig(_RequestPart):
+    """USD a million tokens, and an hour of training."""
+
+    prompt: Usd
+    completion: Usd
+    trainer_hour: Usd
+
+
+class JobConfig(_RequestPart):
+    """How a job is run."""
+
+    n_iterations: int = Field(ge=1, le=MOST_ITERATIONS, description="adapter versions at most")
+    batch_size: int | None = Field(None, ge=1, description="questions in one iteration; has to be batches.groups")
+    n_trajectories_per_query: int = Field(8, ge=2, le=MAX_GROUP_SIZE, description="responses to each")
+    learning_rate: float | None = Field(None, gt=0, description="has to be trainer.learning_rate")
+    max_budget_usd: float | None = Field(None, gt=0, description="default: jobs.max_budget_usd, if there are prices")
+    checkpoint_interval: int = Field(10, ge=1, description="iterations from one evaluation to the next")
+    max_steps_per_trajectory: int | None = Field(
+        None, ge=1, le=MAX_TURNS, description="most model calls of an agent; default: 20"
+    )
+    gamma: float | None = Field(None, gt=0, le=1, description="has to be advantages.gamma")
+    held_out_share: float = Field(0.2, ge=0, lt=1, description="of the questions; 0: nothing is evaluated")
+    keep_best: int = Field(5, ge=1, description="evaluated versions that are kept")
+    patience: int = Field(3, ge=1, description="evaluations without a better version after which it stops")
+    target_gain: float | None = Field(None, gt=0, le=1, description="gain in success at which it is complete")
+    max_tokens: int = Field(256, ge=1, le=2**31 - 1, description="most tokens of an answer")
+    temperature: float = Field(1.0, gt=0, le=2)
+    reward_sources: tuple[RewardSourceConfig, ...] = Field(
+        (RewardSourceConfig(name="exact"),), min_length=1, description="who judges the answers"
+    )
+    prices: PricesConfig | None = Field(None, description="default: jobs.prices of the settings, if they are set")
+
+
+class JobRequest(_RequestPart):
+    """What somebody asks for."""
+
+    agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
+    training_queries: tuple[TrainingQuery, ...] = Field(min_length=1, max_length=MOST_QUERIES)
+    config: JobConfig
+    tenant: str | None = Field(None, min_length=1, description="who pays")
+
+
+@dataclass(frozen=True, slots=True)
+class JobOrder:
+    """A request that can be carried out."""
+
+    policy: str
+    tenant: str | None
+    spec: JobSpec
+    digest: str
+    """sha256 of the request in its canonical form."""
+
+
+def read_request(given: Any) -> JobRequest:
+    """Return a request. Raises JobRequestError that names the first parameter that is wrong."""
+    try:
+        text = json.dumps(given)
+        text.encode()
+        return JobRequest.model_validate_json(text)
+    except ValidationError as exc:
+        raise explained(exc, JobRequest) from exc
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise JobRequestError(f"the request cannot be written as JSON in UTF-8: {exc}") from exc
+
+
+def order(request: JobRequest, settings: Settings, *, policies: Collection[str], agents: Mapping[str, str]) -> JobOrder:
+    """Return the job that is asked for. `agents`: the policy of each that is registered.
+
+    Raises JobRequestError, NotFoundError for an unknown agent, RefusedError if the estimate is over the budget.
+    """
+    config = request.config
+    policy, agent = _who(request.agent_id, policies, agents)
+    _repeats(config, settings)
+    _each_once(request.training_queries)
+    if config.max_steps_per_trajectory is not None and agent is None:
+        raise JobRequestError(
+            f"config.max_steps_per_trajectory has no effect: {policy} is a policy, which answers in one step. Leave it "
+            "out, or name an agent",
+            "config.max_steps_per_trajectory",
+        )
+    prices = _prices(config, settings)
+    budget = config.max_budget_usd
+    if prices is None and budget is not None:
+        raise JobRequestError(
+            "config.max_budget_usd is set, and a price is missing: give config.prices, or set jobs.prompt_usd, "
+            "jobs.completion_usd and jobs.trainer_hour_usd",
+            "config.prices",
+        )
+    spec = JobSpec(
+        iterations=config.n_iterations,
+        batch_size=settings.batches.groups,
+        group_size=config.n_trajectories_per_query,
+        held_out_share=config.held_out_share,
+        evaluate_every=config.checkpoint_interval,
+        keep_best=config.keep_best,
+        patience=config.patience,
+        target_gain=config.target_gain,
+        max_budget_usd=settings.jobs.max_budget_usd if prices is not None and budget is None else budget,
+        agent=agent,
+        max_turns=None if agent is None else config.max_steps_per_trajectory or 20,
+        prices=prices,
+        sampling=Sampling(temperature=config.temperature, max_tokens=config.max_tokens),
+        reward_sources=tuple(
+            RewardSource(name=one.name, weight=one.weight, settings=json.dumps(one.settings))
+            for one in config.reward_sources
+        ),
+        questions=tuple(_question(one) for one in request.training_queries),
+    )
+    _check_share(spec)
+    _check_tasks(policy, spec)
+    _check_estimate(spec)
+    canonical = json.dumps(request.model_dump(mode="json"), sort_keys=True)
+    return JobOrder(policy, request.tenant, spec, hashlib.sha256(canonical.encode()).hexdigest())
+
+
+def _who(name: str, policies: Collection[str], agents: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the policy that is trained, and the agent that answers for it, if any."""
+    if name in agents:
+        return agents[name], name
+    if name in policies:
+        return name, None
+    raise NotFoundError(f"agent_id: there is no policy and no agent {name!r}; {nearest(name, [*policies, *agents])}")
+
+
+def _repeats(config: JobConfig, settings: Settings) -> None:
+    """Raise JobRequestError for a parameter that is the deployment's, and has another value there."""
+    own = {
+        "batch_size": ("batches.groups", settings.batches.groups),
+        "learning_rate": ("trainer.learning_rate", settings.trainer.learning_rate),
+        "gamma": ("advantages.gamma", settings.advantages.gamma),
+    }
+    for name, (key, value) in own.items():
+        if (given := getattr(config, name)) is not None and given != value:
+            raise JobRequestError(
+                f"config.{name} is {given:g}, and would have no effect: {key} is {value:g} here. Leave it out, or set "
+                f"{key} for the processes of the loop",
+                f"config.{name}",
+            )
+
+
+def _each_once(queries: tuple[TrainingQuery, ...]) -> None:
+    first: dict[str, int] = {}
+    for number, one in enumerate(queries):
+        if first.setdefault(one.query, number) != number:
+            raise JobRequestError(
+                f"training_queries[{number}].query repeats training_queries[{first[one.query]}].query; give each once",
+                f"training_queries[{number}].query",
+            )
+
+
+def _prices(config: JobConfig, settings: Settings) -> JobPrices | None:
+    if config.prices is not None:
+        return JobPrices(**config.prices.model_dump())
+    own = (settings.jobs.prompt_usd, settings.jobs.completion_usd, settings.jobs.trainer_hour_usd)
+    prompt, completion, trainer_hour = own
+    if prompt is None or completion is None or trainer_hour is None:
+        return None
+    return JobPrices(prompt=prompt, completion=completion, trainer_hour=trainer_hour)
+
+
+def _question(given: TrainingQuery) -> JobQuestion:
+    expected = given.expected_outcome
+    return JobQuestion(query=given.query, verifier="{}" if expected is None else json.dumps({"answer": expected}))
+
+
+def _check_share(spec: JobSpec) -> None:
+    train, held_out = split(spec.questions, spec.held_out_share)
+    if not train or (spec.held_out_share and not held_out):
+        which = "trained on" if held_out else "held out"
+        raise JobRequestError(
+            f"training_queries: of these {len(spec.questions)} none is {which}, as a hash decides with "
+            f"config.held_out_share {spec.held_out_share:g}; give more of them, or another share (0: none is held out)",
+            "training_queries",
+        )
+
+
+def _check_tasks(policy: str, spec: JobSpec) -> None:
+    """Raise JobRequestError for a question that would make no task."""
+    every = JobState(
+        job_id="", policy=policy, tenant=None, spec=spec, train=(), held_out=(), request_digest=None, created_at=0,
+        updated_at=0, asks_since=0,
+    )  # fmt: skip
+    for number in range(len(spec.questions)):
+        task = train_task(replace(every, train=(number,)), 1, 0, 0)
+        if (wrong := next(chain(problems(task), source_problems(task)), None)) is not None:
+            raise JobRequestError(f"training_queries[{number}]: {wrong}", f"training_queries[{number}]")
+
+
+def _check_estimate(spec: JobSpec) -> None:
+    """Raise RefusedError if what the job is likely to cost is over its budget."""
+    if spec.prices is None or spec.max_budget_usd is None:
+        return
+    cost = cost_usd(estimate(spec), spec.prices)
+    if cost > spec.max_budget_usd:
+        raise RefusedError(
+            f"the job is estimated to cost {cost:.2f} USD, and its budget is {spec.max_budget_usd:.2f} "
+            "(config.max_budget_usd). Lower n_iterations, n_trajectories_per_query or max_tokens, or raise the budget"
+        )
+
+
+def estimate(spec: JobSpec) -> JobUsage:
+    """Return what the job is likely to use: answers of half their most tokens, and no seconds of training.
+
+    How long a step takes is known only once one was taken, so what the trainer costs is left to the budget's own check.
+    """
+    train, held_out = split(spec.questions, spec.held_out_share)
+    prompts = [len(question.query.encode()) / BYTES_PER_TOKEN for question in spec.questions]
+    trained = spec.iterations * spec.batch_size * spec.group_size
+    asked = 0 if not held_out else (2 + (spec.iterations - 1) // spec.evaluate_every) * EVALUATION_SLOTS
+    prompt = trained * sum(prompts[one] for one in train) / len(train) + asked * sum(prompts[one] for one in held_out)
+    sampled = (trained + asked * len(held_out)) * spec.sampling.max_tokens / 2
+    return JobUsage(round(prompt), round(sampled))
+
+
+def explained(exc: ValidationError, model: type[BaseModel]) -> JobRequestError:
+    """Return what is wrong with the parameters that `model` was to read: the first of its faults."""
+    error = exc.errors(include_url=False)[0]
+    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"]).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        known = (_MODELS.get(error["loc"][0], model) if len(error["loc"]) > 1 else model).model_fields
+        return JobRequestError(f"{where}: there is no such parameter; {nearest(str(error['loc'][-1]), known)}", where)
+    if error["type"] == "missing":
+        return JobRequestError(f"{where} is required", where)
+    got = repr(error["input"])
+    got = got if len(got) <= SHOWN else got[:SHOWN] + "…"
+    return JobRequestError(f"{where or 'the request'}: {error['msg']} (got {got})", where or None)
+
+
+_MODELS: dict[Any, type[BaseModel]] = {"config": JobConfig, "training_queries": TrainingQuery}

@@ -1,0 +1,71 @@
+"""The audit counts jobs, and names the event that is missing, changed, or about a version that is not there."""
+
+from __future__ import annotations
+
+from schemas.events import Event, JobEvent
+from streams.tools.audit.facts import Reach
+from streams.tools.audit.recount import recount
+from streams.tools.audit.report import Report
+from tests.support.factories import T0, changed, job_event
+from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends, trained
+
+
+def job() -> list[JobEvent]:
+    """Return a job of one iteration that was measured before and after it."""
+    return [
+        job_event("created"),
+        job_event("started", 1),
+        job_event("evaluated", 2),
+        job_event("iteration", 3),
+        job_event("evaluated", 4, iteration=1, version=1),
+        job_event("completed", 5),
+    ]
+
+
+def recounted(*events: Event) -> Report:
+    log = Written()
+    for number, event in enumerate((*events, trained(1))):
+        log.write(event, T0 + number)
+    return recount(log.records, SETTINGS, Reach(ends=ends(log.records)))
+
+
+def wrong(*events: Event) -> list[str]:
+    return [finding.what for finding in recounted(*events).wrong if finding.at.topic == TOPICS["jobs"].name]
+
+
+def test_a_whole_job_is_counted_and_nothing_is_wrong_with_it() -> None:
+    report = recounted(*job())
+    assert wrong(*job()) == []
+    assert ("jobs", "1 = 1 ended + 0 open", True) in report.equations()
+    assert report.plain()["jobs"] == 1
+
+
+def test_a_job_without_an_end_is_open() -> None:
+    assert recounted(*job()[:-1]).counts["jobs open"] == 1
+
+
+def test_an_event_that_is_missing_before_another_is_lost() -> None:
+    for gone in range(5):
+        events = job()
+        del events[gone]
+        assert f"it follows event {gone} of its job, which is not before it" in wrong(*events)
+
+
+def test_an_event_that_is_there_twice_is_repeated_and_one_with_its_id_and_another_content_contradicts() -> None:
+    twice, another = [*job(), job()[3]], [*job(), changed(job()[3], reason="for another reason")]
+    assert wrong(*twice) == []
+    assert recounted(*twice).of("repeated")
+    assert [finding.category for finding in recounted(*another).wrong if "id of" in finding.what] == ["contradictory"]
+
+
+def test_a_decision_that_came_second_is_counted_and_is_no_mistake() -> None:
+    late = job_event("paused", 2, event_id="late")
+    report = recounted(*job(), late)
+    assert wrong(*job(), late) == []
+    assert report.counts["job events refused"] == 1
+
+
+def test_a_version_that_no_adapter_event_has_is_named() -> None:
+    events = job()
+    events[4] = changed(events[4], version=7)
+    assert wrong(*events) == ["it names version 7 of default, which is not in adapters"]

@@ -1,0 +1,111 @@
+"""What may be ordered: each parameter that is wrong is named, and nothing is accepted that has no effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas.events import JobPrices, Sampling
+from streams.errors import JobRequestError, NotFoundError, RefusedError
+from streams.jobs.request import JobOrder, estimate, order, read_request
+from streams.jobs.state import JobUsage
+from streams.settings.model import Batches, Jobs, Settings
+from tests.support.factories import job_spec
+
+SETTINGS = Settings(batches=Batches(groups=4))
+QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(20)]
+PRICES = {"prompt": 1.0, "completion": 2.0, "trainer_hour": 3.0}
+
+
+def asked(settings: Settings = SETTINGS, queries: Any = None, **config: Any) -> JobOrder:
+    given = {
+        "agent_id": config.pop("agent_id", "default"),
+        "training_queries": QUERIES if queries is None else queries,
+        "config": {"n_iterations": 3, **config},
+    }
+    return order(read_request(given), settings, policies={"default"}, agents={"calc": "default"})
+
+
+def test_what_is_left_out_is_as_documented() -> None:
+    spec = asked().spec
+    assert (spec.iterations, spec.batch_size, spec.group_size, spec.evaluate_every) == (3, 4, 8, 10)
+    assert (spec.held_out_share, spec.keep_best, spec.max_budget_usd, spec.prices) == (0.2, 5, None, None)
+    assert [source.name for source in spec.reward_sources] == ["exact"]
+    assert spec.questions[3].verifier == '{"answer": "6"}'
+
+
+def test_an_agent_answers_for_its_policy_and_has_most_steps() -> None:
+    ordered = asked(agent_id="calc")
+    assert (ordered.policy, ordered.spec.agent, ordered.spec.max_turns) == ("default", "calc", 20)
+    assert asked(agent_id="calc", max_steps_per_trajectory=3).spec.max_turns == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "parameter", "says"),
+    [
+        ({"n_iterations": 0}, "config.n_iterations", "greater than or equal to 1"),
+        ({"n_iterations": "3"}, "config.n_iterations", "valid integer"),
+        ({"max_budget_usd": -1.0}, "config.max_budget_usd", "greater than 0"),
+        ({"max_budget_usd": 1.0}, "config.prices", "a price is missing"),
+        ({"prices": {"prompt": 1.0}}, "config.prices.completion", "is required"),
+        ({"prices": {**PRICES, "prompt": -1.0}}, "config.prices.prompt", "greater than or equal to 0"),
+        ({"batch_size": 16}, "config.batch_size", "batches.groups is 4 here"),
+        ({"learning_rate": 0.5}, "config.learning_rate", "trainer.learning_rate is 0.001 here"),
+        ({"gamma": 0.99}, "config.gamma", "advantages.gamma is 1 here"),
+        ({"max_steps_per_trajectory": 5}, "config.max_steps_per_trajectory", "no effect"),
+        ({"n_trajectories_per_query": 1}, "config.n_trajectories_per_query", "greater than or equal to 2"),
+        ({"colour": "red"}, "config.colour", "there is no such parameter"),
+        ({"reward_sources": ["exakt"]}, "training_queries[0]", "exakt"),
+        ({"temperature": 0.0}, "config.temperature", "greater than 0"),
+        ({"queries": []}, "training_queries", "at least 1 item"),
+        ({"queries": [*QUERIES, QUERIES[2]]}, "training_queries[20].query", r"repeats training_queries\[2\]"),
+        ({"queries": [{"query": "?"}] * 1}, "training_queries", "none is"),
+        ({"queries": [{"query": ""}]}, "training_queries[0].query", "at least 1 character"),
+        ({"queries": [{"query": "?", "answer": "!"}]}, "training_queries[0].answer", "there is no such parameter"),
+        ({"queries": [{"query": f"{n}?"} for n in range(20)]}, "training_queries[0]", "answer"),
+        ({"queries": [{"query": "\ud800", "expected_outcome": "!"}]}, None, "Invalid JSON"),
+    ],
+)
+def test_a_parameter_that_is_wrong_is_named(config: dict[str, Any], parameter: str | None, says: str) -> None:
+    with pytest.raises(JobRequestError, match=says) as raised:
+        asked(**config)
+    assert raised.value.parameter == parameter
+
+
+def test_what_repeats_the_settings_is_accepted() -> None:
+    assert asked(batch_size=4, learning_rate=1e-3, gamma=1.0).spec == asked().spec
+
+
+def test_ten_million_queries_are_refused_by_their_number() -> None:
+    with pytest.raises(JobRequestError, match="at most 100000 items"):
+        read_request({"agent_id": "default", "training_queries": [{"query": "?"}] * 100_001, "config": {}})
+
+
+def test_an_agent_that_nobody_knows_is_not_found() -> None:
+    with pytest.raises(NotFoundError, match="did you mean calc"):
+        asked(agent_id="calk")
+
+
+def test_an_order_whose_estimate_is_over_its_budget_is_refused() -> None:
+    # 3 iterations x 4 questions x 8 answers x 128 tokens, and a baseline and a last evaluation, at 2 USD a million
+    with pytest.raises(RefusedError, match=r"estimated to cost 0\.0\d USD, and its budget is 0\.01"):
+        asked(prices=PRICES, max_budget_usd=0.01)
+    assert asked(prices=PRICES, max_budget_usd=0.2).spec.max_budget_usd == 0.2
+
+
+def test_the_estimate_is_that_of_a_hand_worked_order() -> None:
+    spec = job_spec(held_out_share=0.0, sampling=Sampling(max_tokens=100))
+    # "0 + 1 =" has 7 bytes, and 24 answers are sampled
+    assert estimate(spec) == JobUsage(42, 1200)
+
+
+def test_prices_and_the_budget_come_from_the_settings() -> None:
+    own = Settings(batches=Batches(groups=4), jobs=Jobs(prompt_usd=1.0, completion_usd=2.0, trainer_hour_usd=3.0))
+    spec = asked(own).spec
+    assert spec.prices == JobPrices(prompt=1.0, completion=2.0, trainer_hour=3.0)
+    assert spec.max_budget_usd == 100.0
+
+
+def test_the_same_request_has_the_same_digest_and_another_has_another() -> None:
+    assert asked().digest == asked().digest != asked(n_iterations=4).digest
