@@ -1,6 +1,7 @@
 """Serve the policy to agents on this machine until it is asked to stop.
 
 engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
+jobs ──► JobLog ──► jobs.py ──┘
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
 
@@ -20,9 +21,11 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from gateway import runs
 from gateway.app import create_app
+from gateway.jobs import JobsOverHttp, routes as job_routes
 from streams.adapters import signing
 from streams.engines.build import build_tokens
 from streams.errors import SettingsError
+from streams.jobs.job_log import JobLog
 from streams.kafka.registry import client as schema_registry
 from streams.observability import metrics
 from streams.observability.metrics import Meter
@@ -67,21 +70,28 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         meter.ready("engine")
         try:
             schema_registry.wait(settings, meter, stop)
-            with opened(settings, engine, rendering, stop, meter) as recorder:
+            with opened(settings, engine, rendering, stop, meter) as recorder, JobLog(settings) as jobs:
                 meter.begin("answering")
+                orders = JobsOverHttp(settings, jobs)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                    runner.run(_serve(settings, recorder, listening, stop, meter))
+                    runner.run(_serve(settings, recorder, orders, listening, stop, meter))
         finally:
             engine.close()
 
 
 async def _serve(
-    settings: Settings, recorder: Recorder, listening: socket.socket, stop: threading.Event, meter: Meter
+    settings: Settings,
+    recorder: Recorder,
+    orders: JobsOverHttp,
+    listening: socket.socket,
+    stop: threading.Event,
+    meter: Meter,
 ) -> None:
     most = int(settings.serve.max_body_mb * 1_000_000)
     feedback = partial(give_feedback, settings)
     app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
+    app.include_router(job_routes(orders, max_body_bytes=most), include_in_schema=False)
     config = uvicorn.Config(
         app,
         log_config=None,

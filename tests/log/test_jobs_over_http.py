@@ -1,0 +1,151 @@
+"""Jobs by JSON-RPC on a real log: names and parameters as documents spell them, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from gateway.jobs import NOT_FOUND, PATHS, REFUSED, JobsOverHttp, routes
+from schemas.events import JobEvent, Task
+from streams.jobs.job_log import JobLog
+from streams.kafka import admin
+from streams.settings.model import Batches, Kafka, Settings, Topics
+from tests.support.log.shared_node import own_prefix
+from tests.support.processes import read
+
+pytestmark = pytest.mark.kafka
+QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
+ORDER = {"agent_id": "default", "training_queries": QUERIES, "config": {"n_iterations": 3, "batch_size": 4}}
+
+
+class Client:
+    """Calls the methods of one gateway."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._log = JobLog(settings)
+        self.app = FastAPI()
+        self.app.include_router(routes(JobsOverHttp(settings, self._log), max_body_bytes=100_000))
+
+    def __enter__(self) -> Client:
+        self._log.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._log.__exit__()
+
+    def send(self, body: Any, *, path: str = PATHS[0], headers: dict[str, str] | None = None) -> httpx.Response:
+        async def post() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+                return await client.post(path, json=body, headers=headers)
+
+        return asyncio.run(post())
+
+    def call(self, method: str, params: Any, **how: Any) -> Any:
+        found = self.send({"jsonrpc": "2.0", "method": f"training.{method}", "params": params, "id": 1}, **how).json()
+        return found.get("result", found.get("error"))
+
+
+@pytest.fixture(scope="module")
+def client(kafka_bootstrap: str) -> Iterator[Client]:
+    settings = Settings(
+        kafka=Kafka(bootstrap=kafka_bootstrap),
+        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=1),
+        batches=Batches(groups=4, max_policy_lag=0),
+    )
+    admin.apply_topics(settings)
+    with Client(settings) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_job_is_started_and_its_status_read_at_both_paths(client: Client, path: str) -> None:
+    started = client.call("start_grpo", ORDER, path=path)
+    assert (started["status"], started["total_iterations"], started["budget_usd"]) == ("queued", 3, None)
+    assert started["created_at"].endswith("Z")
+    status = client.call("get_status", {"job_id": started["job_id"]}, path=path)
+    assert status == started
+    assert set(status["metrics"]) >= {"success_rate", "avg_reward", "tool_accuracy"}
+
+
+def test_parameters_may_be_positional(client: Client) -> None:
+    started = client.call("start_grpo", list(ORDER.values()))
+    assert client.call("get_status", [started["job_id"]])["job_id"] == started["job_id"]
+
+
+def test_a_job_is_paused_resumed_cancelled_and_listed(client: Client) -> None:
+    name = client.call("start_grpo", ORDER)["job_id"]
+    assert client.call("pause", {"job_id": name})["status"] == "paused"
+    assert client.call("resume", {"job_id": name})["status"] == "queued"
+    assert client.call("cancel", {"job_id": name, "reason": "over"})["reason"] == "over"
+    refused = client.call("pause", {"job_id": name})
+    assert refused["code"] == REFUSED and "the job is cancelled" in refused["data"]["message"]
+    listed = client.call("list_jobs", {"status": "cancelled", "agent_id": "default"})
+    assert [job["job_id"] for job in listed["jobs"]] == [name] and listed["total"] == 1
+
+
+def test_another_gateway_sees_what_one_has_written(client: Client) -> None:
+    name = client.call("start_grpo", ORDER)["job_id"]
+    with Client(client.settings) as other:
+        assert other.call("get_status", {"job_id": name})["status"] == "queued"
+
+
+def test_a_request_that_is_sent_again_with_its_key_has_its_effect_once(client: Client) -> None:
+    key = {"Idempotency-Key": "monday"}
+    first, second = (client.call("start_grpo", ORDER, headers=key) for _ in range(2))
+    assert first == second == client.call("start_grpo", {**ORDER, "idempotency_key": "monday"})
+    other = client.call("start_grpo", {**ORDER, "config": {"n_iterations": 4}}, headers=key)
+    assert other["code"] == REFUSED and "was another order" in other["data"]["message"]
+    assert sum(event.job_id == first["job_id"] for _, event in read(client.settings, JobEvent)) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code", "says"),
+    [
+        ("start_grpo", {**ORDER, "config": {"n_iterations": 3, "learning_rate": 0.5}}, -32602, "trainer.learning_rate"),
+        ("start_grpo", {**ORDER, "config": {"n_iterations": 3, "max_budget_usd": -1}}, -32602, "max_budget_usd"),
+        ("start_grpo", {**ORDER, "training_queries": []}, -32602, "training_queries"),
+        ("start_grpo", {**ORDER, "model": "gpt"}, -32602, "there is no such parameter"),
+        ("start_grpo", {**ORDER, "agent_id": "nobody"}, NOT_FOUND, "there is no policy and no agent 'nobody'"),
+        ("get_status", {"job_id": "nobody"}, NOT_FOUND, "there is no job 'nobody'"),
+        ("get_status", {}, -32602, "job_id is required"),
+        ("export_trajectories", {"job_id": "x", "limit": -1}, -32602, "limit"),
+        ("list_jobs", {"status": "asleep"}, -32602, "status"),
+        ("stop", {}, -32601, None),
+    ],
+)
+def test_what_is_wrong_has_its_code_and_names_its_parameter(
+    client: Client, method: str, params: dict[str, Any], code: int, says: str | None
+) -> None:
+    before = len(read(client.settings, JobEvent))
+    found = client.call(method, params)
+    assert found["code"] == code
+    assert says is None or says in found["data"]["message"]
+    assert len(read(client.settings, JobEvent)) == before
+
+
+def test_the_answers_of_a_job_without_any_are_none_and_nothing_is_measured_before_it_starts(client: Client) -> None:
+    name = client.call("start_grpo", ORDER)["job_id"]
+    exported = client.call("export_trajectories", {"job_id": name, "success_only": True, "min_reward": 0.5})
+    assert (exported["count"], exported["trajectories"]) == (0, [])
+    assert "has not started" in client.call("evaluate", {"job_id": name})["data"]["message"]
+    assert read(client.settings, Task) == []
+
+
+def test_notifications_and_batches_go_over_http(client: Client) -> None:
+    name = client.call("start_grpo", ORDER)["job_id"]
+    pause = {"jsonrpc": "2.0", "method": "training.pause", "params": {"job_id": name}}
+    assert (client.send(pause).status_code, client.send(pause).content) == (204, b"")
+    batch = [{"jsonrpc": "2.0", "method": "training.get_status", "params": {"job_id": name}, "id": n} for n in (1, 2)]
+    assert [one["result"]["status"] for one in client.send(batch).json()] == ["paused", "paused"]
+
+
+def test_a_body_that_is_too_long_is_refused(client: Client) -> None:
+    found = client.send({"x": "x" * 200_000})
+    assert (found.status_code, found.json()["error"]["code"]) == (413, -32600)
