@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 
 from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobPrices, JobQuestion, JobSpec, Task, derive_id
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
-from streams.jobs import reducer
+from streams.errors import SettingsError
+from streams.jobs import reducer, spending
 from streams.jobs.reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
 from streams.jobs.state import (
     BUDGET_EXCEEDED,
@@ -372,3 +373,25 @@ def test_nothing_is_decided_before_the_newest_version_was_read() -> None:
         log.act() or log.answer()
     assert log.open is not None
     assert reducer.due(reducer.after_event(log.open, log.job), empty("default")) == ()
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_used_is_in_the_month_of_the_event_that_says_so() -> None:
+    used = {"prompt_tokens": 1_000_000.0, "completion_tokens": 0.0, "trainer_s": 3600.0}
+    december = job_event("iteration", 2, created_at=1_798_700_000_000, metrics=used)
+    january = job_event("iteration", 3, created_at=1_798_800_000_000, metrics={**used, "completion_tokens": 500_000.0})
+    events = {"job-1": [job_event("created", created_at=1_798_700_000_000), december, january]}
+    found = spending.costs(events, spending.names("month"))
+    # 1 USD a million tokens of prompts, 2 of answers, 3 an hour
+    assert [(row["month"], row["cost_usd"]) for row in found] == [("2026-12", 4.0), ("2027-01", 1.0)]
+    assert [row["completion_tokens"] for row in found] == [0, 500_000]
+    (row,) = spending.costs(events, spending.names("policy, tenant"))
+    assert (row["policy"], row["tenant"], row["cost_usd"], row["trainer_s"]) == ("default", "", 5.0, 3600.0)
+
+
+@pytest.mark.parametrize("text", ["", "colour", "month,month", "month,colour"])
+def test_a_name_that_costs_cannot_be_summed_by_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="expected some of policy, tenant, job, month"):
+        spending.names(text)
