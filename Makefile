@@ -50,7 +50,7 @@ FAULT ?=
 SEED ?=
 MINUTES ?= 60
 chaos: .venv/ready-test
-	@$(BIN)/python -m tests.chaos $(if $(FAULT),--fault $(FAULT)) $(if $(SEED),--seed $(SEED)) $(if $(FAULT)$(SEED),,--write)
+	@$(BIN)/python -m tests.chaos $(if $(FAULT),--fault $(FAULT)) $(if $(SEED),--seed $(SEED)) $(if $(DRIVER),--driver $(DRIVER)) $(if $(FAULT)$(SEED),,--write)
 
 soak: .venv/ready-test
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--draw $(SEED))
