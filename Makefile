@@ -45,9 +45,10 @@ types: .venv/ready-test
 bench: .venv/ready-test
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
 
-# FAULT and SEED choose runs, and nothing else is written then
+# FAULT and SEED choose runs, and nothing else is written then; DRIVER is loop or mixed for other stream workers
 FAULT ?=
 SEED ?=
+DRIVER ?=
 MINUTES ?= 60
 chaos: .venv/ready-test
 	@$(BIN)/python -m tests.chaos $(if $(FAULT),--fault $(FAULT)) $(if $(SEED),--seed $(SEED)) $(if $(DRIVER),--driver $(DRIVER)) $(if $(FAULT)$(SEED),,--write)
