@@ -128,7 +128,7 @@ class Worker(Section):
     driver: Literal["faust", "loop"] = Field(
         "faust",
         description="what runs the stages: faust is the reference, loop takes many records at once, for load; each "
-        "takes over from the other (docs/reliability.md)",
+        "takes over from the other (docs/architecture.md)",
     )
 
 
