@@ -22,6 +22,11 @@ OTHERS_PASSED = 12
 """The same of other processes, at every point."""
 
 
+def _names(world: World) -> tuple[str, ...]:
+    """Return the processes to hurt: with both drivers, the worker that waits, too."""
+    return (*NAMES, "streams-2") if world.driver == "mixed" else NAMES
+
+
 def _moments(draw: random.Random, name: str, most: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return every point of a process in random order, each with how often it is passed first."""
     points = list(child.POINTS[name])
@@ -52,7 +57,7 @@ def kill_at_points(world: World, load: Load, draw: random.Random, most: Mapping[
 def kill_at_random(world: World, load: Load, draw: random.Random) -> None:
     while load.share() < 1:
         time.sleep(draw.uniform(1, 4))
-        world.kill(draw.choice(NAMES))
+        world.kill(draw.choice(_names(world)))
 
 
 @fault(
@@ -64,7 +69,7 @@ def kill_at_random(world: World, load: Load, draw: random.Random) -> None:
 def sigterm(world: World, load: Load, draw: random.Random) -> None:
     while load.share() < 1:
         time.sleep(draw.uniform(4, 6))
-        name = draw.choice(NAMES)
+        name = draw.choice(_names(world))
         codes = world.stop(name)
         if any(codes.values()):
             raise RuntimeError(f"told to end, {codes}: {world.said(name)[-600:]}")
