@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from schemas.events import AdapterEvent, AgentEvent, Coordinates, JobEvent, derive_id
-from schemas.serde import Poison
-from streams.errors import LogError, NotFoundError, RefusedError, StreamwardError
+from schemas.serde import EncodeError, Poison
+from streams.errors import EventError, JobRequestError, LogError, NotFoundError, RefusedError, StreamwardError
 from streams.jobs.reducer import STAGE
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState, event_of, fold, refusal
@@ -125,8 +125,8 @@ class JobLog:
     def start(self, order: JobOrder, *, actor: str, key: str | None = None) -> JobState:
         """Create a job; the same order with the same key again is the same job.
 
-        Raises RefusedError if the key was used for another order, EventError (`too_large`) for more questions than a
-        record holds, LogError if the broker does not answer.
+        Raises RefusedError if the key was used for another order, JobRequestError for more questions than a record
+        holds, LogError if the broker does not answer.
         """
         job_id = derive_id("job", order.tenant or "", uuid.uuid4() if key is None else key)
         if (known := self.jobs.get(job_id)) is None:
@@ -143,7 +143,10 @@ class JobLog:
                 request_digest=order.digest,
                 spec=order.spec,
             )
-            self._write(event)
+            try:
+                self._write(event)
+            except (EncodeError, EventError) as exc:  # too large for a record, above all
+                raise JobRequestError(f"training_queries: {exc}", "training_queries") from exc
             known = self.get(job_id)
         if known.request_digest != order.digest:
             raise RefusedError(

@@ -305,6 +305,7 @@ def test_costs_are_summed_by_what_is_asked_for(made: Settings) -> None:
         (("nobody-knows",), QUERIES, 3, "there is no policy and no agent 'nobody-knows'"),
         (("default",), [], 2, "training_queries"),
         (("default",), [*QUERIES, QUERIES[3]], 2, "training_queries[12].query repeats training_queries[3].query"),
+        (("default",), [{**one, "query": one["query"] * 60_000} for one in QUERIES], 2, "topics.max_record_bytes"),
         (("default",), [{"question": "?"}], 2, "training_queries[0].query is required"),
         (("default", "--budget", "-1"), QUERIES, 2, "config.max_budget_usd"),
         (("default", "--budget", "1"), QUERIES, 2, "a price is missing"),
