@@ -198,6 +198,8 @@ class Judged(NamedTuple):
     wrong: dict[int, serde.Poison]
     schema_ids: list[int | None]
     """The schema id of each payload, or a single one for all."""
+    exact: bool = False
+    """Whether it was asked, and is known, that each payload is what its columns encode to under the newest schema."""
 
     def fields(self, event: type[Event]) -> list[pa.Array]:
         """Return the event's columns, of one row per payload; null where it holds no event."""
@@ -214,12 +216,16 @@ class Judged(NamedTuple):
         return list(whole.flatten())
 
 
-def judge(event: type[Event], payloads: list[bytes | None]) -> Judged:
-    """Return which of the payloads are events, as columns, and what is wrong with the others."""
+def judge(event: type[Event], payloads: list[bytes | None], *, exact: bool = False) -> Judged:
+    """Return which of the payloads are events, as columns, and what is wrong with the others.
+
+    With `exact` they are encoded again where all are events of one schema, to see whether that gives the same bytes.
+    """
     first = _written_with(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
-    events = None if first is None else _sound(event, first, payloads)
-    if first is not None and events is not None:  # all of one schema, and all sound
-        return Judged([(range(len(payloads)), events)], {}, [first.id])
+    found = None if first is None else _sound(event, first, payloads)
+    if first is not None and found is not None:  # all of one schema, and all sound
+        newest = first.schema == versions.files().newest(event)
+        return Judged([(range(len(payloads)), found.events)], {}, [first.id], exact and newest and _is_exact(found))
     heads = [payload and payload[:_FRAME_BYTES] for payload in payloads]
     ids = {head: _schema_id(head) for head in set(heads)}
     judged = Judged([], {}, [ids[head] for head in heads])
@@ -264,9 +270,9 @@ def _halving(
     waiting = [which]
     while waiting:
         part = waiting.pop()
-        events = _sound(event, schema, [payloads[i] for i in part])
-        if events is not None:
-            judged.found.append((part, events))
+        found = _sound(event, schema, [payloads[i] for i in part])
+        if found is not None:
+            judged.found.append((part, found.events))
         elif len(part) > FEW:
             half = len(part) // 2
             waiting += [part[half:], part[:half]]
@@ -285,24 +291,46 @@ def _one_by_one(event: type[Event], which: list[int], payloads: list[bytes | Non
             written.append(serde.encode(read))  # in our encoding, whatever the writer's is
     if good:
         newest = versions.files().newest(event)
-        events = _read(event, _Written(numbering.current().id_of(newest), newest), written)
-        assert events is not None  # noqa: S101 - what we wrote ourselves can be read
-        judged.found.append((good, events))
+        found = _read(event, _Written(numbering.current().id_of(newest), newest), written)
+        assert found is not None  # noqa: S101 - what we wrote ourselves can be read
+        judged.found.append((good, found.events))
 
 
-def _sound(event: type[Event], schema: _Written, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
+class _Read(NamedTuple):
+    """Events, and what they were read from."""
+
+    events: pa.StructArray
+    whole: bytes
+    decoded: pa.RecordBatch
+    shape: str
+
+
+def _is_exact(found: _Read) -> bool:
+    """Return whether encoding what was decoded gives the same bytes: no number is padded, no list cut into blocks."""
+    try:
+        ((again,),) = pyruhvro.serialize_record_batch(found.decoded, found.shape, 1)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException:  # as in _read
+        return False
+    return bool(again.as_buffer().equals(pa.py_buffer(found.whole)))
+
+
+def _sound(event: type[Event], schema: _Written, payloads: Sequence[bytes | None]) -> _Read | None:
     """Return the events in these payloads if every one certainly is an event, written with this schema; else None."""
-    events = _read(event, schema, payloads)
-    return events if events is not None and rules.hold(event, events) else None
+    found = _read(event, schema, payloads)
+    return found if found is not None and rules.hold(event, found.events) else None
 
 
-def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None]) -> pa.StructArray | None:
+def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None]) -> _Read | None:
     """Return the events in these payloads under the newest schema; None if anything about their bytes is odd."""
     try:
         first, *others = payloads
         first = _varint(len(payloads)) + first  # type: ignore[operator]
         whole = _MARK_BYTES.join([first, *others, b"\0"])  # type: ignore[list-item]
-        items = pyruhvro.deserialize_array([whole], _array_of(written.schema)).column(0).values
+        shape = _array_of(written.schema)
+        decoded = pyruhvro.deserialize_array([whole], shape)
+        items = decoded.column(0).values
         as_should_be = pc.and_(
             pc.equal(items.field("id").view(pa.uint32()), int.from_bytes(written.id.to_bytes(4, "big"), "little")),
             pc.and_(pc.equal(items.field("magic"), serde.MAGIC != 0), pc.equal(items.field("mark"), _MARK)),
@@ -312,7 +340,7 @@ def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None
         newest = versions.files().newest(event)
         events = types.fitted(items.field("event"), _inlined(newest), _event_type(newest))
         events.validate(full=True)  # pyruhvro does not look whether a text is UTF-8
-        return events
+        return _Read(events, whole, decoded, shape)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException:  # a payload may be None; pyruhvro raises ValueError, and older versions no Exception at all

@@ -3,6 +3,7 @@
     Avro record ──► arrow_type ──► struct, list, map, timestamp[ms, UTC], …; bytes that are per token: a list
     columns of version n ──► fitted ──► fields in the order of the newest, its new ones with their default
                         └─ an integer that does not fit: ArrowInvalid
+    columns of the newest ──► written ──► as pyruhvro takes those of version n
 
 No field is ever retyped: `schemas.versions.check` refuses such a version. A change has to read both ways, so all it can
 do is add a field with a default, or remove one.
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.avro_schema import LAYOUT
 from schemas.tokens import Logprobs, LossMask, TokenIds
@@ -132,6 +134,41 @@ def _items(found: pa.StringArray, wanted: pa.ListType, mask: pa.Array | None) ->
         stored = np.dtype(np.bool_)
     lists = pa.array((ends - ends[0]) // stored.itemsize, pa.int32())
     return pa.ListArray.from_arrays(lists, pa.array(items.view(stored)), mask=mask)
+
+
+def written(found: pa.Array, node: Any) -> pa.Array:
+    """Return columns as pyruhvro encodes them under a node of an inlined schema: what `fitted` was given."""
+    if isinstance(node, list):
+        (node,) = (each for each in node if each != "null")
+    kind = node if isinstance(node, str) else node["type"]
+    mask = found.is_null() if found.null_count else None
+    if kind == "record":
+        columns = [written(found.field(field["name"]), field["type"]) for field in node["fields"]]
+        return pa.StructArray.from_arrays(columns, names=[field["name"] for field in node["fields"]], mask=mask)
+    if kind == "bytes":
+        return _joined(found)
+    if kind in ("array", "map"):
+        offsets, first = np.asarray(found.offsets), found.offsets[0].as_py()
+        starts, count = pa.array(offsets - first, pa.int32()), int(offsets[-1]) - first
+        if kind == "array":
+            items = written(found.values.slice(first, count), node["items"])
+            return pa.ListArray.from_arrays(starts, items, mask=mask)
+        items = written(found.items.slice(first, count), node["values"])
+        return pa.MapArray.from_arrays(starts, found.keys.slice(first, count), items, mask=mask)
+    if pa.types.is_timestamp(found.type):
+        return found.cast(pa.timestamp("ms"))
+    return found.cast(pa.int64()) if pa.types.is_integer(found.type) else found
+
+
+def _joined(found: pa.ListArray) -> pa.StringArray:
+    """Return lists of what is per token as the texts that pyruhvro takes for bytes: `_items` backwards."""
+    offsets = np.asarray(found.offsets)
+    values = found.values.slice(int(offsets[0]), int(offsets[-1]) - int(offsets[0])).to_numpy(zero_copy_only=False)
+    values = values.astype(np.uint8) if values.dtype == np.bool_ else values
+    ends = ((offsets - offsets[0]) * values.dtype.itemsize).astype(np.int32)
+    whole = pa.py_buffer(np.ascontiguousarray(values))
+    texts = pa.StringArray.from_buffers(len(found), pa.py_buffer(ends), whole)
+    return pc.if_else(found.is_null(), None, texts) if found.null_count else texts
 
 
 def _default(default: Any, kind: pa.DataType, count: int) -> pa.Array:

@@ -2,13 +2,14 @@
 
     archive sync ──► what is new, into files      archive verify ──► each byte of them, exit code 1 if one is wrong
     archive list ──► what there is                archive restore ──► back into empty topics, with every offset
+    archive compact ──► fewer, larger files       archive expire ──► what is older than an age is removed
 
 Queries, replay and reproduce read the archive by themselves.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,7 +34,7 @@ def _labels(call: AppContext, names: tuple[str, ...]) -> list[str]:
 def archive() -> None:
     """Keep topics in files, beyond their retention.
 
-    The archive is stored in archive.store: Parquet segments named by offset range, and a manifest per partition.
+    The archive is stored in archive.store: a Delta table per topic, which other engines read too.
     Commands take a TOPIC by label (tasks) or full name; default: all topics.
     """
 
@@ -143,7 +144,9 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
 
     found = verifying.verify(call.settings, _labels(call, names))
     columns = [
-        show.Column("partition", lambda row: f"{row['label']}[{row['partition']}]"),
+        show.Column(
+            "partition", lambda row: row["label"] if row["partition"] is None else f"{row['label']}[{row['partition']}]"
+        ),
         show.Column("file", "file"),
         show.Column("what", "what"),
     ]
@@ -156,6 +159,67 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
         err=True,
     )
     ctx.exit(1 if found.findings else 0)
+
+
+@archive.command("compact")
+@names_argument
+@output_option
+@pass_call
+def archive_compact(call: AppContext, names: tuple[str, ...], output: Output) -> None:
+    """Merge small files into larger ones.
+
+    `archive sync` does so by itself where a partition has many. Rows stay as they are; files that were replaced are
+    removed a day later, by this command too. It may be killed at any moment. Needs no broker.
+    """
+    from streams import output as show
+    from streams.tools.archive import compact as compacting
+
+    done = compacting.compact(call.settings, _labels(call, names))
+    columns = [
+        show.Column("topic", "topic"),
+        show.Column("files before", "before", right=True),
+        show.Column("files", "after", right=True),
+        show.Column("removed", "removed", right=True),
+    ]
+    show.rows([{"topic": each.label, **_without_label(each._asdict())} for each in done], columns, output)
+    before, after = sum(each.before for each in done), sum(each.after for each in done)
+    click.echo(f"{before} files were part of the archive, and {after} are now", err=True)
+
+
+@archive.command("expire")
+@names_argument
+@click.option("--older-than", metavar="AGE", required=True, help="An age, e.g. 90d, or an ISO 8601 time.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
+@output_option
+@pass_call
+def archive_expire(call: AppContext, names: tuple[str, ...], older_than: str, dry_run: bool, output: Output) -> None:
+    """Remove the oldest records from the archive.
+
+    A file is removed once all of its records are older, and with it each before it, so that no gap is left. Queries,
+    replays and restores then begin after it. Its bytes stay for a day, and are removed by the next `archive expire` or
+    `archive compact`. Needs no broker.
+    """
+    from streams import output as show
+    from streams.kafka.times import parse_time
+    from streams.tools.archive import compact as compacting
+
+    before_ms = parse_time(older_than, "--older-than")
+    done = compacting.expire(call.settings, before_ms, _labels(call, names), dry_run=dry_run)
+    columns = [
+        show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
+        show.Column("first left", "first", right=True),
+        show.Column("records", "records", right=True),
+        show.Column("segments", "segments", right=True),
+        show.Column("bytes", "bytes", right=True),
+    ]
+    show.rows([{"topic": each.label, **_without_label(each._asdict())} for each in done], columns, output)
+    records, segments = sum(each.records for each in done), sum(each.segments for each in done)
+    what = "would be removed" if dry_run else "are removed"
+    click.echo(f"{records} records in {segments} segments {what}, all before {show.moment(before_ms)}", err=True)
+
+
+def _without_label(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "label"}
 
 
 @archive.command("restore")

@@ -466,7 +466,7 @@ class Adapters(Section):
 class Archive(Section):
     """Where topics are kept beyond their retention."""
 
-    store: str = Field(".streamward/archive", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
+    store: str = Field(".streamward/archive", description="a folder, or an object store, e.g. s3://bucket/path")
     segment_records: int = Field(200_000, ge=1, description="most records in one file")
     segment_bytes: int = Field(256 * 1024 * 1024, ge=1, description="most payload bytes in one file")
     follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two syncs")

@@ -19,12 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas import serde
-from schemas.events import Coordinates
+from schemas.events import Coordinates, Reward
 from streams.arrow.decode import side_by_side
 from streams.kafka.record import Record, dead_letter
 from streams.settings.model import Settings
-from streams.tools.archive.manifests import Manifest, Segment, manifest_bytes
-from streams.tools.archive.segment_writer import SegmentWriter
+from streams.tools.archive.columns import table_schema
+from streams.tools.archive.segment_writer import RangeWriter
+from streams.tools.archive.store import Store
+from streams.tools.archive.tables import ArchiveTable, Change
 from streams.tools.dead_letters.letters import Letter, RedriveTarget, decision
 from streams.worker.faust.changelogs import Changelogs, Extent
 from tests.fuzz.target import CORPUS
@@ -48,18 +50,26 @@ def _letters() -> Iterator[tuple[str, bytes]]:
     yield "decision", _plain(decision(found, "retried", 1, "again", now_ms=8, target=target))
 
 
-def _segment() -> tuple[bytes, Segment]:
+def _archive() -> tuple[bytes, bytes, bytes]:
+    """Return a segment, the log of a table that has it, and that of one without records."""
     rewards = [factories.reward() for _ in range(3)]
     payloads = [*(serde.encode(reward) for reward in rewards), b"no event", None]
     records = [
         Record(AT._replace(offset=at), 7 + at, b"k", payload, (("h", b"v"),)) for at, payload in enumerate(payloads)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "segment.parquet"
-        writer = SegmentWriter(Settings(), "rewards", path)
-        writer.add(side_by_side("streamward.rewards", records))
-        segment = writer.closed(0, 0, 5)
-        return path.read_bytes(), segment
+        store = Store(folder)
+        table = ArchiveTable(store, "streamward.rewards", "rewards", table_schema(Reward))
+        table.create({0: 0})
+        log = Path(folder) / "streamward.rewards" / "_delta_log"
+        empty = b"".join(path.read_bytes() for path in sorted(log.iterdir()))
+        with RangeWriter(Settings(), store, "rewards", 0) as writer:
+            writer.add(side_by_side("streamward.rewards", records))
+            (file,) = writer.closed(0, 5)
+        state = table.load()
+        assert state is not None and table.commit(state, Change(added=(file,), nexts={0: 5}))
+        begun, _, added = (path.read_bytes() for path in sorted(log.iterdir()))
+        return Path(file[0].path).read_bytes(), begun + added, empty
 
 
 def _parquet() -> bytes:
@@ -111,10 +121,10 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     notes = Changelogs()
     notes.accept({("app-open-groups-changelog", 0): Extent(0, 5), ("c", 0): Extent(1, 7)})
     yield "commit-notes", "note", notes.note(0).rstrip("\0").encode()
-    data, segment = _segment()
+    data, one, empty = _archive()
     yield "segments", "rewards", data
-    yield "manifests", "one", manifest_bytes(Manifest(1, 1, 0, (segment,)))
-    yield "manifests", "empty", manifest_bytes(Manifest(1, 6, 3, ()))
+    yield "table-logs", "one", one
+    yield "table-logs", "empty", empty
     task = {"prompt": "What is 2 + 3?", "answer": 5, "group_size": 4, "metadata": {"topic": "sums"}}
     call = {"id": "c", "name": "add", "arguments": {"a": 1}}
     full = {

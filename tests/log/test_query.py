@@ -32,6 +32,7 @@ from streams.tools.query import formats
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
 from tests.support import older_schemas
+from tests.support.doubles.object_store import bucket
 from tests.support.factories import group, in_version_1, task
 from tests.support.log import finished_run
 from tests.support.log.shared_node import own_prefix
@@ -157,9 +158,14 @@ def cut(settings: Settings, label: str) -> None:
         future.result()
 
 
-def test_segments_in_an_object_store_are_read_from_there_and_nothing_else_is(own: Settings) -> None:
-    store = own.archive.model_copy(update={"store": f"memory://{own.topics.prefix}archive"})
-    own = own.model_copy(update={"archive": store})
+def test_segments_in_an_object_store_are_read_from_there_and_nothing_else_is(
+    own: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bucket(monkeypatch) as url:
+        _read_from(own.model_copy(update={"archive": own.archive.model_copy(update={"store": f"{url}/archive"})}))
+
+
+def _read_from(own: Settings) -> None:
     write(own, "a", "b")
     sync.sync(own)
     cut(own, "tasks")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
-import fsspec
 import pytest
 
 from schemas import versions
@@ -18,6 +18,7 @@ from streams.tools.archive.retention import RestoredTopics, SetBack
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
 from streams.tools.archive.verify import verify
+from tests.support.doubles.object_store import bucket
 from tests.support.log.archived import (
     ONE,
     cut,
@@ -200,20 +201,26 @@ def test_an_archive_that_holds_nothing_says_so(made: Settings) -> None:
 # --- an object store --------------------------------------------------------------------------------------------------
 
 
-def test_an_object_store_holds_an_archive_too(made: Settings) -> None:
-    store = f"memory://{made.topics.prefix}archive"
-    there = made.model_copy(update={"archive": made.archive.model_copy(update={"store": store, "segment_records": 10})})
+@pytest.fixture
+def there(made: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """Settings with an archive in an object store, in small segments."""
+    with bucket(monkeypatch) as url:
+        held = made.archive.model_copy(update={"store": f"{url}/archive", "segment_records": 10})
+        yield made.model_copy(update={"archive": held})
+
+
+def test_an_object_store_holds_an_archive_too(there: Settings) -> None:
     write(there, 25)
     sync(there, ["rewards"])
     write(there, 4, first=25)
     sync(there, ["rewards"])
     segments = ArchiveReader(there).segments("rewards", ONE)
     assert [each.next for each in segments] == [10, 20, 25, 29]
-    assert segments[0].path.startswith("memory://")
+    assert segments[0].path.startswith("s3://bucket/archive/")
     assert verify(there).findings == ()
     assert held(of(there)) == held(of(there, "auto")) == in_the_log(there)
     restore(there, ["rewards"], into=elsewhere(there))
     assert in_the_log(elsewhere(there)) == renamed(in_the_log(there), elsewhere(there))
-    fsspec.filesystem("memory").rm_file(segments[1].path)
+    ArchiveReader(there).store.remove(f"{name(there)}/{segments[1].name}")
     (finding,) = verify(there).findings
     assert finding.file == segments[1].path

@@ -10,6 +10,7 @@ import pytest
 
 from streams.errors import LogError, SettingsError
 from streams.tools.archive.store import HALF, Store
+from tests.support.doubles.object_store import bucket
 
 
 @pytest.fixture(params=["folder", "objects"])
@@ -69,6 +70,22 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pytest.fail("there is no such folder")
 
 
+def test_credentials_are_those_of_the_environment_or_of_the_file_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bucket(monkeypatch) as url:
+        assert set(Store(url).options) == {"aws_allow_http"}
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        file = tmp_path / "credentials"
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+        with pytest.raises(SettingsError, match=r"no credentials for archive\.store=s3://bucket in it"):
+            Store(url)
+        file.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+        store = Store(url)
+        assert store.create("t/x", b"1") and store.read("t/x") == b"1"
+
+
 def test_a_url_without_a_driver_is_a_wrong_setting() -> None:
-    with pytest.raises(SettingsError, match=r"archive\.store=nosuch://x: .*install the driver"):
+    with pytest.raises(SettingsError, match=r"archive\.store=nosuch://x: .*use a folder"):
         Store("nosuch://x")

@@ -47,7 +47,7 @@ class ArchiveHistory:
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
         """Return (first offset, offset after the last) per partition of these topics, given by label.
 
-        Raises NotFoundError if a topic was never archived, LogError if one of its partitions was not.
+        Raises NotFoundError if a topic was never archived.
         """
         found: dict[TopicPartition, tuple[int, int]] = {}
         for label in labels:
@@ -57,21 +57,15 @@ class ArchiveHistory:
                     f"archive.store={self._settings.archive.store}: does not hold {self.archive.folder(label)}; run "
                     "`streamward archive sync`, or read from the log (`streamward archive list` shows what there is)"
                 )
-            manifest = self.archive.manifest(label, max(tp[1] for tp in held))
-            if manifest is not None and len(held) < manifest.partitions:
-                raise LogError(
-                    f"archive.store={self._settings.archive.store}: holds {len(held)} partitions of "
-                    f"{self.archive.folder(label)}, expected {manifest.partitions}: its first sync did not end, or a "
-                    "folder is missing. Run `streamward archive sync`, or restore the folder from a copy"
-                )
             found |= held
         return found
 
     def held(self, label: str) -> dict[TopicPartition, tuple[int, int]]:
         """Return (first offset, offset after the last) of every partition of a topic that was archived."""
-        manifests = {partition: self.archive.manifest(label, partition) for partition in self.archive.partitions(label)}
+        state = self.archive.state(label)
+        extents = {} if state is None else state.extents
         name = self.archive.folder(label)
-        return {(name, partition): (found.first, found.next) for partition, found in manifests.items() if found}
+        return {(name, partition): (found.first, found.next) for partition, found in extents.items()}
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
         """Yield every record from `starts` to below `ends`, merged by timestamp. Raises LogError as
@@ -158,24 +152,25 @@ class JoinedHistory:
         yield from self._log.read(*_split(new))
 
     def _held(self, tp: TopicPartition) -> tuple[int, int]:
-        manifest = self._archived.archive.manifest(self._labels[tp[0]], tp[1])
-        return (0, 0) if manifest is None else (manifest.first, manifest.next)
+        extent = self._archived.archive.extent(self._labels[tp[0]], tp[1])
+        return (0, 0) if extent is None else (extent.first, extent.next)
 
     def _check_seams(self, joined: Iterable[TopicPartition]) -> None:
         """Raise LogError if the log has another record where the archive ends."""
-        segments = {tp: self._archived.archive.segments(self._labels[tp[0]], tp[1])[-1] for tp in joined}
-        if not segments:
+        nexts = {tp: self._held(tp)[1] for tp in joined}
+        if not nexts:
             return
-        bounds = self._log.bounds(dict.fromkeys(self._labels[name] for name, _ in segments))
-        lasts = {}
-        for tp, last in segments.items():
+        bounds = self._log.bounds(dict.fromkeys(self._labels[name] for name, _ in nexts))
+        lasts: dict[Coordinates, Record] = {}
+        for tp, next_ in nexts.items():
             low = bounds[tp][0]
-            if low > last.next:
-                raise self._gap(tp, last.next, low)
-            if low < last.next and last.records == last.next - last.first:  # with holes it may have none there
-                lasts[Coordinates(*tp, last.next - 1)] = last
+            if low > next_:
+                raise self._gap(tp, next_, low)
+            last = self._archived.archive.last(self._labels[tp[0]], tp[1])
+            if low < next_ and last is not None:  # with holes it may have none there
+                lasts[last.at] = last
         for at, record in self._log.fetch(lasts).items():
-            if fingerprint(record) != lasts[at].last_sha256:
+            if fingerprint(record) != fingerprint(lasts[at]):
                 raise LogError(
                     f"{at}: the log holds another record here than the archive in {self._settings.archive.store}: the "
                     "topic was recreated. Read one of them with --source archive or --source log, or set archive.store "

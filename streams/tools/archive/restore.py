@@ -19,6 +19,7 @@ written in transactions) cannot be written again by any client, and is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import NamedTuple
 
 import confluent_kafka as ck
@@ -32,9 +33,9 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import LABELS, topics
 from streams.settings.model import Settings
-from streams.tools.archive.manifests import Manifest
 from streams.tools.archive.retention import RestoredTopics, SetBack
 from streams.tools.archive.segments import ArchiveReader, fingerprint
+from streams.tools.archive.tables import ArchiveExtent
 
 PLACEHOLDER = b"streamward placeholder"
 
@@ -60,16 +61,16 @@ def restore(
     if nothing is archived; LogError if a segment is missing or damaged, or the broker refuses.
     """
     into, archive, labels = into or settings, ArchiveReader(settings), list(labels)
-    found = {(label, p): archive.manifest(label, p) for label in labels for p in archive.partitions(label)}
-    manifests = {key: manifest for key, manifest in found.items() if manifest is not None}
-    if not manifests:
+    states = {label: archive.state(label) for label in labels}
+    extents = {(label, p): found for label, state in states.items() if state for p, found in state.extents.items()}
+    if not extents:
         raise NotFoundError(
             f"archive.store={settings.archive.store}: holds nothing of {', '.join(labels)} under the prefix "
             f"{settings.topics.prefix!r}; see `streamward archive list`, and set archive.store and topics.prefix"
         )
     cluster.apply_topics(into)
-    bounds = cluster.offsets(into, dict.fromkeys(label for label, _ in manifests))
-    targets = {key: _Target(archive, manifest, into, key) for key, manifest in manifests.items()}
+    bounds = cluster.offsets(into, dict.fromkeys(label for label, _ in extents))
+    targets = {key: _Target(archive, extent, into, key) for key, extent in extents.items()}
     for target in targets.values():  # all of them before the first record is written
         target.check(bounds)
     restored = RestoredTopics(archive.store, into)
@@ -84,7 +85,7 @@ def restore(
     _delete_before(into, {target.to: target.first for target in late})
     with Producer(into, any_size=True) as producer:
         done = [target.write(producer, bounds[target.to][1]) for target in targets.values()]
-    ends = cluster.offsets(into, dict.fromkeys(label for label, _ in manifests))
+    ends = cluster.offsets(into, dict.fromkeys(label for label, _ in extents))
     for target in targets.values():
         target.check_done(*ends[target.to])
     return done
@@ -112,10 +113,10 @@ def _check_unused(into: Settings, bounds: Mapping[TopicPartition, tuple[int, int
 class _Target:
     """One partition that is restored."""
 
-    def __init__(self, archive: ArchiveReader, manifest: Manifest, into: Settings, key: tuple[str, int]) -> None:
-        self._archive, self._manifest, self._into = archive, manifest, into
+    def __init__(self, archive: ArchiveReader, extent: ArchiveExtent, into: Settings, key: tuple[str, int]) -> None:
+        self._archive, self._extent, self._into = archive, extent, into
         self._label, self._partition = key
-        self.first = manifest.first
+        self.first = extent.first
         self._from = (archive.folder(self._label), self._partition)
         self.to: TopicPartition = (topics(into.topics)[self._label].name, self._partition)
         self._where = f"{self.to[0]}[{self.to[1]}]"
@@ -123,31 +124,34 @@ class _Target:
     def check(self, bounds: dict[TopicPartition, tuple[int, int]]) -> None:
         """Raise RefusedError unless the partition is empty, or holds the beginning of this archive and nothing else."""
         count = sum(1 for tp in bounds if tp[0] == self.to[0])
-        if count != self._manifest.partitions:
+        expected = len(self._archive.partitions(self._label))
+        if count != expected:
             raise RefusedError(
-                f"topic {self.to[0]} has {count} partitions, expected {self._manifest.partitions}, as when it was "
+                f"topic {self.to[0]} has {count} partitions, expected {expected}, as when it was "
                 "archived: keys would belong to other partitions. Delete the topic, or set topics.partitions and "
                 "topics.policy_partitions as they were, and use another topics.prefix"
             )
-        for segment in self._manifest.segments:
-            if segment.records != segment.next - segment.first:
+        for (first, next_), files in groupby(self._extent.segments, key=lambda one: (one.first, one.next)):
+            segments = list(files)
+            if (records := sum(each.records for each in segments)) != next_ - first:
                 raise RefusedError(
-                    f"{segment.path}: has {segment.records} records in {segment.next - segment.first} offsets; a range "
+                    f"{segments[0].path}: has {records} records in {next_ - first} offsets; a range "
                     "with holes cannot be written again, since Kafka gives every record the next offset"
                 )
-            self._archive.check(segment)
+            for segment in segments:
+                self._archive.check(segment)
         low, high = bounds[self.to]
         if not self._is_ours(low, high):
             raise RefusedError(
                 f"{self._where}: holds offsets {low} to {high - 1}, expected an empty partition (or the beginning of "
-                f"this archive, {self._manifest.first} to {self._manifest.next - 1}). Restore into other topics, with "
+                f"this archive, {self._extent.first} to {self._extent.next - 1}). Restore into other topics, with "
                 "--into-prefix, or delete this one"
             )
 
     def _is_ours(self, low: int, high: int) -> bool:
         if low == high:
             return high <= self.first
-        if high > self._manifest.next or low > self.first:
+        if high > self._extent.next or low > self.first:
             return False
         ends = {Coordinates(*self.to, low), Coordinates(*self.to, high - 1)}
         return all(self._is_from_here(record) for record in reader.fetch(self._into, ends).values())
@@ -161,7 +165,7 @@ class _Target:
 
     def is_behind(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> bool:
         """Return whether anything of the archive is missing here."""
-        return bounds[self.to][1] < self._manifest.next
+        return bounds[self.to][1] < self._extent.next
 
     def fill_up(self, producer: Producer, high: int) -> None:
         """Write placeholders up to where the archive begins."""
@@ -170,17 +174,17 @@ class _Target:
 
     def write(self, producer: Producer, high: int) -> Restored:
         """Write the records that are not there yet."""
-        begin, next_ = max(self.first, high), self._manifest.next
+        begin, next_ = max(self.first, high), self._extent.next
         for record in self._archive.read({self._from: begin}, {self._from: next_}):
             self._send(producer, record.at.offset, record.key, record.payload, record.timestamp_ms, record.headers)
         return Restored(self._label, self._partition, self.first, next_, next_ - begin)
 
     def check_done(self, low: int, high: int) -> None:
         """Raise LogError unless the partition now has the offsets of the archive."""
-        if (low, high) != (self.first, self._manifest.next):
+        if (low, high) != (self.first, self._extent.next):
             raise LogError(
                 f"{self._where}: has offsets {low} to {high - 1} now, expected {self.first} to "
-                f"{self._manifest.next - 1}: another process writes to this topic. Stop it, delete the topic, and "
+                f"{self._extent.next - 1}: another process writes to this topic. Stop it, delete the topic, and "
                 f"restore"
             )
 

@@ -1,149 +1,192 @@
-"""Write one segment: records as a Parquet file, a row group per chunk.
+"""Write a range of offsets of one partition: a Parquet file per day, and its entry for the Delta log.
 
-Beside the columns of the event each row has the record as it was (RAW_FIELDS), so that also a record that is not an
-event can be restored byte for byte.
+    chunk of records ──► columns ──► by day ──► TOPIC/.half-… ──put──► _partition=P/_day=D/FIRST-NEXT-SHA-FOOTER.parquet
+                                                           └─► Segment, statistics
+
+Nearly every range has one day. Which columns are compressed how was measured: what hardly repeats gets no dictionary,
+and logprobs hardly get smaller, whatever they are compressed with.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import cache
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas import versions
 from schemas.events import Event
-from streams.arrow.decode import RECORD_FIELDS, DecodedRows, arrow_schema, judge, record_columns
+from streams.arrow.decode import DecodedRows
 from streams.files import sha256_of
-from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.manifests import Segment
-from streams.tools.archive.segments import fingerprint, footer_sha256
-
-RAW_FIELDS = [
-    pa.field("_key_bytes", pa.binary()),
-    pa.field("_headers", pa.list_(pa.struct([pa.field("name", pa.binary()), pa.field("value", pa.binary())]))),
-    pa.field("_payload", pa.binary()),
-    pa.field("_bad", pa.string()),
-]
-"""The record as it was: its key if that is not text, and why it is not an event, else null."""
+from streams.tools.archive.columns import days_of, segment_schema, stored
+from streams.tools.archive.segments import SCHEMA_KEY, footer_sha256
+from streams.tools.archive.store import Store
+from streams.tools.archive.tables import COUNTED, Segment, segment_name, stats_json
 
 UNIQUE = ("_payload", "_offset", "_timestamp", "text", "error", "response_id", "reward_id", "group_id", "control_id")
 """Columns whose values hardly repeat, so that a dictionary of them would be useless."""
 
 
-def segment_schema(event: type[Event]) -> pa.Schema:
-    """Return the columns of a segment: those of a decoded table, and RAW_FIELDS."""
-    return pa.schema([*arrow_schema(event), *RAW_FIELDS])
+@dataclass
+class _DayFile:
+    """A file that is being written, a row group per chunk."""
 
-
-def record_in(rows: DecodedRows, row: int) -> Record:
-    """Return one of the rows as a record."""
-    return Record(rows.at(row), rows.timestamps[row], rows.keys[row], rows.payloads[row], rows.headers[row])
+    path: Path
+    writer: pq.ParquetWriter
+    records: int = 0
+    bad: int = 0
 
 
 @dataclass
-class SegmentWriter:
-    """A Parquet file that is being written, a row group per chunk."""
+class RangeWriter:
+    """The files of a range of offsets while they are written. A context manager: what was not put is removed."""
 
     settings: Settings
+    store: Store
     label: str
-    path: Path
+    partition: int
     records: int = 0
     bad: int = 0
     payload_bytes: int = 0
     next: int = 0
-    last_sha256: str = ""
-    times: list[int] = field(default_factory=list)
-    ids: set[int] = field(default_factory=set)
+    """The offset after the last record; 0 if there was none."""
+    _files: dict[str, _DayFile] = field(default_factory=dict)
+    _places: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
-        self._event = topics(self.settings.topics)[self.label].event
-        schema = segment_schema(self._event)
-        self._writer = pq.ParquetWriter(
-            self.path,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[name for name in schema.names if name not in UNIQUE],
-            write_page_checksum=True,
-        )
+        topic = topics(self.settings.topics)[self.label]
+        self._event, self._folder = topic.event, topic.name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._places:
+            for file in self._files.values():
+                with contextlib.suppress(OSError, pa.ArrowException):  # of a disk that is full: the first said so
+                    file.writer.close()
 
     @property
     def full(self) -> bool:
-        """Whether the file has reached its limits."""
+        """Whether the range has reached its limits."""
         limits = self.settings.archive
         return self.records >= limits.segment_records or self.payload_bytes >= limits.segment_bytes
 
     def add(self, rows: DecodedRows) -> None:
-        """Write a chunk of records."""
+        """Write a chunk of records of this partition."""
         if not rows.offsets:
             return
-        table, bad = _table(self._event, rows)
-        self._writer.write_table(table, row_group_size=len(table))
-        self.records += len(table)
-        self.bad += bad
+        days = days_of(rows.timestamps)
+        if days[0] == days[-1] and len(set(days)) == 1:
+            self._add(days[0], rows)
+        else:
+            for day in sorted(set(days)):
+                self._add(day, _chosen(rows, [row for row, each in enumerate(days) if each == day]))
+        self.records += len(rows.offsets)
         self.payload_bytes += sum(map(len, filter(None, rows.payloads)))
         self.next = rows.offsets[-1] + 1
-        self.last_sha256 = fingerprint(record_in(rows, -1))
-        self.times = [min(rows.timestamps + self.times[:1]), max(rows.timestamps + self.times[1:])]
-        self.ids.update(each for each in table["_schema_id"].unique().to_pylist() if each is not None)
 
-    def closed(self, partition: int, first: int, next_: int) -> Segment:
-        """Finish the file, and return its entry for the manifest."""
-        self._writer.close()
-        sha256 = sha256_of(self.path)
-        with self.path.open("rb") as file:
-            size = file.seek(0, 2)
-            footer = footer_sha256(file, size)
-        from_ms, to_ms = self.times or (0, 0)
-        return Segment(
-            label=self.label,
-            partition=partition,
-            first=first,
-            next=next_,
-            path=str(self.path),
-            sha256=sha256,
-            footer_sha256=footer,
-            last_sha256=self.last_sha256,
-            records=self.records,
-            bad=self.bad,
-            bytes=size,
-            payload_bytes=self.payload_bytes,
-            from_ms=from_ms,
-            to_ms=to_ms,
-            schema_ids=tuple(sorted(self.ids)),
-        )
+    def _add(self, day: str, rows: DecodedRows) -> None:
+        found = stored(self._event, rows)
+        file = self._files.get(day)
+        if file is None:
+            file = self._files[day] = self._begun()
+        file.writer.write_table(found.table, row_group_size=len(found.table))
+        file.records += len(found.table)
+        file.bad += found.bad
+        self.bad += found.bad
 
+    def closed(self, first: int, next_: int) -> Iterator[tuple[Segment, str]]:
+        """Finish the files of the range, at least one, and yield the entry and the statistics of each."""
+        if not self._files:
+            self._add_nothing()
+        for day, file in sorted(self._files.items()):
+            file.writer.close()
+            yield self._entry(day, file, (first, next_))
 
-def _table(event: type[Event], rows: DecodedRows) -> tuple[pa.Table, int]:
-    """Return the rows as a piece of a segment, and how many of them are not events."""
-    judged = judge(event, rows.payloads)
-    columns = record_columns(rows, judged)
-    places = {field.name: number for number, field in enumerate(RECORD_FIELDS)}
-    keys = columns[places["_key"]].cast(pa.binary()).to_pylist()
-    odd = [raw if raw != key else None for raw, key in zip(rows.keys, keys, strict=True)]
-    reasons = [None if row not in judged.wrong else judged.wrong[row].reason for row in range(len(rows.payloads))]
-    arrays = [
-        pa.array(odd, pa.binary()),
-        _headers(rows),
-        pa.array(rows.payloads, pa.binary()),
-        pa.array(reasons, pa.string()),
-    ]
-    return pa.table([*columns, *judged.fields(event), *arrays], schema=segment_schema(event)), len(judged.wrong)
+    def _add_nothing(self) -> None:
+        """Begin a file without records: of a range in which a transaction left no record."""
+        self._files[days_of([0])[0]] = self._begun()
+
+    def _begun(self) -> _DayFile:
+        path = self._places.enter_context(self.store.half(self._folder))
+        return _DayFile(path, _writer(self._event, path))
+
+    def _entry(self, day: str, file: _DayFile, offsets: tuple[int, int]) -> tuple[Segment, str]:
+        sha256 = sha256_of(file.path)
+        with file.path.open("rb") as source:
+            size = source.seek(0, 2)
+            footer = footer_sha256(source, size)
+        least, most, nulls = _statistics(pq.read_metadata(file.path))
+        name = segment_name(self.partition, day, offsets, sha256, footer)
+        self.store.put(file.path, f"{self._folder}/{name}")
+        segment = Segment(
+            label=self.label, partition=self.partition, day=day, first=offsets[0], next=offsets[1], name=name,
+            path=self.store.where(f"{self._folder}/{name}"), sha256=sha256, footer=footer, records=file.records,
+            bad=file.bad, bytes=size, from_ms=0, to_ms=0, schema_ids=(),
+        )  # fmt: skip
+        return segment, stats_json(file.records, least, most, {**nulls, "_bad": file.records - file.bad})
 
 
-def _headers(rows: DecodedRows) -> pa.Array:
-    """Return the headers as a column; a list for each of so many rows would keep the garbage collector busy."""
-    pairs = [pair for each in rows.headers for pair in each]
-    ends = accumulate(map(len, rows.headers), initial=0)
-    inner = pa.StructArray.from_arrays(
-        [
-            pa.array([name.encode(errors="surrogateescape") for name, _ in pairs], pa.binary()),
-            pa.array([value for _, value in pairs], pa.binary()),
-        ],
-        fields=list(RAW_FIELDS[1].type.value_type),
+def _chosen(rows: DecodedRows, which: list[int]) -> DecodedRows:
+    columns = [[column[row] for row in which] if column else [] for column in rows[1:]]
+    return DecodedRows(rows.topic, *columns)  # type: ignore[arg-type]
+
+
+def _writer(event: type[Event], path: Path) -> pq.ParquetWriter:
+    newest = versions.files().newest(event)
+    schema = segment_schema(event)
+    leaves = _leaves(schema)
+    writer = pq.ParquetWriter(
+        path,
+        schema,
+        compression={name: "snappy" if is_logprob else "zstd" for name, is_logprob in leaves.items()},
+        compression_level={name: 1 for name, is_logprob in leaves.items() if not is_logprob},
+        use_dictionary=[name for name in schema.names if name not in UNIQUE],
+        write_statistics=[name for name in leaves if ".list." not in name],
+        write_page_checksum=True,
+        store_schema=False,
     )
-    return pa.ListArray.from_arrays(pa.array(list(ends), pa.int32()), inner)
+    writer.add_key_value_metadata({SCHEMA_KEY: str(newest.id)})
+    return writer
+
+
+@cache
+def _leaves(schema: pa.Schema) -> dict[str, bool]:
+    """Return the path of each column that a Parquet file has, and whether it holds a number for each token sampled."""
+    sink = pa.BufferOutputStream()
+    pq.ParquetWriter(sink, schema).close()
+    columns = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    return {
+        columns.column(n).path: columns.column(n).physical_type == "FLOAT" and ".list." in columns.column(n).path
+        for n in range(len(columns))
+    }
+
+
+def _statistics(metadata: pq.FileMetaData) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+    """Return the least, the greatest and the number of nulls of the columns that have them in the Delta log."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            name, found = column.path_in_schema, column.statistics
+            if found is None or name not in COUNTED:
+                continue
+            if found.has_null_count:
+                nulls[name] = nulls.get(name, 0) + found.null_count
+            if found.has_min_max and name != "_bad":
+                least[name] = min(least.get(name, found.min), found.min)
+                most[name] = max(most.get(name, found.max), found.max)
+    return least, most, nulls

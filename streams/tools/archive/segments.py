@@ -1,20 +1,17 @@
-"""The log kept in files: segments of a partition, and the manifest that names them.
+"""The log kept in files: a Delta table for each topic, which Polars, DuckDB and pandas read too.
 
-    STORE/TOPIC/PARTITION/ ─┬─ 00000007.json                     the manifest with the highest number counts
-                            └─ FIRST-NEXT-SHA.parquet ...        segments, without gaps from the first to `next`
+    STORE/TOPIC/ ─┬─ _delta_log/00000000000000000007.json                        which files count, and how far it goes
+                  └─ _partition=P/_day=D/FIRST-NEXT-SHA-FOOTER.parquet ...       segments, without gaps up to `next`
 
     ArchiveReader ──► segments, next_offset ──► files for a query      ──► read, fetch ──► Record, exactly as it was
 
-A manifest names every segment of its partition with range, sha256, bytes, records, times and schema ids, and has a
-sha256 of itself; the next one has the next number. Each is complete, and a file that no manifest names does not count.
-So a sync may be killed anywhere, and of two at once the one that creates a number first wins it; the other reads that
-manifest and continues after it. A segment is never changed.
+A file that the log does not name does not count, so a sync may be killed anywhere; of two that continue one partition
+at the same offset, Delta takes the first, and the other continues after it. A segment is never changed: compaction
+writes others in its place.
 
 Before the first record of a segment is returned, its sha256 is computed over the whole file, once per reader. Queries
 read columns instead, after `sound`, which checks the file's size and the sha256 of its footer, where all statistics
 are; Parquet has a checksum of each page.
-
-Not covered: merging small segments, and deleting old ones.
 """
 
 from __future__ import annotations
@@ -25,27 +22,31 @@ import hashlib
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from schemas import versions
 from schemas.events import Coordinates
+from schemas.versions import Schema
 from streams.errors import LogError
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.manifests import Manifest, Segment, manifest_numbers, parsed, partition_numbers
+from streams.tools.archive.columns import records_of, table_schema
 from streams.tools.archive.store import Store
+from streams.tools.archive.tables import FOOTER_DIGITS, ArchiveExtent, ArchiveTable, Segment, TableState
 
-RAW = ["_offset", "_timestamp", "_key", "_key_bytes", "_headers", "_payload"]
-"""The columns that hold the record; the others hold its event."""
 MERGED_RECORDS = 512
 """Records of each partition in memory while several are read at once."""
 KEPT_GROUPS = 8
 """Row groups that stay in memory for the next `fetch`."""
 FOOTER_BYTES = 8
 """What ends a Parquet file: the length of its footer, and PAR1."""
+SCHEMA_KEY = "streamward.schema"
+"""In the footer: the id, in schemas/lock.json, of the schema that the columns were written for."""
 
 
 def fingerprint(record: Record) -> str:
@@ -61,66 +62,66 @@ class ArchiveReader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._topics = topics(settings.topics)
         self.store = Store(settings.archive.store)
-        self._manifests: dict[tuple[str, int], Manifest | None] = {}
+        self._tables: dict[str, ArchiveTable] = {}
+        self._states: dict[str, TableState | None] = {}
         self._verified: set[str] = set()
-        self._groups: OrderedDict[tuple[str, int], pa.Table] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int], tuple[Schema, pa.Table]] = OrderedDict()
 
     def refresh(self) -> None:
-        """Read the manifests again at the next call: a sync may have continued."""
-        self._manifests.clear()
+        """Read the tables' logs again at the next call: a sync may have continued."""
+        self._states.clear()
 
-    def folder(self, label: str, partition: int | None = None) -> str:
-        """Return the folder of a topic or a partition, relative to the store."""
-        name = topics(self._settings.topics)[label].name
-        return name if partition is None else f"{name}/{partition}"
+    def folder(self, label: str) -> str:
+        """Return the folder of a topic, relative to the store."""
+        return self._topics[label].name
+
+    def table(self, label: str) -> ArchiveTable:
+        """Return the table of a topic, whether it exists or not."""
+        if label not in self._tables:
+            schema = table_schema(self._topics[label].event)
+            self._tables[label] = ArchiveTable(self.store, self.folder(label), label, schema)
+        return self._tables[label]
+
+    def state(self, label: str) -> TableState | None:
+        """Return what is archived of a topic, or None if it never was. Raises LogError if its log is damaged."""
+        if label not in self._states:
+            self._states[label] = self.table(label).load()
+        return self._states[label]
 
     def partitions(self, label: str) -> list[int]:
         """Return the partitions that were archived, empty or not."""
-        found = partition_numbers(self.store.names(self.folder(label)))
-        return [partition for partition in found if self.manifest(label, partition) is not None]
+        state = self.state(label)
+        return [] if state is None else sorted(state.extents)
 
-    def manifest(self, label: str, partition: int) -> Manifest | None:
-        """Return the newest manifest of a partition, or None if it was never archived.
-
-        Raises LogError if it is damaged.
-        """
-        key = (label, partition)
-        if key not in self._manifests:
-            self._manifests[key] = self._newest(label, partition)
-        return self._manifests[key]
+    def extent(self, label: str, partition: int) -> ArchiveExtent | None:
+        """Return what is archived of a partition, or None if it never was. Raises as `state`."""
+        state = self.state(label)
+        return None if state is None else state.extents.get(partition)
 
     def segments(self, label: str, partition: int) -> list[Segment]:
         """Return the segments of a partition, in order, without gaps."""
-        manifest = self.manifest(label, partition)
-        return [] if manifest is None else list(manifest.segments)
+        extent = self.extent(label, partition)
+        return [] if extent is None else list(extent.segments)
 
     def next_offset(self, label: str, partition: int) -> int | None:
         """Return the offset after the last that is archived, or None if the partition never was."""
-        manifest = self.manifest(label, partition)
-        return None if manifest is None else manifest.next
+        extent = self.extent(label, partition)
+        return None if extent is None else extent.next
 
-    def _newest(self, label: str, partition: int) -> Manifest | None:
-        folder = self.folder(label, partition)
-        for _ in range(3):  # the newest may be an old one by now, and removed
-            numbers = manifest_numbers(self.store.names(folder))
-            if not numbers:
-                return None
-            name = f"{folder}/{numbers[-1]:08d}.json"
-            data = self.store.read(name)
-            if data is not None:
-                manifest = parsed(label, partition, self.store, name, data)
-                if manifest.number != numbers[-1]:
-                    raise LogError(
-                        f"{self.store.where(name)}: is the manifest with number {manifest.number}; remove it"
-                    )
-                return manifest
-        raise LogError(f"{self.store.where(folder)}: its manifests were removed while they were read; try again")
+    def last(self, label: str, partition: int) -> Record | None:
+        """Return the record before `next_offset`, if there is one; its segment's sha256 is not checked."""
+        extent = self.extent(label, partition)
+        if extent is None or not extent.segments:
+            return None
+        at = Coordinates(self.folder(label), partition, extent.next - 1)
+        return self._found([one for one in extent.segments if one.next == extent.next], at, checked=False)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def check(self, segment: Segment) -> None:
-        """Return if a segment is, byte for byte, what its manifest records; reads it once. Raises LogError."""
+        """Return if a segment is, byte for byte, what its name says; reads it once. Raises LogError."""
         if segment.path in self._verified:
             return
         try:
@@ -138,7 +139,7 @@ class ArchiveReader:
                 size = file.seek(0, 2)
                 if size != segment.bytes:
                     raise _damaged(segment, f"has {size} bytes, expected {segment.bytes}")
-                if footer_sha256(file, size) != segment.footer_sha256:
+                if footer_sha256(file, size)[:FOOTER_DIGITS] != segment.footer:
                     raise _damaged(segment, "has another footer")
         except FileNotFoundError:
             raise _missing(segment) from None
@@ -149,7 +150,7 @@ class ArchiveReader:
         Each partition comes in the order of its offsets. Raises LogError, naming the segment, if one is missing or
         damaged, and if a range is not archived.
         """
-        labels = {topic.name: label for label, topic in topics(self._settings.topics).items()}
+        labels = {topic.name: label for label, topic in self._topics.items()}
         parts = [
             self._partition(labels[tp[0]], tp, start, ends[tp]) for tp, start in starts.items() if start < ends[tp]
         ]
@@ -157,27 +158,37 @@ class ArchiveReader:
 
     def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
         """Return the records at these coordinates. Raises LogError, naming those that are not there."""
-        labels = {topic.name: label for label, topic in topics(self._settings.topics).items()}
+        labels = {topic.name: label for label, topic in self._topics.items()}
         found: dict[Coordinates, Record] = {}
         for at in sorted(set(wanted)):
-            segment = self._segment_of(labels[at.topic], at)
-            table, offsets = self._group_of(segment, at)
-            place = bisect.bisect_left(offsets, at.offset)
-            if place == len(offsets) or offsets[place] != at.offset:
-                raise LogError(f"{at}: no such record; {segment.path} has none at this offset")
-            with _readable(segment):
-                (found[at],) = records_of(at.topic, at.partition, table.slice(place, 1))
+            segments = self._segments_of(labels[at.topic], at)
+            record = self._found(segments, at)
+            if record is None:
+                raise LogError(f"{at}: no such record; {segments[0].path} has none at this offset")
+            found[at] = record
         return found
 
-    def _segment_of(self, label: str, at: Coordinates) -> Segment:
-        for segment in self.segments(label, at.partition):
-            if segment.first <= at.offset < segment.next and segment.records:
-                return segment
-        raise self._not_archived(label, at.partition, at.offset, at.offset + 1)
+    def _segments_of(self, label: str, at: Coordinates) -> list[Segment]:
+        """Return the segments of the range that an offset is in."""
+        segments = self.segments(label, at.partition)
+        place = bisect.bisect_right(segments, at.offset, key=lambda one: one.first) - 1
+        if place < 0 or at.offset >= segments[place].next:
+            raise self._not_archived(label, at.partition, at.offset, at.offset + 1)
+        return [one for one in segments if one.first == segments[place].first]
+
+    def _found(self, segments: list[Segment], at: Coordinates, *, checked: bool = True) -> Record | None:
+        for segment in filter(lambda one: one.records, segments):
+            schema, table, offsets = self._group_of(segment, at, checked=checked)
+            place = bisect.bisect_left(offsets, at.offset)
+            if place < len(offsets) and offsets[place] == at.offset:
+                with _readable(segment):
+                    (record,) = records_of(at.topic, at.partition, schema, table.slice(place, 1))
+                return record
+        return None
 
     def _not_archived(self, label: str, partition: int, start: int, end: int) -> LogError:
-        manifest = self.manifest(label, partition)
-        held = "nothing" if manifest is None or not manifest.segments else f"{manifest.first} to {manifest.next - 1}"
+        extent = self.extent(label, partition)
+        held = "nothing" if extent is None or not extent.segments else f"{extent.first} to {extent.next - 1}"
         return LogError(
             f"{self.folder(label)}[{partition}]: offsets {start} to {end - 1} were asked for, but the archive in "
             f"{self._settings.archive.store} holds {held} of this partition; run `streamward archive sync`, or ask for "
@@ -185,24 +196,33 @@ class ArchiveReader:
         )
 
     def _partition(self, label: str, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
-        manifest = self.manifest(label, tp[1])
-        if manifest is None or start < manifest.first or end > manifest.next:
+        extent = self.extent(label, tp[1])
+        if extent is None or start < extent.first or end > extent.next:
             raise self._not_archived(label, tp[1], start, end)
-        for segment in manifest.segments:
-            if segment.next <= start or segment.first >= end:
-                continue
-            with self.opened(segment) as file:
-                for batch in file.iter_batches(batch_size=MERGED_RECORDS, columns=RAW, use_threads=False):
-                    yield from (record for record in records_of(*tp, batch) if start <= record.at.offset < end)
+        for (first, next_), days in groupby(extent.segments, key=lambda one: (one.first, one.next)):
+            if next_ > start and first < end:
+                yield from (record for record in self.range(tp, days) if start <= record.at.offset < end)
+
+    def range(self, tp: TopicPartition, segments: Iterable[Segment]) -> Iterator[Record]:
+        """Yield the records of the segments of one range, in the order of their offsets. Raises as `read`."""
+        days = [self._records(tp, segment) for segment in segments]
+        return days[0] if len(days) == 1 else heapq.merge(*days, key=lambda record: record.at.offset)
+
+    def _records(self, tp: TopicPartition, segment: Segment) -> Iterator[Record]:
+        with self.opened(segment) as file:
+            schema = schema_of(file)
+            for batch in file.iter_batches(batch_size=MERGED_RECORDS, use_threads=False):
+                yield from records_of(*tp, schema, batch)
 
     @contextlib.contextmanager
-    def opened(self, segment: Segment) -> Iterator[pq.ParquetFile]:
+    def opened(self, segment: Segment, *, checked: bool = True) -> Iterator[pq.ParquetFile]:
         """Open a segment, whose sha256 is right, while the block runs. Raises LogError, also for what it holds.
 
         Read it with `use_threads=False`, as it is opened without `pre_buffer`: a thread of Arrow's that still gives
         back a buffer of Python's while the process ends aborts it (Arrow issue 34314).
         """
-        self.check(segment)
+        if checked:
+            self.check(segment)
         with (
             _readable(segment),
             self.store.open(self._name(segment)) as source,
@@ -210,9 +230,9 @@ class ArchiveReader:
         ):
             yield file
 
-    def _group_of(self, segment: Segment, at: Coordinates) -> tuple[pa.Table, list[int]]:
-        """Return the row group that holds an offset, and the offsets in it; the last few stay in memory."""
-        with self.opened(segment) as file:
+    def _group_of(self, segment: Segment, at: Coordinates, *, checked: bool) -> tuple[Schema, pa.Table, list[int]]:
+        """Return the row group that may hold an offset, and the offsets in it; the last few stay in memory."""
+        with self.opened(segment, checked=checked) as file:
             column = file.schema_arrow.names.index("_offset")
             lasts = [
                 file.metadata.row_group(i).column(column).statistics.max for i in range(file.metadata.num_row_groups)
@@ -220,42 +240,30 @@ class ArchiveReader:
             number = min(bisect.bisect_left(lasts, at.offset), len(lasts) - 1)
             key = (segment.path, number)
             if key not in self._groups:
-                self._groups[key] = file.read_row_group(number, columns=RAW, use_threads=False)
+                self._groups[key] = (schema_of(file), file.read_row_group(number, use_threads=False))
                 if len(self._groups) > KEPT_GROUPS:
                     self._groups.popitem(last=False)
         self._groups.move_to_end(key)
-        return self._groups[key], self._groups[key]["_offset"].to_pylist()
+        schema, table = self._groups[key]
+        return schema, table, table["_offset"].to_pylist()
 
     def _name(self, segment: Segment) -> str:
-        return f"{self.folder(segment.label, segment.partition)}/{segment.path.rsplit('/', 1)[-1]}"
+        return f"{self.folder(segment.label)}/{segment.name}"
+
+
+def schema_of(file: pq.ParquetFile) -> Schema:
+    """Return the schema that a segment's columns were written for. Raises ValueError if this release has none such."""
+    given = (file.metadata.metadata or {}).get(SCHEMA_KEY.encode(), b"")
+    schema = versions.files().by_id(int(given))
+    if schema is None:
+        raise ValueError(f"it was written under schema id {int(given)}, which this release does not have; update it")
+    return schema
 
 
 def iter_of(parts: list[Iterator[Record]]) -> Iterator[Record]:
     """Yield what the parts hold, one after the other."""
     for part in parts:
         yield from part
-
-
-def records_of(topic: str, partition: int, batch: Any) -> Iterator[Record]:
-    """Yield the records of a piece of a segment, as they were in the log."""
-    offsets, times, keys, odd_keys, headers, payloads = (batch.column(name) for name in RAW)
-    rows = zip(
-        offsets.to_pylist(),
-        times.cast(pa.int64()).to_pylist(),
-        keys.cast(pa.binary()).to_pylist(),
-        odd_keys.to_pylist(),
-        headers.to_pylist(),
-        payloads.to_pylist(),
-        strict=True,
-    )
-    for offset, timestamp_ms, key, odd_key, pairs, payload in rows:
-        yield Record(
-            Coordinates(topic, partition, offset),
-            timestamp_ms,
-            key if odd_key is None else odd_key,
-            payload,
-            tuple((pair["name"].decode(errors="surrogateescape"), pair["value"]) for pair in pairs),
-        )
 
 
 def footer_sha256(file: Any, size: int) -> str:

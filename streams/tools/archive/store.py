@@ -1,24 +1,34 @@
 """The files of an archive, in a folder or an object store.
 
-    local file ──put──► STORE/TOPIC/PARTITION/NAME          bytes ──create──► the same, unless it is there
+    local file ──put──► STORE/TOPIC/_partition=P/_day=D/NAME          bytes ──create──► a small file, unless it is there
 
 In a folder a file appears by one rename or link, once its bytes are on disk. In an object store it appears once it is
-uploaded; `create` is a conditional put where the driver has one (s3, gcs), and a check beforehand where it has not.
+uploaded; `create` looks beforehand. Object stores are those that Delta's own driver has (s3, gs, az), which takes
+credentials from the environment.
 
-A folder must be on a file system with hard links: `create` needs them to decide which writer was first.
+A folder must be on a file system with hard links: Delta needs them to decide which writer was first.
 """
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow.fs import PyFileSystem
 
 from streams.errors import LogError, SettingsError
 from streams.files import Scratch
@@ -26,6 +36,7 @@ from streams.files import Scratch
 HALF = ".half-"
 """Prefix of files that are being written; their writer holds a lock on them."""
 CHUNK_BYTES = 1 << 20
+_KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
 class Store:
@@ -33,13 +44,23 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._fs, self._root = _open(url)
+        self.options = _options(url)
+        """What Delta's driver is given beside the URL."""
+        self._fs, self._root = _open(url, self.options)
         self.local = Path(self._root) if _is_local(self._fs) else None
 
     def where(self, name: str) -> str:
         """Return a file's path, or its URL in an object store."""
-        path = f"{self._root}/{name}"
-        return path if self.local else str(self._fs.unstrip_protocol(path))
+        return f"{self._root}/{name}"
+
+    def uri(self, folder: str) -> str:
+        """Return where a folder is, as Delta takes it."""
+        return str(self.local.absolute() / folder) if self.local else f"{self._root}/{folder}"
+
+    @property
+    def filesystem(self) -> Any:
+        """The files as fsspec has them, by the names that `where` gives."""
+        return self._fs
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none if the folder does not exist."""
@@ -98,8 +119,10 @@ class Store:
         """Move a finished file to its name, under which it is only ever seen whole."""
         with self._translated(f"{name} cannot be written"):
             if self.local is None:
-                self._fs.put_file(str(half), f"{self._root}/{name}")
+                with half.open("rb") as source, self._fs.open(f"{self._root}/{name}", "wb") as target:
+                    shutil.copyfileobj(source, target, CHUNK_BYTES)
                 return
+            (self.local / name).parent.mkdir(parents=True, exist_ok=True)
             _sync(half)
             half.rename(self.local / name)
             _sync((self.local / name).parent)
@@ -108,13 +131,10 @@ class Store:
         """Write a small file, and return True; or False if the name is taken."""
         if self.local is None:
             with self._translated(f"{name} cannot be written"):
-                try:
-                    self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
-                except (FileExistsError, PermissionError) as exc:
-                    if self._fs.exists(f"{self._root}/{name}"):
-                        return False
-                    raise exc
-                return bool(self._fs.cat_file(f"{self._root}/{name}") == data)
+                if self._fs.exists(f"{self._root}/{name}"):
+                    return False
+                self._fs.pipe_file(f"{self._root}/{name}", data)
+                return True
         with self.half(name.rpartition("/")[0]) as half, self._translated(f"{name} cannot be written"):
             half.write_bytes(data)
             _sync(half)
@@ -156,19 +176,86 @@ class Store:
             raise LogError(f"archive.store={self._url}: {what}: {exc}; {hint}") from exc
 
 
-def _open(url: str) -> tuple[Any, str]:
-    import fsspec
+class _Upload:
+    """A file that is being written. Arrow hands over buffers, and Delta's driver wants bytes."""
 
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.close, self.flush, self.tell = stream.close, stream.flush, stream.tell
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._stream.closed)
+
+    def write(self, data: Any) -> int:
+        return int(self._stream.write(bytes(data)))
+
+
+class _Driver(DeltaStorageHandler):
+    """Delta's driver as a file system of Arrow's."""
+
+    def open_output_stream(self, path: str, metadata: Any = None) -> Any:
+        """Open a file to write."""
+        return pa.PythonFile(_Upload(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
+class _Objects(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
+    """The files of an object store, as Delta's driver reads and writes them."""
+
+    protocol = ("s3", "s3a", "gs", "az", "abfs", "abfss", "memory")
+    cachable = False
+
+    def __init__(self, url: str, options: dict[str, str]) -> None:
+        super().__init__(PyFileSystem(_Driver(url, options)))
+        self._url = url
+
+    def _strip_protocol(self, path: str) -> str:
+        return path.removeprefix(self._url).lstrip("/")
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return a file's URL."""
+        return f"{self._url}/{self._strip_protocol(name)}"
+
+
+def _options(url: str) -> dict[str, str]:
+    """Return what Delta's driver must be told of S3: that an endpoint has no TLS, and the keys in AWS's file of them.
+
+    Everything else it finds in the environment. Raises SettingsError if that file is not one.
+    """
+    if not url.startswith("s3"):
+        return {}
+    plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
+    options = {"aws_allow_http": "true"} if plain else {}
+    path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE")
+    if path is None or "AWS_ACCESS_KEY_ID" in os.environ:
+        return options
+    found = configparser.RawConfigParser()
     try:
-        fs, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as exc:
-        raise SettingsError(f"archive.store={url}: {exc}; install the driver, or use a folder") from exc
-    return fs, str(path).rstrip("/")
+        found.read_string(Path(path).read_text(encoding="utf-8"))
+        profile = found[os.environ.get("AWS_PROFILE", "default")]
+    except (OSError, ValueError, KeyError, configparser.Error) as exc:
+        raise SettingsError(
+            f"AWS_SHARED_CREDENTIALS_FILE={path}: no credentials for archive.store={url} in it: {exc!r}; write them "
+            "there, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from exc
+    return options | {name: profile[name] for name in _KEYS if name in profile}
+
+
+def _open(url: str, options: dict[str, str]) -> tuple[Any, str]:
+    """Return the files, and what their names begin with. Raises SettingsError for a URL that no driver knows."""
+    if "://" not in url or url.startswith("file://"):
+        return LocalFileSystem(), LocalFileSystem._strip_protocol(url)
+    root = url.rstrip("/")
+    try:
+        return _Objects(root, options), root
+    except (DeltaError, ValueError, OSError, NotImplementedError) as exc:
+        raise SettingsError(
+            f"archive.store={url}: {exc}; use a folder, or an object store that Delta has a driver for, e.g. "
+            "s3://bucket/path"
+        ) from exc
 
 
 def _is_local(fs: Any) -> bool:
-    from fsspec.implementations.local import LocalFileSystem
-
     return isinstance(fs, LocalFileSystem)
 
 

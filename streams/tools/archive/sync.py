@@ -1,12 +1,12 @@
 """Copy what is new in the log into the archive.
 
-    log, from the manifest's `next` on ──► chunks ──► one Parquet file ──put──► segment ──► manifest number n + 1
-                                            not an event: payload kept, `_bad` says why         └─ exists already:
-                                                                      another sync was first; continue after it
+    log, from the table's next offset on ──► chunks ──► Parquet files of a range ──put──► segments ──► one commit
+                                              not an event: payload kept, `_bad` says why        └─ refused: another
+                                                                           sync was first; continue after it
 
 Every record is archived, also one that is not an event. The name of a segment has its range and its sha256, so two
-writers never touch one file. The manifest is written last: a sync that was killed before it leaves a file that nobody
-reads, and the next one removes it (in a folder; an object store keeps it).
+writers never touch one file. The commit is written last, for all partitions of a topic at once where they are short: a
+sync that was killed before it leaves a file that nobody reads, and compaction removes it after a day.
 
 There are no gaps. If retention has deleted what was not yet archived, nothing is archived after it: an archive promises
 every record of its range.
@@ -18,29 +18,34 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from streams.arrow import bulk
 from streams.arrow.decode import DecodedRows
 from streams.errors import LogError
 from streams.kafka import admin
-from streams.kafka.record import TopicPartition
+from streams.kafka.record import Record
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import TICK_S, BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.kafka.topics import LABELS, topics
 from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
+from streams.tools.archive.columns import record_in
+from streams.tools.archive.compact import MANY, compact, is_due
 from streams.tools.archive.lag import UNREPORTED, ArchiveLag
-from streams.tools.archive.manifests import Manifest, Segment, manifest_bytes, manifest_numbers
-from streams.tools.archive.segment_writer import SegmentWriter, record_in
+from streams.tools.archive.segment_writer import RangeWriter
 from streams.tools.archive.segments import ArchiveReader, fingerprint
+from streams.tools.archive.tables import ArchiveExtent, Change, Segment
 
-KEPT_MANIFESTS = 16
-"""Older ones are removed: every reader has seen a newer number since."""
 BEAT_S = 10.0
 """How often it reports that it is alive while it waits."""
 log = logging.getLogger("streamward.archive")
+
+
+Bounds = dict[int, tuple[int, int]]
+"""First offset, and offset after the last, of each partition."""
 
 
 class Synced(NamedTuple):
@@ -117,21 +122,20 @@ def _look(settings: Settings, labels: list[str], stop: threading.Event, lag: Arc
     lag.meter.begin("archives what is new")
     bounds = admin.offsets(settings, labels)
     lag.meter.ready("kafka")
-    by_name = {topic.name: label for label, topic in topics(settings.topics).items()}
-    partitions = {
-        tp: _Partition(settings, by_name[tp[0]], tp, sum(1 for other in bounds if other[0] == tp[0]), lag)
-        for tp in bounds
-    }
-    for tp, (low, high) in bounds.items():
-        partitions[tp].ends(low, high)
-    done, troubles = [], []
-    for tp, (low, high) in bounds.items():
-        if stop.is_set():
-            break
-        try:
-            done.append(partitions[tp].archived(low, high, stop))
-        except _NotThisLog as exc:
-            troubles.append(str(exc))
+    tables = [TopicSync(settings, label, lag) for label in labels]
+    own = [
+        {p: bound for (name, p), bound in bounds.items() if name == topics(settings.topics)[label].name}
+        for label in labels
+    ]
+    for table, ranges in zip(tables, own, strict=True):
+        table.ends(ranges)
+    done: list[Synced] = []
+    troubles: list[str] = []
+    for table, ranges in zip(tables, own, strict=True):
+        if not stop.is_set():
+            done += table.archived(ranges, stop)
+            troubles += table.troubles
+            table.compacted(stop)
     if troubles:
         raise LogError("\n".join(troubles))
     return done
@@ -141,83 +145,102 @@ class _NotThisLog(LogError):
     """The log does not continue where the archive ends."""
 
 
-class _Partition:
-    """One partition and its archive."""
+class _NewRange(NamedTuple):
+    """A range whose files are in the store, and not yet in the table."""
 
-    def __init__(
-        self, settings: Settings, label: str, tp: TopicPartition, count: int, lag: ArchiveLag = UNREPORTED
-    ) -> None:
-        self._settings, self._label, self._tp, self._count = settings, label, tp, count
-        self._lag = lag
+    partition: int
+    first: int
+    next: int
+    records: int
+    bad: int
+    files: tuple[tuple[Segment, str], ...]
+    full: bool
+
+
+class TopicSync:
+    """One topic and its archive."""
+
+    def __init__(self, settings: Settings, label: str, lag: ArchiveLag = UNREPORTED) -> None:
+        self._settings, self._label, self._lag = settings, label, lag
         self._archive = ArchiveReader(settings)
-        self._folder = self._archive.folder(label, tp[1])
-        self._where = f"{tp[0]}[{tp[1]}]"
+        self._table = self._archive.table(label)
+        self._name = topics(settings.topics)[label].name
+        self._done: dict[int, Synced] = {}
+        self._waiting: list[_NewRange] = []
         self._low = 0
+        self.troubles: list[str] = []
+        """What keeps partitions from being archived, a sentence each."""
 
-    def ends(self, low: int, high: int) -> None:
+    def ends(self, bounds: Bounds) -> None:
         """Report where the log ends."""
+        for partition, (low, high) in bounds.items():
+            self._lag.ends(self._label, partition, high, partial(self._ended, partition, low))
 
-        def archived() -> int:
-            next_ = self._archive.next_offset(self._label, self._tp[1])
-            return low if next_ is None else next_
+    def _ended(self, partition: int, low: int) -> int:
+        next_ = self._archive.next_offset(self._label, partition)
+        return low if next_ is None else next_
 
-        self._lag.ends(self._label, self._tp[1], high, archived)
+    def archived(self, bounds: Bounds, stop: threading.Event) -> list[Synced]:
+        """Archive each partition up to its end, or until `stop`."""
+        self._begin(bounds)
+        ahead = list(bounds)
+        while not stop.is_set() and ahead:
+            partition = ahead.pop(0)
+            try:
+                for written in self._ranges(partition, *bounds[partition], stop):
+                    self._waiting.append(written)
+                    if written.full:
+                        lost = self._commit()
+                        ahead += lost
+                        if partition in lost:
+                            break
+            except _NotThisLog as exc:
+                self.troubles.append(str(exc))
+            if not ahead:
+                ahead += self._commit()
+        self._commit()
+        return [self._done[partition] for partition in bounds if partition in self._done]
 
-    def archived(self, low: int, high: int, stop: threading.Event) -> Synced:
-        """Archive up to `high`, or until `stop`."""
-        records = bad = segments = 0
-        self._low = low
-        self._archive.store.sweep(self._folder)
-        while True:
-            self._archive.refresh()
-            before = self._archive.manifest(self._label, self._tp[1])
-            if before is not None and before.next > high:  # another sync has seen a longer log meanwhile, or …
-                low, high = admin.offsets(self._settings, [self._label])[self._tp]
-            self._check_bounds(before, low, high)
-            if before is None:  # records that it was read, even if it is empty
-                self._commit(Manifest(1, self._count, low, ()))
-                continue
-            if before.next >= high or stop.is_set():
-                break
-            for segment in self._segments(before, high, stop):
-                after = Manifest(before.number + 1, self._count, before.first, (*before.segments, segment))
-                if not self._commit(after):
-                    break  # another sync was first: continue after what it archived
-                before, records, bad = after, records + segment.records, bad + segment.bad
-                segments += 1
-        self._sweep_up(before)
-        self._lag.archived(self._label, self._tp[1], before.next)
-        return Synced(self._label, self._tp[1], before.first, before.next, records, bad, segments)
+    def compacted(self, stop: threading.Event) -> None:
+        """Merge small files if there are many."""
+        state = self._archive.state(self._label)
+        if state is not None and not stop.is_set() and is_due(self._settings, state):
+            self._lag.meter.begin("merges small files")
+            compact(self._settings, [self._label], least=MANY)
 
-    def _check_bounds(self, before: Manifest | None, low: int, high: int) -> None:
-        if before is None:
-            return
-        archive = f"the archive in {self._settings.archive.store}"
-        if before.next < low:
-            raise _NotThisLog(
-                f"{self._where}: begins at offset {low}, but {archive} ends at {before.next}: "
-                f"retention has deleted {low - before.next} records before they were archived. Nothing is archived "
-                f"after "
-                "a gap: set archive.store to another place and begin a new archive there, or put the missing records "
-                "back; and sync more often than topics.retention_days"
+    def _begin(self, bounds: Bounds) -> None:
+        """Create the table, or what it lacks."""
+        self._archive.store.sweep(self._name)
+        self._archive.refresh()
+        state = self._archive.state(self._label)
+        if state is None or not bounds.keys() <= state.extents.keys():
+            self._table.create({partition: low for partition, (low, _) in bounds.items()})
+        elif any(state.extents[partition].next < high for partition, (_, high) in bounds.items()):
+            self._table.widen()
+        self._archive.refresh()
+
+    def _extent(self, partition: int) -> ArchiveExtent:
+        extent = self._archive.extent(self._label, partition)
+        if extent is None:
+            raise LogError(
+                f"{self._archive.store.where(self._name)}: the table does not have partition {partition}, which was "
+                "added to it just now; another process has replaced it"
             )
-        if before.next > high:
-            raise _NotThisLog(
-                f"{self._where}: ends at {high}, but {archive} has offsets up to {before.next - 1}: the topic was "
-                f"recreated. "
-                "Put the archive back into it with `streamward archive restore`, or set archive.store to another "
-                "place for the new log"
-            )
+        return extent
 
-    def _segments(self, before: Manifest, high: int, stop: threading.Event) -> Iterator[Segment]:
-        """Yield segments from where `before` ends as they are written; not yet in any manifest."""
-        start = before.next
-        rows_of = self._chunks(before.segments[-1] if before.segments else None, start, high)
-        rows = next(rows_of, None)
+    def _ranges(self, partition: int, low: int, high: int, stop: threading.Event) -> Iterator[_NewRange]:
+        """Yield ranges of a partition from where its archive ends as they are written; not yet in the table."""
+        before = self._extent(partition)
+        if before.next > high:  # another sync has seen a longer log meanwhile, or …
+            low, high = admin.offsets(self._settings, [self._label])[self._name, partition]
+        self._check_bounds(partition, before, low, high)
+        self._note(partition, before)
+        self._low, start = low, before.next
+        rows_of = self._chunks(partition, start, high)
+        rows = next(rows_of, None) if start < high and not stop.is_set() else None
         while start < high and not stop.is_set():
-            self._lag.archived(self._label, self._tp[1], start, rows.timestamps[0] if rows is not None else None)
-            with self._archive.store.half(self._folder) as path:
-                writing = SegmentWriter(self._settings, self._label, path)
+            self._lag.archived(self._label, partition, start, rows.timestamps[0] if rows is not None else None)
+            with RangeWriter(self._settings, self._archive.store, self._label, partition) as writing:
                 while rows is not None and not writing.full and not stop.is_set():
                     writing.add(rows)
                     self._lag.meter.heartbeat()
@@ -225,53 +248,89 @@ class _Partition:
                 # after the last record there may be markers of transactions, which take offsets
                 next_ = high if rows is None else writing.next
                 if next_ > start:
-                    segment = writing.closed(self._tp[1], start, next_)
-                    name = f"{start:020d}-{next_:020d}-{segment.sha256[:12]}.parquet"
-                    self._archive.store.put(path, f"{self._folder}/{name}")
-                    yield segment._replace(path=self._archive.store.where(f"{self._folder}/{name}"))
+                    files = tuple(writing.closed(start, next_))
+                    yield _NewRange(partition, start, next_, writing.records, writing.bad, files, writing.full)
                 start = next_
 
-    def _chunks(self, last: Segment | None, start: int, high: int) -> Iterator[DecodedRows]:
-        """Yield the log from `start` on, once it is known to continue where `last` ends."""
-        look_back = last is not None and last.records > 0 and self._low < start
-        begin = start - 1 if look_back else start
+    def _note(self, partition: int, extent: ArchiveExtent, *ranges: _NewRange) -> None:
+        """Note what became of a partition: where its archive ends now, and ranges that are new."""
+        before = self._done.get(partition, Synced(self._label, partition, extent.first, extent.next, 0, 0, 0))
+        self._done[partition] = before._replace(
+            first=extent.first,
+            next=extent.next,
+            records=before.records + sum(each.records for each in ranges),
+            bad=before.bad + sum(each.bad for each in ranges),
+            segments=before.segments + sum(len(each.files) for each in ranges),
+        )
+        self._lag.archived(self._label, partition, extent.next)
+
+    def _check_bounds(self, partition: int, before: ArchiveExtent, low: int, high: int) -> None:
+        archive = f"the archive in {self._settings.archive.store}"
+        if before.next < low:
+            raise _NotThisLog(
+                f"{self._name}[{partition}]: begins at offset {low}, but {archive} ends at {before.next}: "
+                f"retention has deleted {low - before.next} records before they were archived. Nothing is archived "
+                f"after "
+                "a gap: set archive.store to another place and begin a new archive there, or put the missing records "
+                "back; and sync more often than topics.retention_days"
+            )
+        if before.next > high:
+            raise _NotThisLog(
+                f"{self._name}[{partition}]: ends at {high}, but {archive} has offsets up to {before.next - 1}: the "
+                f"topic was "
+                "recreated. "
+                "Put the archive back into it with `streamward archive restore`, or set archive.store to another "
+                "place for the new log"
+            )
+
+    def _chunks(self, partition: int, start: int, high: int) -> Iterator[DecodedRows]:
+        """Yield the log from `start` on, once it is known to continue where the archive ends."""
+        last = self._archive.last(self._label, partition) if self._low < start else None
+        tp = (self._name, partition)
         limit = max(1, self._settings.archive.segment_records)
-        for rows in bulk.read(self._settings, {self._tp: begin}, {self._tp: high}, headers=True):
-            if look_back and last is not None:
-                look_back = False
+        for rows in bulk.read(self._settings, {tp: start if last is None else start - 1}, {tp: high}, headers=True):
+            if last is not None:
                 if rows.offsets[0] < start:
                     self._check_seam(last, rows)
                     rows = rows.cut(1, len(rows.offsets))
+                last = None
             for first in range(0, len(rows.offsets), limit):
                 yield rows.cut(first, first + limit)
 
-    def _check_seam(self, last: Segment, rows: DecodedRows) -> None:
-        if last.last_sha256 != fingerprint(record_in(rows, 0)):
+    def _check_seam(self, last: Record, rows: DecodedRows) -> None:
+        if fingerprint(last) != fingerprint(record_in(rows, 0)):
             raise _NotThisLog(
-                f"{self._where}@{rows.offsets[0]}: holds another record than the archive in "
+                f"{self._name}[{rows.partitions[0]}]@{rows.offsets[0]}: holds another record than the archive in "
                 f"{self._settings.archive.store}: the topic was recreated. Set archive.store to another place for "
                 "the new log"
             )
 
-    def _commit(self, manifest: Manifest) -> bool:
-        """Write a manifest; return whether it is the newest, or newer ones build on it."""
-        name = f"{self._folder}/{manifest.number:08d}.json"
-        if not self._archive.store.create(name, manifest_bytes(manifest)):
-            return False
-        self._archive.refresh()
-        newest = self._archive.manifest(self._label, self._tp[1])
-        return newest is not None and newest.segments[: len(manifest.segments)] == manifest.segments
+    def _commit(self) -> list[int]:
+        """Add the ranges that wait to the table; return the partitions in which another sync was first."""
+        lost: list[int] = []
+        while self._waiting:
+            state = self._archive.state(self._label)
+            assert state is not None  # noqa: S101 - `_begin` has created it
+            change = Change(
+                added=tuple(file for each in self._waiting for file in each.files),
+                nexts={each.partition: each.next for each in self._waiting},
+            )
+            committed = self._table.commit(state, change)
+            self._archive.refresh()
+            if committed:
+                for partition in change.nexts:
+                    mine = [each for each in self._waiting if each.partition == partition]
+                    self._note(partition, self._extent(partition), *mine)
+                self._waiting.clear()
+            else:
+                lost += self._dropped()
+        return lost
 
-    def _sweep_up(self, newest: Manifest) -> None:
-        """Remove old manifests, and files that no manifest can name any more."""
-        store, names = self._archive.store, self._archive.store.names(self._folder)
-        for number in manifest_numbers(names):
-            if number <= newest.number - KEPT_MANIFESTS:
-                store.remove(f"{self._folder}/{number:08d}.json")
-        if store.local is None:
-            return  # a driver without conditional put may let two win; keep what either names
-        named = {segment.path.rsplit("/", 1)[-1] for segment in newest.segments}
-        for name in names:
-            ours = name.endswith(".parquet") and name[:20].isdecimal()
-            if ours and name not in named and int(name[:20]) < newest.next:
-                store.remove(f"{self._folder}/{name}")
+    def _dropped(self) -> list[int]:
+        """Remove the ranges that do not continue the archive any more; return their partitions."""
+        lost = [each for each in self._waiting if self._extent(each.partition).next != each.first]
+        for each in lost:
+            for segment, _ in each.files:
+                self._archive.store.remove(f"{self._name}/{segment.name}")
+        self._waiting = [each for each in self._waiting if each not in lost]
+        return [each.partition for each in lost]

@@ -1,29 +1,32 @@
-"""Verify an archive: is every file there, and byte for byte what its manifest records?
+"""Verify an archive: is every file there, and byte for byte what the table's log records?
 
-    manifests ──► ranges without gaps ──► each segment's sha256, records, offsets ──► findings, by file
+    Delta log ──► ranges without gaps ──► each file's sha256, records, offsets, payloads ──► findings, by file
 
-Nothing is repaired. Restore a segment from a copy of the archive, or, while the log still has its records, remove the
-folder of the partition and sync.
+Nothing is repaired. Restore a file from a copy of the archive, or, while the log still has its records, remove the
+folder of the topic and sync.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 from streams.errors import LogError
 from streams.kafka.topics import LABELS
 from streams.settings.model import Settings
-from streams.tools.archive.manifests import Manifest, Segment, partition_numbers
-from streams.tools.archive.segments import ArchiveReader
+from streams.tools.archive.columns import payloads_of
+from streams.tools.archive.segments import ArchiveReader, schema_of
 from streams.tools.archive.store import HALF
+from streams.tools.archive.tables import ArchiveExtent, Segment
 
 
 class ArchiveFinding(NamedTuple):
     """A file that is missing or damaged."""
 
     label: str
-    partition: int
+    partition: int | None
+    """None: of the whole topic."""
     file: str
     what: str
 
@@ -44,58 +47,56 @@ def verify(settings: Settings, labels: Iterable[str] = LABELS) -> Verified:
     segments: list[Segment] = []
     findings: list[ArchiveFinding] = []
     for label in labels:
-        there = set(partition_numbers(archive.store.names(archive.folder(label))))
-        count = max(there, default=-1) + 1
-        for partition in sorted(there):
-            try:
-                manifest = archive.manifest(label, partition)
-            except LogError as exc:
-                findings.append(_folder(archive, label, partition, str(exc)))
-                continue
-            if manifest is None:
-                findings += _left_over(archive, label, partition)
-                continue
-            count = max(count, manifest.partitions)
-            segments += manifest.segments
-            findings += _partition(archive, manifest)
-        what = "this partition is missing: its folder is gone, or a first sync was killed; sync again"
-        findings += [_folder(archive, label, partition, what) for partition in sorted(set(range(count)) - there)]
+        try:
+            state = archive.state(label)
+        except LogError as exc:
+            findings.append(_topic(archive, label, str(exc)))
+            continue
+        if state is None:
+            if kept := [name for name in archive.store.names(archive.folder(label)) if not name.startswith(HALF)]:
+                findings.append(_topic(archive, label, f"holds {', '.join(kept)}, and no Delta log"))
+            continue
+        for partition, extent in sorted(state.extents.items()):
+            segments += extent.segments
+            findings += _partition(archive, label, partition, extent)
     records, bad = sum(each.records for each in segments), sum(each.bad for each in segments)
     return Verified(len(segments), records, bad, tuple(findings))
 
 
-def _partition(archive: ArchiveReader, manifest: Manifest) -> Iterator[ArchiveFinding]:
-    expected = manifest.first
-    for segment in manifest.segments:
-        if segment.first != expected:
-            yield _finding(segment, f"begins at offset {segment.first}, expected {expected}")
-        expected = segment.next
-        try:
-            archive.check(segment)
-            archive.sound(segment)
-            yield from _segment(archive, segment)
-        except LogError as exc:
-            yield _finding(segment, str(exc).removeprefix(f"{segment.path}: "))
+def _partition(archive: ArchiveReader, label: str, partition: int, extent: ArchiveExtent) -> Iterator[ArchiveFinding]:
+    expected = extent.first
+    for (first, next_), files in groupby(extent.segments, key=lambda one: (one.first, one.next)):
+        for segment in files:
+            if first != expected:
+                yield _finding(segment, f"begins at offset {first}, expected {expected}")
+            try:
+                archive.check(segment)
+                archive.sound(segment)
+                yield from _segment(archive, segment)
+            except LogError as exc:
+                yield _finding(segment, str(exc).removeprefix(f"{segment.path}: "))
+        expected = next_
+    if expected != extent.next:
+        what = f"partition {partition} is archived up to offset {extent.next}, but its files end at {expected}"
+        yield ArchiveFinding(label, partition, archive.store.where(archive.folder(label)), what)
 
 
 def _segment(archive: ArchiveReader, segment: Segment) -> Iterator[ArchiveFinding]:
+    offsets: list[int] = []
     with archive.opened(segment) as file:
-        offsets = list(map(int, file.read(columns=["_offset"], use_threads=False)["_offset"].to_pylist()))
+        schema = schema_of(file)
+        for group in range(file.metadata.num_row_groups):
+            table = file.read_row_group(group, use_threads=False)
+            offsets += map(int, table["_offset"].to_pylist())
+            payloads_of(schema, table)  # each can be made again
     if len(offsets) != segment.records:
         yield _finding(segment, f"has {len(offsets)} records, expected {segment.records}")
     if offsets != sorted(set(offsets)) or (offsets and not segment.first <= offsets[0] <= offsets[-1] < segment.next):
         yield _finding(segment, f"has offsets outside {segment.first} to {segment.next - 1}, or twice")
 
 
-def _left_over(archive: ArchiveReader, label: str, partition: int) -> Iterator[ArchiveFinding]:
-    """Yield a finding if there are segments and no manifest; files of a running sync do not count."""
-    names = archive.store.names(archive.folder(label, partition))
-    if kept := [name for name in names if not name.startswith(HALF)]:
-        yield _folder(archive, label, partition, f"holds {len(kept)} segments, but its manifest is gone")
-
-
-def _folder(archive: ArchiveReader, label: str, partition: int, what: str) -> ArchiveFinding:
-    return ArchiveFinding(label, partition, archive.store.where(archive.folder(label, partition)), what)
+def _topic(archive: ArchiveReader, label: str, what: str) -> ArchiveFinding:
+    return ArchiveFinding(label, None, archive.store.where(archive.folder(label)), what)
 
 
 def _finding(segment: Segment, what: str) -> ArchiveFinding:

@@ -22,8 +22,9 @@ from streams.arrow import decode
 from streams.arrow.decode import Bad, DecodedRows
 from streams.errors import LogError
 from streams.kafka.topics import Topic
-from streams.tools.archive.manifests import Segment
+from streams.tools.archive.columns import segment_schema
 from streams.tools.archive.segments import ArchiveReader
+from streams.tools.archive.tables import Segment
 from streams.tools.query.source import Scope
 from streams.tools.query.views import literal
 
@@ -50,14 +51,14 @@ def sort(archive: ArchiveReader, event: type[Event], segments: Iterable[Segment]
 
 
 def _has_columns(archive: ArchiveReader, event: type[Event], segment: Segment) -> bool:
-    name = f"{archive.folder(segment.label, segment.partition)}/{segment.path.rsplit('/', 1)[-1]}"
     try:
-        with archive.store.open(name) as source:
+        with archive.store.open(f"{archive.folder(segment.label)}/{segment.name}") as source:
             held = pq.read_schema(source)
     except (OSError, pa.ArrowException, LogError):
         return True  # missing or damaged: reading it raises (`ArchiveReader.sound`)
-    wanted = decode.arrow_schema(event)
-    return all(field.name in held.names and held.field(field.name).type == field.type for field in wanted)
+    return all(
+        field.name in held.names and held.field(field.name).type == field.type for field in segment_schema(event)
+    )
 
 
 def selects(sorted_: Sorted, listed: str, scope: Scope) -> list[str]:
@@ -67,20 +68,21 @@ def selects(sorted_: Sorted, listed: str, scope: Scope) -> list[str]:
         limits = [text for text in (condition, scope.condition()) if text]
         if segments:
             where = f" WHERE {' AND '.join(limits)}" if limits else ""
-            found.append(f"SELECT {listed} FROM read_parquet({files(segments)}){where}")  # noqa: S608 - quoted
+            found.append(f"SELECT {listed} FROM {files(segments)}{where}")  # noqa: S608 - quoted
     return found
 
 
 def files(segments: Iterable[Segment]) -> str:
-    """Return the segments' files as a SQL list."""
-    return f"[{', '.join(literal(segment.path) for segment in segments)}]"
+    """Return the segments' files as SQL reads them; the partition is in the names of their folders."""
+    paths = ", ".join(literal(segment.path) for segment in segments)
+    return f"read_parquet([{paths}], hive_partitioning = true, hive_types = {{'_partition': INTEGER, '_day': DATE}})"
 
 
 def rows(archive: ArchiveReader, topic: Topic, segments: Iterable[Segment]) -> Iterator[DecodedRows]:
     """Yield what the segments hold, to be decoded again."""
     for segment in segments:
         tp = (topic.name, segment.partition)
-        for some in decode.at_once(archive.read({tp: segment.first}, {tp: segment.next})):
+        for some in decode.at_once(archive.range(tp, [segment])):
             yield decode.side_by_side(topic.name, some)
 
 
@@ -90,7 +92,7 @@ def bad(con: duckdb.DuckDBPyConnection, topic: Topic, segments: Iterable[Segment
     if not held:
         return []
     found = con.execute(
-        f"SELECT _partition, _offset, _bad FROM read_parquet({files(held)}) "  # noqa: S608 - paths as literals
+        f"SELECT _partition, _offset, _bad FROM {files(held)} "  # noqa: S608 - paths as literals
         f"WHERE _bad IS NOT NULL AND {scope.condition() or 'true'}"
     ).fetchall()
     how = "`streamward events tail` shows it, if the log still has it"

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import duckdb
-import fsspec
 import pyarrow as pa
 
 from streams.arrow import bulk, decode
@@ -39,8 +38,8 @@ from streams.kafka.times import parse_time
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
-from streams.tools.archive.manifests import Segment
 from streams.tools.archive.segments import ArchiveReader
+from streams.tools.archive.tables import Segment
 from streams.tools.query import archived, statement as query_statement
 from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull
@@ -135,7 +134,7 @@ class Session:
         self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder)})
         self.con.execute("SET TimeZone = 'UTC'")
         if self._archive is not None and self._archive.store.local is None:
-            self.con.register_filesystem(fsspec.core.url_to_fs(settings.archive.store)[0])
+            self.con.register_filesystem(self._archive.store.filesystem)
         self._make_views()
         if not allow_files:
             self._lock()

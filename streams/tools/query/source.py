@@ -21,8 +21,8 @@ from streams.kafka import admin
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import Topic, topics
 from streams.settings.model import Settings
-from streams.tools.archive.manifests import Segment
 from streams.tools.archive.segments import ArchiveReader
+from streams.tools.archive.tables import Segment
 
 
 @dataclass(frozen=True, slots=True)

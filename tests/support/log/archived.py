@@ -41,7 +41,7 @@ def name(settings: Settings, label: str = "rewards") -> str:
 
 def write(settings: Settings, count: int, *, first: int = 0, partition: int = ONE) -> None:
     """Write rewards with rising values, the newest an hour old."""
-    begin_ms = int(time.time() * 1000) - 3_600_000
+    begin_ms = _an_hour_ago()
     with Producer(settings) as producer:
         for number in range(first, first + count):
             event = reward(task_id=f"t{number}", value=float(number))
@@ -49,6 +49,10 @@ def write(settings: Settings, count: int, *, first: int = 0, partition: int = ON
                 (name(settings), partition), event.task_id.encode(), encode(event), timestamp_ms=begin_ms + number,
                 headers=[("n", b"%d" % number)],
             )  # fmt: skip
+
+
+def _an_hour_ago() -> int:
+    return int(time.time() * 1000) - 3_600_000
 
 
 def write_odd(settings: Settings) -> int:
@@ -66,7 +70,7 @@ def write_odd(settings: Settings) -> int:
     ]
     with Producer(settings) as producer:
         for key, payload, headers in odd:
-            producer.send_bytes((name(settings), ONE), key, payload, headers=headers)
+            producer.send_bytes((name(settings), ONE), key, payload, headers=headers, timestamp_ms=_an_hour_ago())
     return len(odd)
 
 

@@ -1,0 +1,46 @@
+"""Columns back to payloads: the bytes of records whose encoding is the one that Avro's own writers choose.
+
+    columns of events, schema ──► written ──► pyruhvro ──► frame + body, one for each row
+
+Avro leaves a writer little choice: an integer may be padded, a list cut into blocks. A record in which none is, is byte
+for byte what its columns encode to, and `streams.arrow.decode.judge` says whether a chunk has only such records.
+The archive then need not keep their payloads beside the columns.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pyruhvro
+
+from schemas.ids import FRAME, MAGIC
+from schemas.versions import Schema
+from streams.arrow import types
+
+
+def payloads(schema: Schema, schema_ids: pa.Array, events: pa.StructArray) -> list[bytes]:
+    """Return the payload of each row: its event under `schema`, framed with the schema id of its row.
+
+    `events` has the columns of this version of the event, or of a newer one. None of them, and no id, may be null.
+    """
+    if not len(events):
+        return []
+    node = _inlined(schema)
+    rows = pa.RecordBatch.from_struct_array(types.written(events, node))
+    (bodies,) = pyruhvro.serialize_record_batch(rows, _as_decoded(schema), 1)
+    ids = np.asarray(schema_ids)
+    frames = {each: FRAME.pack(MAGIC, each) for each in np.unique(ids).tolist()}
+    return [frames[each] + body for each, body in zip(ids.tolist(), bodies.to_pylist(), strict=True)]
+
+
+@cache
+def _inlined(schema: Schema) -> dict[str, object]:
+    return types.inlined(schema.definition)
+
+
+@cache
+def _as_decoded(schema: Schema) -> str:
+    return json.dumps(types.widened(schema.definition))

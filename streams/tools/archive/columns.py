@@ -1,0 +1,261 @@
+"""The columns of an archived topic: its events, and the records they were, from which each byte comes back.
+
+    DecodedRows ──► stored ──► columns, `_bad`              columns ──► records_of ──► Record, exactly as it was
+                      └─ the payload is what the columns encode to: `_payload` is null
+
+A record is kept twice only where it must be. Most payloads are, byte for byte, what their columns encode to; that is
+found out by encoding them again when they are archived, and then they are encoded again when they are read. Each other
+payload is kept, and so is what no column can hold: a key that is not text, a time that Delta does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas import ids as numbering, versions
+from schemas.events import Coordinates, Event
+from schemas.versions import Schema
+from streams.arrow import encode
+from streams.arrow.decode import RECORD_FIELDS, DecodedRows, Judged, arrow_schema, judge, texts
+from streams.arrow.types import TIME
+from streams.kafka.record import Record
+from streams.tools.archive.tables import COUNTED, SPLIT_BY
+
+RAW_FIELDS = [
+    pa.field("_key_bytes", pa.binary()),
+    pa.field("_time_ms", pa.int64()),
+    pa.field("_headers", pa.list_(pa.struct([pa.field("name", pa.binary()), pa.field("value", pa.binary())]))),
+    pa.field("_payload", pa.binary()),
+    pa.field("_bad", pa.string()),
+]
+"""What the other columns do not tell: the key if that is not text, the time if it is beyond LAST_MS or before FIRST_MS,
+the payload unless it is what the columns encode to, and why it is not an event, else null."""
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The years 1 to 9999: no engine that reads Delta tables has other days."""
+OUT_OF_RANGE = "out_of_range"
+"""The reason of an event that has a time which no column can hold."""
+_DAY_MS = 86_400_000
+_STORED_TIME = pa.timestamp("us", tz="UTC")
+
+
+class Stored(NamedTuple):
+    """Records as the columns of a segment, in the order of `segment_schema`."""
+
+    table: pa.Table
+    bad: int
+
+
+def segment_schema(event: type[Event]) -> pa.Schema:
+    """Return the columns of a segment's file: those of a decoded table and RAW_FIELDS, without SPLIT_BY.
+
+    Times have microseconds, as Delta wants them.
+    """
+    return _stored_schema(arrow_schema(event))
+
+
+@cache
+def _stored_schema(decoded: pa.Schema) -> pa.Schema:
+    fields = [field for field in (*decoded, *RAW_FIELDS) if field.name not in SPLIT_BY]
+    return pa.schema([field.with_type(_as_stored(field.type)) for field in fields])
+
+
+def table_schema(event: type[Event]) -> pa.Schema:
+    """Return the columns of a topic's table: `_partition`, `_day`, and those of its files, those of COUNTED first."""
+    held = segment_schema(event)
+    first = [pa.field("_partition", pa.int32()), pa.field("_day", pa.date32()), *(held.field(name) for name in COUNTED)]
+    return pa.schema([*first, *(field for field in held if field.name not in COUNTED)])
+
+
+def _as_stored(kind: pa.DataType) -> pa.DataType:
+    if kind == TIME:
+        return _STORED_TIME
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_stored(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, _as_stored(kind.item_type))
+    return pa.list_(_as_stored(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def days_of(timestamps: list[int]) -> list[str]:
+    """Return the day of each time, in UTC."""
+    times = np.clip(np.asarray(timestamps, np.int64), FIRST_MS, LAST_MS)
+    numbers, places = np.unique(times // _DAY_MS, return_inverse=True)
+    names = [str(day) for day in numbers.astype("datetime64[D]")]
+    return [names[place] for place in places]
+
+
+def record_in(rows: DecodedRows, row: int) -> Record:
+    """Return one of the rows as a record."""
+    headers = rows.headers[row] if rows.headers else ()
+    return Record(rows.at(row), rows.timestamps[row], rows.keys[row], rows.payloads[row], headers)
+
+
+def stored(event: type[Event], rows: DecodedRows) -> Stored:
+    """Return the rows as columns, and how many of them are not events. They are decoded at once, as in `judge`."""
+    judged = judge(event, rows.payloads, exact=True)
+    fields = judged.fields(event)
+    late = _late(fields, len(rows.payloads))
+    ids, count = judged.schema_ids, len(rows.payloads)
+    schema_ids = pa.repeat(pa.scalar(ids[0], pa.int32()), count) if len(ids) == 1 else pa.array(ids, pa.int32())
+    if judged.exact and not late.any():
+        payloads = pa.nulls(count, pa.binary())
+    else:
+        fields = [_without(column, late) for column in fields]
+        payloads = _payloads(event, rows, judged, fields, schema_ids, late)
+    reasons = {row: poison.reason for row, poison in judged.wrong.items()} | dict.fromkeys(
+        np.flatnonzero(late).tolist(), OUT_OF_RANGE
+    )
+    times = np.asarray(rows.timestamps, np.int64)
+    beyond = (times < FIRST_MS) | (times > LAST_MS)
+    keys = texts(rows.keys)
+    columns = [
+        pa.array(np.asarray(rows.offsets, np.int64)),
+        pa.array(np.clip(times, FIRST_MS, LAST_MS)).cast(TIME),
+        keys,
+        schema_ids,
+        *fields,
+        _odd_keys(rows.keys, keys),
+        pa.array(times, mask=~beyond) if beyond.any() else pa.nulls(count, pa.int64()),
+        _headers(rows),
+        payloads,
+        pa.array([reasons.get(row) for row in range(count)], pa.string()) if reasons else pa.nulls(count, pa.string()),
+    ]
+    schema = segment_schema(event)
+    arrays = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return Stored(pa.table(arrays, schema=schema), len(reasons))
+
+
+def _payloads(
+    event: type[Event],
+    rows: DecodedRows,
+    judged: Judged,
+    fields: list[pa.Array],
+    schema_ids: pa.Array,
+    late: np.ndarray[Any, Any],
+) -> pa.Array:
+    """Return the payloads that must be kept: each that its columns do not encode to."""
+    newest = versions.files().newest(event)
+    known = numbering.current().ids_meaning(newest)
+    ids = schema_ids.to_pylist()
+    whole = [row for row, each in enumerate(ids) if each in known and row not in judged.wrong and not late[row]]
+    kept: list[bytes | None] = list(rows.payloads)
+    chosen = pa.array(whole, pa.int64())
+    names = [field.name for field in arrow_schema(event)][len(RECORD_FIELDS) :]
+    events = pa.StructArray.from_arrays([column.take(chosen) for column in fields], names=names)
+    for row, again in zip(whole, encode.payloads(newest, schema_ids.take(chosen), events), strict=True):
+        if kept[row] == again:
+            kept[row] = None
+    return pa.array(kept, pa.binary())
+
+
+def _late(fields: Iterable[pa.Array], count: int) -> np.ndarray[Any, Any]:
+    """Return which rows have a time that no column can hold."""
+    late = np.zeros(count, np.bool_)
+    for column in fields:
+        if column.type == TIME:
+            times = column.cast(pa.int64())
+            span = pc.min_max(times)
+            low, high = span["min"].as_py(), span["max"].as_py()
+            if low is not None and (low < FIRST_MS or high > LAST_MS):
+                beyond = pc.or_(pc.less(times, FIRST_MS), pc.greater(times, LAST_MS))
+                late |= np.asarray(pc.fill_null(beyond, False))
+    return late
+
+
+def _without(column: pa.Array, late: np.ndarray[Any, Any]) -> pa.Array:
+    """Return the column with nulls in these rows."""
+    if not late.any():
+        return column
+    return column.take(pa.array(np.arange(len(late)), mask=late))
+
+
+def _odd_keys(keys: list[bytes | None], shown: pa.Array) -> pa.Array:
+    """Return the keys that are not what is shown of them."""
+    as_shown = shown.cast(pa.binary())
+    given = pa.array(keys, pa.binary())
+    if as_shown.equals(given):
+        return pa.nulls(len(keys), pa.binary())
+    return pa.array(
+        [key if key != text else None for key, text in zip(keys, as_shown.to_pylist(), strict=True)], pa.binary()
+    )
+
+
+def _headers(rows: DecodedRows) -> pa.Array:
+    """Return the headers as a column; a list for each of so many rows would keep the garbage collector busy."""
+    pairs = [pair for each in rows.headers for pair in each] if any(rows.headers) else []
+    ends = accumulate(map(len, rows.headers), initial=0) if pairs else [0] * (len(rows.payloads) + 1)
+    kind = RAW_FIELDS[2].type
+    inner = pa.StructArray.from_arrays(
+        [
+            pa.array([name.encode(errors="surrogateescape") for name, _ in pairs], pa.binary()),
+            pa.array([value for _, value in pairs], pa.binary()),
+        ],
+        fields=list(kind.value_type),
+    )
+    return pa.ListArray.from_arrays(pa.array(list(ends), pa.int32()), inner)
+
+
+# --- and back ---------------------------------------------------------------------------------------------------------
+
+
+def records_of(topic: str, partition: int, schema: Schema, batch: Any) -> Iterator[Record]:
+    """Yield the records of a piece of a segment, as they were in the log.
+
+    `schema`: the one that its columns were written for. Raises what pyarrow and pyruhvro do for what is none.
+    """
+    table = pa.table(batch) if isinstance(batch, pa.RecordBatch) else batch
+    table = table.combine_chunks()
+    offsets, times, keys, odd_keys, odd_times, headers = (
+        table.column(name)
+        for name in ("_offset", "_timestamp", "_key", "_key_bytes", "_time_ms", "_headers")
+    )  # fmt: skip
+    rows = zip(
+        offsets.to_pylist(),
+        times.cast(TIME).cast(pa.int64()).to_pylist(),
+        keys.cast(pa.binary()).to_pylist(),
+        odd_keys.to_pylist(),
+        odd_times.to_pylist(),
+        headers.to_pylist(),
+        payloads_of(schema, table),
+        strict=True,
+    )
+    for offset, timestamp_ms, key, odd_key, odd_ms, pairs, payload in rows:
+        yield Record(
+            Coordinates(topic, partition, offset),
+            timestamp_ms if odd_ms is None else odd_ms,
+            key if odd_key is None else odd_key,
+            payload,
+            tuple((pair["name"].decode(errors="surrogateescape"), pair["value"]) for pair in pairs),
+        )
+
+
+def payloads_of(schema: Schema, table: pa.Table) -> list[bytes | None]:
+    """Return the payloads of a piece of a segment, encoded again where they were not kept."""
+    kept: list[bytes | None] = table.column("_payload").to_pylist()
+    again = pc.and_(table.column("_payload").is_null(), table.column("_bad").is_null())
+    places = np.flatnonzero(np.asarray(again)).tolist()
+    if not places:
+        return kept
+    chosen = table if len(places) == len(table) else table.filter(again)
+    names = [field["name"] for field in schema.definition["fields"]]
+    events = pa.StructArray.from_arrays([_one(chosen.column(name)) for name in names], names=names)
+    ids = _one(chosen.column("_schema_id"))
+    for place, payload in zip(places, encode.payloads(schema, ids, events), strict=True):
+        kept[place] = payload
+    return kept
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
+    found = column.combine_chunks()
+    return found if not isinstance(found, pa.ChunkedArray) else pa.concat_arrays(found.chunks)
