@@ -171,7 +171,6 @@ def _merge(settings: Settings, archive: ArchiveReader, label: str, partition: in
             writing.add(decode.side_by_side(name, some))
         added = tuple(writing.closed(spans[0].first, spans[-1].next))
     if not archive.table(label).commit(state, Change(added=added, removed=removed, keeps_rows=True)):
-        for segment, _ in added:
-            archive.store.remove(f"{archive.folder(label)}/{segment.name}")
+        # what was written stays until `vacuum` removes it: who was first may have written the same, under the same name
         log.info("%s[%d]: its files were replaced by another process meanwhile", name, partition)
     archive.refresh()

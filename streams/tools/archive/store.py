@@ -191,7 +191,7 @@ class _Upload:
         return int(self._stream.write(bytes(data)))
 
 
-class _Driver(DeltaStorageHandler):
+class _OpenedByDelta(DeltaStorageHandler):
     """Delta's driver as a file system of Arrow's."""
 
     def open_output_stream(self, path: str, metadata: Any = None) -> Any:
@@ -206,7 +206,7 @@ class _Objects(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
     cachable = False
 
     def __init__(self, url: str, options: dict[str, str]) -> None:
-        super().__init__(PyFileSystem(_Driver(url, options)))
+        super().__init__(PyFileSystem(_OpenedByDelta(url, options)))
         self._url = url
 
     def _strip_protocol(self, path: str) -> str:

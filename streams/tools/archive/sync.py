@@ -327,10 +327,10 @@ class TopicSync:
         return lost
 
     def _dropped(self) -> list[int]:
-        """Remove the ranges that do not continue the archive any more; return their partitions."""
+        """Leave out the ranges that do not continue the archive any more; return their partitions.
+
+        Their files stay until compaction removes them: who was first may have written the same, under the same name.
+        """
         lost = [each for each in self._waiting if self._extent(each.partition).next != each.first]
-        for each in lost:
-            for segment, _ in each.files:
-                self._archive.store.remove(f"{self._name}/{segment.name}")
         self._waiting = [each for each in self._waiting if each not in lost]
         return [each.partition for each in lost]
