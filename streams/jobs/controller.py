@@ -26,7 +26,7 @@ from streams.adapters.versions import AdapterState
 from streams.errors import EventError
 from streams.jobs import reducer
 from streams.jobs.reducer import STAGE, Effect, OpenJob
-from streams.jobs.state import JobState, event_of, fold
+from streams.jobs.state import JobState, folded
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import GroupConsumer
@@ -116,15 +116,10 @@ class JobController:
             self._on_group(record)
 
     def _on_job(self, record: Record) -> None:
-        event = event_of(record, self._settings.topics.policy_partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+        found = folded(self._jobs, record, self._settings.topics.policy_partitions)
+        if found is None:
             return
-        before = self._jobs.get(event.job_id)
-        job = fold(before, event)
-        if job is None:
-            log.warning("skipped: job %s was never created", event.job_id, extra=record.log_extra)
-            return
+        event, before, job = found
         self._jobs[event.job_id] = job
         if event.job_id in self._open:
             self._open[event.job_id] = reducer.after_event(self._open[event.job_id], job)

@@ -23,13 +23,13 @@ from schemas.serde import EncodeError, Poison
 from streams.errors import EventError, JobRequestError, LogError, NotFoundError, RefusedError, StreamwardError
 from streams.jobs.reducer import STAGE
 from streams.jobs.request import JobOrder
-from streams.jobs.state import JobState, event_of, fold, refusal
+from streams.jobs.state import JobState, folded, refusal
 from streams.kafka import times
 from streams.kafka.admin import offsets, read_topic
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
-from streams.kafka.record import Record, cut
+from streams.kafka.record import Record
 from streams.settings.model import Settings
 
 JobCommandKind = Literal["paused", "resumed", "cancelled"]
@@ -243,15 +243,10 @@ class JobLog:
                     self._changed.notify_all()
 
     def _take(self, record: Record) -> None:
-        event = event_of(record, self._settings.topics.policy_partitions)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+        found = folded(self._states, record, self._settings.topics.policy_partitions)
+        if found is None:
             return
-        before = self._states.get(event.job_id)
-        after = fold(before, event)
-        if after is None:
-            log.warning("skipped: job %s was never created", event.job_id, extra=record.log_extra)
-            return
+        event, before, after = found
         self._states[event.job_id] = after
         if before is None or after.sequence > before.sequence:
             self._events.setdefault(event.job_id, []).append(event)

@@ -242,7 +242,7 @@ def _evaluation(state: OpenJob, adapters: AdapterState) -> Sequence[Effect]:
 
 
 def _end(state: OpenJob, adapters: AdapterState) -> Sequence[Effect] | None:
-    """Return what ends the job: its last event, or the retirements before it; None if it goes on."""
+    """Return what ends the job: its last event, or the retirements before it; None if it continues."""
     job = state.job
     if (why := _complete(job)) is not None:
         retired = tuple(_retirements(state, adapters))

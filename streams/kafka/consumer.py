@@ -150,7 +150,7 @@ class GroupConsumer(Reader):
     def _waits_for_others(self) -> bool:
         """Return whether to wait while all members of the group distribute its partitions by another protocol.
 
-        librdkafka goes on asking, and joins once they have left.
+        librdkafka keeps asking, and joins once they have left.
         """
         return False
 
