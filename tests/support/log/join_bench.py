@@ -158,8 +158,8 @@ class Worker:
         wait_until(lambda: bool(self.told()) and set(self.told()[-1]["owned"]) == partitions, self.log)
 
     def ends(self, with_code: int) -> None:
-        code = self.process.wait(120)
-        assert code == with_code, self.log()
+        wait_until(lambda: self.process.poll() is not None, self.log, timeout_s=120)
+        assert self.process.returncode == with_code, self.log()
 
     def log(self) -> str:
         return self.err.read_text()
