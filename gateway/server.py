@@ -22,6 +22,7 @@ from uvicorn.loops.auto import auto_loop_factory
 from gateway import runs
 from gateway.app import create_app
 from gateway.jobs import JobsOverHttp, routes as job_routes
+from streams import garbage
 from streams.adapters import signing
 from streams.engines.build import build_tokens
 from streams.errors import SettingsError
@@ -73,6 +74,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
             with opened(settings, engine, rendering, stop, meter) as recorder, JobLog(settings) as jobs:
                 meter.begin("answering")
                 orders = JobsOverHttp(settings, jobs)
+                garbage.settle()
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                     runner.run(_serve(settings, recorder, orders, listening, stop, meter))
         finally:

@@ -1,12 +1,14 @@
 """The server of agents around its engine, over HTTP: what it adds to a call, trajectories written, and their bytes.
 
     agents, connections that are kept ──► streamward serve, a process of its own, scripted engine ──► broker
-                                     └──► an ASGI application that answers at once: what HTTP alone takes
+                                     ├──► an ASGI application that answers at once: what HTTP alone takes
+                                     └──► a producer: what the broker's acknowledgement alone takes
 
 Calls come at 100 a second, each of a conversation of its own; by turns with them the same prompts go to the bare
-engine, and the same bodies to the application. Then trajectories of 8 turns as fast as they go, 16 side by side, each
-turn acknowledged before its answer ends. At last trajectories of 2, 4, 8 and 16 turns of one length: their bytes a
-token, and how far their bytes are from a straight line over their tokens.
+engine, the same bodies to the application, and as many bytes to the log. Then trajectories of 8 turns as fast as they
+go, 16 side by side, each turn acknowledged before its answer ends. Before both come a thousand calls that are not
+counted, since a broker that has just started takes longer. At last trajectories of 2, 4, 8 and 16 turns of one length:
+their bytes a token, and how far their bytes are from a straight line over their tokens.
 
 Not covered: a client's library, and the bytes that the broker adds to a record.
 """
@@ -17,11 +19,13 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import statistics
 import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -35,13 +39,17 @@ from streams.engines.scripted_rendering import ScriptedRendering
 from streams.engines.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation
 from streams.engines.vllm.launch import free_port
+from streams.kafka.producer import Producer
+from streams.kafka.topics import topics
 from streams.settings.model import Serve, Settings
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say
 from tests.support.processes import read, until
 
 RATE, CALLS, ROUNDS = 100.0, 200, 3
+WARM_UP = 1000
 SIDE_BY_SIDE, RUNS, TURNS = 16, 400, 8
+TURN_BYTES = 1000
 LENGTHS = (2, 4, 8, 16)
 WANTED_A_SECOND = 100.0
 QUESTION = "What is 47 * 83, and why?"
@@ -87,16 +95,19 @@ async def at_once(scope: Any, receive: Any, send: Any) -> None:
 async def _measured(
     ports: tuple[int, int], engine: ScriptedTokenEngine, server: psutil.Process, settings: Settings
 ) -> list[dict[str, Any]]:
-    policy, seconds = settings.policy.name, {name: list[float]() for name in ("served", "bare", "http")}
+    policy, seconds = settings.policy.name, {name: list[float]() for name in ("served", "bare", "http", "log")}
     ways = dict(zip(("served", "http"), ports, strict=True))
-    async with _connected(ports[0], policy) as post:
-        await _paced(partial(_talk, post, 1), 50)
-    for _, name in itertools.product(range(ROUNDS), seconds):
-        if name == "bare":
-            seconds[name] += await _paced(lambda: _bare(engine), CALLS)
-            continue
-        async with _connected(ways[name], policy) as post:  # anew: a server closes one that nobody uses for 5 s
-            seconds[name] += await _paced(partial(_talk, post, 1), CALLS)
+    await _rate(ports[0], policy, runs=WARM_UP // TURNS)
+    with Producer(settings, linger_ms=0, stage="agents") as producer, ThreadPoolExecutor(1) as writes:
+        for _, name in itertools.product(range(ROUNDS), seconds):
+            if name == "bare":
+                seconds[name] += await _paced(lambda: _bare(engine), CALLS)
+            elif name == "log":
+                written = partial(asyncio.get_running_loop().run_in_executor, writes, _write, producer, settings)
+                seconds[name] += await _paced(written, CALLS)
+            else:
+                async with _connected(ways[name], policy) as post:  # anew: a server closes one unused for 5 s
+                    seconds[name] += await _paced(partial(_talk, post, 1), CALLS)
     lines = [_overhead(seconds, percent, most) for percent, most in ((50, 0.001), (99, 0.005))]
     lines.append(await _speed(ports, policy, server))
     named = [f"bytes-{length}" for length in LENGTHS]
@@ -107,7 +118,7 @@ async def _measured(
 
 
 def _overhead(seconds: dict[str, list[float]], percent: int, most: float) -> dict[str, Any]:
-    """Return what a call over HTTP takes beside one of the engine alone; HTTP is a part of the difference."""
+    """Return what a call takes beside one of the engine alone; HTTP and the log are parts of the difference."""
     at = {name: statistics.quantiles(each, n=100)[percent - 1] for name, each in seconds.items()}
     return line(
         "agents",
@@ -120,25 +131,14 @@ def _overhead(seconds: dict[str, list[float]], percent: int, most: float) -> dic
         overhead_s=round(at["served"] - at["bare"], 5),
         wanted_s=most,
         http_alone_s=round(at["http"], 5),
+        acknowledged_alone_s=round(at["log"], 5),
     )
 
 
 async def _speed(ports: tuple[int, int], policy: str, server: psutil.Process) -> dict[str, Any]:
     """Return how many trajectories are written in a second."""
-    room = asyncio.Semaphore(SIDE_BY_SIDE)
-
-    async def one(post: Post) -> None:
-        async with room:
-            await _talk(post, TURNS)
-
-    async def rate(port: int) -> float:
-        async with _connected(port, policy) as post:
-            begun = time.perf_counter()
-            await asyncio.gather(*(one(post) for _ in range(RUNS)))
-            return RUNS / (time.perf_counter() - begun)
-
     before = server.cpu_times()
-    ours = await rate(ports[0])
+    ours = await _rate(ports[0], policy)
     after = server.cpu_times()
     processor_s = after.user + after.system - before.user - before.system
     return line(
@@ -150,9 +150,30 @@ async def _speed(ports: tuple[int, int], policy: str, server: psutil.Process) ->
         ratio=ours / WANTED_A_SECOND,
         target=1,
         peer_is="what is wanted",
-        http_alone=round(await rate(ports[1]), 1),
+        http_alone=round(await _rate(ports[1], policy), 1),
         server_processor_s_per_call=round(processor_s / RUNS / TURNS, 5),
     )
+
+
+async def _rate(port: int, policy: str, runs: int = RUNS) -> float:
+    """Return how many trajectories a second are answered."""
+    room = asyncio.Semaphore(SIDE_BY_SIDE)
+
+    async def one(post: Post) -> None:
+        async with room:
+            await _talk(post, TURNS)
+
+    async with _connected(port, policy) as post:
+        begun = time.perf_counter()
+        await asyncio.gather(*(one(post) for _ in range(runs)))
+        return runs / (time.perf_counter() - begun)
+
+
+def _write(producer: Producer, settings: Settings) -> None:
+    """Write as many bytes as a turn has, and wait for the broker."""
+    number = next(_numbers)
+    producer.send_bytes(topics(settings.topics)["turns"].name, str(number).encode(), os.urandom(TURN_BYTES))
+    producer.flush()
 
 
 def _bytes(turns: list[Turn], names: list[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
+from streams.stages.agents import call_prompts
 from streams.stages.agents.calls import CallError, Done, ModelCall
 from streams.stages.agents.fold import of_each
 from streams.stages.agents.recorder import Recorder
@@ -148,8 +149,9 @@ def test_when_memory_is_full_the_longest_unused_ends_and_its_history_begins_anot
 
 
 def test_a_prompt_is_rendered_beside_the_event_loop_and_one_that_never_fits_is_not(
-    kafka_bootstrap: str, tmp_path: Path
+    kafka_bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(call_prompts, "SHORT", 0)
     settings = settings_of(kafka_bootstrap, tmp_path, {"context_tokens": 100})
     admin.apply_topics(settings)
     rendering = Rendering()
@@ -172,8 +174,9 @@ def test_a_prompt_is_rendered_beside_the_event_loop_and_one_that_never_fits_is_n
 
 
 def test_a_version_that_is_used_stays_and_one_that_was_unloaded_meanwhile_is_loaded_again(
-    kafka_bootstrap: str, tmp_path: Path
+    kafka_bootstrap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(call_prompts, "SHORT", 0)
     settings = settings_of(kafka_bootstrap, tmp_path, {})
     admin.apply_topics(settings)
     newest = KEPT + 2

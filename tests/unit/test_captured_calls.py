@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any
@@ -17,7 +18,7 @@ import httpx
 import pytest
 
 from gateway.body import read_call
-from schemas.events import Message, Sampling, TrajectoryEvent
+from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
 from streams.engines.rendering import ChatRendering
 from streams.stages.agents.calls import Delta, Done, ModelCall, Piece
 from streams.stages.agents.fold import fold
@@ -427,3 +428,55 @@ def test_an_opinion_of_an_answer_that_nobody_recorded_is_refused() -> None:
     with served() as server:
         answer = server.post("feedback", {"id": "chatcmpl-nobody", "value": 1})
     assert answer.status_code == 404 and "there is no answer" in answer.json()["error"]["message"]
+
+
+def test_a_beginning_that_was_lost_with_its_server_is_written_by_the_next() -> None:
+    log = LogInMemory()
+    with served(log=log) as server:
+        says(server, "one")
+        ask(server, user("first"))
+        says(server, "two")
+        ask(server, user("first"), {"role": "assistant", "content": "one"}, user("second"))
+    [began], turns = log.events(TrajectoryEvent), log.events(Turn)
+    log.records = [record for record in log.records if isinstance(record.decode(Turn), Turn)]
+    assert len(turns) == len(log.records) == 2
+    with served(log=log) as server:
+        server.recorder.runs.finish()
+        server.recorder.runs.finish()
+    assert log.events(TrajectoryEvent) == [began]
+
+
+def test_a_short_prompt_is_rendered_where_it_comes_in_unless_another_is_being_rendered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places, may, render = list[tuple[str, bool]](), threading.Event(), ChatRendering.first
+
+    def first(self: ChatRendering, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
+        text = messages[-1].content
+        places.append((text[:5], threading.current_thread() is threading.main_thread()))
+        assert not text.startswith("long") or may.wait(60)
+        return render(self, messages, tools)
+
+    async def talk(server: ServerInMemory) -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://memory") as client:
+
+            async def call(text: str) -> None:
+                answer = await client.post("/v1/chat/completions", json=asked(user(text)))
+                assert answer.status_code == 200, answer.text
+
+            await call("short")
+            long = asyncio.create_task(call("long " * 300))
+            while len(places) < 2:
+                await asyncio.sleep(0.001)
+            late = asyncio.create_task(call("late"))
+            while server.recorder._prompts._thread._work_queue.empty():
+                await asyncio.sleep(0.001)
+            may.set()
+            await asyncio.gather(long, late)
+
+    monkeypatch.setattr(ChatRendering, "first", first)
+    with served() as server:
+        for _ in range(3):
+            says(server, "yes")
+        server.run(talk(server))
+    assert places == [("short", True), ("long ", False), ("late", False)]

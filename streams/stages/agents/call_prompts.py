@@ -4,16 +4,17 @@
                                   └─────► template, tokenizer, in a thread ───────────┘
 
 A template takes long over a long conversation, and so does a tokenizer. They run beside the event loop, so that others
-are answered meanwhile, one at a time, since nobody says of a tokenizer that it may be called twice at once. What cannot
-fit the context whatever its tokens are is refused before either of them sees it.
+are answered meanwhile, one at a time, since nobody says of a tokenizer that it may be called twice at once. A short
+one is rendered on the spot if nothing else is just then: to go to the thread and back takes longer. What cannot fit the
+context whatever its tokens are is refused before either of them sees it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from schemas.tokens import TokenIds
@@ -22,6 +23,9 @@ from streams.errors import EventError
 from streams.stages.agents.calls import CallError, ModelCall
 from streams.stages.agents.chains import Chains, Placement
 from streams.stages.agents.conversations import Conversation
+
+SHORT = 1000
+"""Characters of a call's messages and tools that take less than a millisecond to render."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +47,7 @@ class CallPrompts:
     def __init__(self, engine: TokenEngine, rendering: Rendering) -> None:
         self._engine, self._rendering = engine, rendering
         self._thread = ThreadPoolExecutor(1, "renders")
+        self._one_at_a_time = threading.Lock()
 
     def close(self) -> None:
         """End the thread."""
@@ -60,7 +65,7 @@ class CallPrompts:
             raise CallError("invalid", str(exc), where) from exc
 
     async def _plain(self, prompt: str | tuple[int, ...], call: ModelCall, known: Conversation | None) -> CallPrompt:
-        ids = await self._aside(self._rendering.plain, prompt) if isinstance(prompt, str) else prompt
+        ids = await self._rendered(call, self._rendering.plain, prompt) if isinstance(prompt, str) else prompt
         tokens = TokenIds.of(ids)
         placed = self._placed(call, known, tokens)
         return CallPrompt(placed, tokens[: placed.new_from], tuple(ids[placed.new_from :]))
@@ -71,11 +76,11 @@ class CallPrompts:
             before = known.chains.tokens(placed.parent.turn_id)
             finished = bool(before) and before[-1] in self._engine.ends
             history = call.messages[: len(call.messages) - len(placed.new)]
-            behind = await self._aside(render.extend, before, finished, history, placed.new, call.tools)
+            behind = await self._rendered(call, render.extend, before, finished, history, placed.new, call.tools)
             if not isinstance(behind, str):
                 return CallPrompt(placed, before, behind)
             placed = Placement("rewrites", behind, None, call.messages)
-        return CallPrompt(placed, TokenIds(), await self._aside(render.first, call.messages, call.tools))
+        return CallPrompt(placed, TokenIds(), await self._rendered(call, render.first, call.messages, call.tools))
 
     def _placed(self, call: ModelCall, known: Conversation | None, prompt: TokenIds | None) -> Placement:
         """Return what a call is to the turns of its trajectory. It continues none that was rendered otherwise."""
@@ -89,12 +94,26 @@ class CallPrompts:
 
     def _check_length(self, call: ModelCall, where: str) -> None:
         """Refuse what is too long even for the longest tokens. Raises CallError."""
-        whole = call.prompt if isinstance(call.prompt, str) else ""
-        characters = len(whole) + sum(len(message.content) for message in call.messages)
+        characters = _characters(call)
         context = self._engine.context_tokens
         if characters > context * self._rendering.longest_token:
             what = f"{characters} characters never fit the context of {context} tokens"
             raise CallError("invalid", f"{what}; shorten the conversation", where)
 
-    async def _aside(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args, **kwargs))
+    async def _rendered(self, call: ModelCall, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        def render() -> T:
+            with self._one_at_a_time:
+                return function(*args, **kwargs)
+
+        tools = sum(len(tool.description) + len(tool.parameters) for tool in call.tools)
+        if _characters(call) + tools <= SHORT and self._one_at_a_time.acquire(blocking=False):
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._one_at_a_time.release()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, render)
+
+
+def _characters(call: ModelCall) -> int:
+    whole = call.prompt if isinstance(call.prompt, str) else ""
+    return len(whole) + sum(len(message.content) for message in call.messages)

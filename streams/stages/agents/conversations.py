@@ -165,7 +165,8 @@ class Conversations:
         if known is None:
             at = turn.started_at
             known = Conversation(turn.trajectory_id, turn.task_id, turn.agent_id, at, at)
-            known.sampling_id, known.slot, known.started = turn.sampling_id, turn.slot, True
+            known.sampling_id, known.slot = turn.sampling_id, turn.slot
+            known.started = turn.sampling_id is not None  # the beginning of a task's run is in the log before any call
         self.by_id[turn.trajectory_id] = known
         known.number = max(known.number, turn.number + 1)
         if turn.choice == 0:

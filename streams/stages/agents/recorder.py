@@ -22,7 +22,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import replace
+from functools import cache
 
 from schemas.conventions import RatedAnswer
 from schemas.events import Message, Turn, derive_id
@@ -51,6 +51,7 @@ from streams.stages.agents.conversations import Conversation, Conversations, has
 from streams.stages.agents.served_versions import ServedVersions
 from streams.stages.agents.task_runs import TaskRuns
 from streams.stages.agents.turn_events import (
+    Answered,
     PreparedCall,
     answered_as,
     check_fits,
@@ -87,6 +88,7 @@ class Recorder:
         """What the broker has not acknowledged, by `request_of`."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._prompts = CallPrompts(engine, rendering)
+        self._said = cache(self._say)
         self._nonce, self._begun = uuid.uuid4().hex, itertools.count()
         self.runs = TaskRuns(rule, versions, writer, conversations)
 
@@ -315,9 +317,8 @@ class Recorder:
 
     def _turn(self, prepared: PreparedCall, stream: TokenStream, *, delivered: bool) -> Turn:
         drawn = tuple(token for token, _ in stream.drawn)
-        reply, malformed = self._reply(prepared, drawn, stream)
-        turn = turn_of(prepared, stream, reply, self._engine, self._rendering)
-        return replace(turn, malformed=malformed, delivered=delivered)
+        answered = Answered(*self._reply(prepared, drawn, stream), delivered)
+        return turn_of(prepared, stream, answered, self._engine, self._rendering)
 
     def _reply(self, prepared: PreparedCall, drawn: tuple[int, ...], stream: TokenStream) -> tuple[Message, str | None]:
         """Return the answer as the client gets it, and why a tool call in it cannot be read."""
@@ -332,9 +333,11 @@ class Recorder:
         return bool(call.tools) and call.tool_choice == "auto"
 
     async def _record(self, conversation: Conversation, turn: Turn) -> None:
-        """Return once `turn` is in the log. Raises CallError if it is not within serve.acknowledge_s."""
+        """Return once `turn`, which was made just now, is in the log.
+
+        Raises CallError if it is not within serve.acknowledge_s.
+        """
         began = () if conversation.started else (started(conversation, turn),)
-        turn = replace(turn, number=conversation.number)
         try:
             written = asyncio.wrap_future(self._writer.write(*began, turn))
         except (EventError, EncodeError) as exc:
@@ -402,5 +405,8 @@ class Recorder:
             yield done_of(turn, tokens, stop_text(turn, self._rendering))
 
     def _token(self, token: int, logprob: float) -> Token:
+        return Token(token, *self._said(token), logprob)
+
+    def _say(self, token: int) -> tuple[str, bytes]:
         data = self._rendering.token_bytes(token)
-        return Token(token, data.decode(errors="replace"), data, logprob)
+        return data.decode(errors="replace"), data

@@ -29,7 +29,7 @@ from streams.stages.agents.fold import fold
 from streams.stages.agents.response import response_of
 from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.served_versions import ServedVersions
-from streams.stages.agents.turn_events import ended
+from streams.stages.agents.turn_events import ended, started
 from streams.stages.agents.turn_writer import TurnWriter
 
 LOOK_S = 0.02
@@ -123,8 +123,11 @@ class TaskRuns:
         return known
 
     def finish(self) -> None:
-        """Make the responses of runs that had ended when the server before this one was killed."""
+        """Write what the server before this one was killed over: beginnings of trajectories, responses of runs."""
         for known in list(self._conversations.by_id.values()):
+            if not known.started and (first := next(known.turns, None)) is not None:
+                self._writer.write(started(known, first))
+                known.started = True
             if known.end is not None and not known.responded:
                 self._ended(known, RunEnd("completed", ""))  # the end in the log is the one that counts
 

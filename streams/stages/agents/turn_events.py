@@ -60,11 +60,21 @@ class PreparedCall(NamedTuple):
         )
 
 
+class Answered(NamedTuple):
+    """What the client gets."""
+
+    reply: Message
+    malformed: str | None = None
+    """Why a tool call in it cannot be read."""
+    delivered: bool = True
+
+
 def turn_of(
-    prepared: PreparedCall, stream: TokenStream, reply: Message, engine: TokenEngine, rendering: Rendering
+    prepared: PreparedCall, stream: TokenStream, answered: Answered, engine: TokenEngine, rendering: Rendering
 ) -> Turn:
-    """Return the record of an answer; its number comes when it is written."""
+    """Return the record of an answer, the next of its trajectory."""
     call, conversation, choice = prepared.call, prepared.conversation, stream.generation.slot
+    reply = answered.reply
     parent = prepared.placement.parent
     ending = "tool_calls" if reply.tool_calls and stream.ending == "stop" else stream.ending
     return Turn(
@@ -75,7 +85,7 @@ def turn_of(
         agent_id=call.agent_id,
         policy=prepared.policy,
         adapter_version=prepared.version,
-        number=0,
+        number=conversation.number,
         parent_id=None if parent is None else parent.turn_id,
         continuity=prepared.placement.continuity,
         reason=prepared.placement.reason,
@@ -97,6 +107,8 @@ def turn_of(
         prompt_tokens=len(prepared.prompt),
         observed=call.observed,
         reply=reply,
+        malformed=answered.malformed,
+        delivered=answered.delivered,
         sampling=call.sampling,
         prompt_token_ids=TokenIds.of(prepared.new),
         completion_token_ids=TokenIds.of(token for token, _ in stream.drawn),
@@ -114,7 +126,8 @@ def check_fits(prepared: PreparedCall, engine: TokenEngine, rendering: Rendering
     unanswered = TokenStream(prepared.generation(0))
     unanswered.finish("length")
     try:
-        writer.check(turn_of(prepared, unanswered, Message(role="assistant", content=""), engine, rendering))
+        empty = Answered(Message(role="assistant", content=""))
+        writer.check(turn_of(prepared, unanswered, empty, engine, rendering))
     except (EventError, EncodeError) as exc:
         raise CallError("too_large", f"the turn cannot be recorded: {exc}") from exc
 

@@ -2,8 +2,9 @@
 
     coroutines ──► write(event) ──► queue ──► one thread: send all that wait, flush ──► futures
 
-What waits is sent together, so a hundred calls at once cost one round trip. While the broker is unreachable everything
-waits; after kafka.outage_s the thread ends, and says so to whoever runs the server.
+What waits is sent together, so a hundred calls at once cost one round trip, and so do a trajectory's beginning and its
+first turn: a server that finds a turn without a beginning writes it (`TaskRuns.finish`). While the broker is
+unreachable everything waits; after kafka.outage_s the thread ends, and says so to whoever runs the server.
 """
 
 from __future__ import annotations
@@ -86,14 +87,9 @@ class TurnWriter:
                         more = self._queue.get()
                         ends = more is None
                         waiting += [] if more is None else [more]
-                    # no turn is in the log before the beginning of its trajectory, whenever this process is killed
-                    for part in (
-                        [one for one in waiting if one[0] != self._topics[Turn].name],
-                        [one for one in waiting if one[0] == self._topics[Turn].name],
-                    ):
-                        for name, key, payload, written in part:
-                            producer.send_bytes(name, key, payload, on_ack=partial(_acknowledged, written))
-                        producer.flush()
+                    for name, key, payload, written in waiting:
+                        producer.send_bytes(name, key, payload, on_ack=partial(_acknowledged, written))
+                    producer.flush()
                     self._waits_since = None
                     if ends:
                         return

@@ -7,11 +7,11 @@ To scale, start more workers: they share the partitions.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from streams import garbage
 from streams.kafka import admin
 from streams.kafka.registry import client as registry
 from streams.kafka.retry import StoppedWaiting
@@ -21,9 +21,6 @@ from streams.settings.model import Settings
 from streams.worker.loop.worker import LoopWorker
 
 log = logging.getLogger("streamward.worker")
-
-GARBAGE_AFTER = 100_000
-"""New objects before Python looks for cycles: thousands of records come at once, and make none."""
 
 
 def run(settings: Settings, stages: Iterable[Callable[[LoopWorker], None]], *, stop: threading.Event) -> None:
@@ -38,8 +35,7 @@ def run(settings: Settings, stages: Iterable[Callable[[LoopWorker], None]], *, s
         worker = LoopWorker(settings, stop, meter=meter, tracer=traces)
         for register in stages:
             register(worker)
-        gc.freeze()
-        gc.set_threshold(GARBAGE_AFTER, 20, 50)
+        garbage.settle()
         meter.begin("runs")
         try:
             with worker:
