@@ -27,6 +27,7 @@ from faust.auth import SASLCredentials, SSLCredentials
 from faust.types import TP
 
 from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
+from streams import garbage
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
 from streams.kafka.client import unreachable
 from streams.kafka.lag import LagMeter
@@ -285,6 +286,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
     loop = fixes.new_event_loop()
     asyncio.set_event_loop(loop)
     worker = _FaustWorker(app, loop=loop, grace_s=grace_s)
+    garbage.settle()
     try:
         worker.execute_from_commandline()
     except SystemExit as exc:

@@ -32,8 +32,8 @@ from tests.benchmarks.whole_groups import SLOTS, whole
 RATE = 50.0
 """Responses a second."""
 GROUPS = 160
-WARM = 12
-"""Groups before those that are measured: the worker joins its group and takes up its partitions."""
+WARM = 60
+"""Groups that are not measured: the worker joins its group, and a broker that has just started takes longer."""
 ECHO = "bench.echo"
 
 
