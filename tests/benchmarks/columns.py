@@ -28,7 +28,7 @@ from streams.kafka.client import client_config
 from streams.kafka.topics import topics
 from streams.settings.model import Archive, Settings
 from streams.tools.archive.sync import sync
-from tests.benchmarks.join import PEER
+from tests.benchmarks.join import PLAIN
 from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 from tests.benchmarks.whole_groups import preload
@@ -97,7 +97,7 @@ def _arrow(settings: Settings, labels: Sequence[str]) -> int:
 
 def _consumed(settings: Settings, labels: Sequence[str], use: Callable[[list[Any]], object]) -> int:
     bounds = admin.offsets(settings, labels)
-    consumer = ck.Consumer({**client_config(settings.kafka), **PEER})
+    consumer = ck.Consumer({**client_config(settings.kafka), **PLAIN})
     consumer.assign([ck.TopicPartition(topic, partition, low) for (topic, partition), (low, _) in bounds.items()])
     left = count = sum(high - low for low, high in bounds.values())
     while left:

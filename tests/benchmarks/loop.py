@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from streams.settings.load import to_env
 from streams.settings.model import Broker, Kafka, Settings, Topics
 
 REPO = Path(__file__).parents[2]
+LIMIT_S = 300.0
+"""For groups to come."""
 
 
 @contextmanager
@@ -38,25 +41,41 @@ def node() -> Iterator[Settings]:
 
 @contextmanager
 def process(*module_and_arguments: str, settings: Settings) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m` with these arguments and settings, its words into a file; SIGTERM at the end of the block."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("STREAMWARD_")}
+    """Run `python -m` with these arguments and settings, as `child` does."""
+    with child(sys.executable, "-m", *module_and_arguments, env=to_env(settings)) as running:
+        yield running
+
+
+@contextmanager
+def child(*command: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command with `env` added to the environment, its words into a file; SIGTERM at the end of the block.
+
+    Raises RuntimeError if it has ended by then. This, and any that the block raises, gets its last words as a note.
+    """
+    own = {key: value for key, value in os.environ.items() if not key.startswith("STREAMWARD_")}
     with tempfile.TemporaryFile() as words:
-        child = subprocess.Popen(
-            [sys.executable, "-m", *module_and_arguments],
-            cwd=REPO,
-            env={**env, **to_env(settings)},
-            stdout=words,
-            stderr=words,
-        )
+        running = subprocess.Popen(command, cwd=REPO, env={**own, **(env or {})}, stdout=words, stderr=words)
         try:
-            yield child
-            if child.poll() is not None:
-                words.seek(0)
-                raise RuntimeError(f"{' '.join(module_and_arguments)} ended: {words.read()[-2000:].decode()}")
+            yield running
+            if running.poll() is not None:
+                raise RuntimeError("a process has ended")
+        except RuntimeError as exc:
+            words.seek(0)
+            exc.add_note(f"{' '.join(command)[-200:]} says: {words.read()[-2000:].decode(errors='replace')}")
+            raise
         finally:
-            child.terminate()
+            running.terminate()
             try:
-                child.wait(30)
+                running.wait(30)
             except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+                running.kill()
+                running.wait()
+
+
+def await_groups(settings: Settings, workers: Sequence[subprocess.Popen[bytes]], groups: int) -> None:
+    """Return once so many groups are in the log. Raises RuntimeError if a worker has ended, or after LIMIT_S."""
+    deadline = time.monotonic() + LIMIT_S
+    while (made := sum(end for _, end in admin.offsets(settings, ["groups"]).values())) < groups:
+        if any(worker.poll() is not None for worker in workers) or time.monotonic() > deadline:
+            raise RuntimeError(f"the live workers made {made} of {groups} groups")
+        time.sleep(0.02)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from jgo.config import GlobalSettings
@@ -20,8 +22,21 @@ from jgo.maven import MavenContext, PythonResolver
 from streams.kafka.node import jvm
 from tests.skips import needs
 
-AVRO = ("org.apache.avro", "avro", "1.12.1")
-COMPILER = ("org.eclipse.jdt", "ecj", "3.43.0")
+
+class Jar(NamedTuple):
+    """Where Maven Central has it."""
+
+    group: str
+    artifact: str
+    version: str
+
+
+class MissingJar(Exception):
+    """A jar is not here and could not be fetched."""
+
+
+AVRO = Jar("org.apache.avro", "avro", "1.12.1")
+COMPILER = Jar("org.eclipse.jdt", "ecj", "3.43.0")
 SMALL = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 """It runs for seconds: a quick start matters, and speed does not."""
 
@@ -31,19 +46,30 @@ def java_program(source: str, name: str, folder: Path) -> list[str]:
 
     The test is skipped if a jar is not here and cannot be fetched.
     """
-    avro, compiler = _jar(*AVRO), _jar(*COMPILER)
-    java, classpath = str(jvm.java()), os.pathsep.join([jvm.kafka_classpath(), str(avro)])
+    try:
+        return [str(jvm.java()), *SMALL, "-cp", compiled(source, name, folder, [AVRO]), name]
+    except MissingJar as exc:
+        pytest.skip(needs(str(exc), "make test, with network access"))
+
+
+def compiled(source: str, name: str, folder: Path, libraries: Sequence[Jar]) -> str:
+    """Compile `source`, whose class is `name`, in `folder`; return its class path, Kafka's and the libraries' included.
+
+    Raises MissingJar if a jar is not here and cannot be fetched, RuntimeError with the compiler's words if it fails.
+    """
+    classpath = os.pathsep.join([jvm.kafka_classpath(), *map(str, map(_fetched, libraries))])
     file = folder / f"{name}.java"
     file.write_text(source)
-    compile_with = [java, *SMALL, "-jar", str(compiler), "-17", "-proc:none", "-nowarn"]
+    compile_with = [str(jvm.java()), *SMALL, "-jar", str(_fetched(COMPILER)), "-17", "-proc:none", "-nowarn"]
     done = subprocess.run(
         [*compile_with, "-cp", classpath, "-d", str(folder), str(file)], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [java, *SMALL, "-cp", os.pathsep.join([str(folder), classpath]), name]
+    if done.returncode != 0:
+        raise RuntimeError(f"{file} does not compile:\n{done.stdout}{done.stderr}")
+    return os.pathsep.join([str(folder), classpath])
 
 
-def _jar(group: str, artifact: str, version: str) -> Path:
+def _fetched(jar: Jar) -> Path:
     """Return one jar, without what it depends on: Kafka brings Jackson and slf4j."""
     config = GlobalSettings.load()
     central = {**config.repositories, "central": MAVEN_CENTRAL_URL}
@@ -52,6 +78,6 @@ def _jar(group: str, artifact: str, version: str) -> Path:
     with (context.repo_cache / ".streamward.lock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         try:
-            return Path(context.project(group, artifact).at_version(version).artifact().resolve())
+            return Path(context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve())
         except Exception as exc:  # jgo has no error tree of its own
-            pytest.skip(needs(f"{artifact}-{version}.jar of Maven Central ({exc})", "make test, with network access"))
+            raise MissingJar(f"{jar.artifact}-{jar.version}.jar of Maven Central ({exc})") from exc

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.serde import encode
+from tests.benchmarks.peers import PeerGroup, PeerMember, difference, peer_group
 from tests.benchmarks.side_by_side import by_turns, line
 from tests.benchmarks.table import BEGIN, END, write
 from tests.benchmarks.whole_groups import EVENTS, SLOTS, whole
+from tests.support.factories import group, member, response
 
 REPO = Path(__file__).parents[2]
 
@@ -66,6 +70,55 @@ def test_the_groups_that_load_a_log_are_whole_and_can_be_written() -> None:
     assert len({response.prompt_token_ids for response in group.responses}) == 1
     assert len({response.completion_token_ids for response in group.responses}) == SLOTS
     assert whole("4 + 7").task.task_id == group.task.task_id != whole("4 + 8").task.task_id
+
+
+# --- the join's peers ------------------------------------------------------------------------------------------------
+
+
+def peers_group(slots: int = 2) -> PeerGroup:
+    """Return the group that a peer should make of two responses with the rewards 0 and 1."""
+    sent = [response(slot=slot) for slot in range(slots)]
+    members = [PeerMember(r.slot, r.response_id, float(r.slot), r.slot - 0.5, encode(r)) for r in sent]
+    return PeerGroup("t1", members)
+
+
+def differs(theirs: PeerGroup) -> str | None:
+    ours = group(responses=tuple(member(slot, reward=float(slot), advantage=slot - 0.5) for slot in range(2)))
+    return difference(theirs, ours, {r.response_id: r for r in (response(slot=slot) for slot in range(2))})
+
+
+def test_a_peers_record_is_read_as_it_is_written_and_nothing_may_follow() -> None:
+    record = b"\0\0\0\2t1\0\0\0\1" + struct.pack(">ii2sddi1s", 3, 2, b"r3", 1.0, -0.5, 1, b"x")
+    assert peer_group(record) == PeerGroup("t1", [PeerMember(3, "r3", 1.0, -0.5, b"x")])
+    with pytest.raises(ValueError, match="1 bytes behind"):
+        peer_group(record + b"y")
+
+
+def test_a_peers_group_that_is_ours_differs_in_nothing() -> None:
+    assert differs(peers_group()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"slot": 2}, "against"),
+        ({"response_id": "another"}, "against"),
+        ({"reward": 0.5}, "against"),
+        ({"advantage": 0.6}, "advantage 0.6 against 0.5"),
+        ({"payload": encode(response(slot=1, text="another"))}, "not the bytes"),
+        ({"payload": b""}, "not the bytes"),
+    ],
+)
+def test_what_a_peers_group_has_otherwise_is_named(change: dict[str, Any], what: str) -> None:
+    first, second = peers_group().members
+    assert what in (differs(PeerGroup("t1", [first, second._replace(**change)])) or "")
+
+
+def test_a_peers_group_that_lacks_a_member_differs() -> None:
+    assert differs(peers_group(slots=1)) is not None
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
 
 
 def result(bench: str, case: str, ours: float) -> dict[str, object]:
