@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.conventions import FEEDBACK
-from schemas.events import AdvantagedGroup, AgentEvent, Event, Reward, TrajectoryEvent, Turn
+from schemas.events import AdvantagedGroup, Event, Reward, TrajectoryEvent, Turn
 from schemas.serde import Poison
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
@@ -22,6 +22,7 @@ from streams.output import Column, moment
 from streams.settings.model import Settings
 from streams.stages.agents.chains import Chains
 from streams.stages.agents.fold import Trajectory, TrajectoryStep, fold
+from streams.stages.agents.registration import registrations
 from streams.stages.agents.response import response_of
 
 Row = dict[str, Any]
@@ -138,11 +139,7 @@ def opinion(reward: Reward) -> str:
 
 def agents(settings: Settings) -> list[Row]:
     """Return one row for each agent that is registered or has run, by its id."""
-    known: dict[str, AgentEvent] = {}
-    for record in read_topic(settings, "agents"):
-        event = record.decode(AgentEvent)
-        if not isinstance(event, Poison):
-            known[event.agent_id] = event
+    known = {name: events[-1] for name, events in registrations(settings).items()}
     began, ended, calls, last = Counter[str](), Counter[str](), Counter[str](), dict[str, int]()
     for record in read_topic(settings, "trajectories"):
         step = record.decode(TrajectoryEvent)

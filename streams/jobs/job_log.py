@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from schemas.events import AdapterEvent, AgentEvent, Coordinates, JobEvent, derive_id
+from schemas.events import AdapterEvent, Coordinates, JobEvent, derive_id
 from schemas.serde import EncodeError, Poison
 from streams.errors import EventError, JobRequestError, LogError, NotFoundError, RefusedError, StreamwardError
 from streams.jobs.reducer import STAGE
@@ -31,6 +31,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record
 from streams.settings.model import Settings
+from streams.stages.agents.registration import registrations
 
 JobCommandKind = Literal["paused", "resumed", "cancelled"]
 CATCH_UP_S = 60.0
@@ -134,6 +135,7 @@ class JobLog:
                 event_id=derive_id(job_id, "created"),
                 job_id=job_id,
                 created_at=times.now_ms(),
+                metadata=dict(order.metadata),
                 kind="created",
                 sequence=0,
                 policy=order.policy,
@@ -267,13 +269,5 @@ def known_policies(settings: Settings) -> set[str]:
 
 def known_agents(settings: Settings) -> dict[str, str]:
     """Return the policy of each agent that is registered. Raises as `read_topic`."""
-    found: dict[str, str] = {}
-    for record in read_topic(settings, "agents"):
-        event = record.decode(AgentEvent)
-        if isinstance(event, Poison):
-            continue
-        if event.kind == "registered":
-            found[event.agent_id] = event.model_id.partition("@")[0]
-        else:
-            found.pop(event.agent_id, None)
-    return found
+    newest = (events[-1] for events in registrations(settings).values())
+    return {event.agent_id: event.model_id.partition("@")[0] for event in newest if event.kind == "registered"}

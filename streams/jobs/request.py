@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Any
 
@@ -123,6 +123,12 @@ class JobOrder:
     spec: JobSpec
     digest: str
     """sha256 of the request in its canonical form."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Written with it, for those who ordered it: no decision is made of them."""
+
+    def noting(self, metadata: Mapping[str, str], asked: Any) -> JobOrder:
+        """Return the order with metadata; `asked` is the request that it was made of, and its digest is of that."""
+        return replace(self, metadata=metadata, digest=_digest(asked))
 
 
 def read_request(given: Any) -> JobRequest:
@@ -183,8 +189,11 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
     _check_share(spec)
     _check_tasks(policy, spec)
     _check_estimate(spec)
-    canonical = json.dumps(request.model_dump(mode="json"), sort_keys=True)
-    return JobOrder(policy, request.tenant, spec, hashlib.sha256(canonical.encode()).hexdigest())
+    return JobOrder(policy, request.tenant, spec, _digest(request.model_dump(mode="json")))
+
+
+def _digest(asked: Any) -> str:
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def _who(name: str, policies: Collection[str], agents: Mapping[str, str]) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import AdapterEvent, JobEvent, JobQuestion, Task, derive_id
+from schemas.events import JobEvent, JobQuestion, Task, derive_id
 from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.jobs.controller import JobController
@@ -27,7 +27,7 @@ from streams.kafka.retry import BrokerOutage
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Kafka, Settings, Topics
 from tests.support.factories import T0, group, job_spec, member, response
-from tests.support.log.rest_of_loop import RestOfLoop
+from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, read, until
 
@@ -48,35 +48,6 @@ def made(kafka_bootstrap: str) -> Settings:
 
 def order(policy: str, digest: str = "d", **changes: Any) -> JobOrder:
     return JobOrder(policy, "shop", job_spec(**changes), digest)
-
-
-class Loop:
-    """Answers what the controllers ask for, in a thread: the real rule of batches, and versions without weights."""
-
-    def __init__(self, settings: Settings, *policies: str) -> None:
-        self._settings, self._over = settings, threading.Event()
-        self._rest = {policy: RestOfLoop(settings.batches, policy) for policy in policies}
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Loop:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with Producer(self._settings) as producer:
-            while not self._over.wait(0.1):
-                for _, task in read(self._settings, Task):
-                    if task.policy in self._rest:
-                        for event in self._rest[task.policy].answer(task):
-                            producer.send(event)
-                for _, event in read(self._settings, AdapterEvent):
-                    if event.kind == "retired":
-                        self._rest[event.policy].take(event)
-                producer.flush()
 
 
 def states(settings: Settings) -> dict[str, JobState]:
@@ -101,7 +72,7 @@ def test_controllers_killed_again_and_again_ask_for_every_task_and_end_every_ite
     def iterations() -> int:
         return sum(state.iteration for name, state in states(made).items() if name in ids)
 
-    with Loop(made, *(f"killed-{n}" for n in range(3))), (tmp_path / "jobs.log").open("ab") as out:
+    with LoopOnLog(made, *(f"killed-{n}" for n in range(3))), (tmp_path / "jobs.log").open("ab") as out:
         for goal in (1, 4, 8):
             victim = subprocess.Popen(
                 command("jobs", "run"), env=environment(made), cwd=tmp_path, stdout=out, stderr=out

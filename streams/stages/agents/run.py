@@ -20,13 +20,12 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self, get_args
 
 from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed, Response, Task, derive_id
-from schemas.serde import Poison
 from streams.adapters.admission.choose import WaitingTask, choose
 from streams.adapters.admission.held_back import HeldBack, room
 from streams.adapters.admission.queue import TaskQueue
@@ -34,7 +33,7 @@ from streams.adapters.admission.state import PolicyState, give_up_ms
 from streams.adapters.router import route
 from streams.errors import RefusedError, ServerUnavailable
 from streams.kafka import times
-from streams.kafka.admin import offsets, read_topic
+from streams.kafka.admin import offsets
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
@@ -43,6 +42,7 @@ from streams.kafka.tracked import TrackedConsumer
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from streams.stages.agents.processes import RunContext
+from streams.stages.agents.registration import following, registrations
 from streams.stages.agents.response import UNANSWERED
 from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.run_metrics import RunMetrics
@@ -277,26 +277,18 @@ class AgentRunner:
             return RunEnd("failed", f"it was not run: {exc}")
 
     def _register(self) -> None:
-        """Write what this agent is, unless the log says so already."""
-        agent_id, policy, before = self._plan.agent_id, self._settings.policy.name, list[AgentEvent]()
-        for record in read_topic(self._settings, "agents", outage=self._outage):
-            event = record.decode(AgentEvent)
-            if not isinstance(event, Poison) and event.agent_id == agent_id:
-                before.append(event)
+        """Write what this agent is, unless the log says so already; what else was said of it stays."""
+        agent_id, policy = self._plan.agent_id, self._settings.policy.name
+        before = registrations(self._settings, self._outage).get(agent_id, [])
         kind: AgentType = "RL_TRAINED" if self._state.router.primary else "PROMPT_BASED"
-        if before and (before[-1].kind, before[-1].type, before[-1].model_id) == ("registered", kind, policy):
-            return
-        event = AgentEvent(
-            event_id=derive_id(agent_id, len(before)),
-            agent_id=agent_id,
-            created_at=times.now_ms(),
-            kind="registered",
-            name=agent_id,
-            type=kind,
-            model_id=policy,
+        wanted = AgentEvent(
+            event_id="", agent_id=agent_id, created_at=0, kind="registered", name=agent_id, type=kind, model_id=policy
         )
-        self._producer.send(event)
-        self._producer.flush()
+        if before and before[-1].kind == "registered":
+            wanted = replace(before[-1], type=kind, model_id=policy, metadata={})
+        if (event := following(before, wanted)) is not None:
+            self._producer.send(event)
+            self._producer.flush()
 
 
 def _refused(task: Task, agent_id: str, sampling_id: str, slot: int, why: str) -> Response:
