@@ -65,6 +65,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
 
+class PathQuery(Body):
+    """The parameters behind the `?` of a path, whose values are texts."""
+
+    model_config = ConfigDict(strict=False)
+
+
 @dataclass(frozen=True)
 class Ignored:
     """Marks a parameter that changes no answer."""
@@ -149,13 +155,23 @@ async def sent(request: Request, most: int) -> bytes:
 
 def read(model: type[Read], raw: bytes) -> Read:
     """Return the body. Raises CallError that names the first parameter that is wrong."""
-    return _checked(model, _parsed(raw))
+    return checked(model, _parsed(raw))
+
+
+def read_query(model: type[Read], pairs: Iterable[tuple[str, str]]) -> Read:
+    """Return the parameters of a path's query. Raises CallError as `read`, and for one that is given twice."""
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        if name in given:
+            raise CallError("invalid", f"{name} is given twice; give it once", name)
+        given[name] = value
+    return checked(model, given)
 
 
 def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
     """Return the body, and the SHA-256 of its canonical form: sorted keys, no spaces. Raises as `read`."""
     value = _parsed(raw)
-    body = _checked(model, value)
+    body = checked(model, value)
     try:
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError) as exc:
@@ -173,11 +189,12 @@ def _parsed(raw: bytes) -> Any:
     return value
 
 
-def _checked(model: type[Read], value: Any) -> Read:
+def checked(model: type[Read], value: Any, inside: str = "") -> Read:
+    """Return a value as a body; `inside` is its own path. Raises CallError that names the first parameter wrong."""
     try:
         return model.model_validate(value)
     except ValidationError as exc:
-        raise _explained(exc, value) from exc
+        raise _explained(exc, value, inside) from exc
 
 
 def ignored(body: Body, where: str = "") -> tuple[str, ...]:
@@ -275,9 +292,9 @@ ToolSchema = Annotated[dict[str, Any], AfterValidator(_schema)]
 """JSON schema of a tool's parameters."""
 
 
-def _explained(exc: ValidationError, value: object) -> CallError:
+def _explained(exc: ValidationError, value: object, inside: str) -> CallError:
     error = exc.errors(include_url=False)[0]
-    where = _path(error["loc"], value)
+    where = f"{inside}.{_path(error['loc'], value)}".strip(".")
     if error["type"] == "extra_forbidden":
         return CallError("unknown_parameter", f"{where}: there is no such parameter; leave it out", where)
     if error["type"] == "refused":

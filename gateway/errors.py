@@ -1,13 +1,20 @@
-"""What a client gets for a call without an answer: the status, and the body in the words of its protocol."""
+"""What a client gets for a request without an answer: the status, and the body in the words of its protocol."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.responses import JSONResponse
 
 from gateway import anthropic
+from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError, SettingsError
+from streams.kafka import times
+from streams.output import moment
 from streams.stages.agents.calls import CallError, CallErrorKind
+
+T = TypeVar("T")
 
 STATUS: dict[CallErrorKind, int] = {
     "invalid": 400,
@@ -21,6 +28,19 @@ STATUS: dict[CallErrorKind, int] = {
 }
 RETRY_AFTER_S = 1
 """When a client may try again what could not be taken."""
+REST = ("/finetune/", "/rl/")
+"""How the paths of jobs in Streamward's own REST begin, behind their prefix."""
+REST_PREFIXES = ("", "/api/v1")
+ACTIONS: dict[CallErrorKind, str] = {
+    "invalid": "correct what the message names, and send it again",
+    "unknown_parameter": "leave it out, or correct its name",
+    "unsupported": "leave it out, or do what the message says",
+    "not_found": "check the id: GET /v1/fine_tuning/jobs lists jobs, GET /v1/models what can be trained",
+    "too_large": "send less, or raise serve.max_body_mb",
+    "conflict": "look at it as it is now, and decide anew; an Idempotency-Key of another request cannot be used again",
+    "busy": "try again; `streamward doctor` says what is wrong if it stays so",
+    "internal": "report it with the server's output",
+}
 
 
 def openai(problem: CallError) -> dict[str, Any]:
@@ -31,11 +51,36 @@ def openai(problem: CallError) -> dict[str, Any]:
     }
 
 
+def rest(problem: CallError) -> dict[str, Any]:
+    """Return OpenAI's error with what to do about it, and when it was."""
+    error = openai(problem)["error"]
+    details = {"parameter": problem.parameter, "suggested_action": ACTIONS[problem.kind]}
+    return {"error": error | {"details": details, "timestamp": moment(times.now_ms())}}
+
+
 def response(problem: CallError, path: str) -> JSONResponse:
     """Return the answer to a request of `path`."""
     headers = {"Retry-After": str(RETRY_AFTER_S)} if problem.kind == "busy" else None
+    if problem.kind == "conflict":
+        headers = {"x-should-retry": "false"}  # OpenAI's clients would send it again, and be told the same
     body = anthropic.error(problem) if speaks_anthropic(path) else openai(problem)
+    if path.startswith(tuple(prefix + begin for prefix in REST_PREFIXES for begin in REST)):
+        body = rest(problem)
     return JSONResponse(body, STATUS[problem.kind], headers)
+
+
+async def apart(call: Callable[..., T], *given: Any) -> T:
+    """Return what `call` returns, in a thread: it waits for a broker or a store. Raises CallError for its errors."""
+    try:
+        return await asyncio.to_thread(call, *given)
+    except JobRequestError as exc:
+        raise CallError("invalid", str(exc), exc.parameter) from exc
+    except NotFoundError as exc:
+        raise CallError("not_found", str(exc)) from exc
+    except RefusedError as exc:
+        raise CallError("conflict", str(exc)) from exc
+    except (LogError, SettingsError) as exc:  # the broker, or the store
+        raise CallError("busy", str(exc)) from exc
 
 
 def speaks_anthropic(path: str) -> bool:

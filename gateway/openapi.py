@@ -9,13 +9,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from gateway.body import Body
+from gateway.body import Body, PathQuery
 
 REFERENCE = "#/components/schemas/{model}"
 JSON: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong, unknown or not supported; the error names it", "content": JSON},
-    404: {"description": "No such model, version, trajectory or response", "content": JSON},
+    404: {"description": "No such model, version, trajectory, response, job or file", "content": JSON},
     409: {"description": "It contradicts what is recorded, or path and header disagree", "content": JSON},
     413: {"description": "The body, or the conversation, is too long", "content": JSON},
     503: {"description": "The log or the engine cannot take it now", "content": JSON},
@@ -25,8 +25,16 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
 def requested(body: type[Body]) -> dict[str, Any]:
     """Return what a route says of itself: the body it takes, and its answers."""
     schema = {"$ref": REFERENCE.format(model=body.__name__)}
-    taken = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {"openapi_extra": {"requestBody": taken}, "responses": ANSWERS}
+    return described({"application/json": {"schema": schema}})
+
+
+def described(content: dict[str, Any] | None = None, query: type[PathQuery] | None = None) -> dict[str, Any]:
+    """Return what a route says of itself: the body that it takes, by its type, its parameters, and its answers."""
+    extra: dict[str, Any] = {} if content is None else {"requestBody": {"required": True, "content": content}}
+    if query is not None:
+        fields = query.model_json_schema()["properties"]
+        extra["parameters"] = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
+    return {"openapi_extra": extra, "responses": ANSWERS}
 
 
 def describe(app: FastAPI, bodies: Sequence[type[Body]]) -> None:

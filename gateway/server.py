@@ -1,7 +1,7 @@
 """Serve the policy to agents on this machine until it is asked to stop.
 
 engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
-jobs ──► JobLog ──► jobs.py ──┘
+jobs ──► JobLog ──► jobs, fine_tuning, rest ──┘   files ◄──► the store of adapters
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
 
@@ -17,11 +17,14 @@ from functools import partial
 from importlib.metadata import version
 
 import uvicorn
+from fastapi import APIRouter
 from uvicorn.loops.auto import auto_loop_factory
 
-from gateway import runs
-from gateway.app import create_app
-from gateway.jobs import JobsOverHttp, routes as job_routes
+from gateway import files, fine_tuning, jobs, rest, runs
+from gateway.app import BODIES, create_app
+from gateway.errors import REST_PREFIXES
+from gateway.fine_tuning_body import CreateFineTuningBody
+from gateway.openapi import describe
 from streams import garbage
 from streams.adapters import signing
 from streams.engines.build import build_tokens
@@ -71,9 +74,8 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         meter.ready("engine")
         try:
             schema_registry.wait(settings, meter, stop)
-            with opened(settings, engine, rendering, stop, meter) as recorder, JobLog(settings) as jobs:
+            with opened(settings, engine, rendering, stop, meter) as recorder, JobLog(settings) as orders:
                 meter.begin("answering")
-                orders = JobsOverHttp(settings, jobs)
                 garbage.settle()
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                     runner.run(_serve(settings, recorder, orders, listening, stop, meter))
@@ -84,7 +86,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 async def _serve(
     settings: Settings,
     recorder: Recorder,
-    orders: JobsOverHttp,
+    orders: JobLog,
     listening: socket.socket,
     stop: threading.Event,
     meter: Meter,
@@ -93,7 +95,8 @@ async def _serve(
     feedback = partial(give_feedback, settings)
     app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
-    app.include_router(job_routes(orders, max_body_bytes=most), include_in_schema=False)
+    app.include_router(job_routes(settings, orders))
+    describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES))
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -119,6 +122,20 @@ async def _serve(
     server.should_exit = True
     await serving
     await recorder.close()
+
+
+def job_routes(settings: Settings, orders: JobLog) -> APIRouter:
+    """Return everything about jobs: JSON-RPC, OpenAI's interface, and REST."""
+    most = int(settings.serve.max_body_mb * 1_000_000)
+    router = APIRouter()
+    rpc = jobs.routes(jobs.JobsOverHttp(settings, orders), max_body_bytes=most)
+    router.include_router(rpc, include_in_schema=False)
+    router.include_router(files.routes(settings.adapters.store, max_body_bytes=most))
+    router.include_router(fine_tuning.routes(fine_tuning.FineTuning(settings, orders), max_body_bytes=most))
+    own = rest.routes(rest.TrainingApi(settings, orders), max_body_bytes=most)
+    for prefix in REST_PREFIXES:
+        router.include_router(own, prefix=prefix, include_in_schema=prefix == REST_PREFIXES[0])
+    return router
 
 
 def _bound(rule: Serve) -> socket.socket:

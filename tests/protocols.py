@@ -16,6 +16,7 @@ from gateway.body import Body, use
 from gateway.chat import ChatBody
 from gateway.completions import CompletionsBody
 from gateway.feedback import FeedbackBody
+from gateway.fine_tuning_body import CreateFineTuningBody
 from gateway.responses_body import ResponsesBody
 from tests.generated_page import write_or_check
 
@@ -27,12 +28,14 @@ BODIES: dict[str, type[Body]] = {
     "messages": MessagesBody,
     "messages/count_tokens": CountTokensBody,
     "feedback": FeedbackBody,
+    "fine_tuning/jobs": CreateFineTuningBody,
 }
 BEGIN = """# Protocols: what becomes of each parameter
 
 An agent speaks OpenAI's chat completions, completions or responses, or Anthropic's messages; `feedback` is Streamward's
 own, and its errors have OpenAI's format. The paths follow `/v1`, `/agents/AGENT_ID/v1` or
-`/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`; `GET …/models` lists what can be asked for, and `/openapi.json`
+`/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`; `fine_tuning/jobs`, which orders a job ([jobs.md](jobs.md)), follows
+`/v1` alone. `GET …/models` lists what can be asked for, and `/openapi.json`
 describes it all for programs. Without an agent in the path, the header `X-Agent-ID` names it. What has no path here,
 such as embeddings, gets status 404.
 

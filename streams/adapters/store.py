@@ -71,7 +71,7 @@ def publish(
 
     try:
         if not _is_there(fs, target, uri, manifest):
-            if _is_local(fs):
+            if is_local(fs):
                 _put_folder(local, Path(target), files, beside())
             else:
                 _put_objects(fs, local, target, files, beside())
@@ -121,7 +121,7 @@ def fetch(
         if signed is not None:
             manifest, signature = (_small(fs, f"{source}/{name}", signed) for name in (MANIFEST, SIGNATURE))
             signing.verify(half, files, manifest, signature, signed)
-        _rename(half, folder)
+        rename_folder(half, folder)
     except FileNotFoundError as exc:
         raise _bad(uri, f"{exc} is missing", "every file of its manifest") from exc
     except (NotADirectoryError, IsADirectoryError) as exc:
@@ -166,13 +166,13 @@ def _place(store: str, policy: str, version: int) -> tuple[Any, str]:
             f"policy {policy!r} version {version}: cannot be kept in a store; a policy is named with letters, digits, "
             "'.', '_' and '-', first a letter or digit, and its adapters are numbered from 1"
         )
-    fs, root = _open_store(store)
+    fs, root = open_store(store)
     return fs, f"{root.rstrip('/')}/{policy}/{version}"
 
 
 def size_of(uri: str) -> int:
     """Return how many bytes a version takes in the store; 0 if it is not there."""
-    fs, path = _open_store(uri)
+    fs, path = open_store(uri)
     fs.invalidate_cache()
     return int(fs.du(path)) if fs.exists(path) else 0
 
@@ -182,7 +182,7 @@ def remove(uri: str) -> bool:
 
     The caller decides whether it may be deleted. Raises SettingsError if the store cannot be written.
     """
-    fs, path = _open_store(uri)
+    fs, path = open_store(uri)
     fs.invalidate_cache()
     try:
         if not fs.exists(path):
@@ -202,7 +202,7 @@ def abandoned(store: str, policy: str) -> list[Path]:
     """
     fs, place = _place(store, policy, 1)
     folder = Path(place).parent
-    if not _is_local(fs) or not folder.is_dir():
+    if not is_local(fs) or not folder.is_dir():
         return []
     before = time.time() - ABANDONED_S
     return sorted(path for path in folder.glob(".*") if path.is_dir() and path.stat().st_mtime < before)
@@ -229,7 +229,7 @@ def _is_allowed(name: str) -> bool:
     return NAME.fullmatch(name) is not None and name.endswith(SUFFIXES) and name != MANIFEST
 
 
-def _open_store(url: str) -> tuple[Any, str]:
+def open_store(url: str) -> tuple[Any, str]:
     """Return the file system and the path in it. Raises SettingsError if no driver for the URL is installed."""
     import fsspec
 
@@ -242,7 +242,7 @@ def _open_store(url: str) -> tuple[Any, str]:
 
 def _inside(store: str, uri: str) -> tuple[Any, str]:
     """Return the file system of the store, and the path of `uri` in it. Raises EventError (bad_adapter) if outside."""
-    fs, root = _open_store(store)
+    fs, root = open_store(store)
     base = str(fs.unstrip_protocol(root)).rstrip("/") + "/"
     parts = uri.removeprefix(base).split("/")
     if not uri.startswith(base) or not all(NAME.fullmatch(part) for part in parts):
@@ -254,7 +254,7 @@ def _inside(store: str, uri: str) -> tuple[Any, str]:
     return fs, "/".join((root.rstrip("/"), *parts))
 
 
-def _is_local(fs: Any) -> bool:
+def is_local(fs: Any) -> bool:
     from fsspec.implementations.local import LocalFileSystem
 
     return isinstance(fs, LocalFileSystem)
@@ -288,10 +288,10 @@ def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], beside:
         for name, content in beside.items():
             (half / name).write_bytes(content)
         for path in (*half.iterdir(), half):
-            _sync(path)
+            sync(path)
         half.chmod(0o755)  # mkdtemp made it ours alone
-        _rename(half, target)
-        _sync(target.parent)
+        rename_folder(half, target)
+        sync(target.parent)
     finally:
         shutil.rmtree(half, ignore_errors=True)
 
@@ -307,19 +307,19 @@ def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile]
 
 def _add(fs: Any, path: str, content: bytes) -> None:
     """Add a file to a version that is stored."""
-    if not _is_local(fs):
+    if not is_local(fs):
         fs.pipe_file(path, content)
         return
     target = Path(path)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parents[1]) as scratch:
         half = Path(scratch) / target.name
         half.write_bytes(content)
-        _sync(half)
+        sync(half)
         half.replace(target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
-def _rename(half: Path, whole: Path) -> None:
+def rename_folder(half: Path, whole: Path) -> None:
     """Rename a folder into place, unless another process just did."""
     try:
         half.rename(whole)
@@ -328,7 +328,7 @@ def _rename(half: Path, whole: Path) -> None:
             raise
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -37,6 +37,25 @@ AT = Coordinates("streamward.rewards", 0, 0)
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
+def _uploads() -> Iterator[tuple[str, str, bytes]]:
+    yield (
+        "forms",
+        "file",
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a%22"\r\nContent-Type: x/y\r\n\r\n{}\n\r\n'
+        b"--b--\r\n",
+    )
+    check = {"type": "string_check", "name": "n", "operation": "eq", "input": "{{sample.output_text}}"}
+    equal = {**check, "reference": "<{{item.a.b}} {{ item.n }}>"}
+    contains = {**check, "operation": "ilike", "reference": "four"}
+    formula = "0.5 * x - y / -2"
+    multi = {"type": "multi", "name": "m", "graders": {"x": equal, "y": contains}, "calculate_output": formula}
+    parts = [{"type": "text", "text": "1 + 1"}, {"type": "text", "text": "= ?"}]
+    rows = [{"messages": [{"role": "user", "content": said}], "a": {"b": "2"}, "n": 3} for said in ("2 + 2 =", parts)]
+    for name, grader in (("equal", equal), ("contains", contains), ("multi", multi)):
+        yield "training-files", name, b"\n".join(json.dumps(one).encode() for one in (grader, *rows))
+
+
 def _plain(event: Any) -> bytes:
     return json.dumps(dataclasses.asdict(event)).encode()
 
@@ -151,6 +170,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
         ],
     }
     yield "task-lines", "two", b"\n".join(json.dumps(one).encode() for one in (task, full))
+    yield from _uploads()
     yield "task-csv", "two", b'prompt,answer,metadata\n"2 + 3?",5,"{""a"": ""b""}"\n"1, 2?",x,\n'
     yield (
         "task-csv",

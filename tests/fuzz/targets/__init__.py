@@ -6,4 +6,5 @@ from tests.fuzz.targets import (
     records as records,
     replies as replies,
     tasks as tasks,
+    uploads as uploads,
 )

@@ -1,0 +1,191 @@
+"""Jobs in OpenAI's words, for its clients with another base URL.
+
+    POST /v1/fine_tuning/jobs ──► the file's lines, the body ──► JobLog: an event, and its own fold ──► the job
+    GET  /v1/fine_tuning/jobs, …/JOB, …/events, …/checkpoints ◄── the fold
+    POST …/JOB/pause, resume, cancel ──► JobLog
+
+Nothing is kept here. A command is answered once the fold of this process has passed its event. With the header
+Idempotency-Key a request that is sent again has its effect once; without it, a client's own retry of the same order
+within RETRIED_MS is the same job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from gateway import fine_tuning_view as view
+from gateway.body import Body, PathQuery, read, read_query, sent
+from gateway.errors import apart
+from gateway.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
+from gateway.openapi import described, requested
+from gateway.pages import page
+from streams.adapters.versions import read_state
+from streams.errors import JobRequestError, NotFoundError
+from streams.jobs import training_files
+from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
+from streams.jobs.state import JobState
+from streams.kafka import times
+from streams.settings.model import Settings
+from streams.stages.agents.calls import CallError
+
+RETRIED_MS = 600_000
+"""How long after an order its client may send it again, as its own retry."""
+LONGEST_KEY = 200
+OF_METADATA = re.compile(r"metadata\[(.+)\]")
+Limit = Annotated[int, Field(ge=0, le=10_000)]
+
+
+class JobsQuery(PathQuery):
+    """Which jobs."""
+
+    after: str | None = None
+    limit: Limit = 20
+
+
+class EventsQuery(PathQuery):
+    """Which events."""
+
+    after: str | None = None
+    limit: Limit = 20
+
+
+class CheckpointsQuery(PathQuery):
+    """Which checkpoints."""
+
+    after: str | None = None
+    limit: Limit = 10
+
+
+class NothingBody(Body):
+    """The body of a command."""
+
+
+class FineTuning:
+    """Jobs over one JobLog. Methods wait for the broker, or the store."""
+
+    def __init__(self, settings: Settings, log: JobLog) -> None:
+        self._settings, self._log = settings, log
+
+    def create(self, body: CreateFineTuningBody, key: str | None, retried: bool) -> dict[str, Any]:
+        """Order a job. Raises CallError, and as JobLog.start."""
+        store = self._settings.adapters.store
+        try:
+            about = training_files.find(store, body.training_file)
+            lines = training_files.lines_of(training_files.content(store, about.file_id))
+        except NotFoundError as exc:
+            raise CallError("not_found", f"training_file: {exc}", "training_file") from exc
+        except JobRequestError as exc:
+            raise CallError("invalid", f"training_file: {exc}", "training_file") from exc
+        order = FineTuningOrder(body, lines).job(self._settings)
+        if key is None and retried:
+            since = times.now_ms() - RETRIED_MS
+            for job in reversed(list(self._log.jobs.values())):
+                if job.request_digest == order.digest and job.created_at >= since:
+                    return self._shown(job)
+        return self._shown(self._log.start(order, actor="api", key=key))
+
+    def get(self, job_id: str) -> dict[str, Any]:
+        """Return a job. Raises NotFoundError."""
+        return self._shown(self._job(job_id))
+
+    def listed(self, wanted: Mapping[str, str] | None, *, without: bool = False) -> list[dict[str, Any]]:
+        """Return jobs, the newest first; with these metadata, or without any."""
+        found = []
+        for job in reversed(list(self._log.jobs.values())):
+            noted = view.metadata(self._log.events(job.job_id))
+            if (without and noted is None) or (not without and (wanted or {}).items() <= (noted or {}).items()):
+                found.append(self._shown(job))
+        return found
+
+    def command(self, job_id: str, kind: JobCommandKind, key: str | None) -> dict[str, Any]:
+        """Pause, resume or cancel. Raises as JobLog.command."""
+        command = JobCommand(kind=kind, actor="api", reason="asked for", key=key)
+        return self._shown(self._log.command(self._job(job_id).job_id, command))
+
+    def events(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the events of a job, the newest first. Raises NotFoundError."""
+        return [view.event(one) for one in reversed(self._log.events(self._job(job_id).job_id))]
+
+    def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the checkpoints of a job, the newest first. Raises NotFoundError, LogError."""
+        job = self._job(job_id)
+        versions = read_state(self._settings, job.policy).versions
+        usable = {number for number, one in versions.items() if one.status != "retired"}
+        return view.checkpoints(job, self._log.events(job.job_id), usable)
+
+    def _job(self, job_id: str) -> JobState:
+        """Return a job by its whole id: a program that cuts an id off is wrong. Raises NotFoundError."""
+        if (found := self._log.jobs.get(job_id)) is None:
+            raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
+        return found
+
+    def _shown(self, job: JobState) -> dict[str, Any]:
+        return view.job(job, self._log.events(job.job_id))
+
+
+def routes(api: FineTuning, *, max_body_bytes: int) -> APIRouter:
+    """Return the routes; a request with a longer body is refused."""
+    router = APIRouter(prefix="/v1/fine_tuning/jobs")
+
+    @router.post("", **requested(CreateFineTuningBody))
+    async def create(request: Request) -> Response:
+        body = read(CreateFineTuningBody, await sent(request, max_body_bytes))
+        retried = request.headers.get("x-stainless-retry-count", "0") != "0"
+        return JSONResponse(await apart(api.create, body, idempotency_key(request), retried))
+
+    @router.get("", **described(query=JobsQuery))
+    async def list_(request: Request) -> Response:
+        pairs, wanted, without = [], dict[str, str](), False
+        for name, value in request.query_params.multi_items():
+            if (found := OF_METADATA.fullmatch(name)) is not None:
+                wanted[found[1]] = value
+            elif (name, value) == ("metadata", "null"):
+                without = True
+            else:
+                pairs.append((name, value))
+        if without and wanted:
+            raise CallError("invalid", "metadata=null and metadata[…] contradict each other; send one", "metadata")
+        asked = read_query(JobsQuery, pairs)
+        return JSONResponse(page(api.listed(wanted, without=without), asked.after, asked.limit))
+
+    @router.get("/{job_id}", **described())
+    async def retrieve(job_id: str) -> Response:
+        return JSONResponse(await apart(api.get, job_id))
+
+    @router.get("/{job_id}/events", **described(query=EventsQuery))
+    async def events(request: Request, job_id: str) -> Response:
+        asked = read_query(EventsQuery, request.query_params.multi_items())
+        return JSONResponse(page(await apart(api.events, job_id), asked.after, asked.limit))
+
+    @router.get("/{job_id}/checkpoints", **described(query=CheckpointsQuery))
+    async def checkpoints(request: Request, job_id: str) -> Response:
+        asked = read_query(CheckpointsQuery, request.query_params.multi_items())
+        return JSONResponse(page(await apart(api.checkpoints, job_id), asked.after, asked.limit))
+
+    def add(name: str, kind: JobCommandKind) -> None:
+        @router.post(f"/{{job_id}}/{name}", name=name, **described())
+        async def command(request: Request, job_id: str) -> Response:
+            if (raw := await sent(request, max_body_bytes)).strip():
+                read(NothingBody, raw)
+            return JSONResponse(await apart(api.command, job_id, kind, idempotency_key(request)))
+
+    add("pause", "paused")
+    add("resume", "resumed")
+    add("cancel", "cancelled")
+    return router
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Return what tells this request from others. Raises CallError for one that is empty or too long."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= LONGEST_KEY:
+        raise CallError(
+            "invalid", f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} are allowed", "Idempotency-Key"
+        )
+    return key

@@ -1,0 +1,268 @@
+"""Jobs, agents and environments as Streamward's own REST.
+
+    POST /finetune/jobs {type: RL_TRAINING, …} ──► JobLog ──► TrainingJob
+    GET  /finetune/jobs/JOB/status, /rl/training/JOB/metrics ◄── its fold
+    POST /rl/agents ──► an AgentEvent                POST /rl/environments ──► played three times, and described
+
+The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fields, and `details.suggested_action` and
+`timestamp` beside them. What has no meaning on this log, such as a fine-tuning without rewards, is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from gateway.app import NAME
+from gateway.body import Body, Refused, ToolSchema, Whole, compact, read, sent
+from gateway.errors import apart
+from gateway.fine_tuning import idempotency_key
+from gateway.openapi import described, requested
+from schemas import json_text
+from schemas.events import AgentEvent, AgentType, EpisodeStart, Tool
+from streams.adapters.versions import read_state
+from streams.environments.protocol import Action
+from streams.environments.sandbox import EnvironmentPool
+from streams.environments.trial import TriedEpisode, try_twice
+from streams.errors import EventError, NotFoundError, RefusedError
+from streams.jobs import job_log, request as requests, view
+from streams.jobs.job_log import JobLog
+from streams.jobs.state import JobState
+from streams.output import moment
+from streams.settings.model import Settings
+from streams.stages.agents.calls import CallError, CallErrorKind
+from streams.stages.agents.registration import register
+
+RL_TRAINING = "RL_TRAINING"
+ONLY_RL = (
+    "only RL_TRAINING is possible: a policy learns from rewards. Prompts are not optimized, and there is no "
+    "supervised training"
+)
+NO_PEFT = (
+    "an adapter is trained by a job alone, never from a request of its own: POST /finetune/jobs with type RL_TRAINING. "
+    "It is a LoRA adapter, whose rank and targets are trainer.lora_rank, lora_alpha and lora_targets of the loop"
+)
+MOST_ACTIONS = 64
+KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allowed": "unsupported"}
+"""Of an environment's errors, those that are not about how it was asked for."""
+
+
+class TrainingOrderBody(Body):
+    """A job; but for `type` it is the order of `training.start_grpo`."""
+
+    type: Annotated[str, Refused(ONLY_RL, RL_TRAINING)]
+    agent_id: str = Field(description="a policy, or an agent that is registered")
+    training_queries: list[dict[str, Any]] = Field(description="each with `query` and `expected_outcome`")
+    config: dict[str, Any] = Field(description="of the order (jobs.md), with `n_iterations`")
+    tenant: str | None = Field(None, min_length=1, description="who pays")
+
+
+class AgentTool(Body):
+    """A function that an agent calls."""
+
+    name: str = Field(min_length=1, max_length=200)
+    description: str = ""
+    parameters: ToolSchema = Field({})
+
+
+class AgentConfig(Body):
+    """What an agent is, as the log has it."""
+
+    agent_id: str = Field(pattern=rf"^{NAME.pattern}$", description="what it is called in paths and tasks")
+    name: str | None = Field(None, min_length=1, max_length=200, description="for people; default: agent_id")
+    type: AgentType = Field("PROMPT_BASED", description="how it came about")
+    model_id: str = Field(description="the policy that answers its calls, or POLICY@7")
+    memory_config: dict[str, Any] = Field({}, description="recorded")
+    capabilities: Annotated[list[str], Field(max_length=100)] = Field([], description="recorded")
+    tools: Annotated[list[AgentTool], Field(max_length=100)] = Field([], description="recorded")
+
+
+class EnvironmentBody(Body):
+    """An environment to try."""
+
+    environment: str = Field(min_length=1, max_length=500, description="a listed one, or a reference that is allowed")
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] = 0
+    settings: dict[str, Any] = Field({}, description="of the environment")
+    actions: Annotated[list[str], Field(min_length=1, max_length=MOST_ACTIONS)] | None = Field(
+        None, description="what the policy writes; default: at random"
+    )
+    max_turns: Annotated[Whole, Field(ge=1, le=MOST_ACTIONS)] = Field(32, description="most actions")
+
+
+BODIES = (TrainingOrderBody, AgentConfig, EnvironmentBody)
+
+
+class TrainingApi:
+    """What the routes do. Methods wait for the broker, or for an environment."""
+
+    def __init__(self, settings: Settings, log: JobLog) -> None:
+        self._settings, self._log = settings, log
+
+    def start(self, body: TrainingOrderBody, key: str | None) -> dict[str, Any]:
+        """Order a job. Raises CallError, and as requests.order and JobLog.start."""
+        asked = requests.read_request(body.model_dump(exclude={"type"}))
+        policies, agents = job_log.known_policies(self._settings), job_log.known_agents(self._settings)
+        try:
+            order = requests.order(asked, self._settings, policies=policies, agents=agents)
+        except NotFoundError as exc:
+            raise CallError("not_found", str(exc), "agent_id") from exc
+        except RefusedError as exc:  # its estimate is over its budget
+            raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
+        return _training_job(self._log.start(order, actor="api", key=key))
+
+    def status(self, job_id: str) -> dict[str, Any]:
+        """Return a job. Raises NotFoundError."""
+        return _training_job(self._job(job_id))
+
+    def metrics(self, job_id: str) -> dict[str, Any]:
+        """Return the figures of a job, iteration by iteration. Raises NotFoundError."""
+        job = self._job(job_id)
+        figures: dict[str, list[dict[str, Any]]] = {"iteration": [], "evaluated": []}
+        for event in self._log.events(job.job_id):
+            if event.kind in figures:
+                at = {"iteration": event.iteration, "version": event.version, "at": moment(event.created_at)}
+                figures[event.kind].append(at | dict(event.metrics))
+        return {
+            "id": job.job_id,
+            "type": RL_TRAINING,
+            "status": job.status,
+            "metrics": dict(view.metrics(job)),
+            "usage": job.usage.metrics(job.spec.prices),
+            "iterations": figures["iteration"],
+            "evaluations": figures["evaluated"],
+        }
+
+    def register(self, body: AgentConfig, key: str | None) -> dict[str, Any]:
+        """Write what an agent is. Raises CallError for a model that there is not, and as `register`."""
+        policy, at, number = body.model_id.partition("@")
+        known = policy in job_log.known_policies(self._settings)
+        versions = read_state(self._settings, policy).versions if known and at else {}
+        if not known or (at and (not number.isdecimal() or len(number) > 9 or int(number) not in versions)):
+            what = f"model_id: there is no model {body.model_id[:80]!r}; GET /v1/models lists what is served"
+            raise CallError("not_found", what, "model_id")
+        event = AgentEvent(
+            event_id="",
+            agent_id=body.agent_id,
+            created_at=0,
+            kind="registered",
+            name=body.name or body.agent_id,
+            type=body.type,
+            model_id=body.model_id,
+            memory_config=compact(body.memory_config, "memory_config"),
+            capabilities=tuple(body.capabilities),
+            tools=tuple(
+                Tool(name=one.name, description=one.description, parameters=compact(one.parameters, "tools"))
+                for one in body.tools
+            ),
+        )
+        return _agent(register(self._settings, event, key=key))
+
+    def environment(self, body: EnvironmentBody) -> dict[str, Any]:
+        """Play an episode three times, and describe the environment. Raises CallError, naming what is wrong with it."""
+        start = EpisodeStart(name=body.environment, settings=compact(body.settings, "settings"), seed=body.seed)
+        actions = None if body.actions is None else [Action(text) for text in body.actions]
+        with closing(EnvironmentPool(self._settings.environments)) as pool:
+            try:
+                tried = try_twice(pool.open, start, body.max_turns, actions)
+            except EventError as exc:
+                parameter = "settings" if exc.reason == "bad_settings" else "environment"
+                raise CallError(KINDS.get(exc.reason, "invalid"), str(exc), parameter) from exc
+        return _environment(body, tried)
+
+    def _job(self, job_id: str) -> JobState:
+        if (found := self._log.jobs.get(job_id)) is None:
+            raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
+        return found
+
+
+def routes(api: TrainingApi, *, max_body_bytes: int) -> APIRouter:
+    """Return the routes; a request with a longer body is refused."""
+    router = APIRouter()
+    trying = asyncio.Lock()
+
+    @router.post("/finetune/jobs", status_code=201, **requested(TrainingOrderBody))
+    async def start(request: Request) -> Response:
+        body = read(TrainingOrderBody, await sent(request, max_body_bytes))
+        return JSONResponse(await apart(api.start, body, idempotency_key(request)), 201)
+
+    @router.get("/finetune/jobs/{job_id}/status", **described())
+    async def status(job_id: str) -> Response:
+        return JSONResponse(await apart(api.status, job_id))
+
+    @router.post("/finetune/peft", **described())
+    async def peft(request: Request) -> Response:
+        raise CallError("unsupported", f"{request.url.path} is not supported: {NO_PEFT}")
+
+    @router.post("/rl/environments", **requested(EnvironmentBody))
+    async def environment(request: Request) -> Response:
+        body = read(EnvironmentBody, await sent(request, max_body_bytes))
+        async with trying:  # one at a time: each may take minutes, and a process of its own
+            return JSONResponse(await apart(api.environment, body))
+
+    @router.post("/rl/agents", status_code=201, **requested(AgentConfig))
+    async def agent(request: Request) -> Response:
+        body = read(AgentConfig, await sent(request, max_body_bytes))
+        return JSONResponse(await apart(api.register, body, idempotency_key(request)), 201)
+
+    @router.get("/rl/training/{job_id}/metrics", **described())
+    async def metrics(job_id: str) -> Response:
+        return JSONResponse(await apart(api.metrics, job_id))
+
+    return router
+
+
+def _training_job(job: JobState) -> dict[str, Any]:
+    return {
+        "id": job.job_id,
+        "type": RL_TRAINING,
+        "status": job.status,
+        "config": {"agent_id": job.spec.agent or job.policy, "n_iterations": job.spec.iterations, **view.order(job)},
+        "metrics": {"iteration": job.iteration, "cost_usd": job.cost_usd, **view.metrics(job)},
+        "created_at": moment(job.created_at),
+        "updated_at": moment(job.updated_at),
+        "reason": job.reason,
+        "code": job.code,
+        "suggested_action": job.suggested_action,
+    }
+
+
+def _agent(event: AgentEvent) -> dict[str, Any]:
+    return {
+        "agent_id": event.agent_id,
+        "name": event.name,
+        "type": event.type,
+        "model_id": event.model_id,
+        "memory_config": _value(event.memory_config),
+        "capabilities": list(event.capabilities),
+        "tools": [asdict(one) | {"parameters": _value(one.parameters)} for one in event.tools],
+        "created_at": moment(event.created_at),
+    }
+
+
+def _environment(body: EnvironmentBody, tried: TriedEpisode) -> dict[str, Any]:
+    return {
+        "environment": tried.observed[0].environment,
+        "seed": body.seed,
+        "settings": body.settings,
+        "deterministic": True,
+        "messages": [{"role": one.role, "content": one.content} for one in tried.shown.messages],
+        "tools": [asdict(one) | {"parameters": _value(one.parameters)} for one in tried.shown.tools],
+        "digest": tried.observed[0].digest,
+        "actions": len(tried.steps),
+        "ended": bool(tried.steps) and tried.steps[-1][1].ended,
+        "success": tried.success,
+    }
+
+
+def _value(text: str) -> Any:
+    """Return what JSON text says; what is none stays text."""
+    try:
+        return json_text.parse(text)
+    except ValueError:
+        return text

@@ -1,0 +1,192 @@
+"""Files of questions that were uploaded, kept beside the adapters.
+
+    bytes ──► each line is a JSON object ──► STORE/_files/file-SHA256/{content, file.json} ──► read back, hash compared
+
+A file is named by the sha256 of its bytes: the same bytes are the same file, whoever uploads them, and a file never
+changes. In a folder it appears by one rename; in an object store `file.json` is written last, and a file without it
+does not exist. No policy can be called `_files`.
+
+A job has its questions in its order, so a file may be deleted once the job is created.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from schemas import json_text
+from streams.adapters.store import ABANDONED_S, is_local, open_store, rename_folder, sync
+from streams.errors import JobRequestError, NotFoundError, SettingsError
+
+FOLDER = "_files"
+CONTENT, ABOUT = "content", "file.json"
+FILE_ID = re.compile(r"file-[0-9a-f]{64}")
+LONGEST_NAME = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFile:
+    """What is known of an uploaded file."""
+
+    file_id: str
+    filename: str
+    size_bytes: int
+    created_at: int
+    """Milliseconds since the epoch."""
+    purpose: str
+
+
+class FileLine(NamedTuple):
+    """A line that is not empty."""
+
+    number: int
+    """From 1."""
+    value: dict[str, Any]
+
+
+def lines_of(raw: bytes) -> list[FileLine]:
+    """Return the lines of a file. Raises JobRequestError with the number of the first that is no JSON object."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as exc:
+        number = raw.count(b"\n", 0, exc.start) + 1
+        raise JobRequestError(f"line {number} is not UTF-8: {exc.reason}", "file") from exc
+    found = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json_text.parse(line)
+        except ValueError as exc:
+            raise JobRequestError(f"line {number} is not JSON: {exc}; write one object a line", "file") from exc
+        if not isinstance(value, dict):
+            raise JobRequestError(
+                f'line {number}: expected a JSON object, e.g. {{"messages": [...]}}, got {line.strip()[:40]}', "file"
+            )
+        found.append(FileLine(number, value))
+    if not found:
+        raise JobRequestError("the file has no line; write one JSON object a line", "file")
+    return found
+
+
+def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int) -> TrainingFile:
+    """Keep a file; return it as it was kept first, if these bytes are there.
+
+    Raises JobRequestError for a line that is no JSON object, SettingsError if the store cannot be used.
+    """
+    lines_of(raw)
+    if not filename or len(filename) > LONGEST_NAME:
+        raise JobRequestError(
+            f"the file's name has {len(filename)} characters; 1 to {LONGEST_NAME} are allowed", "file"
+        )
+    made = TrainingFile(
+        file_id=f"file-{hashlib.sha256(raw).hexdigest()}",
+        filename=filename,
+        size_bytes=len(raw),
+        created_at=now_ms,
+        purpose=purpose,
+    )
+    about = json.dumps(asdict(made)).encode()
+    with _opened(store, f"{filename} cannot be written") as (fs, root):
+        if (known := _about(fs, root, made.file_id)) is not None:
+            return known
+        if is_local(fs):
+            _put_folder(Path(root), made.file_id, {CONTENT: raw, ABOUT: about})
+        else:
+            fs.makedirs(f"{root}/{made.file_id}", exist_ok=True)
+            for name, content in ((CONTENT, raw), (ABOUT, about)):
+                fs.pipe_file(f"{root}/{made.file_id}/{name}", content)
+        return _about(fs, root, made.file_id) or made
+
+
+def find(store: str, file_id: str) -> TrainingFile:
+    """Return what is known of a file. Raises NotFoundError; SettingsError if the store cannot be used."""
+    with _opened(store, f"{file_id} cannot be read") as (fs, root):
+        found = _about(fs, root, file_id)
+    if found is None:
+        raise NotFoundError(f"there is no file {file_id[:80]!r}: it was never uploaded here, or was deleted")
+    return found
+
+
+def content(store: str, file_id: str) -> bytes:
+    """Return the bytes of a file. Raises as `find`; SettingsError, too, if the store has other bytes."""
+    find(store, file_id)
+    with _opened(store, f"{file_id} cannot be read") as (fs, root):
+        raw: bytes = fs.cat_file(f"{root}/{file_id}/{CONTENT}")
+    if f"file-{hashlib.sha256(raw).hexdigest()}" != file_id:
+        raise SettingsError(f"{file_id}: the store has other bytes than were uploaded; delete it, and upload it again")
+    return raw
+
+
+def listed(store: str) -> list[TrainingFile]:
+    """Return every file, the oldest first. Raises SettingsError if the store cannot be used."""
+    with _opened(store, "the files cannot be listed") as (fs, root):
+        if not fs.exists(root):
+            return []
+        names = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(root, detail=False)]
+        found = [one for name in names if (one := _about(fs, root, name)) is not None]
+    return sorted(found, key=lambda one: (one.created_at, one.file_id))
+
+
+def delete(store: str, file_id: str) -> None:
+    """Delete a file. Raises as `find`."""
+    find(store, file_id)
+    gone = contextlib.suppress(FileNotFoundError)  # another one was quicker
+    with _opened(store, f"{file_id} cannot be deleted") as (fs, root), gone:
+        fs.rm_file(f"{root}/{file_id}/{ABOUT}")  # without it, the rest is no file any more
+        fs.rm(f"{root}/{file_id}", recursive=True)
+
+
+@contextlib.contextmanager
+def _opened(store: str, what: str) -> Iterator[tuple[Any, str]]:
+    """Give the file system, and the folder of files in it. Raises SettingsError for whatever the store says."""
+    fs, root = open_store(store)
+    fs.invalidate_cache()
+    try:
+        yield fs, f"{root.rstrip('/')}/{FOLDER}"
+    except OSError as exc:
+        raise SettingsError(f"adapters.store={store}: {what}: {exc}; make room, or check who may write there") from exc
+
+
+def _about(fs: Any, root: str, file_id: str) -> TrainingFile | None:
+    """Return what the store says of a file; None if it is not there whole."""
+    if FILE_ID.fullmatch(file_id) is None:
+        return None
+    try:
+        said = json_text.parse(fs.cat_file(f"{root}/{file_id}/{ABOUT}"))
+        return TrainingFile(**{name: kind(said[name]) for name, kind in _FIELDS.items()})
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+_FIELDS = {"file_id": str, "filename": str, "size_bytes": int, "created_at": int, "purpose": str}
+
+
+def _put_folder(root: Path, name: str, contents: dict[str, bytes]) -> None:
+    """Write beside the target, then rename."""
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(".uploading-*"):  # by an upload that was killed
+        if left.stat().st_mtime < time.time() - ABANDONED_S:
+            shutil.rmtree(left, ignore_errors=True)
+    half = Path(tempfile.mkdtemp(prefix=".uploading-", dir=root))
+    try:
+        for part, raw in contents.items():
+            (half / part).write_bytes(raw)
+        for path in (*half.iterdir(), half):
+            sync(path)
+        half.chmod(0o755)  # mkdtemp made it ours alone
+        if not (root / name / ABOUT).exists():
+            shutil.rmtree(root / name, ignore_errors=True)  # by a deletion that was killed
+        rename_folder(half, root / name)
+        sync(root)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)

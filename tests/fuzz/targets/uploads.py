@@ -1,0 +1,43 @@
+"""What HTTP clients upload: forms, and files of questions with a grader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.fuzz.target import Check, target
+
+BOUNDARY = "b"
+
+
+@target("forms", light=300)
+def forms(folder: Path) -> Check:
+    """A multipart form is its fields, which are in it byte for byte."""
+    from gateway.form_data import parts
+
+    def check(data: bytes) -> str | None:
+        for part in parts(f"multipart/form-data; boundary={BOUNDARY}", data):
+            assert part.content in data
+            assert part.name.encode().decode() == part.name
+        return None
+
+    return check
+
+
+@target("training-files", "lines", light=300)
+def training_files(folder: Path) -> Check:
+    """A file to train on is a job with a question a line, or an error with its line. The first line is the grader."""
+    from gateway.body import read
+    from gateway.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
+    from streams.jobs.training_files import lines_of
+    from streams.settings.model import Settings
+
+    def check(data: bytes) -> str | None:
+        grader, *lines = lines_of(data)
+        method = {"type": "reinforcement", "reinforcement": {"grader": grader.value}}
+        asked = {"model": "default", "training_file": "f", "method": method, "config": {"held_out_share": 0}}
+        order = FineTuningOrder(read(CreateFineTuningBody, json.dumps(asked).encode()), lines).job(Settings())
+        assert len(order.spec.questions) == len(lines)
+        return None
+
+    return check

@@ -1,0 +1,412 @@
+"""OpenAI's client with another base URL, and REST: jobs on a real log behind the real server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.fine_tuning import FineTuningJob
+
+from schemas.events import AdapterEvent, AgentEvent, Event, JobEvent, derive_id
+from streams.adapters import store
+from streams.jobs import controller
+from streams.kafka.producer import Producer
+from streams.settings.model import Batches, Settings
+from tests.support import factories
+from tests.support.agent_server import serving, settings_of
+from tests.support.log.loop_on_log import LoopOnLog
+from tests.support.processes import read, until
+
+pytestmark = pytest.mark.kafka
+SCRIPT = {"replies": [{"when": "1 + 1", "reply": "2"}], "context_tokens": 4096}
+ROWS = [{"messages": [{"role": "user", "content": f"{n} + {n} ="}], "answer": str(2 * n)} for n in range(20)]
+GRADER = {
+    "type": "string_check",
+    "name": "right",
+    "operation": "eq",
+    "input": "{{sample.output_text}}",
+    "reference": "{{item.answer}}",
+}
+QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
+ORDER = {"type": "RL_TRAINING", "agent_id": "sums", "training_queries": QUERIES, "config": {"n_iterations": 3}}
+
+
+class Gateway(NamedTuple):
+    """A server, and clients of it."""
+
+    settings: Settings
+    url: str
+    client: OpenAI
+
+    def rest(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.request(method, self.url + path, json=body, headers=named, timeout=60)
+
+
+@contextmanager
+def gateway(settings: Settings) -> Iterator[Gateway]:
+    with serving(settings) as url, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield Gateway(settings, url, client)
+
+
+def with_batches(settings: Settings) -> Settings:
+    return settings.model_copy(update={"batches": Batches(groups=4, max_policy_lag=0)})
+
+
+@pytest.fixture(scope="module")
+def served(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("fine-tuning")
+    with gateway(with_batches(settings_of(kafka_bootstrap, folder, SCRIPT, max_body_mb=1))) as found:
+        yield found
+
+
+def uploaded(client: OpenAI, rows: Any = None) -> str:
+    content = "".join(json.dumps(row) + "\n" for row in (ROWS if rows is None else rows)).encode()
+    return client.files.create(file=("sums.jsonl", content), purpose="fine-tune").id
+
+
+def ordered(client: OpenAI, *, file: str | None = None, **changes: Any) -> FineTuningJob:
+    method: Any = {"type": "reinforcement", "reinforcement": {"grader": GRADER}}
+    given: dict[str, Any] = {"model": "sums", "training_file": file or uploaded(client), "method": method, **changes}
+    return client.fine_tuning.jobs.create(**given)
+
+
+def created(settings: Settings, job_id: str) -> int:
+    return sum(event.job_id == job_id and event.kind == "created" for _, event in read(settings, JobEvent))
+
+
+# --- a whole job ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_by_openais_client_trains_and_its_model_answers(kafka_bootstrap: str, tmp_path: Path) -> None:
+    settings = with_batches(settings_of(kafka_bootstrap, tmp_path, SCRIPT))
+
+    def with_weights(event: Event) -> Event:
+        if not isinstance(event, AdapterEvent) or event.kind != "trained":
+            return event
+        local = tmp_path / f"made-{event.version}"
+        local.mkdir()
+        (local / "adapter_model.safetensors").write_bytes(b"weights %d" % event.version)
+        uri, files = store.publish(local, settings.adapters.store, "sums", event.version)
+        return replace(event, uri=uri, files=files)
+
+    stop = threading.Event()
+    with gateway(settings) as served, LoopOnLog(settings, "sums", made=with_weights):
+        running = threading.Thread(target=controller.run, args=(settings,), kwargs={"stop": stop})
+        running.start()
+        try:
+            jobs = served.client.fine_tuning.jobs
+            file = uploaded(served.client)
+            every: Any = {"eval_interval": 1}
+            method: Any = {"type": "reinforcement", "reinforcement": {"grader": GRADER, "hyperparameters": every}}
+            job = ordered(served.client, file=file, method=method, extra_body={"config": {"n_iterations": 3}})
+            assert (job.status, job.fine_tuned_model, job.training_file) in [
+                ("queued", None, file),
+                ("running", None, file),
+            ]
+            served.client.files.delete(file)  # the questions are in the log
+            until(lambda: jobs.retrieve(job.id).status == "succeeded", "the job to succeed")
+        finally:
+            stop.set()
+            running.join()
+        done = jobs.retrieve(job.id)
+        points = list(jobs.checkpoints.list(job.id, limit=1))
+        events = list(jobs.list_events(job.id, limit=2))
+        assert done.fine_tuned_model is not None and done.finished_at is not None
+        answer = served.client.chat.completions.create(
+            model=done.fine_tuned_model, messages=[{"role": "user", "content": "1 + 1 ="}]
+        )
+    assert (answer.choices[0].message.content, answer.model) == ("2", done.fine_tuned_model)
+    best = max(points, key=lambda one: one.metrics.to_dict()["success"])
+    assert done.fine_tuned_model == best.fine_tuned_model_checkpoint
+    assert [one.step_number for one in points] == [3, 2, 1]
+    assert [one.fine_tuned_model_checkpoint for one in points] == ["sums@3", "sums@2", "sums@1"]
+    assert [event.message.partition(":")[0] for event in events] == [
+        "completed",
+        *("evaluated", "iteration") * 3,
+        "evaluated",
+        "started",
+        "created",
+    ]
+    assert {event.level for event in events} == {"info"}
+    assert {event.type for event in events if event.message.startswith("iteration")} == {"metrics"}
+    assert len({event.id for event in events}) == len(events)
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_paused_resumed_cancelled_and_then_refuses(served: Gateway) -> None:
+    jobs = served.client.fine_tuning.jobs
+    job = ordered(served.client, metadata={"run": "monday"}, seed=0)
+    assert (job.object, job.model, job.metadata, job.seed) == ("fine_tuning.job", "sums", {"run": "monday"}, 0)
+    assert job.method is not None and job.method.reinforcement is not None
+    assert job.method.reinforcement.grader.to_dict() == GRADER
+    assert [jobs.pause(job.id).status, jobs.resume(job.id).status, jobs.cancel(job.id).status] == [
+        "paused",
+        "queued",
+        "cancelled",
+    ]
+    for command in (jobs.pause, jobs.resume, jobs.cancel):
+        with pytest.raises(openai.ConflictError, match="the job is cancelled") as raised:
+            command(job.id)
+        assert raised.value.response.headers["x-should-retry"] == "false"
+    found = jobs.retrieve(job.id)
+    assert (found.status, found.fine_tuned_model, found.error) == ("cancelled", None, None)
+    newest = jobs.list_events(job.id, limit=1)
+    assert (newest.data[0].message, newest.has_more) == ("cancelled: asked for", True)
+
+
+def test_jobs_are_listed_newest_first_and_by_their_metadata(served: Gateway) -> None:
+    jobs, file = served.client.fine_tuning.jobs, uploaded(served.client)
+    mine = [ordered(served.client, file=file, metadata={"listed": str(n)}).id for n in range(3)]
+    none = ordered(served.client, file=file).id
+    assert [job.id for job in jobs.list(limit=2)][:4] == [none, *mine[::-1]]
+    assert [job.id for job in jobs.list(metadata={"listed": "1"})] == [mine[1]]
+    assert list(jobs.list(metadata={"listed": ""})) == []
+    assert none in [job.id for job in jobs.list(extra_query={"metadata": "null"})]
+    page = jobs.list(after=mine[2], limit=1)
+    assert ([job.id for job in page.data], page.has_more) == ([mine[1]], True)
+
+
+def test_a_request_with_its_key_has_its_effect_once_and_another_body_is_refused(served: Gateway) -> None:
+    key = {"Idempotency-Key": "tuesday"}
+    file = uploaded(served.client)
+    first = ordered(served.client, file=file, extra_headers=key)
+    assert ordered(served.client, file=file, extra_headers=key) == first
+    with pytest.raises(openai.ConflictError, match="was another order") as raised:
+        ordered(served.client, file=file, metadata={"a": "b"}, extra_headers=key)
+    assert raised.value.code == "conflict"
+    assert created(served.settings, first.id) == 1
+    paused = [served.client.fine_tuning.jobs.pause(first.id, extra_headers=key).status for _ in range(2)]
+    assert paused == ["paused", "paused"]
+
+
+def test_a_clients_own_retry_is_the_same_job_and_a_new_order_is_not(served: Gateway) -> None:
+    file = uploaded(served.client)
+    first = ordered(served.client, file=file, metadata={"retry": "1"})
+    again = ordered(served.client, file=file, metadata={"retry": "1"}, extra_headers={"x-stainless-retry-count": "1"})
+    other = ordered(served.client, file=file, metadata={"retry": "1"})
+    assert (again.id, other.id != first.id) == (first.id, True)
+
+
+def test_of_two_commands_at_once_one_has_an_effect_and_the_other_is_told(served: Gateway) -> None:
+    job = ordered(served.client)
+    with gateway(with_batches(on_another_port(served.settings))) as other:
+        both = threading.Barrier(2)
+
+        def command(name: str, client: OpenAI) -> str | None:
+            both.wait()
+            try:
+                return str(getattr(client.fine_tuning.jobs, name)(job.id).status)
+            except openai.ConflictError:
+                return None
+
+        with ThreadPoolExecutor(2) as pool:
+            ends = list(pool.map(command, ("pause", "pause"), (served.client, other.client)))
+        kinds = [event.message for event in served.client.fine_tuning.jobs.list_events(job.id)]
+    assert sorted(map(str, ends)) == ["None", "paused"]
+    assert kinds == ["paused: asked for", "created: ordered"]
+
+
+def on_another_port(settings: Settings) -> Settings:
+    return settings.model_copy(update={"serve": settings.serve.model_copy(update={"port": free_port()})})
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "param", "says"),
+    [
+        ({"model": "nobody"}, 404, "model", "cannot be trained; this server has sums"),
+        ({"file": "file-" + "0" * 64}, 404, "training_file", "was never uploaded here, or was deleted"),
+        ({"extra_body": {"colour": "red"}}, 400, "colour", "there is no such parameter"),
+        ({"suffix": "mine"}, 400, "suffix", "POLICY@VERSION"),
+        ({"method": {"type": "supervised"}}, 400, "method.type", "only reinforcement is possible"),
+        ({"extra_body": {"config": {"max_budget_usd": -1.0}}}, 400, "config.max_budget_usd", "greater than 0"),
+        ({"extra_body": {"config": {"max_budget_usd": 1.0}}}, 400, "config.prices", "a price is missing"),
+        ({"extra_headers": {"Idempotency-Key": "x" * 201}}, 400, "Idempotency-Key", "201 characters"),
+    ],
+)
+def test_what_is_wrong_with_an_order_is_said_in_openais_words(
+    served: Gateway, changes: dict[str, Any], status: int, param: str, says: str
+) -> None:
+    before = len(read(served.settings, JobEvent))
+    with pytest.raises(openai.APIStatusError, match=says) as raised:
+        ordered(served.client, **changes)
+    assert (raised.value.status_code, raised.value.param) == (status, param)
+    assert len(read(served.settings, JobEvent)) == before
+
+
+def test_a_deleted_file_and_a_file_with_one_question_twice_make_no_job(served: Gateway) -> None:
+    gone = uploaded(served.client, [*ROWS, {"other": 1}])
+    served.client.files.delete(gone)
+    with pytest.raises(openai.NotFoundError, match="was deleted"):
+        ordered(served.client, file=gone)
+    with pytest.raises(openai.BadRequestError, match="line 21 has the same question as line 4"):
+        ordered(served.client, file=uploaded(served.client, [*ROWS, ROWS[3]]))
+
+
+@pytest.mark.parametrize("ask", ["retrieve", "pause", "resume", "cancel", "list_events"])
+def test_a_job_that_nobody_ordered_is_not_found(served: Gateway, ask: str) -> None:
+    job = ordered(served.client)
+    for name in ("ftjob-1", job.id[:8]):
+        with pytest.raises(openai.NotFoundError, match="there is no job"):
+            getattr(served.client.fine_tuning.jobs, ask)(name)
+    with pytest.raises(openai.NotFoundError, match="there is no job"):
+        served.client.fine_tuning.jobs.checkpoints.list("ftjob-1")
+
+
+def test_a_job_that_failed_says_why_and_its_events_have_levels(served: Gateway) -> None:
+    job = ordered(served.client)
+
+    def event(kind: Any, sequence: int, **changes: Any) -> JobEvent:
+        whole = {"job_id": job.id, "policy": "sums", "event_id": derive_id(job.id, kind, sequence), **changes}
+        return factories.job_event(kind, sequence, **whole)
+
+    spent = {"prompt_tokens": 3.0, "completion_tokens": 4.0}
+    with Producer(served.settings) as producer:
+        producer.send(event("started", 1))
+        producer.send(event("budget_warned", 2, metrics=spent))
+        producer.send(event("budget_exceeded", 3, code="BUDGET_EXCEEDED", reason="spent", suggested_action="pay"))
+    until(lambda: served.client.fine_tuning.jobs.retrieve(job.id).status == "failed", "the job to have failed")
+    found = served.client.fine_tuning.jobs.retrieve(job.id)
+    assert found.error is not None
+    assert (found.error.code, found.error.message, found.trained_tokens) == ("BUDGET_EXCEEDED", "spent; pay", 7)
+    levels = [one.level for one in served.client.fine_tuning.jobs.list_events(job.id)]
+    assert levels == ["error", "warn", "info", "info"]
+
+
+# --- REST -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "/api/v1"])
+def test_a_job_is_ordered_and_looked_at_by_rest(served: Gateway, prefix: str) -> None:
+    answer = served.rest("POST", f"{prefix}/finetune/jobs", ORDER, Idempotency_Key=f"rest{prefix}")
+    job = answer.json()
+    assert (answer.status_code, job["type"], job["status"]) == (201, "RL_TRAINING", "queued")
+    assert (job["config"]["n_iterations"], job["config"]["questions"]) == (3, 12)
+    assert served.rest("GET", f"{prefix}/finetune/jobs/{job['id']}/status").json() == job
+    metrics = served.rest("GET", f"{prefix}/rl/training/{job['id']}/metrics").json()
+    assert (metrics["id"], metrics["iterations"], metrics["evaluations"]) == (job["id"], [], [])
+    seen = served.client.fine_tuning.jobs.retrieve(job["id"])
+    assert (seen.status, seen.model, seen.training_file) == ("queued", "sums", None)
+    other = served.rest("POST", f"{prefix}/finetune/jobs", {**ORDER, "tenant": None}, Idempotency_Key=f"rest{prefix}")
+    assert other.json()["id"] == job["id"]
+    more = {**ORDER, "config": {"n_iterations": 4}}
+    refused = served.rest("POST", f"{prefix}/finetune/jobs", more, Idempotency_Key=f"rest{prefix}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+
+
+def test_the_figures_of_a_job_are_those_of_its_events(served: Gateway) -> None:
+    name = served.rest("POST", "/finetune/jobs", ORDER).json()["id"]
+    with Producer(served.settings) as producer:
+        for number, kind in enumerate(("started", "evaluated", "iteration"), start=1):
+            given: Any = {"job_id": name, "policy": "sums", "event_id": derive_id(name, kind, number)}
+            producer.send(factories.job_event(kind, number, **given))  # type: ignore[arg-type]
+    path = f"/rl/training/{name}/metrics"
+    until(lambda: served.rest("GET", path).json()["iterations"] != [], "an iteration")
+    found = served.rest("GET", path).json()
+    assert [(one["iteration"], one["version"]) for one in found["iterations"]] == [(1, 1)]
+    assert [one["success"] for one in found["evaluations"]] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code", "param", "says"),
+    [
+        ("POST", "/finetune/jobs", {**ORDER, "type": "FINE_TUNING"}, 400, "unsupported", "type", "only RL_TRAINING"),
+        ("POST", "/finetune/jobs", {**ORDER, "type": "PROMPT_ENGINEERING"}, 400, "unsupported", "type", "only RL_"),
+        ("POST", "/finetune/jobs", {**ORDER, "colour": 1}, 400, "unknown_parameter", "colour", "no such parameter"),
+        ("POST", "/finetune/jobs", {**ORDER, "training_queries": []}, 400, "invalid", "training_queries", "at least 1"),
+        (
+            "POST", "/finetune/jobs", {**ORDER, "training_queries": [*QUERIES, QUERIES[0]]}, 400, "invalid",
+            "training_queries[12].query", "repeats",
+        ),
+        ("POST", "/finetune/jobs", {**ORDER, "agent_id": "nobody"}, 404, "not_found", "agent_id", "no policy and no"),
+        ("GET", "/finetune/jobs/nobody/status", None, 404, "not_found", None, "there is no job 'nobody'"),
+        ("GET", "/rl/training/nobody/metrics", None, 404, "not_found", None, "there is no job 'nobody'"),
+        ("POST", "/finetune/peft", {}, 400, "unsupported", None, "POST /finetune/jobs with type RL_TRAINING"),
+        ("POST", "/rl/agents", {"agent_id": "../x", "model_id": "sums"}, 400, "invalid", "agent_id", "pattern"),
+        ("POST", "/rl/agents", {"agent_id": "x", "model_id": "gpt"}, 404, "not_found", "model_id", "no model 'gpt'"),
+        ("POST", "/rl/agents", {"agent_id": "x", "model_id": "sums@9"}, 404, "not_found", "model_id", "sums@9"),
+        ("POST", "/rl/environments", {"environment": "gues"}, 404, "not_found", "environment", "did you mean guess"),
+        (
+            "POST", "/rl/environments", {"environment": "os:path"}, 400, "unsupported", "environment",
+            "environments.modules lists no module",
+        ),
+        (
+            "POST", "/rl/environments", {"environment": "guess", "settings": {"colour": 1}}, 400, "invalid", "settings",
+            "has no setting 'colour'",
+        ),
+        ("POST", "/rl/environments", {"environment": "guess", "max_turns": 0}, 400, "invalid", "max_turns", "to 1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_by_rest_has_its_code_and_what_to_do(
+    served: Gateway, method: str, path: str, body: Any, status: int, code: str, param: str | None, says: str
+) -> None:
+    before = len(read(served.settings, JobEvent)) + len(read(served.settings, AgentEvent))
+    answer = served.rest(method, path, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+    assert says in error["message"]
+    assert error["details"]["suggested_action"] and error["timestamp"].endswith("Z")
+    assert (error["type"], error["details"]["parameter"]) == ("invalid_request_error", param)
+    assert len(read(served.settings, JobEvent)) + len(read(served.settings, AgentEvent)) == before
+
+
+def test_an_agent_is_registered_once_and_a_job_may_train_it(served: Gateway) -> None:
+    config = {
+        "agent_id": "helper",
+        "name": "Helper",
+        "model_id": "sums",
+        "memory_config": {"turns": 4},
+        "capabilities": ["sums"],
+        "tools": [{"name": "calc", "description": "d", "parameters": {"type": "object"}}],
+    }
+    first = served.rest("POST", "/rl/agents", config, Idempotency_Key="helper")
+    assert (first.status_code, first.json()["type"]) == (201, "PROMPT_BASED")
+    assert {name: first.json()[name] for name in config} == config
+    assert served.rest("POST", "/rl/agents", config).json() == first.json()
+    assert served.rest("POST", "/rl/agents", config, Idempotency_Key="helper").json() == first.json()
+    changed = {**config, "capabilities": []}
+    refused = served.rest("POST", "/rl/agents", changed, Idempotency_Key="helper")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+    assert served.rest("POST", "/rl/agents", changed).json()["capabilities"] == []
+    written = [event for _, event in read(served.settings, AgentEvent) if event.agent_id == "helper"]
+    assert [event.event_id for event in written] == [derive_id("helper", n) for n in range(2)]
+    job = served.rest("POST", "/finetune/jobs", {**ORDER, "agent_id": "helper"}).json()
+    assert job["config"]["agent"] == "helper"
+
+
+def test_an_environment_is_tried_and_described(served: Gateway) -> None:
+    asked = {"environment": "calculator", "seed": 7, "actions": ["3", "4"]}
+    found = served.rest("POST", "/rl/environments", asked).json()
+    assert found["environment"].startswith("calculator@") and found["deterministic"] is True
+    assert found["messages"][-1]["role"] == "user" and found["messages"][-1]["content"]
+    assert found["actions"] <= 2
+    assert served.rest("POST", "/rl/environments", asked).json() == found
+    assert served.rest("POST", "/rl/environments", {**asked, "seed": 8}).json()["digest"] != found["digest"]
+
+
+def test_the_description_of_the_interface_has_jobs_and_files(served: Gateway) -> None:
+    described = served.rest("GET", "/openapi.json").json()
+    assert {"/v1/files", "/v1/fine_tuning/jobs", "/finetune/jobs", "/rl/agents", "/rl/environments"} <= set(
+        described["paths"]
+    )
+    assert {"CreateFineTuningBody", "TrainingOrderBody", "AgentConfig"} <= set(described["components"]["schemas"])
+    limit = described["paths"]["/v1/fine_tuning/jobs/{job_id}/events"]["get"]["parameters"]
+    assert [one["name"] for one in limit] == ["job_id", "after", "limit"]
