@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,8 @@ from xml.etree import ElementTree
 from streams.kafka.node import process as broker
 from streams.settings.model import Settings
 from tests.strangers import agents_of_others, exchanges
-from tests.strangers.proxy import Exchange, between, mended
+from tests.strangers.proxy import Exchange, between
+from tests.strangers.stand_ins import mended
 from tests.support.agent_server import serving, settings_of, turns
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +48,9 @@ CHECKS = ",".join(
     )
 )
 """Of schemathesis. Not that valid data is accepted: JSON Schema cannot say that a text has to be JSON (`arguments`)."""
+
+UNIQUE = re.compile(r"\b(?:file-[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+"""An id that is another one in each run."""
 
 Finding = dict[str, Any]
 
@@ -84,10 +89,10 @@ def llmprobe(url: str, folder: Path) -> Finding:
 
 
 def openai_python(url: str, folder: Path) -> Finding:
-    """Run openai-python's own tests of chat, completions, responses and models."""
+    """Run openai-python's own tests of chat, completions, responses, models, files and fine-tuning."""
     source = HOME / f"openai-{version('openai')}"
-    names = ("chat/test_completions", "test_completions", "test_responses", "test_models")
-    files = [f"tests/api_resources/{name}.py" for name in names]
+    names = ("chat/test_completions", "test_completions", "test_responses", "test_models", "test_files")
+    files = [*(f"tests/api_resources/{name}.py" for name in names), "tests/api_resources/fine_tuning"]
     loops = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=session"]
     report = folder / "openai.xml"
     plain = ["-c", os.devnull, "--rootdir", str(source), "-p", "no:cacheprovider", "-q", "--junitxml", str(report)]
@@ -98,7 +103,8 @@ def openai_python(url: str, folder: Path) -> Finding:
         failure = case.find("failure")
         if failure is None and case.find("error") is not None:
             failure = case.find("error")
-        told["passed" if failure is None else (failure.get("message") or "").partition("\n")[0]] += 1
+        said = "passed" if failure is None else (failure.get("message") or "").partition("\n")[0]
+        told[UNIQUE.sub("…", said)] += 1
     return dict(sorted(told.items()))
 
 
@@ -147,7 +153,7 @@ def main() -> int:
             with between(server) as (url, spoken):
                 found["llmprobe"] = llmprobe(url, folder)
                 said += spoken
-            with between(server, mended(MODEL)) as (url, spoken):
+            with between(server, mended(MODEL, server)) as (url, spoken):
                 found["openai-python"] = openai_python(url, folder)
                 said += spoken
             found["schemathesis"] = schemathesis(server, folder)  # its requests are odd, and need no repetition

@@ -3,15 +3,15 @@
     client ──► proxy ──► server
                  └──► exchanges
 
-Suites written for a mock name models that nobody serves here, and leave out what a mock does not need. `mend` puts in
-the served model and a prompt; everything else goes through as it is. An answer is passed on when it is complete, so a
+Suites written for a mock name models, files and jobs that are not here, and leave out what a mock does not need. `mend`
+puts in the served model, a prompt, and files and jobs that it makes (stand_ins.py); everything else goes through as it
+is. An answer is passed on when it is complete, so a
 suite that measures the time to the first token would measure nothing here.
 """
 
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,26 +35,8 @@ class Exchange(NamedTuple):
     answer: str
 
 
-Mend = Callable[[str, bytes], tuple[str, bytes]]
-"""Takes path and body of a request, and returns what they should be."""
-
-
-def mended(model: str) -> Mend:
-    """Return what puts `model` in the place of one that nobody serves, and a prompt where there is none."""
-
-    def mend(path: str, raw: bytes) -> tuple[str, bytes]:
-        folder, _, _ = path.rpartition("/")
-        if folder.endswith("/models"):
-            return f"{folder}/{model}", raw
-        body = json.loads(raw) if raw else None
-        if not isinstance(body, dict):
-            return path, raw
-        body["model"] = model
-        if path.endswith("/responses"):
-            body.setdefault("input", "This is a test.")
-        return path, json.dumps(body).encode()
-
-    return mend
+Mend = Callable[[str, str, bytes], tuple[str, bytes]]
+"""Takes method, path and body of a request, and returns what path and body should be."""
 
 
 @contextmanager
@@ -68,7 +50,7 @@ def between(server: str, mend: Mend | None = None) -> Iterator[tuple[str, list[E
 
         def _pass_on(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length", 0)))
-            path, raw = mend(self.path, raw) if mend is not None else (self.path, raw)
+            path, raw = mend(self.command, self.path, raw) if mend is not None else (self.path, raw)
             headers = {name: value for name in PASSED_ON if (value := self.headers.get(name)) is not None}
             connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=60)
             connection.request(self.command, path, raw, headers)
