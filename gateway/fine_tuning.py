@@ -88,7 +88,10 @@ class FineTuning:
             for job in reversed(list(self._log.jobs.values())):
                 if job.request_digest == order.digest and job.created_at >= since:
                     return self._shown(job)
-        return self._shown(self._log.start(order, actor="api", key=key))
+        try:
+            return self._shown(self._log.start(order, actor="api", key=key))
+        except JobRequestError as exc:  # more questions than a record holds
+            raise CallError("invalid", str(exc).replace("training_queries", "training_file"), "training_file") from exc
 
     def get(self, job_id: str) -> dict[str, Any]:
         """Return a job. Raises NotFoundError."""

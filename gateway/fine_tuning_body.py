@@ -20,12 +20,14 @@ from pydantic import Field, StringConstraints
 
 from gateway.body import Body, Refused, Whole, joined
 from gateway.graders import Grading, grading
-from schemas.events import JobQuestion
+from schemas.events import JobQuestion, RewardSource
 from streams.errors import JobRequestError, RefusedError
 from streams.jobs import request as requests
 from streams.jobs.request import MOST_ITERATIONS, JobOrder
 from streams.jobs.state import split
 from streams.jobs.training_files import FileLine
+from streams.scorers.registry import parts
+from streams.scorers.verdict import ScoreError
 from streams.settings.model import Settings
 from streams.stages.agents.calls import CallError
 
@@ -135,7 +137,7 @@ class FineTuningOrder:
                 f"seed is {body.seed}, and would have no effect: trainer.seed is {settings.trainer.seed} here",
                 "seed",
             )
-        judged = grading(body.method.reinforcement.grader, f"{METHOD}.grader")
+        judged = _judged(body.method.reinforcement.grader)
         given = {
             "agent_id": body.model,
             "training_queries": self._questions(judged),
@@ -166,7 +168,7 @@ class FineTuningOrder:
         return found
 
     def _config(self, judged: Grading, settings: Settings) -> dict[str, Any]:
-        own = dict(self.body.config or {})
+        own = {name: value for name, value in (self.body.config or {}).items() if value is not None}
         named = self.body.method.reinforcement.hyperparameters or ReinforcementHyperparameters()
         for mine, name, value in (
             ("batch_size", "batch_size", _number(named.batch_size)),
@@ -243,6 +245,17 @@ class FineTuningOrder:
                 },
             },
         }
+
+
+def _judged(grader: dict[str, Any]) -> Grading:
+    """Return what judges as the grader does. Raises CallError."""
+    where = f"{METHOD}.grader"
+    found = grading(grader, where)
+    try:
+        parts(RewardSource(name=found.scorer, settings=json.dumps(found.settings)))
+    except ScoreError as exc:
+        raise CallError("invalid", f"{where}: {exc}", where) from exc
+    return found
 
 
 def _is_text(part: Any) -> bool:

@@ -49,6 +49,7 @@ NO_PEFT = (
     "It is a LoRA adapter, whose rank and targets are trainer.lora_rank, lora_alpha and lora_targets of the loop"
 )
 MOST_ACTIONS = 64
+DEFAULT_ACTIONS = 32
 KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allowed": "unsupported"}
 """Of an environment's errors, those that are not about how it was asked for."""
 
@@ -67,8 +68,8 @@ class AgentTool(Body):
     """A function that an agent calls."""
 
     name: str = Field(min_length=1, max_length=200)
-    description: str = ""
-    parameters: ToolSchema = Field({})
+    description: str | None = None
+    parameters: ToolSchema | None = None
 
 
 class AgentConfig(Body):
@@ -76,23 +77,25 @@ class AgentConfig(Body):
 
     agent_id: str = Field(pattern=rf"^{NAME.pattern}$", description="what it is called in paths and tasks")
     name: str | None = Field(None, min_length=1, max_length=200, description="for people; default: agent_id")
-    type: AgentType = Field("PROMPT_BASED", description="how it came about")
+    type: AgentType | None = Field(None, description="how it came about; default: PROMPT_BASED")
     model_id: str = Field(description="the policy that answers its calls, or POLICY@7")
-    memory_config: dict[str, Any] = Field({}, description="recorded")
-    capabilities: Annotated[list[str], Field(max_length=100)] = Field([], description="recorded")
-    tools: Annotated[list[AgentTool], Field(max_length=100)] = Field([], description="recorded")
+    memory_config: dict[str, Any] | None = Field(None, description="recorded")
+    capabilities: Annotated[list[str], Field(max_length=100)] | None = Field(None, description="recorded")
+    tools: Annotated[list[AgentTool], Field(max_length=100)] | None = Field(None, description="recorded")
 
 
 class EnvironmentBody(Body):
     """An environment to try."""
 
     environment: str = Field(min_length=1, max_length=500, description="a listed one, or a reference that is allowed")
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] = 0
-    settings: dict[str, Any] = Field({}, description="of the environment")
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="default: 0")
+    settings: dict[str, Any] | None = Field(None, description="of the environment")
     actions: Annotated[list[str], Field(min_length=1, max_length=MOST_ACTIONS)] | None = Field(
         None, description="what the policy writes; default: at random"
     )
-    max_turns: Annotated[Whole, Field(ge=1, le=MOST_ACTIONS)] = Field(32, description="most actions")
+    max_turns: Annotated[Whole, Field(ge=1, le=MOST_ACTIONS)] | None = Field(
+        None, description=f"most actions; default: {DEFAULT_ACTIONS}"
+    )
 
 
 BODIES = (TrainingOrderBody, AgentConfig, EnvironmentBody)
@@ -152,24 +155,27 @@ class TrainingApi:
             created_at=0,
             kind="registered",
             name=body.name or body.agent_id,
-            type=body.type,
+            type=body.type or "PROMPT_BASED",
             model_id=body.model_id,
-            memory_config=compact(body.memory_config, "memory_config"),
-            capabilities=tuple(body.capabilities),
+            memory_config=compact(body.memory_config or {}, "memory_config"),
+            capabilities=tuple(body.capabilities or ()),
             tools=tuple(
-                Tool(name=one.name, description=one.description, parameters=compact(one.parameters, "tools"))
-                for one in body.tools
+                Tool(
+                    name=one.name, description=one.description or "", parameters=compact(one.parameters or {}, "tools")
+                )
+                for one in body.tools or ()
             ),
         )
         return _agent(register(self._settings, event, key=key))
 
     def environment(self, body: EnvironmentBody) -> dict[str, Any]:
         """Play an episode three times, and describe the environment. Raises CallError, naming what is wrong with it."""
-        start = EpisodeStart(name=body.environment, settings=compact(body.settings, "settings"), seed=body.seed)
+        settings = compact(body.settings or {}, "settings")
+        start = EpisodeStart(name=body.environment, settings=settings, seed=body.seed or 0)
         actions = None if body.actions is None else [Action(text) for text in body.actions]
         with closing(EnvironmentPool(self._settings.environments)) as pool:
             try:
-                tried = try_twice(pool.open, start, body.max_turns, actions)
+                tried = try_twice(pool.open, start, body.max_turns or DEFAULT_ACTIONS, actions)
             except EventError as exc:
                 parameter = "settings" if exc.reason == "bad_settings" else "environment"
                 raise CallError(KINDS.get(exc.reason, "invalid"), str(exc), parameter) from exc
@@ -248,8 +254,8 @@ def _agent(event: AgentEvent) -> dict[str, Any]:
 def _environment(body: EnvironmentBody, tried: TriedEpisode) -> dict[str, Any]:
     return {
         "environment": tried.observed[0].environment,
-        "seed": body.seed,
-        "settings": body.settings,
+        "seed": tried.observed[0].seed,
+        "settings": body.settings or {},
         "deterministic": True,
         "messages": [{"role": one.role, "content": one.content} for one in tried.shown.messages],
         "tools": [asdict(one) | {"parameters": _value(one.parameters)} for one in tried.shown.tools],

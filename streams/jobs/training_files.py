@@ -66,8 +66,11 @@ def lines_of(raw: bytes) -> list[FileLine]:
             continue
         try:
             value = json_text.parse(line)
-        except ValueError as exc:
-            raise JobRequestError(f"line {number} is not JSON: {exc}; write one object a line", "file") from exc
+            json.dumps(value, ensure_ascii=False).encode()  # JSON lets in half a surrogate pair, the log does not
+        except (ValueError, RecursionError) as exc:
+            raise JobRequestError(
+                f"line {number} is not JSON in UTF-8: {exc}; write one object a line", "file"
+            ) from exc
         if not isinstance(value, dict):
             raise JobRequestError(
                 f'line {number}: expected a JSON object, e.g. {{"messages": [...]}}, got {line.strip()[:40]}', "file"

@@ -67,7 +67,9 @@ def with_batches(settings: Settings) -> Settings:
 @pytest.fixture(scope="module")
 def served(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("fine-tuning")
-    with gateway(with_batches(settings_of(kafka_bootstrap, folder, SCRIPT, max_body_mb=1))) as found:
+    settings = with_batches(settings_of(kafka_bootstrap, folder, SCRIPT, max_body_mb=1))
+    small = settings.topics.model_copy(update={"max_record_bytes": 300_000})
+    with gateway(settings.model_copy(update={"topics": small})) as found:
         yield found
 
 
@@ -259,6 +261,24 @@ def test_a_deleted_file_and_a_file_with_one_question_twice_make_no_job(served: G
         ordered(served.client, file=gone)
     with pytest.raises(openai.BadRequestError, match="line 21 has the same question as line 4"):
         ordered(served.client, file=uploaded(served.client, [*ROWS, ROWS[3]]))
+
+
+def test_more_questions_than_a_record_holds_make_no_job(served: Gateway) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"{n}{'x' * 10_000}"}], "answer": "2"} for n in range(60)]
+    with pytest.raises(openai.BadRequestError, match=r"training_file: .* takes at most 300000\.") as raised:
+        ordered(served.client, file=uploaded(served.client, rows))
+    assert raised.value.param == "training_file"
+
+
+def test_null_is_as_if_it_were_left_out(served: Gateway) -> None:
+    nulls = dict.fromkeys(("validation_file", "suffix", "integrations", "seed", "metadata", "hyperparameters"))
+    config = dict.fromkeys(("n_iterations", "held_out_share", "max_budget_usd", "prices", "target_gain"))
+    assert ordered(served.client, extra_body={**nulls, "config": config}).status == "queued"
+    agent = {"agent_id": "nulls", "model_id": "sums", **dict.fromkeys(("name", "type", "memory_config", "tools"))}
+    found = served.rest("POST", "/rl/agents", agent).json()
+    assert (found["name"], found["type"], found["memory_config"], found["tools"]) == ("nulls", "PROMPT_BASED", {}, [])
+    trial = {"environment": "calculator", **dict.fromkeys(("seed", "settings", "actions", "max_turns"))}
+    assert served.rest("POST", "/rl/environments", trial).json()["seed"] == 0
 
 
 @pytest.mark.parametrize("ask", ["retrieve", "pause", "resume", "cancel", "list_events"])

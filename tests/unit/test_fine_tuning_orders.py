@@ -140,6 +140,12 @@ def test_the_same_body_has_the_same_digest_whatever_the_settings_and_another_has
             "method.reinforcement.hyperparameters.reasoning_effort",
             "no levels",
         ),
+        (
+            {"grader": {**EQ, "operation": "like", "reference": "x" * 10_001}},
+            "invalid",
+            "method.reinforcement.grader",
+            "at most 10000 characters",
+        ),
         ({"config": {"max_budget_usd": -1.0}}, "invalid", "config.max_budget_usd", "greater than 0"),
         ({"config": {"max_budget_usd": 1.0}}, "invalid", "config.prices", "a price is missing"),
         ({"config": {"max_budget_usd": 0.001, "prices": PRICES}}, "invalid", "config.max_budget_usd", "estimated"),
