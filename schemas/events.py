@@ -84,6 +84,7 @@ AdapterKind = Literal[
     "retired",
 ]
 Verdict = Literal["promote", "reject", "ask"]
+TuningMethod = Literal["sft", "dpo"]
 ExperimentKind = Literal["started", "stopped", "failed", "finished"]
 Continuity = Literal["first", "extends", "forks", "rewrites", "auxiliary"]
 Protocol = Literal["chat", "completions", "responses", "messages"]
@@ -476,6 +477,32 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TunedGroup:
+    """A group that a version was tuned on."""
+
+    offset: Annotated[int, "of the groups topic"]
+    slots: Annotated[tuple[Int, ...], "sft: the answers to imitate; dpo: the better answer, then the worse"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What a version was tuned on, supervised or by preferences: a file, or answers of the log."""
+
+    method: TuningMethod
+    start_policy: Annotated[str | None, "whose version it started from; null: this policy's"] = None
+    start_version: Annotated[Int, "0 is the base model"]
+    examples: Annotated[Int, "sft: answers; dpo: pairs of answers"]
+    loss_tokens: Annotated[int, "of all examples"]
+    digest: Annotated[str, "sha256 over the tokens of the examples, in order"]
+    file: Annotated[str | None, "name of the file of examples; null: they are in groups"] = None
+    file_sha256: str | None = None
+    groups_policy: Annotated[str | None, "whose groups; null: a file"] = None
+    groups_partition: Int | None = None
+    selection: Annotated[dict[str, str], "the rule by which answers were chosen"] = field(default_factory=dict)
+    groups: Annotated[tuple[TunedGroup, ...], "by offset"] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEvent:
     """A step in the life of an adapter version. The state of a policy is the fold of these, in order."""
 
@@ -499,6 +526,7 @@ class AdapterEvent:
     suite: Annotated[str | None, "evaluated and judged: what was asked"] = None
     share: Annotated[float | None, "canary: share of the unpinned tasks that this version answers from here on"] = None
     verdict: Annotated[Verdict | None, "judged: what the guard, or the canary's test, found"] = None
+    tuning: Annotated[Tuning | None, "trained: what it was tuned on; null: batches"] = None
     gate: Annotated[
         dict[str, str], "judged, and decisions that follow from it: the rule in force, setting by setting"
     ] = field(default_factory=dict)
@@ -919,6 +947,25 @@ def _adapter_problems(event: AdapterEvent) -> Iterator[str]:
         yield f"first_batch is {first} and last_batch {last}; set both or neither"
     elif first is not None and last is not None and not 0 <= first <= last < version:
         yield f"batches are {first} to {last}; expected a range within 0 to {version - 1}: each batch makes one version"
+    if event.tuning is not None:
+        yield from _tuning_problems(event, event.tuning)
+
+
+def _tuning_problems(event: AdapterEvent, tuning: Tuning) -> Iterator[str]:
+    if event.kind != "trained" or event.first_batch is not None:
+        yield f"kind is {event.kind}, first_batch {event.first_batch} and tuning set; expected trained and no batches"
+    elsewhere = tuning.start_policy is not None
+    if event.parent_version != (None if elsewhere else tuning.start_version):
+        yield (
+            f"parent_version is {event.parent_version}, but it was tuned from version {tuning.start_version} of "
+            f"{tuning.start_policy or event.policy}; expected that, or null for a version of another policy"
+        )
+    if len({tuning.file is None, tuning.file_sha256 is None, bool(tuning.groups), tuning.groups_policy is not None,
+            tuning.groups_partition is not None}) > 1:  # fmt: skip
+        yield "tuning has parts of a file and of groups; expected file and file_sha256, or what begins with groups"
+    least, most = (2, 2) if tuning.method == "dpo" else (1, MAX_GROUP_SIZE)
+    if (bad := next((one for one in tuning.groups if not least <= len(one.slots) <= most), None)) is not None:
+        yield f"the group at {bad.offset} has slots {bad.slots}; expected {least} or more, and at most {most}"
 
 
 def _turn_problems(turn: Turn) -> Iterator[str]:

@@ -213,7 +213,7 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
             f"it was sampled with top_p {group.sampling.top_p}: its logprobs are of a cut distribution, and every "
             "ratio would be off by the part that was cut; sample train tasks with top_p 1"
         )
-    if (bad := _outside(group.prompt_token_ids, expected.vocabulary)) is not None:
+    if (bad := outside(group.prompt_token_ids, expected.vocabulary)) is not None:
         yield f"prompt token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
     slots = [response.slot for response in group.responses]
     if slots != sorted(set(slots)):
@@ -225,7 +225,7 @@ def _response_problems(group: AdvantagedGroup, response: GroupResponse, expected
         yield "its prompt has no tokens; the first token of a completion would have nothing to follow"
     completions = [response.completion_token_ids, *(branch.completion_token_ids for branch in response.branches)]
     for tokens in (response.prompt_token_ids, *completions):
-        if (bad := _outside(tokens, expected.vocabulary)) is not None:
+        if (bad := outside(tokens, expected.vocabulary)) is not None:
             yield f"token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
     for number, branch in enumerate(response.branches):
         if not branch.shared_tokens and branch.loss_mask[:1] == LossMask(b"\1"):
@@ -236,7 +236,7 @@ def _response_problems(group: AdvantagedGroup, response: GroupResponse, expected
         yield f"tokens {bad_span.start} to {bad_span.end} have advantage {bad_span.advantage}; it must be finite"
 
 
-def _outside(tokens: TokenIds, vocabulary: int) -> int | None:
+def outside(tokens: TokenIds, vocabulary: int) -> int | None:
     """Return the first token that is not in the vocabulary, None if all are."""
     bad = tokens.numpy() >= vocabulary
     return tokens[int(bad.argmax())] if bad.any() else None

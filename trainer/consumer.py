@@ -149,10 +149,17 @@ class PolicyTrainer:
     def resume(self) -> None:
         """Resume from the newest complete checkpoint, and announce its version if that was not done.
 
-        Raises SettingsError if it is of another model, RefusedError if it is of another log.
+        Raises SettingsError if it is of another model, RefusedError if it is of another log, or the policy is tuned.
         """
         found = checkpoint.latest(self._folder)
         newest = max(self._known)
+        if (tuned := next((one for one in self._known.values() if one.tuned_by is not None), None)) is not None:
+            name = self._settings.policy.name
+            raise RefusedError(
+                f"version {tuned.version} of {name} was made by `streamward tune`, and no batch follows it; train "
+                f"under another policy.name. To train what was tuned, make it a base: `streamward adapters export "
+                f"{newest} FOLDER --merge --policy {name}`, then model.base=FOLDER"
+            )
         if found is None:
             step_metrics.version(self._meter, self._settings.policy.name, 0)
             log.info("policy %s: no checkpoint, so it starts with batch 0", self._settings.policy.name)

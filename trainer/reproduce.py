@@ -8,7 +8,7 @@
 Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
 is the one in each version's event, not this machine's settings. Where it changes between two versions, training
 continues as it does for a trainer restarted with other settings: adapter, optimizer state and RNG are carried over
-through a checkpoint.
+through a checkpoint. Versions that were tuned are made again by trainer/tuning/again.py.
 
 It only reads: nothing is written to the log or committed, and no group is joined. What it needs is looked up before the
 first step, so that a range which retention has deleted is reported at once, and not after hours.
@@ -19,18 +19,15 @@ Responses and rewards are read as recorded; nothing is sampled again.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates
+from schemas.events import AdapterEvent, Batch, Coordinates
 from schemas.serde import Poison
 from streams.adapters.store import manifest_of
-from streams.adapters.versions import empty, fold
-from streams.engines.base_model import Base, check_device, load_base
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
 from streams.kafka.history import History
@@ -41,76 +38,24 @@ from trainer import checkpoint
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
 from trainer.model import pin
-from trainer.recipe import RecipeDifference, as_recorded, in_data, in_files, in_recipe, threads_of
+from trainer.recipe import RecipeDifference, in_data, in_files, in_recipe
+from trainer.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded
+from trainer.tuning.again import TunedReproduction, tuned_plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReproductionPlan:
-    """What will be trained, from what; nothing is missing."""
+def plan(
+    settings: Settings,
+    policy: str,
+    version: int | None,
+    history: History,
+    *,
+    start: int = 0,
+    files: Sequence[Path] = (),
+) -> ReproductionPlan:
+    """Return everything needed to train `version` (None: the newest) from `start`; `files` are of tuned versions.
 
-    policy: str
-    start: int
-    """The version to start from; 0 is the base."""
-    version: int
-    """The last one."""
-    events: dict[int, AdapterEvent]
-    """The recorded event of each version."""
-    batches: tuple[tuple[Coordinates, Batch], ...]
-    """Those from `start` to `version`, in sequence."""
-    checkpoint: tuple[Path, State] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReproducedVersion:
-    """A version that was trained again."""
-
-    version: int
-    batch: Coordinates
-    """The batch that made it."""
-    groups: int
-    refused: int
-    """Groups that the step was taken without, as in the trainer."""
-    recorded: tuple[AdapterFile, ...] | None
-    """None if the log has no such version."""
-    reproduced: tuple[AdapterFile, ...]
-    differences: tuple[RecipeDifference, ...]
-    """Empty if equal; else files, data and recipe that differ, each with the version where it was first seen."""
-    other_recipe: tuple[RecipeDifference, ...]
-    """Entries of the recipe that differ, even if the bytes do not."""
-    seconds: float
-    """From the records to the digests; for the first version with loading the model."""
-
-    @property
-    def equal(self) -> bool:
-        """Whether every file is as recorded."""
-        return not self.differences
-
-
-def recorded(settings: Settings, policy: str, history: History) -> dict[int, AdapterEvent]:
-    """Return by version the event that says how it was trained: the first one counts, as in
-    `streams.adapters.versions`.
-
-    Raises LogError if the log cannot be read.
-    """
-    at = (topics(settings.topics)["adapters"].name, partition_of(policy, settings.topics.policy_partitions))
-    first, end = history.bounds(["adapters"]).get(at, (0, 0))
-    state, found = empty(policy), {}
-    for record in history.read({at: first}, {at: end}):
-        event = record.decode(AdapterEvent)
-        if isinstance(event, Poison):
-            continue
-        after = fold(state, event)
-        if event.policy == policy and after.versions.keys() - state.versions.keys():
-            found[event.version] = event
-        state = after
-    return found
-
-
-def plan(settings: Settings, policy: str, version: int | None, history: History, *, start: int = 0) -> ReproductionPlan:
-    """Return everything needed to train `version` (None: the newest) from `start`.
-
-    Raises NotFoundError for a missing version or checkpoint, SettingsError if `start` is not before the version,
-    RefusedError if retention has deleted a batch or a group, LogError if the log cannot be read.
+    Raises NotFoundError for a missing version, checkpoint or file, SettingsError if `start` is not before the version,
+    RefusedError if retention has deleted a batch or a group, or a file is missing, LogError if the log cannot be read.
     """
     events = recorded(settings, policy, history)
     if not events:
@@ -127,6 +72,10 @@ def plan(settings: Settings, policy: str, version: int | None, history: History,
         )
     if not 0 <= start < version:
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
+    if events[version].tuning is not None:
+        return tuned_plan(settings, events, version, history, start=start, files=files)
+    if files:
+        raise SettingsError(f"--file has no effect: version {version} of {policy} was trained on batches; leave it out")
     found = _checkpoint(settings, policy, start, events) if start else None
     batches = _batches(settings, policy, range(start, version), history)
     _refuse_cut(settings, policy, batches, version, history)
@@ -235,6 +184,9 @@ def run(
     """
     with _folder(into, planned.policy) as folder:
         try:
+            if planned.tuned:
+                yield from TunedReproduction(planned, settings, history, folder, frozenset(changed)).versions()
+                return
             work = _Reproduction(planned, settings, history, folder, keep=into is not None, changed=frozenset(changed))
             yield from work.versions()
         except (OSError, SafetensorError) as exc:
@@ -274,7 +226,8 @@ class _Reproduction:
     ) -> None:
         trainer = settings.trainer.model_copy(update={"checkpoints": folder})
         self._settings = settings.model_copy(update={"trainer": trainer})
-        self._plan, self._history, self._folder, self._changed = planned, history, folder, changed
+        self._plan, self._history, self._folder = planned, history, folder
+        self._setup = RecordedSetup(self._settings, changed)
         self._keep = planned.version if keep else 1
         self._learner: Learner | None = None
         self._learner_is_of: tuple[Settings, int] | None = None
@@ -324,49 +277,13 @@ class _Reproduction:
 
     def _learner_of(self, event: AdapterEvent) -> Learner:
         """Return the learner for the next step: a new one if the recipe has changed."""
-        used = as_recorded(self._settings, event.recipe, self._changed - {"model.base"})
-        used = self._on_a_device(used)
-        threads = threads_of(used, event.recipe, self._changed)
+        used, threads = self._setup.used(event)
         if self._learner is not None and self._learner_is_of == (used, threads):
             return self._learner
         self._learner = None  # frees the old model before the new one is loaded
         pin(used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})}))
-        learner = Learner(used, self._base(used, event))
+        learner = Learner(used, self._setup.base(used, event))
         if self._newest is not None:
             learner.restore(*self._newest)
         self._learner, self._learner_is_of = learner, (used, threads)
         return learner
-
-    def _on_a_device(self, used: Settings) -> Settings:
-        """Return the settings with the recorded device, or with the configured one if that cannot be used here."""
-        try:
-            check_device(used.model.device)
-        except SettingsError:
-            device = self._settings.model.device
-            return used.model_copy(update={"model": used.model.model_copy(update={"device": device})})
-        return used
-
-    def _base(self, used: Settings, event: AdapterEvent) -> Base:
-        """Return the model that was trained, by its digests: from where the recipe has it, or where the settings do.
-
-        Raises SettingsError if neither is that model.
-        """
-        recorded, here = used.model.base, self._settings.model.base
-        wrong = []
-        for name in [here] if "model.base" in self._changed else dict.fromkeys([recorded, here]):
-            try:
-                base = load_base(used.model.model_copy(update={"base": name}))
-            except SettingsError as exc:
-                wrong.append(str(exc))
-                continue
-            for what in ("base_digest", "tokenizer_digest"):
-                got, expected = getattr(base, what), event.recipe.get(what, getattr(base, what))
-                if got != expected:
-                    wrong.append(f"model.base={name} has {what} {got[:12]}, expected {expected[:12]}")
-                    break
-            else:
-                return base
-        raise SettingsError(
-            f"version {event.version} was trained on model.base={recorded}, which is not here: {'; '.join(wrong)}. "
-            "Name its folder: --set model.base=FOLDER"
-        )

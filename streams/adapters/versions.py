@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from schemas.events import AdapterEvent, AdapterFile, Outcome, Verdict
+from schemas.events import AdapterEvent, AdapterFile, Outcome, TuningMethod, Verdict
 from schemas.serde import Poison
 from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step
 from streams.kafka.admin import read_topic
@@ -37,6 +37,8 @@ class Version:
     base_digest: str | None = None
     first_batch: int | None = None
     last_batch: int | None = None
+    tuned_by: TuningMethod | None = None
+    """How it was tuned; None: batches made it, or somebody else."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluated: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics by suite."""
@@ -162,6 +164,7 @@ def _described(version: Version | None, event: AdapterEvent, status: Status) -> 
             base_digest=event.base_digest,
             first_batch=event.first_batch,
             last_batch=event.last_batch,
+            tuned_by=None if event.tuning is None else event.tuning.method,
             metrics=event.metrics,
         )
     if event.kind == "evaluated":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from streams.adapters.versions import AdapterState, Version
     from streams.output import Output
     from streams.tools.archive.history import Source
+    from streams.tools.lineage import LineageStep
 
 policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy.  [default: policy.name]")
 
@@ -52,7 +53,7 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
         show.Column("version", "version", right=True),
         show.Column("status", _status),
         show.Column("parent", "parent_version", right=True),
-        show.Column("batches", "batches"),
+        show.Column("batches", lambda row: row["batches"] or row["tuned_by"] or ""),
         show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
         show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
         show.Column("age", lambda row: _age(row["created_at"])),
@@ -138,8 +139,7 @@ def adapters_lineage(
             print(show.json_line(step.plain()))
         return
     for step in found:
-        batches = "no batch" if step.first_batch is None else f"batches {step.first_batch}-{step.last_batch}"
-        print(f"version {step.version} ({step.status}), from version {step.parent} by {batches}")
+        print(f"version {step.version} ({step.status}), from {_origin(step)}")
         print(f"  trained    {step.trained_at}")
         for label, ranges in step.made_of.items():
             for place, one in enumerate(ranges):
@@ -147,7 +147,18 @@ def adapters_lineage(
         for label, count in step.missing.items():
             print(f"  {label:<10} of {count} {'groups' if label == 'tasks' else 'responses'} are gone: retention")
     reached = found[-1].parent if found else version
-    print(f"version {reached} is the base model" if reached == 0 else f"and so on: version {reached} has a parent")
+    if reached is not None:
+        print(f"version {reached} is the base model" if reached == 0 else f"and so on: version {reached} has a parent")
+
+
+def _origin(step: LineageStep) -> str:
+    tuning = step.tuning
+    if tuning is None:
+        batches = "no batch" if step.first_batch is None else f"batches {step.first_batch}-{step.last_batch}"
+        return f"version {step.parent} by {batches}"
+    whose = "" if tuning.start_policy is None else f" of {tuning.start_policy}"
+    on = f"{len(tuning.groups)} groups of {tuning.groups_policy}" if tuning.file is None else tuning.file
+    return f"version {tuning.start_version}{whose} by {tuning.method} on {tuning.examples} examples ({on})"
 
 
 @adapters.command("diff")
@@ -246,6 +257,7 @@ def row_of(state: AdapterState, number: int) -> dict[str, Any]:
         "share": state.serving.share if number == state.serving.candidate else None,
         "parent_version": version.parent_version,
         "batches": batches,
+        "tuned_by": version.tuned_by,
         "created_at": version.created_at or None,
         "promoted_at": version.promoted_at,
         "uri": version.uri,

@@ -15,7 +15,7 @@ from streams.cli.runtime import AppContext, importing, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.tools.archive.history import Source
-    from trainer.reproduce import ReproducedVersion, ReproductionPlan
+    from trainer.recorded import ReproducedVersion, ReproductionPlan
 
 
 def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
@@ -43,6 +43,14 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
     default=None,
     help="Keep the checkpoints here, for a trainer (trainer.checkpoints=FOLDER). Default: keep nothing.",
 )
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A file of examples that a version was tuned on. May be given again.",
+)
 @source_option
 @click.option(
     "--output",
@@ -59,6 +67,7 @@ def reproduce(
     version: int | None,
     from_version: int,
     into: Path | None,
+    files: tuple[Path, ...],
     source: Source,
     output: str,
 ) -> None:
@@ -66,7 +75,8 @@ def reproduce(
 
     Starts from the base model, or a checkpoint, with the recorded recipe and batches, in a fresh folder. Every version
     on the way is compared, and the first that differs is named with its likely cause. A key of model or trainer given
-    with --set replaces the recorded one. Nothing is written to the log.
+    with --set replaces the recorded one. Nothing is written to the log. A version that was tuned is tuned again, on the
+    same answers of the log, or on the FILE that has the recorded sha256.
 
     The exit code is 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted what it needs.
     """
@@ -84,7 +94,7 @@ def reproduce(
     settings, origins = call.loaded
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
-    planned = engine.plan(settings, policy or settings.policy.name, version, reader, start=from_version)
+    planned = engine.plan(settings, policy or settings.policy.name, version, reader, start=from_version, files=files)
     last: ReproducedVersion | None = None
     for made in engine.run(planned, settings, reader, into=into, changed=changed):
         last = made
@@ -92,7 +102,7 @@ def reproduce(
             print(show.json_line(row(planned, made, made.seconds, version=made.version)), flush=True)
         else:
             click.echo(f"version {made.version} of {planned.version}: {_said(made)}", err=True)
-    assert last is not None  # noqa: S101 - a plan has at least one batch
+    assert last is not None  # noqa: S101 - a plan has at least one version
     seconds = time.monotonic() - began
     if output == "json":
         print(show.json_line(row(planned, last, seconds, version=planned.version)))
@@ -120,7 +130,7 @@ def row(planned: ReproductionPlan, made: ReproducedVersion, seconds: float, *, v
         "equal": made.equal,
         "recorded": None if event is None else manifest_digest(event.files),
         "reproduced": manifest_digest(made.reproduced) if made.version == version else None,
-        "batches": [planned.start, version - 1],
+        "batches": None if planned.tuned else [planned.start, version - 1],
         "seconds": round(seconds, 3),
     }
     if not made.equal:
@@ -131,7 +141,8 @@ def row(planned: ReproductionPlan, made: ReproducedVersion, seconds: float, *, v
 def _said(made: ReproducedVersion) -> str:
     verdict = "not in the log, so not compared" if made.recorded is None else "equal" if made.equal else "DIFFERENT"
     refused = f" and {made.refused} refused" if made.refused else ""
-    return f"{verdict}, {made.batch}, {made.groups} groups{refused}, {made.seconds:.1f} s"
+    what = f"{made.batch}, {made.groups} groups{refused}" if made.examples is None else f"{made.examples} examples"
+    return f"{verdict}, {what}, {made.seconds:.1f} s"
 
 
 def _span(first: int, last: int, one: str = "", more: str = "") -> str:
@@ -144,15 +155,17 @@ def _table(planned: ReproductionPlan, made: ReproducedVersion, seconds: float) -
 
     plain = row(planned, made, seconds, version=planned.version)
     plain.pop("differences", None)
-    first, last = plain.pop("batches")
-    show.record({"policy": planned.policy, **plain, "batches": _span(first, last)}, "table")
+    batches = plain.pop("batches")
+    show.record({"policy": planned.policy, **plain, **({"batches": _span(*batches)} if batches else {})}, "table")
     print()
     if made.equal:
-        print(f"equal: every file of {_span(planned.start + 1, planned.version, 'version ', 'versions ')}")
+        first = planned.tuned[0].version if planned.tuned else planned.start + 1
+        print(f"equal: every file of {_span(first, planned.version, 'version ', 'versions ')}")
         if made.other_recipe:
             print(f"although not as recorded: {', '.join(one.name for one in made.other_recipe)}")
         return
-    print(f"NOT equal from version {made.version} on, made by the batch at {made.batch}")
+    by = f"made by the batch at {made.batch}" if made.batch is not None else f"tuned on {made.examples} examples"
+    print(f"NOT equal from version {made.version} on, {by}")
     columns = [show.Column(name, name) for name in ("kind", "name", "recorded", "reproduced")]
     show.rows([{name: getattr(one, name) for name in one.__slots__} for one in made.differences], columns, "table")
     print(f"\nlikely cause: {show.printable(cause(made.differences))}")

@@ -74,6 +74,7 @@ from streams.cli.serve import chat, serve
 from streams.cli.status import status
 from streams.cli.tasks import tasks
 from streams.cli.topics import topics
+from streams.cli.tune import tune
 from streams.cli.up import up
 from streams.errors import NotFoundError
 
@@ -195,6 +196,7 @@ for command in (
     dashboards,
     offsets,
     rescore,
+    tune,
     reproduce,
     query,
     replay,

@@ -3,7 +3,8 @@
     version ─► parent ─► ... ─► base            adapters
       └─ batches ─► groups, by offset ─► responses, by offset; tasks and rewards, by task id ──► Step
 
-A step is a version, its parent, and the batches between them. Into it went the groups of these batches, the responses
+A step is a version, its parent, and the batches between them, or what it was tuned on (`streamward tune`): groups, by
+offset, and the responses chosen of them, or a file. Into it went the groups of these batches, the responses
 that have an advantage there, their tasks and their rewards; the first record of an id counts, as everywhere. Groups
 have the coordinates of their responses; tasks and rewards are found by key in the partitions of the same number.
 
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from schemas.events import AdvantagedGroup, Batch, Coordinates, Reward
+from schemas.events import AdvantagedGroup, Batch, Coordinates, Reward, Tuning
 from streams.adapters.decisions import AdapterHistory, known
 from streams.errors import LogError
 from streams.kafka.history import History
@@ -47,7 +48,8 @@ class LineageStep:
     """A version, and what made it from its parent."""
 
     version: int
-    parent: int
+    parent: int | None
+    """None: it was tuned from a version of another policy."""
     status: str
     trained_at: Coordinates
     first_batch: int | None
@@ -56,6 +58,8 @@ class LineageStep:
     """By topic label: batches, groups, responses, rewards, tasks."""
     missing: Mapping[str, int] = field(default_factory=dict)
     """How many tasks, and responses whose rewards, retention has deleted."""
+    tuning: Tuning | None = None
+    """What it was tuned on; None: batches."""
 
     def plain(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
@@ -68,6 +72,7 @@ class LineageStep:
             "last_batch": self.last_batch,
             "made_of": {label: [asdict(one) for one in found] for label, found in self.made_of.items()},
             "missing": dict(self.missing),
+            "tuned": None if self.tuning is None else _tuned(self.tuning),
         }
 
 
@@ -93,10 +98,14 @@ def steps(
 
     Raises NotFoundError without such a version, LogError if a record that went into it is gone.
     """
-    pairs = list(pairwise(parents(life, version)))[:last]
+    chain = parents(life, version)
+    pairs: list[tuple[int, int | None]] = list(pairwise(chain))
+    if (first_made := life.made(chain[-1])) is not None and first_made.tuning is not None:
+        pairs.append((chain[-1], None))
+    pairs = pairs[:last]
     if not pairs:
         return []
-    ranges = {number: _batches_of(life, number, parent) for number, parent in pairs}
+    ranges = {number: range(0) if parent is None else _batches_of(life, number, parent) for number, parent in pairs}
     wanted = {sequence for found in ranges.values() for sequence in found}
     batches = _batches(settings, history, life.state.policy, wanted)
     sources = _Sources(settings, history, batches)
@@ -113,8 +122,22 @@ def steps(
             )
         first, end = (found[0], found[-1]) if found else (None, None)
         status = life.state.versions[number].status
-        made.append(LineageStep(number, parent, status, at, first, end, sources.of(found), sources.missing(found)))
+        tuning = life.trained[number][1].tuning
+        of = sources.of(found) if tuning is None else {"groups": _groups_of(settings, tuning)}
+        made.append(LineageStep(number, parent, status, at, first, end, of, sources.missing(found), tuning))
     return made
+
+
+def _groups_of(settings: Settings, tuning: Tuning) -> tuple[Range, ...]:
+    name, partition = topics(settings.topics)["groups"].name, tuning.groups_partition or 0
+    return _ranges(Coordinates(name, partition, group.offset) for group in tuning.groups)
+
+
+def _tuned(tuning: Tuning) -> dict[str, Any]:
+    """Return what a version was tuned on, without its groups, ready for JSON."""
+    plain = asdict(tuning)
+    del plain["groups"]
+    return plain
 
 
 def _batches_of(life: AdapterHistory, number: int, parent: int) -> range:

@@ -33,7 +33,7 @@ from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, t
 from tests.support.older_schemas import older_schemas
 from tests.support.processes import command as process, environment
 from trainer import checkpoint, consumer, reproduce
-from trainer.reproduce import ReproducedVersion
+from trainer.recorded import ReproducedVersion
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 

@@ -22,7 +22,8 @@ from streams.settings.model import Settings, Trainer
 from tests.support import factories
 from tests.support.factories import adapter_event
 from trainer.recipe import RecipeDifference
-from trainer.reproduce import ReproducedVersion, ReproductionPlan, plan, recorded
+from trainer.recorded import ReproducedVersion, ReproductionPlan, recorded
+from trainer.reproduce import plan
 
 FILES = (
     AdapterFile(path="adapter_config.json", sha256="c" * 64, bytes=2),

@@ -195,6 +195,8 @@ class AdapterFact(NamedTuple):
     parent: int | None
     batches: tuple[int | None, int | None]
     files: int
+    tuned_on: tuple[int, tuple[int, ...]] | None = None
+    """Of a tuned version: the partition and the offsets of its groups, none for a file; None: it was not tuned."""
 
 
 class TurnFact(NamedTuple):

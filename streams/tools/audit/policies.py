@@ -199,7 +199,8 @@ class _PolicyRecount:
         """Add up where every train group is, and find a window that is full and was not cut."""
         rule, view = self._view.settings.batches, self._view
         reached = max((max(batch.offsets, default=-1) for batch in self._batches), default=-1)
-        trained = max((event.version for event in self._ledger.adapters if event.kind == "trained"), default=0)
+        made = (one for one in self._ledger.adapters if one.kind == "trained" and one.tuned_on is None)
+        trained = max((event.version for event in made), default=0)
         sequence = max(self._sequences, default=-1) + 1
         is_known = bool(self._batches) or not self._is_cut  # which batch is the next one
         window: list[GroupFact] = []
@@ -252,11 +253,12 @@ class _PolicyRecount:
             self._trained(event)
         self._decisions(trained)
         self.out.counts["adapters"] += len(trained)
+        of_batches = {version: event for version, event in trained.items() if event.tuned_on is None}
         for batch in self._batches:
-            if batch.sequence + 1 in trained:
+            if batch.sequence + 1 in of_batches:
                 continue
             group = f"trainer-{ledger.policy}"
-            has_trainer = any(map(self._has_its_id, trained.values())) or any(
+            has_trainer = any(map(self._has_its_id, of_batches.values())) or any(
                 name == group for name, _, _ in self._view.reach.committed
             )
             # a trainer's commit follows its version, so what it has passed must be there
@@ -268,11 +270,25 @@ class _PolicyRecount:
     def _trained(self, event: AdapterFact) -> None:
         if not self._has_its_id(event):
             self._wrong(event, "its event_id is not that of its policy and version")
+        if event.tuned_on is not None:
+            self._tuned(event, *event.tuned_on)
+            return
         recorded, expected = (event.parent, *event.batches), (event.version - 1, 0, event.version - 1)
         if recorded != expected:
             self._wrong(event, f"parent, first and last batch are {recorded}, expected {expected}")
         if event.version - 1 not in self._sequences and not self._is_cut:
             self._found("phantom", event.at, f"batch {event.version - 1}, which made it, is not in batches")
+
+    def _tuned(self, event: AdapterFact, partition: int, offsets: Iterable[int]) -> None:
+        """Check that the groups exist which a version was tuned on; they may be another policy's."""
+        for offset in offsets:
+            at = Coordinates(self._view.names["groups"], partition, offset)
+            if self._view.gone("groups", partition, offset):
+                self.out.counts["outside"] += 1
+            elif self._view.never("groups", partition, offset):
+                self._found("phantom", event.at, f"it was tuned on {at}, but the topic ends before that")
+            elif not self._view.exists(at):
+                self._found("lost", at, f"{event.at} was tuned on it, but there is no such record")
 
     def _has_its_id(self, event: AdapterFact) -> bool:
         """Whether a `trained` event has the id that the trainer gives it."""

@@ -29,6 +29,7 @@ from schemas.events import (
     Sampling,
     Task,
     TrajectoryEvent,
+    Tuning,
     Turn,
     derive_id,
 )
@@ -270,7 +271,12 @@ def _adapter(record: Record, event: AdapterEvent) -> AdapterFact:
         parent=event.parent_version,
         batches=(event.first_batch, event.last_batch),
         files=digest(event.files),
+        tuned_on=None if event.tuning is None else _tuned_on(event.tuning),
     )
+
+
+def _tuned_on(tuning: Tuning) -> tuple[int, tuple[int, ...]]:
+    return tuning.groups_partition or 0, tuple(group.offset for group in tuning.groups)
 
 
 def _turn(record: Record, turn: Turn) -> TurnFact:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from schemas import serde
+from schemas.events import TuningMethod
 from streams.errors import NotFoundError
 from streams.settings.model import Settings, Topics
 from tests.fuzz.target import Check, target
@@ -46,6 +47,40 @@ def task_csv(folder: Path) -> Check:
 def task_parquet(folder: Path) -> Check:
     """A Parquet file is tasks, and bad rows with their reasons."""
     return _lines(folder, "tasks.parquet")
+
+
+@target("tuning-sft", "lines", light=150)
+def tuning_sft(folder: Path) -> Check:
+    """A file of conversations is examples with loss, or lines that are none."""
+    return _examples(folder, "sft")
+
+
+@target("tuning-dpo", "lines", light=150)
+def tuning_dpo(folder: Path) -> Check:
+    """A file of preferences is pairs with loss, or lines that are none."""
+    return _examples(folder, "dpo")
+
+
+def _examples(folder: Path, method: TuningMethod) -> Check:
+    from streams.engines.chat_template import ChatTemplate
+    from tests.support.models.chat_tiny import chat_tokenizer
+    from trainer.tuning import from_file
+
+    path, template = folder / "examples.jsonl", ChatTemplate(chat_tokenizer())
+
+    def check(data: bytes) -> str | None:
+        path.write_bytes(data)
+        try:
+            found = from_file.read(path, method, template, context_tokens=256)
+        except NotFoundError as exc:  # it is there, so it has no example
+            return str(exc)
+        for example in found.examples:
+            assert len(example) == {"sft": 1, "dpo": 2}[method]
+            assert all(answer.loss_tokens and answer.longest <= 256 for answer in example)
+            assert all(chain.context for answer in example for chain in answer.chains)
+        return None
+
+    return check
 
 
 @target("suites", "yaml", light=40)

@@ -1,0 +1,126 @@
+"""The command that makes a version by supervised training or preferences: tune.
+
+groups of the log, or a file ──► examples ──► the next version ──► what it was made of
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.cli.runtime import AppContext, importing, output_option, pass_call, source_option
+
+if TYPE_CHECKING:
+    from schemas.events import TuningMethod
+    from streams.output import Output
+    from streams.tools.archive.history import Source
+    from trainer.tuning.run import TunedVersion
+
+
+@click.command()
+@click.argument("method", type=click.Choice(["sft", "dpo"]))
+@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--policy", default=None, metavar="NAME", help="Whose next version.  [default: policy.name]")
+@click.option(
+    "--start",
+    default=None,
+    metavar="[POLICY:]VERSION",
+    help="The version to start from; 0 is the base model.  [default: the newest of the policy]",
+)
+@click.option("--groups-of", default=None, metavar="NAME", help="Whose groups.  [default: the policy's own]")
+@click.option(
+    "--purpose",
+    type=click.Choice(["train", "serve", "eval"]),
+    default="train",
+    show_default=True,
+    help="The purpose of the tasks whose groups are looked at.",
+)
+@click.option(
+    "--min-reward", type=float, default=None, metavar="R", help="sft: only answers with at least this reward."
+)
+@click.option("--all", "every", is_flag=True, help="sft: every answer that is good enough, not only the best.")
+@click.option("--margin", type=float, default=0.0, metavar="R", help="dpo: only pairs whose rewards differ by more.")
+@click.option("--since", default=None, metavar="TIME", help="Only groups from this time on: ISO 8601 (UTC), or an age.")
+@click.option("--until", default=None, metavar="TIME", help="Only groups before this time.")
+@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How often each is seen.")
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Examples of a step.")
+@click.option("--beta", type=float, default=0.1, show_default=True, help="dpo: how strongly the start is held on to.")
+@source_option
+@output_option
+@pass_call
+def tune(
+    call: AppContext,
+    /,
+    method: TuningMethod,
+    file: Path | None,
+    policy: str | None,
+    start: str | None,
+    groups_of: str | None,
+    source: Source,
+    output: Output,
+    since: str | None,
+    until: str | None,
+    epochs: int,
+    batch: int,
+    beta: float,
+    **rule: Any,
+) -> None:
+    """Make a version by supervised training or preferences.
+
+    It is the next version of its policy, by sft or by dpo. Without FILE the examples are answers of the log: for sft
+    the best of each group, for dpo the best against the worst, with the tokens that were sampled. FILE is JSON lines:
+    {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]}, or OpenAI's preference format,
+    for dpo. `streamward export` writes such files.
+
+    Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
+    like any other, and `reproduce` makes it again. A policy that a trainer trains is not tuned: name another one with
+    --policy, and start from a version of the first with --start.
+    """
+    import os
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process has it; read when torch is loaded
+    from streams import output as show
+    from streams.kafka.times import parse_time
+    from streams.tools.archive import history
+
+    settings = call.settings_to_write
+    name = policy or settings.policy.name
+    rule["since_ms"] = None if since is None else parse_time(since, "--since")
+    rule["until_ms"] = None if until is None else parse_time(until, "--until")
+    with importing():
+        from trainer.tuning import run as tuning
+        from trainer.tuning.choose import Curation
+        from trainer.tuning.tuner import TuningSteps
+
+    order = tuning.TuningOrder(
+        policy=name,
+        steps=TuningSteps(method=method, epochs=epochs, batch=batch, beta=beta),
+        curation=Curation(method=method, **rule),
+        groups_policy=groups_of or name,
+        file=file,
+        start=None if start is None else tuning.StartVersion.parse(start, name),
+    )
+    made = tuning.tune(settings, order, history.of(settings, source))
+    show.record(_row(made), output)
+
+
+def _row(made: TunedVersion) -> dict[str, Any]:
+    from streams.adapters.versions import manifest_digest
+
+    event, tuning = made.event, made.event.tuning
+    assert tuning is not None  # noqa: S101 - `tune` makes no other
+    start = f"{tuning.start_policy or event.policy}:{tuning.start_version}"
+    of_groups = {"groups_looked_at": made.looked_at, "left_out": dict(sorted(made.left_out.items()))}
+    return {
+        "policy": event.policy,
+        "version": event.version,
+        "start": start,
+        "method": tuning.method,
+        "examples": tuning.examples,
+        "loss_tokens": tuning.loss_tokens,
+        **({"file_sha256": tuning.file_sha256} if made.looked_at is None else of_groups),
+        **{name: event.metrics[name] for name in ("steps", "loss_first", "loss", "accuracy") if name in event.metrics},
+        "sha256": manifest_digest(event.files),
+    }

@@ -1,0 +1,365 @@
+"""Tuned versions on a real log: made of answers or a file, one on top of the other, and made again byte for byte."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Sampling, TunedGroup, derive_id
+from streams.adapters import store
+from streams.adapters.versions import manifest_digest, read_state
+from streams.cli.root import cli
+from streams.engines.base_model import Base, load_base
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.kafka import admin
+from streams.kafka.history import LogHistory
+from streams.kafka.producer import Producer
+from streams.kafka.topics import LABELS
+from streams.settings.model import Model, Settings
+from tests.support.factories import changed
+from tests.support.models.chat_tiny import chat_tokenizer
+from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
+from tests.support.models.tiny_log import cut, write
+from tests.support.processes import command as process, environment
+from trainer import consumer, reproduce
+from trainer.recorded import ReproducedVersion
+from trainer.tuning import run as tuning
+from trainer.tuning.choose import Curation
+from trainer.tuning.run import StartVersion, TuningOrder, tune
+from trainer.tuning.tuner import TuningSteps
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """The tiny model, with a chat template that has roles."""
+    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
+    chat_tokenizer().save_pretrained(folder)
+    return load_base(Model(base=str(folder)))
+
+
+@pytest.fixture
+def settings(settings: Settings, base: Base) -> Settings:
+    """Settings of this test's own topics, which exist, with the tiny model as base."""
+    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
+    admin.apply_topics(tiny)
+    return tiny
+
+
+def groups(base: Base, count: int = 5, **changes: Any) -> list[AdvantagedGroup]:
+    """Groups of four answers whose rewards are their slots."""
+    digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
+    return [tiny_group(tiny_model(), seed, **{**digests, **changes}) for seed in range(count)]
+
+
+def sent(settings: Settings, events: list[Any]) -> None:
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event)
+
+
+def order(method: Any, **more: Any) -> TuningOrder:
+    rule = {name: more.pop(name) for name in ("min_reward", "every", "margin", "purpose") if name in more}
+    steps = {name: more.pop(name) for name in ("epochs", "batch", "beta") if name in more}
+    whole = {"policy": "default", "groups_policy": "default", **more}
+    return TuningOrder(
+        steps=TuningSteps(method=method, **{"batch": 2, **steps}), curation=Curation(method=method, **rule), **whole
+    )
+
+
+def made(settings: Settings, method: Any, **more: Any) -> AdapterEvent:
+    return tune(settings, order(method, **more), LogHistory(settings)).event
+
+
+def again(settings: Settings, *, policy: str = "default", start: int = 0, **more: Any) -> list[ReproducedVersion]:
+    log = LogHistory(settings)
+    version = more.pop("version", None)
+    planned = reproduce.plan(settings, policy, version, log, start=start, files=more.pop("files", ()))
+    return list(reproduce.run(planned, settings, log, **more))
+
+
+def verdicts(found: list[ReproducedVersion]) -> list[tuple[int, bool]]:
+    return [(one.version, one.equal) for one in found]
+
+
+def command(settings: Settings, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env=environment(settings))
+
+
+def lines(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+ASKED = [{"role": "user", "content": "21 22"}]
+SFT = {"messages": [*ASKED, {"role": "assistant", "content": "23"}]}
+DPO = {
+    "prompt": ASKED,
+    "chosen": [{"role": "assistant", "content": "23"}],
+    "rejected": [{"role": "assistant", "content": "24 25"}],
+}
+
+
+# --- made, and made again ---------------------------------------------------------------------------------------------
+
+
+def test_sft_on_the_log_then_dpo_on_top_come_out_equal_and_reproducing_writes_nothing(
+    settings: Settings, base: Base, tmp_path: Path
+) -> None:
+    sent(settings, groups(base))
+    first = made(settings, "sft", epochs=2)
+    second = made(settings, "dpo", margin=1.0)
+    third = made(settings, "dpo", start=StartVersion("default", 1), beta=0.5)
+    assert [(one.version, one.parent_version) for one in (first, second, third)] == [(1, 0), (2, 1), (3, 1)]
+    assert len({manifest_digest(one.files) for one in (first, second, third)}) == 3
+    assert first.tuning is not None
+    assert [(one.slots) for one in first.tuning.groups] == [(3,)] * 5
+    before = admin.offsets(settings, LABELS)
+    assert verdicts(again(settings, version=2)) == [(1, True), (2, True)]
+    assert verdicts(again(settings)) == [(1, True), (3, True)], "version 3 does not come from version 2"
+    assert verdicts(again(settings, version=2, start=1)) == [(2, True)]
+    elsewhere = settings.trainer.model_copy(update={"learning_rate": 0.5, "seed": 9, "checkpoints": tmp_path / "c"})
+    assert verdicts(again(settings.model_copy(update={"trainer": elsewhere}))) == [(1, True), (3, True)]
+    assert admin.offsets(settings, LABELS) == before
+
+
+def test_a_tuned_version_serves_like_any_other(settings: Settings, base: Base, tmp_path: Path) -> None:
+    sent(settings, groups(base))
+    event = made(settings, "sft")
+    state = read_state(settings, "default")
+    assert (state.newest, state.versions[1].tuned_by, state.refused) == (1, "sft", ())
+    assert event.uri is not None
+    store.fetch(settings.adapters.store, event.uri, event.files, tmp_path / "fetched")
+    shown = command(settings, "adapters", "list", "--output", "jsonl")
+    assert [json.loads(line)["tuned_by"] for line in shown.stdout.splitlines()] == [None, "sft"]
+    lineage = command(settings, "adapters", "lineage", "1", "--output", "table")
+    assert "version 1 (trained), from version 0 by sft on 5 examples (5 groups of default)" in lineage.stdout
+    assert about_adapters(settings) == []
+    beyond = (TunedGroup(offset=99, slots=(0,)),)
+    forged = changed(event.tuning, start_version=1, groups=beyond)
+    sent(
+        settings,
+        [changed(event, version=2, parent_version=1, event_id=derive_id("default", 2, "trained"), tuning=forged)],
+    )
+    ((category, what),) = about_adapters(settings)
+    assert category == "phantom"
+    assert "groups[0]@99, but the topic ends before that" in what
+
+
+def about_adapters(settings: Settings) -> list[tuple[str, str]]:
+    """What the audit finds wrong with adapters; the groups of this log have no tasks, which it finds, too."""
+    found = json.loads(command(settings, "audit", "--output", "json").stdout)
+    return [
+        (category, one["what"])
+        for category, several in found.items()
+        if isinstance(several, list)
+        for one in several
+        if ".adapters[" in one["at"]
+    ]
+
+
+def test_files_are_named_by_their_sha256_and_needed_to_make_a_version_again(settings: Settings, tmp_path: Path) -> None:
+    sft, dpo = lines(tmp_path / "sft.jsonl", SFT, SFT), lines(tmp_path / "dpo.jsonl", DPO)
+    made(settings, "sft", file=sft)
+    second = made(settings, "dpo", file=dpo)
+    assert second.tuning is not None
+    assert (second.tuning.file, second.tuning.examples, second.tuning.groups) == ("dpo.jsonl", 1, ())
+    moved = [sft.rename(tmp_path / "elsewhere.jsonl"), dpo]
+    assert verdicts(again(settings, files=moved)) == [(1, True), (2, True)]
+    with pytest.raises(RefusedError, match=r"version 1 of default was tuned on sft.jsonl with sha256 .* --file FILE"):
+        again(settings, files=[dpo])
+    with pytest.raises(NotFoundError, match="No such file"):
+        again(settings, files=[tmp_path / "nowhere"])
+
+
+def test_a_trained_policy_is_tuned_under_another_name_from_its_version(settings: Settings, base: Base) -> None:
+    write(settings, base, range(2))
+    consumer.run(settings, steps=2, stop=threading.Event())
+    with pytest.raises(RefusedError, match=r"version 1 of default was .* --policy default-tuned --start default:2"):
+        made(settings, "sft")
+    event = made(settings, "sft", policy="coach", start=StartVersion("default", 2))
+    assert event.tuning is not None
+    assert (event.version, event.parent_version) == (1, None)
+    assert (event.tuning.start_policy, event.tuning.start_version) == ("default", 2)
+    assert event.tuning.groups_policy == "default"
+    assert verdicts(again(settings, policy="coach")) == [(1, True)]
+    coach = settings.model_copy(update={"policy": settings.policy.model_copy(update={"name": "coach"})})
+    with pytest.raises(
+        RefusedError, match=r"version 1 of coach was made by `streamward tune`.* --merge --policy coach"
+    ):
+        consumer.run(coach, steps=1, stop=threading.Event())
+    lineage = command(settings, "adapters", "lineage", "1", "--policy", "coach", "--output", "table")
+    assert "version 1 (trained), from version 2 of default by sft" in lineage.stdout
+    assert about_adapters(settings) == []
+
+
+# --- nothing half-made ------------------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """As if the process had ended here."""
+
+
+def test_killed_between_store_and_log_the_same_command_finishes_it_and_another_one_is_refused(
+    settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent(settings, groups(base))
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "Producer", lambda *_: (_ for _ in ()).throw(Crash()))
+        with pytest.raises(Crash):
+            made(settings, "sft")
+    assert read_state(settings, "default").newest == 0
+    with pytest.raises(RefusedError, match=r"stored with other bytes, and the log does not know it: .*same command"):
+        made(settings, "sft", epochs=3)
+    made(settings, "sft")
+    assert verdicts(again(settings)) == [(1, True)]
+
+
+def test_killed_while_it_trains_it_leaves_nothing_and_the_same_command_makes_the_version(
+    settings: Settings, base: Base
+) -> None:
+    sent(settings, groups(base))
+    arguments = ("tune", "sft", "--epochs", "100000", "--batch", "2", "--output", "jsonl")
+    running = subprocess.Popen(process(*arguments), env=environment(settings), stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    assert any("step 20 of" in line for line in running.stderr), "it ended before its 20th step"
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    assert not list(admin.read_topic(settings, "adapters"))
+    assert not Path(settings.adapters.store).exists()
+    done = subprocess.run(
+        process("tune", "sft", "--batch", "2", "--output", "jsonl"),
+        env=environment(settings), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["version"], found["examples"], found["start"]) == (1, 5, "default:0")
+    shown = command(settings, "reproduce", "--output", "json")
+    assert shown.exit_code == 0, shown.stderr
+    assert json.loads(shown.stdout)["reproduced"] == found["sha256"]
+
+
+def test_two_at_once_are_one_and_a_refusal(settings: Settings, base: Base) -> None:
+    sent(settings, groups(base))
+    with (
+        consumer.checkpoint.hold(settings.trainer.checkpoints, "default"),
+        pytest.raises(RefusedError, match="policy default is already being trained"),
+    ):
+        made(settings, "sft")
+
+
+def test_a_version_that_somebody_else_made_meanwhile_is_the_one_that_counts(
+    settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine, which shares no lock and no store with this one."""
+    sent(settings, groups(base))
+    ours = tuning._published
+
+    def second(*arguments: Any) -> AdapterEvent:
+        event = ours(*arguments)
+        sent(settings, [changed(event, files=(), reason="theirs")])
+        return event
+
+    monkeypatch.setattr(tuning, "_published", second)
+    with pytest.raises(RefusedError, match="version 1 of default was made by somebody else meanwhile"):
+        made(settings, "sft")
+
+
+# --- what cannot be tuned on ------------------------------------------------------------------------------------------
+
+
+def test_an_empty_selection_says_how_many_groups_were_looked_at_and_why_none_fits(
+    settings: Settings, base: Base
+) -> None:
+    flat, *others = groups(base, 3)
+    equal = tuple(changed(one, reward=0.5) for one in flat.responses)
+    other_tokenizer = changed(others[1], tokenizer_digest="another")
+    sent(settings, [changed(flat, responses=equal), others[0], others[0], other_tokenizer])
+    with pytest.raises(NotFoundError, match=r"3 train groups of policy default were looked at and none fits \(3 b"):
+        made(settings, "sft", min_reward=4.0)
+    with pytest.raises(NotFoundError, match=r"\(2 best and worst are too close, 1 all rewards are equal\)"):
+        made(settings, "dpo", margin=9.0)
+    with pytest.raises(NotFoundError, match=r"no eval groups of policy default in this range"):
+        made(settings, "sft", purpose="eval")
+    found = tune(settings, order("sft"), LogHistory(settings))
+    assert (found.looked_at, found.left_out) == (3, {"all rewards are equal": 1, "of another tokenizer": 1})
+    assert read_state(settings, "default").newest == 1
+
+
+def test_greedy_answers_and_those_of_another_model_may_be_imitated(settings: Settings, base: Base) -> None:
+    """Their logprobs are of no use, and none are needed."""
+    sent(settings, groups(base, 2, sampling=Sampling(temperature=0.0), base_digest="a larger one"))
+    assert made(settings, "sft").tuning is not None
+
+
+def test_answers_that_do_not_fit_the_model_are_left_out(settings: Settings, base: Base) -> None:
+    long = groups(base, 1, prompt=260)
+    odd = [changed(one, prompt_token_ids=(1, 99)) for one in groups(base, 2)[1:]]
+    sent(settings, [*long, *odd])
+    with pytest.raises(NotFoundError, match=r"1 longer than the context of 256 tokens, 1 of tokens that the vocab"):
+        made(settings, "sft")
+
+
+def test_settings_without_effect_are_refused_before_anything_is_read(settings: Settings) -> None:
+    for wrong, said in (({"margin": 1.0}, "needs dpo"), ({"epochs": 0}, "expected 1 or more")):
+        with pytest.raises(SettingsError, match=said):
+            made(settings, "sft", **wrong)
+    with pytest.raises(NotFoundError, match="policy default has no adapter version 7"):
+        made(settings, "sft", start=StartVersion("default", 7))
+    with pytest.raises(RefusedError, match="cannot be kept in a store"):
+        made(settings, "sft", policy="../default")
+
+
+# --- what cannot be made again ----------------------------------------------------------------------------------------
+
+
+def test_another_learning_rate_makes_other_bytes_and_is_named(settings: Settings, base: Base) -> None:
+    sent(settings, groups(base))
+    made(settings, "sft")
+    trainer = settings.trainer.model_copy(update={"learning_rate": 0.5})
+    other = settings.model_copy(update={"trainer": trainer})
+    (found,) = again(other, changed=["trainer.learning_rate"])
+    assert [(one.kind, one.name) for one in found.differences] == [
+        ("file", "adapter_model.safetensors"),
+        ("recipe", "trainer.learning_rate"),
+    ]
+
+
+def test_groups_that_retention_has_deleted_are_reported_before_the_first_step(settings: Settings, base: Base) -> None:
+    sent(settings, groups(base))
+    made(settings, "sft")
+    cut(settings, "groups", 2)
+    with pytest.raises(RefusedError, match=r"version 1 of default: .*@0: 2 of 5 groups .*--source archive"):
+        again(settings)
+
+
+def test_a_log_with_other_answers_in_their_place_is_found_out(settings: Settings, base: Base) -> None:
+    """The same event over other groups, as in a log that somebody restored wrongly."""
+    sent(settings, groups(base))
+    event = made(settings, "sft")
+    other = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": "other-tuned."})})
+    admin.apply_topics(other)
+    moved = [
+        changed(one, responses=tuple(changed(each, completion_token_ids=(9,) * len(each.completion_token_ids))
+                                     for each in one.responses))
+        for one in groups(base)
+    ]  # fmt: skip
+    sent(other, [*moved, event])
+    (found,) = again(other)
+    assert ("data", "digest of the examples") in [(one.kind, one.name) for one in found.differences]
+
+
+def test_a_version_cannot_be_made_again_from_one_that_it_does_not_come_from(settings: Settings, base: Base) -> None:
+    sent(settings, groups(base))
+    for start in (0, 0, 1):
+        made(settings, "sft", start=StartVersion("default", start), epochs=1 + read_state(settings, "default").newest)
+    with pytest.raises(SettingsError, match=r"version 3 does not come from version 2: 3 <- 1 <- version 0"):
+        again(settings, start=2)

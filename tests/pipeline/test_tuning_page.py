@@ -1,0 +1,39 @@
+"""docs/tuning.md tells the truth: its commands make a version of a file, another one on top, and both again.
+
+In `make test` a tiny model takes the place of the real one; `make test-full` walks the page as its reader would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.kafka.node import process as broker
+from streams.settings.model import Broker
+from tests import readme
+from tests.support.models.chat_tiny import chat_tokenizer
+from tests.support.models.tiny import save_tiny
+from tests.support.thoroughness import FULL
+
+pytestmark = pytest.mark.kafka
+
+PAGE = "docs/tuning.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    broker.stop(Broker(data_dir=tmp_path / ".streamward" / "kafka"))
+
+
+def test_every_command_of_the_page_prints_what_the_page_says(folder: Path) -> None:
+    model = ""
+    if not FULL:
+        tiny = save_tiny(folder / "tiny")
+        chat_tokenizer().save_pretrained(tiny)
+        model = f'\n[model]\nbase = "{tiny}"\n'
+    for ran in readme.run_page(PAGE, folder, more=model, limit_s=500):
+        place = f"{PAGE}:{ran.step.line}: exit code {ran.code}, and it prints\n{ran.output}"
+        assert ran.code == 0 and (ran.step.file or readme.fits(ran.step.expected, ran.output)), place

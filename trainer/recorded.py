@@ -1,0 +1,141 @@
+"""What the log says of versions, and what making them again came to.
+
+adapters: trained ──► recorded: the event that counts ──► RecordedSetup: settings, threads and base as they were
+ReproductionPlan ──► trainer/reproduce.py, trainer/tuning/again.py ──► ReproducedVersion
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates
+from schemas.serde import Poison
+from streams.adapters.versions import empty, fold
+from streams.engines.base_model import Base, check_device, load_base
+from streams.errors import SettingsError
+from streams.kafka.history import History
+from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+from trainer.checkpoint import State
+from trainer.recipe import RecipeDifference, as_recorded, threads_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReproductionPlan:
+    """What will be trained, from what; nothing is missing."""
+
+    policy: str
+    start: int
+    """The version to start from; 0 is the base."""
+    version: int
+    """The last one."""
+    events: dict[int, AdapterEvent]
+    """The recorded event of each version."""
+    batches: tuple[tuple[Coordinates, Batch], ...]
+    """Those from `start` to `version`, in sequence."""
+    checkpoint: tuple[Path, State] | None = None
+    tuned: tuple[AdapterEvent, ...] = ()
+    """The versions to tune, oldest first, instead of batches."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Files of examples, by sha256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReproducedVersion:
+    """A version that was trained again."""
+
+    version: int
+    batch: Coordinates | None
+    """The batch that made it; None: it was tuned."""
+    groups: int
+    refused: int
+    """Groups that the step was taken without, as in the trainer."""
+    examples: int | None = None
+    """What it was tuned on; None: a batch made it."""
+    recorded: tuple[AdapterFile, ...] | None
+    """None if the log has no such version."""
+    reproduced: tuple[AdapterFile, ...]
+    differences: tuple[RecipeDifference, ...]
+    """Empty if equal; else files, data and recipe that differ, each with the version where it was first seen."""
+    other_recipe: tuple[RecipeDifference, ...]
+    """Entries of the recipe that differ, even if the bytes do not."""
+    seconds: float
+    """From the records to the digests; for the first version with loading the model."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether every file is as recorded."""
+        return not self.differences
+
+
+def recorded(settings: Settings, policy: str, history: History) -> dict[int, AdapterEvent]:
+    """Return by version the event that says how it was trained: the first one counts, as in
+    `streams.adapters.versions`.
+
+    Raises LogError if the log cannot be read.
+    """
+    at = (topics(settings.topics)["adapters"].name, partition_of(policy, settings.topics.policy_partitions))
+    first, end = history.bounds(["adapters"]).get(at, (0, 0))
+    state, found = empty(policy), {}
+    for record in history.read({at: first}, {at: end}):
+        event = record.decode(AdapterEvent)
+        if isinstance(event, Poison):
+            continue
+        after = fold(state, event)
+        if event.policy == policy and after.versions.keys() - state.versions.keys():
+            found[event.version] = event
+        state = after
+    return found
+
+
+class RecordedSetup:
+    """Settings and base model as recorded, as far as they can be had here."""
+
+    def __init__(self, settings: Settings, changed: frozenset[str]) -> None:
+        """`changed` names keys of model and trainer to take from `settings` instead of the recipes."""
+        self._settings, self._changed = settings, changed
+
+    def used(self, event: AdapterEvent) -> tuple[Settings, int]:
+        """Return the settings of a version's recipe, with the device that is here, and its threads.
+
+        Raises SettingsError as `as_recorded`.
+        """
+        used = self._on_a_device(as_recorded(self._settings, event.recipe, self._changed - {"model.base"}))
+        return used, threads_of(used, event.recipe, self._changed)
+
+    def _on_a_device(self, used: Settings) -> Settings:
+        """Return the settings with the recorded device, or with the configured one if that cannot be used here."""
+        try:
+            check_device(used.model.device)
+        except SettingsError:
+            device = self._settings.model.device
+            return used.model_copy(update={"model": used.model.model_copy(update={"device": device})})
+        return used
+
+    def base(self, used: Settings, event: AdapterEvent) -> Base:
+        """Return the model that was trained, by its digests: from where the recipe has it, or where the settings do.
+
+        Raises SettingsError if neither is that model.
+        """
+        recorded, here = used.model.base, self._settings.model.base
+        wrong = []
+        for name in [here] if "model.base" in self._changed else dict.fromkeys([recorded, here]):
+            try:
+                base = load_base(used.model.model_copy(update={"base": name}))
+            except SettingsError as exc:
+                wrong.append(str(exc))
+                continue
+            for what in ("base_digest", "tokenizer_digest"):
+                got, expected = getattr(base, what), event.recipe.get(what, getattr(base, what))
+                if got != expected:
+                    wrong.append(f"model.base={name} has {what} {got[:12]}, expected {expected[:12]}")
+                    break
+            else:
+                return base
+        raise SettingsError(
+            f"version {event.version} was trained on model.base={recorded}, which is not here: {'; '.join(wrong)}. "
+            "Name its folder: --set model.base=FOLDER"
+        )

@@ -1,0 +1,178 @@
+"""Tune versions again from what the log recorded, for `reproduce`.
+
+    adapters: trained, with tuning ──► chain: from the version asked for back to where it started
+         each: the start, from the store or just made ──► the same examples ──► Tuner ──► sha256 against the log
+
+A version of another policy that one started from is taken from the store, where its files are those in the log; how it
+came about is that policy's own reproduction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from schemas.events import AdapterEvent, Tuning
+from streams.adapters.store import manifest_of
+from streams.engines.base_model import Base
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.files import Scratch, sha256_of
+from streams.kafka.history import History
+from streams.settings.model import Settings
+from trainer.model import pin
+from trainer.recipe import RecipeDifference, in_files, in_recipe
+from trainer.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded
+from trainer.tuning import from_log
+from trainer.tuning.examples import TunedExample, digest
+from trainer.tuning.run import limits_of, read_file, start_folder
+from trainer.tuning.tuner import Tuner, TuningSteps
+
+
+def tuned_plan(
+    settings: Settings,
+    events: Mapping[int, AdapterEvent],
+    version: int,
+    history: History,
+    *,
+    start: int,
+    files: Sequence[Path],
+) -> ReproductionPlan:
+    """Return everything needed to tune `version` again from `start`; `files` may have the examples of some versions.
+
+    Raises SettingsError if it does not come from `start`, NotFoundError for a file that cannot be read, RefusedError if
+    a file or groups are missing, LogError if the log cannot be read.
+    """
+    policy = events[version].policy
+    chain = _chain(events, version, start)
+    given: dict[str, Path] = {}
+    for path in files:
+        try:
+            given[sha256_of(path)] = path
+        except OSError as exc:
+            raise NotFoundError(f"--file {path}: {exc.strerror}") from exc
+    for event in chain:
+        tuning = _tuning_of(event)
+        if tuning.file_sha256 is not None and tuning.file_sha256 not in given:
+            raise RefusedError(
+                f"version {event.version} of {policy} was tuned on {tuning.file} with sha256 {tuning.file_sha256}, "
+                "which is not in the log; name the file that has it: --file FILE"
+            )
+        if (gone := from_log.gone(settings, tuning, history)) is not None:
+            raise RefusedError(f"version {event.version} of {policy}: {gone}")
+    return ReproductionPlan(
+        policy=policy, start=start, version=version, events=dict(events), batches=(), tuned=tuple(chain), files=given
+    )
+
+
+def _chain(events: Mapping[int, AdapterEvent], version: int, start: int) -> list[AdapterEvent]:
+    """Return the events from the one behind `start` to `version`."""
+    chain = [events[version]]
+    while (tuning := _tuning_of(chain[0])).start_policy is None and tuning.start_version not in (0, start):
+        chain.insert(0, events[tuning.start_version])
+    if start and (tuning.start_policy is not None or tuning.start_version != start):
+        ways = " <- ".join(str(event.version) for event in reversed(chain))
+        raise SettingsError(
+            f"version {version} does not come from version {start}: {ways} <- {tuning.start_policy or 'version'} "
+            f"{tuning.start_version}; leave --from-version out"
+        )
+    return chain
+
+
+def _tuning_of(event: AdapterEvent) -> Tuning:
+    if event.tuning is None:
+        raise RefusedError(
+            f"version {event.version} of {event.policy} is on the way, and its event says neither batches nor tuning; "
+            "such a version cannot be made again. Start behind it with --from-version"
+        )
+    return event.tuning
+
+
+class TunedReproduction:
+    """Tuned versions that are being made again, in `folder`."""
+
+    def __init__(
+        self,
+        planned: ReproductionPlan,
+        settings: Settings,
+        history: History,
+        folder: Path,
+        changed: frozenset[str],
+    ) -> None:
+        self._plan, self._settings, self._history, self._folder = planned, settings, history, folder
+        self._setup = RecordedSetup(settings, changed)
+        self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
+
+    def versions(self) -> Iterator[ReproducedVersion]:
+        """Yield each version, up to the first that differs. Raises as `trainer.reproduce.run`."""
+        newest: Path | None = None
+        for event in self._plan.tuned:
+            version, newest = self._tuned(event, newest)
+            yield version
+            if not version.equal:
+                return
+
+    def _tuned(self, event: AdapterEvent, before: Path | None) -> tuple[ReproducedVersion, Path]:
+        began = time.perf_counter()
+        tuning, number = _tuning_of(event), event.version
+        used, threads = self._setup.used(event)
+        pin(used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})}))
+        base = self._setup.base(used, event)
+        examples = self._examples(tuning, base)
+        with Scratch("reproduce") as scratch:
+            start = before if before is not None else self._start(event, tuning, base, scratch)
+            tuner = Tuner(used, base, TuningSteps.of_recipe(event.recipe), start)
+            metrics = tuner.tune(examples)
+        made = self._folder / str(number)
+        tuner.save(made)
+        files = manifest_of(made)
+        for one in in_recipe(number, event.recipe, tuner.recipe):
+            self._recipe_differences.setdefault(one.name, one)
+        differences: list[RecipeDifference] = []
+        if differences := in_files(number, event.files, files):
+            differences += [*_in_examples(number, tuning, examples), *self._recipe_differences.values()]
+        return (
+            ReproducedVersion(
+                version=number,
+                batch=None,
+                groups=len(tuning.groups),
+                refused=0,
+                examples=int(metrics["examples"]),
+                recorded=event.files,
+                reproduced=files,
+                differences=tuple(differences),
+                other_recipe=tuple(self._recipe_differences.values()),
+                seconds=time.perf_counter() - began,
+            ),
+            made,
+        )
+
+    def _start(self, event: AdapterEvent, tuning: Tuning, base: Base, scratch: Path) -> Path | None:
+        """Return the folder of the adapter that a version started from, out of the store; None for the base model."""
+        if tuning.start_version == 0:
+            return None
+        policy = tuning.start_policy or event.policy
+        of = self._plan.events if policy == event.policy else recorded(self._settings, policy, self._history)
+        if tuning.start_version not in of:
+            raise NotFoundError(
+                f"version {event.version} of {event.policy} started from version {tuning.start_version} of {policy}, "
+                "which is not in the log"
+            )
+        return start_folder(self._settings, of[tuning.start_version], base, scratch)
+
+    def _examples(self, tuning: Tuning, base: Base) -> list[TunedExample]:
+        if tuning.file_sha256 is not None:
+            return read_file(self._plan.files[tuning.file_sha256], tuning.method, base).examples
+        return from_log.again(self._settings, tuning, limits_of(base), self._history)
+
+
+def _in_examples(version: int, tuning: Tuning, examples: Sequence[TunedExample]) -> list[RecipeDifference]:
+    """Return that the examples differ, if they do."""
+    here = digest(examples)
+    if here == tuning.digest:
+        return []
+    return [
+        RecipeDifference(
+            version=version, kind="data", name="digest of the examples", recorded=tuning.digest, reproduced=here
+        )
+    ]

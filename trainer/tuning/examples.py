@@ -1,0 +1,79 @@
+"""What a version is tuned on, as tokens.
+
+    group, response ──► chains ─┐
+                                ├──► TunedAnswer ──► sft: (answer,)    dpo: (chosen, rejected)    ──► digest
+    line of a file ──► template ┘
+
+An answer has one chain of tokens, or several where an agent's conversation forked; the loss is on the tokens that its
+mask names, and everything else is context: prompts, tools and environments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from schemas.events import AdvantagedGroup, GroupResponse
+from schemas.tokens import LossMask, TokenIds
+from trainer.chains import chains
+
+
+class TunedChain(NamedTuple):
+    """One path of tokens through the model."""
+
+    context: TokenIds
+    """At least one token."""
+    tokens: TokenIds
+    loss_mask: LossMask
+    """Of `tokens`: 1 where the loss is."""
+
+
+class TunedAnswer(NamedTuple):
+    """An answer to imitate, or to compare."""
+
+    chains: tuple[TunedChain, ...]
+
+    @property
+    def loss_tokens(self) -> int:
+        """How many tokens the loss is on."""
+        return sum(chain.loss_mask.trained for chain in self.chains)
+
+    @property
+    def longest(self) -> int:
+        """How many tokens its longest chain has, context included."""
+        return max(len(chain.context) + len(chain.tokens) for chain in self.chains)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens all its chains have, context included."""
+        return sum(len(chain.context) + len(chain.tokens) for chain in self.chains)
+
+
+TunedExample = tuple[TunedAnswer, ...]
+"""sft: one answer. dpo: the chosen one, then the rejected one."""
+
+
+def answer_of(group: AdvantagedGroup, response: GroupResponse) -> TunedAnswer:
+    """Return a response of a group, which has its tokens (trainer/elsewhere.py), as they were sampled."""
+    found = (TunedChain(one.context, one.tokens, one.loss_mask) for one in chains(group, response))
+    return TunedAnswer(tuple(found))
+
+
+def loss_tokens(examples: Iterable[TunedExample]) -> int:
+    """Return how many tokens of these examples the loss is on."""
+    return sum(answer.loss_tokens for example in examples for answer in example)
+
+
+def digest(examples: Iterable[TunedExample]) -> str:
+    """Return the sha256 over all tokens and masks, in order, each part with its length before it."""
+    found = hashlib.sha256()
+    for example in examples:
+        found.update(f"example {len(example)}\n".encode())
+        for answer in example:
+            found.update(f"answer {len(answer.chains)}\n".encode())
+            for chain in answer.chains:
+                found.update(f"chain {len(chain.context)} {len(chain.tokens)}\n".encode())
+                for part in chain:
+                    found.update(part.data)
+    return found.hexdigest()

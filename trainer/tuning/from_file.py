@@ -1,0 +1,275 @@
+"""Lines of a file as examples.
+
+    {"messages": [..., {"role": "assistant", ...}]}                        sft
+    {"prompt": [...], "chosen": [...], "rejected": [...]}                  dpo, as TRL has it
+    {"input": {"messages": [...]}, "preferred_output": [...], ...}         dpo, as OpenAI has it
+        ──► the model's chat template and tokenizer ──► TunedExample, or which line is wrong and why
+
+In `messages` the loss is on what the assistant says, every time, except where its `weight` is 0; what everybody else
+says, tools included, is context. In a pair it is on all that follows the prompt. The tokens of an answer begin where
+the conversation with it leaves the one that ends before it, as in TRL. Nothing is cut: a line that does not fit is an
+error. `streamward export` writes such files; other keys of a line are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+
+from schemas import json_text
+from schemas.events import Message, Tool, ToolCall, TuningMethod
+from schemas.tokens import LossMask, TokenIds
+from streams.engines.chat_template import ChatTemplate
+from streams.errors import NotFoundError, SettingsError
+from trainer.tuning.examples import TunedAnswer, TunedChain, TunedExample
+
+LINES_SHOWN = 5
+"""Wrong lines that a message names."""
+
+
+class ExampleFile(NamedTuple):
+    """A file that was read."""
+
+    name: str
+    sha256: str
+    examples: list[TunedExample]
+
+
+class _LineIn(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FunctionIn(_LineIn):
+    """A function that is called; `arguments` as an object or as its JSON text."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCallIn(_LineIn):
+    """A call as OpenAI's API has it."""
+
+    id: str = ""
+    type: str = "function"
+    function: FunctionIn
+
+
+class MessageIn(_LineIn):
+    """One message, its content a text."""
+
+    role: str
+    content: str = ""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCallIn] = []
+    weight: Literal[0, 1] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+    @property
+    def message(self) -> Message:
+        """The message as chat templates are given it."""
+        calls = (
+            ToolCall(id=call.id, name=call.function.name, arguments=_json(call.function.arguments))
+            for call in self.tool_calls
+        )
+        return Message(
+            role=self.role,
+            content=self.content,
+            name=self.name,
+            tool_call_id=self.tool_call_id,
+            tool_calls=tuple(calls),
+        )
+
+
+class ToolFunctionIn(_LineIn):
+    """What a tool is called and takes."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool | None = None
+
+
+class ToolIn(_LineIn):
+    """A tool as OpenAI's API has it."""
+
+    type: str = "function"
+    function: ToolFunctionIn
+
+
+_MESSAGES = TypeAdapter(list[MessageIn])
+_TOOLS = TypeAdapter(list[ToolIn])
+
+
+def read(path: Path, method: TuningMethod, template: ChatTemplate, context_tokens: int) -> ExampleFile:
+    """Return the examples of a file of JSON lines; empty lines are skipped.
+
+    Raises NotFoundError if it cannot be read, SettingsError, with the numbers of the lines, if a line is none.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise NotFoundError(f"{path}: {exc.strerror}; name a file of JSON lines") from exc
+    examples, problems = [], []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            example = example_of(line, method, template)
+            if (most := max(answer.longest for answer in example)) > context_tokens:
+                raise ValueError(f"it has {most} tokens, and the model's context {context_tokens}; shorten it")
+        except ValueError as exc:
+            problems.append(f"{path}:{number}: {_said(exc)}")
+        else:
+            examples.append(example)
+    if problems:
+        more = len(problems) - LINES_SHOWN
+        said = "\n".join([*problems[:LINES_SHOWN], *([f"and {more} more lines"] if more > 0 else [])])
+        raise SettingsError(f"{said}\nNothing was trained; correct these lines, or leave them out")
+    if not examples:
+        raise NotFoundError(f"{path}: it has no line with an example; expected {_EXPECTED[method]}")
+    return ExampleFile(path.name, hashlib.sha256(data).hexdigest(), examples)
+
+
+def example_of(line: bytes, method: TuningMethod, template: ChatTemplate) -> TunedExample:
+    """Return the example in a line. Raises ValueError, with what was expected and found."""
+    found = json_text.parse(line)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, {_EXPECTED[method]}; got {type(found).__name__}")
+    render = _renderer(template, _tools(found.get("tools")))
+    return (_said_by_assistant(found, render),) if method == "sft" else _pair(found, render)
+
+
+# --- sft --------------------------------------------------------------------------------------------------------------
+
+
+def _said_by_assistant(line: dict[str, Any], render: Renderer) -> TunedAnswer:
+    messages = _messages(line, "messages", "sft")
+    whole = render(messages, False)
+    spans = []
+    for place, message in enumerate(messages):
+        if message.role != "assistant" or not message.weight:
+            continue
+        start = _in_common(render(messages[:place], True) if place else (), whole)
+        upto = whole if place + 1 == len(messages) else render(messages[: place + 1], False)
+        if (end := _in_common(upto, whole)) < len(upto):
+            raise ValueError(
+                f"messages[{place}]: the chat template renders it otherwise once other messages follow, so its tokens "
+                "are not those that the model would write; give it weight 0, or a line of its own"
+            )
+        spans.append((start, end))
+    if not spans:
+        raise ValueError("messages: no message of role assistant bears loss; expected an answer, the last of them")
+    return TunedAnswer((_chain(whole, spans, "messages"),))
+
+
+# --- dpo --------------------------------------------------------------------------------------------------------------
+
+
+def _pair(line: dict[str, Any], render: Renderer) -> TunedExample:
+    if "input" in line or "preferred_output" in line:
+        names = ("input.messages", "preferred_output", "non_preferred_output")
+        asked = line.get("input")
+        line = {**line, names[0]: asked.get("messages") if isinstance(asked, dict) else None}
+    else:
+        names = ("prompt", "chosen", "rejected")
+    prompt, chosen, rejected = (_messages(line, name, "dpo") for name in names)
+    before = render(prompt, True)
+    answers = [render([*prompt, *answer], False) for answer in (chosen, rejected)]
+    start = min(_in_common(before, whole) for whole in answers)
+    if answers[0] == answers[1]:
+        raise ValueError(f"{names[1]} and {names[2]} are the same tokens; a pair needs two answers that differ")
+    found = ((start, len(whole)) for whole in answers)
+    parts = zip(answers, found, names[1:], strict=True)
+    return tuple(TunedAnswer((_chain(whole, [span], name),)) for whole, span, name in parts)
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+Renderer = Callable[[Sequence[MessageIn], bool], tuple[int, ...]]
+"""Messages, and whether an answer follows, to tokens."""
+
+
+def _renderer(template: ChatTemplate, tools: Sequence[Tool]) -> Renderer:
+    def render(messages: Sequence[MessageIn], answer: bool) -> tuple[int, ...]:
+        try:
+            text = template.render([one.message for one in messages], tools, answer=answer)
+        except Exception as exc:  # a template is a program, and a file chooses what it runs on: it may raise anything
+            raise ValueError(f"the chat template refuses the messages: {exc}; check their roles and order") from exc
+        return template.tokens(text)
+
+    return render
+
+
+def _chain(whole: Sequence[int], spans: Sequence[tuple[int, int]], name: str) -> TunedChain:
+    first, last = spans[0][0], spans[-1][1]
+    if not first:
+        raise ValueError(f"{name}: nothing comes before the answer; expected a question first")
+    mask = bytearray(last - first)
+    for start, end in spans:
+        mask[start - first : end - first] = b"\1" * (end - start)
+    if not any(mask):
+        raise ValueError(f"{name}: the answer has no tokens of its own; expected some text")
+    return TunedChain(TokenIds.of(whole[:first]), TokenIds.of(whole[first:last]), LossMask(bytes(mask)))
+
+
+def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+_EXPECTED: dict[str, str] = {
+    "sft": '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}',
+    "dpo": '{"prompt": [{"role": "user", "content": "…"}], "chosen": [{"role": "assistant", "content": "…"}], '
+    '"rejected": […]}',
+}
+
+
+def _messages(line: dict[str, Any], name: str, method: TuningMethod) -> list[MessageIn]:
+    given = line.get(name)
+    if not isinstance(given, list) or not given:
+        there = ", ".join(sorted(line)) or "nothing"
+        got = f"got {type(given).__name__}" if name in line and given is not None else f"the line has {there}"
+        raise ValueError(f"{name}: expected a list of messages, as in {_EXPECTED[method]}; {got}")
+    try:
+        return _MESSAGES.validate_python(given)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ValueError(f"{name}{''.join(f'[{part}]' for part in first['loc'])}: {first['msg']}") from exc
+
+
+def _tools(given: Any) -> list[Tool]:
+    """Return the tools of a line: a list, or its JSON text. Raises ValueError for anything else."""
+    if given is None:
+        return []
+    try:
+        found = _TOOLS.validate_python(json_text.parse(given) if isinstance(given, str) else given)
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        raise ValueError(f"tools{''.join(f'[{part}]' for part in first['loc'])}: {first['msg']}") from exc
+    return [
+        Tool(name=one.function.name, description=one.function.description, parameters=_json(one.function.parameters))
+        for one in found
+    ]
+
+
+def _json(value: str | dict[str, Any]) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _said(exc: ValueError) -> str:
+    return f"not JSON: {exc}" if isinstance(exc, json.JSONDecodeError | UnicodeDecodeError) else str(exc)

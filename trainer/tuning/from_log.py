@@ -1,0 +1,190 @@
+"""Answers of the log as examples.
+
+    groups of a policy ──► the first record of each ──► Curation ──► tokens whole? known? fit? ──► ChosenGroups
+    Tuning of a version ──► its groups, by offset ─────────────────────────────────────────────► the same examples again
+
+Nothing is tokenized: an example has the tokens that were sampled. The model that sampled them need not be the one that
+is tuned; its tokenizer must be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from schemas.events import AdvantagedGroup, Coordinates, TunedGroup, Tuning
+from schemas.serde import Poison
+from streams.errors import ContradictoryEvent, NotFoundError, RefusedError
+from streams.kafka.history import History
+from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+from trainer import elsewhere
+from trainer.collate import outside
+from trainer.tuning.choose import Curation
+from trainer.tuning.examples import TunedChain, TunedExample, answer_of
+
+FETCHED = 500
+"""Groups that are read at a time when they are read by offset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLimits:
+    """What the tokens of an example must fit."""
+
+    tokenizer_digest: str
+    vocabulary: int
+    context_tokens: int
+
+
+@dataclass(slots=True)
+class ChosenGroups:
+    """What was chosen, and what was not."""
+
+    policy: str
+    partition: int
+    looked_at: int = 0
+    """Groups of the policy, the purpose and the time."""
+    examples: list[TunedExample] = field(default_factory=list)
+    groups: list[TunedGroup] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Groups that gave no example, by reason."""
+
+
+def choose(settings: Settings, policy: str, curation: Curation, limits: TokenLimits, history: History) -> ChosenGroups:
+    """Return the examples that `curation` finds among the groups of `policy`.
+
+    Raises NotFoundError, with how many groups were looked at and why none fits, if there is none; RefusedError if
+    retention has deleted tokens that a group left elsewhere; LogError if the log cannot be read.
+    """
+    named = topics(settings.topics)
+    at = (named["groups"].name, partition_of(policy, settings.topics.policy_partitions))
+    first, end = history.bounds(["groups"]).get(at, (0, 0))
+    chosen = ChosenGroups(policy, at[1])
+    seen: set[str] = set()
+    for record in history.read({at: first}, {at: end}):
+        group = record.decode(AdvantagedGroup)
+        if isinstance(group, Poison) or group.policy != policy or group.group_id in seen:
+            continue
+        seen.add(group.group_id)
+        if group.purpose != curation.purpose or not curation.covers(record.timestamp_ms):
+            continue
+        chosen.looked_at += 1
+        found = _examples(settings, group, curation, limits, history)
+        if isinstance(found, str):
+            chosen.left_out[found] += 1
+            continue
+        slots, examples = found
+        chosen.groups.append(TunedGroup(offset=record.at.offset, slots=slots))
+        chosen.examples += examples
+    if not chosen.examples:
+        raise NotFoundError(_nothing(chosen, curation, f"{at[0]}[{at[1]}] {first} to {end}"))
+    return chosen
+
+
+def again(settings: Settings, tuning: Tuning, limits: TokenLimits, history: History) -> list[TunedExample]:
+    """Return the examples that a version was tuned on, which `tuning` names.
+
+    Raises RefusedError if retention has deleted a group, or if what is there now is no such group; LogError if the log
+    cannot be read.
+    """
+    if (problem := gone(settings, tuning, history)) is not None:
+        raise RefusedError(problem)
+    topic, partition = topics(settings.topics)["groups"].name, tuning.groups_partition or 0
+    made: list[TunedExample] = []
+    for begin in range(0, len(tuning.groups), FETCHED):
+        part = tuning.groups[begin : begin + FETCHED]
+        wanted = {one.offset: Coordinates(topic, partition, one.offset) for one in part}
+        records = history.fetch(wanted.values())
+        for one in part:
+            at = wanted[one.offset]
+            group = records[at].decode(AdvantagedGroup)
+            if isinstance(group, Poison) or group.policy != tuning.groups_policy:
+                raise RefusedError(
+                    f"{at}: expected a group of {tuning.groups_policy}, which a version was tuned on; the log is "
+                    "another one, or it was changed (`streamward audit`)"
+                )
+            try:
+                group = _whole(settings, group, history)
+                made += _of_slots(group, one.slots, tuning.method)
+            except (ContradictoryEvent, KeyError) as exc:
+                raise RefusedError(f"{at}: a version was tuned on slots {one.slots} of it: {exc}") from exc
+    if (wrong := next(filter(None, (_unfit(example, limits) for example in made)), None)) is not None:
+        raise RefusedError(f"an example of the version is {wrong}; reproduce it with the model that was tuned")
+    return made
+
+
+def gone(settings: Settings, tuning: Tuning, history: History) -> str | None:
+    """Return what is wrong if groups that a version was tuned on are no longer in the log."""
+    topic, partition = topics(settings.topics)["groups"].name, tuning.groups_partition or 0
+    first, end = history.bounds(["groups"]).get((topic, partition), (0, 0))
+    missing = [one.offset for one in tuning.groups if not first <= one.offset < end]
+    if not missing:
+        return None
+    return (
+        f"{topic}[{partition}]@{missing[0]}: {len(missing)} of {len(tuning.groups)} groups that it was tuned on are "
+        f"not there; offsets {first} to {end} are. Read them from an archive that has them (--source archive)"
+    )
+
+
+def _examples(
+    settings: Settings, group: AdvantagedGroup, curation: Curation, limits: TokenLimits, history: History
+) -> tuple[tuple[int, ...], list[TunedExample]] | str:
+    """Return the slots of a group and their examples, or why there are none."""
+    if isinstance(slots := curation.choose(group), str):
+        return slots
+    if group.tokenizer_digest != limits.tokenizer_digest:
+        return "of another tokenizer"
+    try:
+        group = _whole(settings, group, history)
+    except ContradictoryEvent:
+        return "tokens are not where the group says"
+    if curation.method == "sft":
+        good = {slot: _unfit(_of_slots(group, (slot,), "sft")[0], limits) for slot in slots}
+        if not (fit := tuple(slot for slot, wrong in good.items() if wrong is None)):
+            return next(wrong for wrong in good.values() if wrong is not None)
+        return fit, _of_slots(group, fit, "sft")
+    (pair,) = _of_slots(group, slots, "dpo")
+    if pair[0] == pair[1]:
+        return "best and worst say the same"
+    return _unfit(pair, limits) or (slots, [pair])
+
+
+def _whole(settings: Settings, group: AdvantagedGroup, history: History) -> AdvantagedGroup:
+    topic = topics(settings.topics)["responses"].name
+    return elsewhere.whole(group, topic, elsewhere.fetch([group], topic, history))
+
+
+def _of_slots(group: AdvantagedGroup, slots: Sequence[int], method: str) -> list[TunedExample]:
+    """Return the examples of these slots. Raises KeyError if there is no such slot."""
+    by_slot = {one.slot: one for one in group.responses}
+    answers = [answer_of(group, by_slot[slot]) for slot in slots]
+    return [tuple(answers)] if method == "dpo" else [(answer,) for answer in answers]
+
+
+def _unfit(example: TunedExample, limits: TokenLimits) -> str | None:
+    """Return why the model cannot be tuned on an example; None if it can."""
+    for chain in _chains(example):
+        if not chain.context:
+            return "without a prompt"
+        if any(outside(part, limits.vocabulary) is not None for part in (chain.context, chain.tokens)):
+            return "of tokens that the vocabulary does not have"
+    if max(answer.longest for answer in example) > limits.context_tokens:
+        return f"longer than the context of {limits.context_tokens} tokens"
+    return None if all(answer.loss_tokens for answer in example) else "without a token of the policy"
+
+
+def _chains(example: TunedExample) -> Iterator[TunedChain]:
+    return (chain for answer in example for chain in answer.chains)
+
+
+def _nothing(chosen: ChosenGroups, curation: Curation, where: str) -> str:
+    what = f"{curation.purpose} groups of policy {chosen.policy}"
+    if not chosen.looked_at:
+        return (
+            f"{where}: no {what} in this range; see what is there with `streamward query groups`, and name another "
+            "policy with --groups-of, or another --purpose"
+        )
+    reasons = ", ".join(f"{number} {reason}" for reason, number in chosen.left_out.most_common())
+    return f"{where}: {chosen.looked_at} {what} were looked at and none fits ({reasons}); ask for less"

@@ -1,0 +1,285 @@
+"""Make the next version of a policy by tuning: examples in, one adapter version out.
+
+    groups of a policy, or a file ──► examples ─┐
+    version to start from, of the store ────────┴─► Tuner ──► adapter store ──► adapters: trained ──► is it the one?
+
+The event names all that the version depends on: where it started, the offsets of the groups and the slots chosen there
+or the sha256 of the file, and the recipe; so `reproduce` makes it again. Nothing is written before the last step.
+Killed before its event, it never was: the same command again makes the same bytes, and announces them.
+
+A policy is either trained or tuned: batch s turns version s into s + 1, so a version in between would leave the next
+batch without its parent. What a trained policy has learned is tuned further under another name, which starts from one
+of its versions.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from schemas.events import AdapterEvent, AdapterFile, Tuning, TuningMethod, derive_id
+from streams.adapters import signing, store
+from streams.adapters.decisions import AdapterHistory, known, read_history
+from streams.engines.base_model import Base, load_base
+from streams.engines.chat_template import ChatTemplate
+from streams.engines.prompts import Prompts
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.files import Scratch
+from streams.kafka import times
+from streams.kafka.history import History
+from streams.kafka.producer import Producer
+from streams.kafka.record import encoded
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+from trainer import checkpoint
+from trainer.model import pin
+from trainer.tuning import from_file, from_log
+from trainer.tuning.choose import Curation
+from trainer.tuning.examples import TunedExample, digest, loss_tokens
+from trainer.tuning.from_log import TokenLimits
+from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
+
+ACTOR = "tune"
+REPORT_EVERY = 20
+"""Steps between two lines of the log, besides the first and the last."""
+log = logging.getLogger(__name__)
+
+
+class StartVersion(NamedTuple):
+    """The version that tuning starts from."""
+
+    policy: str
+    version: int
+
+    @classmethod
+    def parse(cls, text: str, policy: str) -> StartVersion:
+        """Return the version that VERSION, or POLICY:VERSION, names. Raises SettingsError.
+
+        >>> StartVersion.parse("grpo:7", "coach")
+        StartVersion(policy='grpo', version=7)
+        """
+        found = re.fullmatch(r"(?:(?P<policy>.+):)?(?P<version>\d{1,9})", text)
+        if found is None:
+            raise SettingsError(f"--start {text!r}: expected a version, as 3, or one of another policy, as {policy}:3")
+        return cls(found["policy"] or policy, int(found["version"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningOrder:
+    """What is asked for."""
+
+    policy: str
+    steps: TuningSteps
+    curation: Curation
+    groups_policy: str
+    file: Path | None = None
+    """Instead of groups."""
+    start: StartVersion | None = None
+    """None: the newest version of the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedVersion:
+    """What was made."""
+
+    event: AdapterEvent
+    looked_at: int | None = None
+    """Groups that were looked at; None: the examples are a file's."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Groups that gave no example, by reason."""
+
+
+class _Examples(NamedTuple):
+    examples: list[TunedExample]
+    tuning: Tuning
+    looked_at: int | None
+    left_out: Counter[str]
+
+
+def tune(settings: Settings, order: TuningOrder, history: History) -> TunedVersion:
+    """Make the next version of `order.policy`; `history` has the groups.
+
+    Raises NotFoundError if the file, a version or a single example is missing; SettingsError for lines that are no
+    examples, or settings without effect; RefusedError if the policy is trained from batches, is in use, or got another
+    version meanwhile; EventError if the store does not hold what the log says; LogError if the log fails.
+    """
+    order.steps.check()
+    order.curation.check()
+    store.uri_of(settings.adapters.store, order.policy, 1)  # raises for a name that no folder can have
+    signing.check_signing_key(settings.adapters)
+    pin(settings)
+    with checkpoint.hold(settings.trainer.checkpoints, order.policy) as folder, Scratch("tune") as scratch:
+        state = read_history(settings, order.policy)
+        _refuse_trained(state, folder)
+        start = order.start or StartVersion(order.policy, state.state.newest)
+        made = _made(settings, state, start)
+        base = load_base(settings.model)
+        adapter = None if made is None else start_folder(settings, made, base, scratch)
+        found = _examples(settings, order, start, base, history)
+        tuner = Tuner(settings, base, order.steps, adapter)
+        event = _event(settings, order, state, base, found.tuning, tuner)
+        encoded(event, topics(settings.topics)["adapters"])  # what is too large is refused before the work
+        log.info(
+            "policy %s: %s on %d examples, from version %d of %s",
+            order.policy, order.steps.method, len(found.examples), start.version, start.policy,
+        )  # fmt: skip
+        metrics = tuner.tune(found.examples, _report)
+        tuner.save(scratch / "tuned")
+        event = _published(settings, event, scratch / "tuned", metrics)
+        with Producer(settings) as producer:
+            producer.send(event)
+        _check_it_counts(settings, event)
+    return TunedVersion(event=event, looked_at=found.looked_at, left_out=found.left_out)
+
+
+def limits_of(base: Base) -> TokenLimits:
+    """Return what tokens must fit, for a model. Raises SettingsError without a chat template."""
+    return TokenLimits(
+        tokenizer_digest=base.tokenizer_digest,
+        vocabulary=base.model.config.get_text_config().vocab_size,
+        context_tokens=Prompts(base.model, base.tokenizer).context_tokens,
+    )
+
+
+def read_file(path: Path, method: TuningMethod, base: Base) -> from_file.ExampleFile:
+    """Return the examples of a file, for a model. Raises as `from_file.read`."""
+    return from_file.read(path, method, ChatTemplate(base.tokenizer), limits_of(base).context_tokens)
+
+
+def start_folder(settings: Settings, made: AdapterEvent, base: Base, scratch: Path) -> Path:
+    """Return the folder with the adapter of this event, fetched from the store into `scratch`.
+
+    Raises NotFoundError if it has no files, RefusedError if it is of another base model, EventError if the store does
+    not hold what the log says.
+    """
+    if made.uri is None:
+        raise NotFoundError(f"version {made.version} of {made.policy} has no files in a store; start from another one")
+    if made.base_digest not in (None, base.base_digest):
+        raise RefusedError(
+            f"version {made.version} of {made.policy} was trained on base {made.base_digest[:12]}, and "
+            f"model.base={settings.model.base} has {base.base_digest[:12]}; set model.base and model.dtype to what it "
+            "was trained on"
+        )
+    signed = signing.expected(settings.adapters, made.policy, made.version)
+    return store.fetch(settings.adapters.store, made.uri, made.files, scratch, signed)
+
+
+# --- what it depends on -----------------------------------------------------------------------------------------------
+
+
+def _refuse_trained(state: AdapterHistory, folder: Path) -> None:
+    """Raise RefusedError if batches make the versions of this policy."""
+    policy = state.state.policy
+    way_out = (
+        f"tune under another name, which starts from a version of it: --policy {policy}-tuned --start "
+        f"{policy}:{state.state.newest} --groups-of {policy}"
+    )
+    made = (event for _, event in state.trained.values() if event.tuning is None)
+    if (first := min(made, key=lambda event: event.version, default=None)) is not None:
+        raise RefusedError(
+            f"version {first.version} of {policy} was trained on batches, and a version that no batch makes would "
+            f"leave the next batch without its parent; {way_out}"
+        )
+    if there := checkpoint.versions(folder):
+        raise RefusedError(f"{folder}: checkpoints of a trainer, the newest of version {there[-1]}; {way_out}")
+
+
+def _made(settings: Settings, state: AdapterHistory, start: StartVersion) -> AdapterEvent | None:
+    """Return the event that made the version to start from; None for the base model. Raises NotFoundError."""
+    of = state if start.policy == state.state.policy else read_history(settings, start.policy)
+    version = known(of.state, start.version)
+    if start.version and version.status == "retired":
+        raise NotFoundError(
+            f"version {start.version} of {start.policy} has no files in the store: it is retired; name another one "
+            "with --start"
+        )
+    return of.made(start.version)
+
+
+def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base: Base, history: History) -> _Examples:
+    """Return the examples, and what the event says of them."""
+    tuning = Tuning(
+        method=order.steps.method,
+        start_policy=None if start.policy == order.policy else start.policy,
+        start_version=start.version,
+        examples=0,
+        loss_tokens=0,
+        digest="",
+    )
+    if order.file is not None:
+        read = read_file(order.file, order.steps.method, base)
+        examples, looked_at, left_out = read.examples, None, Counter[str]()
+        tuning = replace(tuning, file=read.name, file_sha256=read.sha256)
+    else:
+        chosen = from_log.choose(settings, order.groups_policy, order.curation, limits_of(base), history)
+        examples, looked_at, left_out = chosen.examples, chosen.looked_at, chosen.left_out
+        tuning = replace(
+            tuning,
+            groups_policy=chosen.policy,
+            groups_partition=chosen.partition,
+            selection=order.curation.plain(),
+            groups=tuple(chosen.groups),
+        )
+    tuning = replace(tuning, examples=len(examples), loss_tokens=loss_tokens(examples), digest=digest(examples))
+    return _Examples(examples, tuning, looked_at, left_out)
+
+
+def _event(
+    settings: Settings, order: TuningOrder, state: AdapterHistory, base: Base, tuning: Tuning, tuner: Tuner
+) -> AdapterEvent:
+    """Return the event of the next version, without its files and metrics."""
+    version = state.state.newest + 1
+    of_groups = f"{len(tuning.groups)} groups of {tuning.groups_policy}"
+    return AdapterEvent(
+        event_id=derive_id(order.policy, version, "trained"),
+        policy=order.policy,
+        created_at=times.now_ms(),
+        version=version,
+        kind="trained",
+        actor=ACTOR,
+        reason=f"{tuning.method} on {tuning.examples} examples: {tuning.file or of_groups}",
+        parent_version=None if tuning.start_policy is not None else tuning.start_version,
+        tuning=tuning,
+        base_digest=base.base_digest,
+        recipe=tuner.recipe,
+    )
+
+
+# --- making it --------------------------------------------------------------------------------------------------------
+
+
+def _report(number: int, of: int, step: TuningStep) -> None:
+    if number in (1, of) or number % REPORT_EVERY == 0:
+        log.info("step %d of %d: loss %.4f, gradient %.3g", number, of, step.loss, step.grad_norm)
+
+
+def _published(settings: Settings, event: AdapterEvent, folder: Path, metrics: dict[str, float]) -> AdapterEvent:
+    """Put the adapter into the store; return the event with its files."""
+    adapters = settings.adapters
+    try:
+        uri, files = store.publish(folder, adapters.store, event.policy, event.version, adapters.signing_key)
+    except RefusedError as exc:
+        where = store.uri_of(adapters.store, event.policy, event.version)
+        raise RefusedError(
+            f"{where}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
+            "it: another tuning of this policy is under way on another machine, or one was killed before its event. "
+            "Run that same command again to finish it, or delete the folder"
+        ) from exc
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return replace(event, uri=uri, files=files, metrics=finite, created_at=times.now_ms())
+
+
+def _check_it_counts(settings: Settings, event: AdapterEvent) -> None:
+    """Raise RefusedError if somebody else's event is the first of this version."""
+    made = read_history(settings, event.policy).made(event.version)
+    there: tuple[AdapterFile, ...] = () if made is None else made.files
+    if there != event.files:
+        raise RefusedError(
+            f"version {event.version} of {event.policy} was made by somebody else meanwhile, so this one counts for "
+            "nothing; run the command again for the next version"
+        )
