@@ -955,6 +955,8 @@ def _tuning_problems(event: AdapterEvent, tuning: Tuning) -> Iterator[str]:
     if event.kind != "trained" or event.first_batch is not None:
         yield f"kind is {event.kind}, first_batch {event.first_batch} and tuning set; expected trained and no batches"
     elsewhere = tuning.start_policy is not None
+    if tuning.start_version < 0:
+        yield f"start_version is {tuning.start_version}; expected 0, the base model, or more"
     if event.parent_version != (None if elsewhere else tuning.start_version):
         yield (
             f"parent_version is {event.parent_version}, but it was tuned from version {tuning.start_version} of "

@@ -27,6 +27,7 @@ from schemas.events import (
     Sampling,
     Task,
     TrajectoryEvent,
+    Tuning,
     Turn,
     derive_id,
 )
@@ -148,15 +149,27 @@ def _obeying(event: Any) -> Any:
             else:
                 last %= version
                 first %= last + 1
-            return dataclasses.replace(
-                event,
-                version=version,
-                parent_version=None if event.parent_version is None else event.parent_version % version,
-                first_batch=first,
-                last_batch=last,
+            parent = None if event.parent_version is None else event.parent_version % version
+            whole = dataclasses.replace(
+                event, version=version, parent_version=parent, first_batch=first, last_batch=last
             )
+            return whole if event.tuning is None else _whole_tuning(whole, event.tuning)
         case _:
             return event
+
+
+def _whole_tuning(event: AdapterEvent, tuning: Tuning) -> AdapterEvent:
+    """Make it a version that was tuned: on groups if there are any, else on a file."""
+    slots = 2 if tuning.method == "dpo" else 1
+    groups = tuple(dataclasses.replace(one, slots=tuple(range(slots))) for one in tuning.groups)
+    of_groups = {"groups_policy": "p", "groups_partition": 0, "file": None, "file_sha256": None}
+    of_file = {"groups_policy": None, "groups_partition": None, "file": "f.jsonl", "file_sha256": "f" * 64}
+    start = tuning.start_version % event.version
+    made = dataclasses.replace(tuning, start_version=start, groups=groups, **(of_groups if groups else of_file))
+    parent = start if tuning.start_policy is None else None
+    return dataclasses.replace(
+        event, kind="trained", parent_version=parent, first_batch=None, last_batch=None, tuning=made
+    )
 
 
 def _whole_job(event: JobEvent) -> JobEvent:

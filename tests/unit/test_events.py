@@ -8,7 +8,19 @@ from typing import Any
 
 import pytest
 
-from schemas.events import EVENTS, NAMESPACE, Coordinates, EpisodeStart, RewardSource, Sampling, derive_id, problems
+from schemas.events import (
+    EVENTS,
+    NAMESPACE,
+    AdapterEvent,
+    Coordinates,
+    EpisodeStart,
+    RewardSource,
+    Sampling,
+    TunedGroup,
+    Tuning,
+    derive_id,
+    problems,
+)
 from tests.support.factories import one_of_each, response, reward, task, trained
 
 EPISODE = {"agent": "environment", "environment": EpisodeStart(name="guess", seed=1), "max_turns": 4}
@@ -126,4 +138,53 @@ def test_a_failed_score_has_an_error_and_no_value() -> None:
 )
 def test_a_version_that_no_batch_can_have_made_is_no_event(changes: dict[str, Any], says: str) -> None:
     (problem,) = problems(replace(trained(2), **changes))
+    assert says in problem
+
+
+# --- tuning -----------------------------------------------------------------------------------------------------------
+
+
+def tuning(**changes: Any) -> Tuning:
+    """What a version was tuned on: two answers of one group of policy p."""
+    whole: dict[str, Any] = {
+        "method": "sft", "start_version": 1, "examples": 2, "loss_tokens": 4, "digest": "d" * 64, "groups_policy": "p",
+        "groups_partition": 0, "groups": (TunedGroup(offset=7, slots=(0, 2)),),
+    }  # fmt: skip
+    return Tuning(**whole | changes)
+
+
+def tuned(made: Tuning, **changes: Any) -> AdapterEvent:
+    return replace(trained(2), **{"first_batch": None, "last_batch": None, "tuning": made} | changes)
+
+
+FILE: dict[str, Any] = {
+    "file": "f.jsonl", "file_sha256": "f" * 64, "groups_policy": None, "groups_partition": None, "groups": ()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("good", [{}, FILE, {"start_policy": "grpo", "start_version": 9}, {"method": "dpo"}])
+def test_a_version_is_tuned_on_groups_or_a_file_from_a_version_of_its_own_or_another_policy(
+    good: dict[str, Any],
+) -> None:
+    parent = None if "start_policy" in good else 1
+    assert not list(problems(tuned(tuning(**good), parent_version=parent)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_event", "says"),
+    [
+        ({}, {"first_batch": 0, "last_batch": 1}, "expected trained and no batches"),
+        ({}, {"kind": "evaluated"}, "expected trained and no batches"),
+        ({}, {"parent_version": 0}, "parent_version is 0, but it was tuned from version 1 of default"),
+        ({"start_policy": "grpo"}, {}, "tuned from version 1 of grpo; expected that, or null"),
+        ({"start_policy": "grpo", "start_version": -1}, {"parent_version": None}, "start_version is -1"),
+        (FILE | {"file_sha256": None}, {}, "expected file and file_sha256, or what begins with groups"),
+        (FILE | {"groups_policy": "p"}, {}, "has parts of a file and of groups"),
+        ({"groups": ()}, {}, "has parts of a file and of groups"),
+        ({"method": "dpo", "groups": (TunedGroup(offset=7, slots=(0,)),)}, {}, "expected 2 or more, and at most 2"),
+        ({"groups": (TunedGroup(offset=7, slots=()),)}, {}, "the group at 7 has slots (); expected 1 or more"),
+    ],
+)
+def test_a_tuning_that_cannot_be_is_no_event(changes: dict[str, Any], of_event: dict[str, Any], says: str) -> None:
+    (problem,) = problems(tuned(tuning(**changes), **{"parent_version": 1} | of_event))
     assert says in problem
