@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Sampling, TunedGroup, derive_id
+from schemas.events import (
+    AdapterEvent,
+    AdvantagedGroup,
+    Coordinates,
+    GroupResponse,
+    Sampling,
+    TokensElsewhere,
+    TunedGroup,
+    derive_id,
+)
 from streams.adapters import store
 from streams.adapters.versions import manifest_digest, read_state
 from streams.cli.root import cli
@@ -22,8 +31,9 @@ from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
-from streams.settings.model import Model, Settings
-from tests.support.factories import changed
+from streams.settings.model import Archive, Model, Settings
+from streams.tools.archive import history, sync
+from tests.support.factories import changed, response
 from tests.support.models.chat_tiny import chat_tokenizer
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
@@ -32,6 +42,7 @@ from trainer import consumer, reproduce
 from trainer.recorded import ReproducedVersion
 from trainer.tuning import run as tuning
 from trainer.tuning.choose import Curation
+from trainer.tuning.examples import answer_of, digest
 from trainer.tuning.run import StartVersion, TuningOrder, tune
 from trainer.tuning.tuner import TuningSteps
 
@@ -164,6 +175,47 @@ def about_adapters(settings: Settings) -> list[tuple[str, str]]:
         for one in several
         if ".adapters[" in one["at"]
     ]
+
+
+def test_answers_whose_tokens_a_group_left_in_their_responses_are_fetched_and_the_archive_has_them_all(
+    settings: Settings, base: Base, tmp_path: Path
+) -> None:
+    settings = settings.model_copy(update={"archive": Archive(store=str(tmp_path / "archive"))})
+    sent(settings, [without_tokens(settings, one) for one in groups(base)])
+    slim = made(settings, "dpo")
+    sync.sync(settings)
+    cut(settings, "groups", 3)
+    archived = history.of(settings, "auto")
+    planned = reproduce.plan(settings, "default", None, archived)
+    assert verdicts(list(reproduce.run(planned, settings, archived))) == [(1, True)]
+    assert slim.tuning is not None
+    whole = [
+        tuple(answer_of(one, one.responses[slot]) for slot in group.slots)
+        for one, group in zip(groups(base), slim.tuning.groups, strict=True)
+    ]
+    assert digest(whole) == slim.tuning.digest
+
+
+def without_tokens(settings: Settings, group: AdvantagedGroup) -> AdvantagedGroup:
+    """The group as it is written where it would be too large: its responses, which are sent, have the tokens."""
+    slim: list[GroupResponse] = []
+    for one in group.responses:
+        places: list[Coordinates] = []
+        answer = response(
+            sampling_id="s", task_id=group.task_id, slot=one.slot, policy=group.policy,
+            prompt_token_ids=group.prompt_token_ids, completion_token_ids=one.completion_token_ids,
+            logprobs=one.logprobs, loss_mask=one.loss_mask,
+        )  # fmt: skip
+        with Producer(settings) as producer:
+            producer.send(answer, on_ack=places.append)
+        count = TokensElsewhere(completion_tokens=one.completion_tokens, loss_tokens=one.loss_tokens)
+        slim.append(
+            changed(
+                one, response_id=answer.response_id, partition=places[0].partition, offset=places[0].offset,
+                elsewhere=count, completion_token_ids=(), logprobs=(), loss_mask=(),
+            )
+        )  # fmt: skip
+    return changed(group, responses=tuple(slim))
 
 
 def test_files_are_named_by_their_sha256_and_needed_to_make_a_version_again(settings: Settings, tmp_path: Path) -> None:

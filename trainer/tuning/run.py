@@ -22,13 +22,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from safetensors import SafetensorError
+
 from schemas.events import AdapterEvent, AdapterFile, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, known, read_history
 from streams.engines.base_model import Base, load_base
 from streams.engines.chat_template import ChatTemplate
 from streams.engines.prompts import Prompts
-from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
 from streams.kafka import times
 from streams.kafka.history import History
@@ -106,13 +108,26 @@ def tune(settings: Settings, order: TuningOrder, history: History) -> TunedVersi
 
     Raises NotFoundError if the file, a version or a single example is missing; SettingsError for lines that are no
     examples, or settings without effect; RefusedError if the policy is trained from batches, is in use, or got another
-    version meanwhile; EventError if the store does not hold what the log says; LogError if the log fails.
+    version meanwhile; EventError if the store does not hold what the log says; LogError if the log fails;
+    StreamwardError if a disk is full, or no step had a finite gradient.
     """
     order.steps.check()
     order.curation.check()
     store.uri_of(settings.adapters.store, order.policy, 1)  # raises for a name that no folder can have
     signing.check_signing_key(settings.adapters)
     pin(settings)
+    try:
+        return _tune(settings, order, history)
+    except (OSError, SafetensorError) as exc:
+        if (what := checkpoint.disk_trouble(exc)) is None:
+            raise
+        raise StreamwardError(
+            f"{settings.adapters.store}, {settings.trainer.checkpoints} or the folder for temporary files: {what}. Fix "
+            "that, and run the command again"
+        ) from exc
+
+
+def _tune(settings: Settings, order: TuningOrder, history: History) -> TunedVersion:
     with checkpoint.hold(settings.trainer.checkpoints, order.policy) as folder, Scratch("tune") as scratch:
         state = read_history(settings, order.policy)
         _refuse_trained(state, folder)
