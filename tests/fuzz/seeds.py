@@ -128,6 +128,19 @@ def _answer() -> bytes:
     return json.dumps({**body, "data": [card]}).encode()
 
 
+def _tuning() -> Iterator[tuple[str, str, bytes]]:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    asked, answered = {"role": "user", "content": "4 7"}, {"role": "assistant", "content": "11"}
+    called = {"role": "assistant", "content": None, "tool_calls": [call], "weight": 0}
+    messages = [asked, called, {"role": "tool", "content": "11", "tool_call_id": "c"}, answered]
+    tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
+    good, bad = [answered], [answered | {"content": "12 13"}]
+    yield "tuning-sft", "one", json.dumps({"messages": messages, "tools": [tool], "reward": 1.0}).encode()
+    yield "tuning-dpo", "trl", json.dumps({"prompt": [asked], "chosen": good, "rejected": bad}).encode()
+    openai = {"input": {"messages": [asked]}, "preferred_output": good, "non_preferred_output": bad}
+    yield "tuning-dpo", "openai", json.dumps(openai).encode()
+
+
 def seeds() -> Iterator[tuple[str, str, bytes]]:
     """Yield (reader, file name, content)."""
     for event in factories.one_of_each():
@@ -169,19 +182,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
             {"name": "length", "settings": {"limit": 5}},
         ],
     }
-    called = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    said = [
-        {"role": "user", "content": "4 7"},
-        {"role": "assistant", "content": None, "tool_calls": [called], "weight": 0},
-        {"role": "tool", "content": "11", "tool_call_id": "c"},
-        {"role": "assistant", "content": "11"},
-    ]
-    tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}
-    pair = {"prompt": said[:1], "chosen": said[3:], "rejected": [said[3] | {"content": "12 13"}]}
-    others = {"preferred_output": pair["chosen"], "non_preferred_output": pair["rejected"]}
-    yield "tuning-sft", "one", json.dumps({"messages": said, "tools": [tool], "reward": 1.0}).encode()
-    yield "tuning-dpo", "trl", json.dumps(pair).encode()
-    yield "tuning-dpo", "openai", json.dumps({"input": {"messages": said[:1]}, **others}).encode()
+    yield from _tuning()
     yield "task-lines", "two", b"\n".join(json.dumps(one).encode() for one in (task, full))
     yield from _uploads()
     yield "task-csv", "two", b'prompt,answer,metadata\n"2 + 3?",5,"{""a"": ""b""}"\n"1, 2?",x,\n'

@@ -38,7 +38,7 @@ from tests.support.models.chat_tiny import chat_tokenizer
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
 from tests.support.processes import command as process, environment
-from trainer import consumer, reproduce
+from trainer import checkpoint, consumer, reproduce
 from trainer.recorded import ReproducedVersion
 from trainer.tuning import run as tuning
 from trainer.tuning.choose import Curation
@@ -302,7 +302,7 @@ def test_killed_while_it_trains_it_leaves_nothing_and_the_same_command_makes_the
 def test_two_at_once_are_one_and_a_refusal(settings: Settings, base: Base) -> None:
     sent(settings, groups(base))
     with (
-        consumer.checkpoint.hold(settings.trainer.checkpoints, "default"),
+        checkpoint.hold(settings.trainer.checkpoints, "default"),
         pytest.raises(RefusedError, match="policy default is already being trained"),
     ):
         made(settings, "sft")
