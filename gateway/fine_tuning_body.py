@@ -44,7 +44,7 @@ OURS = {
     "training_queries": "training_file",
 }
 """What parameters of a job are called here."""
-ONLY_REINFORCEMENT = "only reinforcement is possible: there is no supervised training, and none on preferences"
+ONLY_REINFORCEMENT = "only reinforcement is possible here: `streamward tune` trains on chosen answers and preferences"
 Auto = Literal["auto"]
 
 

@@ -41,8 +41,8 @@ from streams.stages.agents.registration import register
 
 RL_TRAINING = "RL_TRAINING"
 ONLY_RL = (
-    "only RL_TRAINING is possible: a policy learns from rewards. Prompts are not optimized, and there is no "
-    "supervised training"
+    "only RL_TRAINING is possible here: a policy learns from rewards. Prompts are not optimized, and `streamward tune` "
+    "trains on chosen answers"
 )
 NO_PEFT = (
     "an adapter is trained by a job alone, never from a request of its own: POST /finetune/jobs with type RL_TRAINING. "
