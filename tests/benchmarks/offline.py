@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ def _through_trl(settings: Any, batches: Sequence[Sequence[AdvantagedGroup]], fo
 
     import torch
     from datasets import Dataset
+    from torch.nn.utils.rnn import pad_sequence
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
 
@@ -126,13 +128,15 @@ def _through_trl(settings: Any, batches: Sequence[Sequence[AdvantagedGroup]], fo
             """Return what TRL would have sampled: the recorded groups, each named by SLOTS rows."""
             groups = [every[row["group"]] for row in inputs[::SLOTS]]
             whole = collate(groups, pad_id=self._tokenizer.pad_token_id)
+            prompts = [torch.tensor(row.tokens[: row.prompt]) for row in whole.rows]
+            padded = partial(pad_sequence, batch_first=True, padding_side="left")
             return {
-                "prompt_ids": whole.prompt_ids,
-                "prompt_mask": whole.prompt_mask,
+                "prompt_ids": padded(prompts, padding_value=self._tokenizer.pad_token_id),
+                "prompt_mask": padded([torch.ones_like(prompt) for prompt in prompts]),
                 "completion_ids": whole.completion_ids,
                 "completion_mask": whole.completion_mask,
                 "tool_mask": whole.loss_mask,
-                "advantages": whole.advantages[:, None].expand_as(whole.loss_mask).clone(),
+                "advantages": whole.advantages.clone(),
                 "old_per_token_logps": whole.sampled_logps,
                 "num_items_in_batch": whole.loss_mask.sum(),
             }

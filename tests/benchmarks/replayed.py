@@ -63,7 +63,7 @@ def main(name: str) -> None:
     peak.start()
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
         asked = ReplayRequest(name=name, selection=Selection(policy="bench"), folder=Path(folder), train=False)
-        result = replay.run(conf, asked, stop=threading.Event(), told=told)
+        result = replay.run(conf, asked, stop=threading.Event(), report=told)
     peak.over.set()
     found = {
         "groups": result.counts["groups"],
