@@ -247,9 +247,9 @@ def results_stand_where_their_message_does(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_unknown_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    whole = bodies._checked
+    whole = bodies.checked
     patch.setattr(
-        bodies, "_checked", lambda model, value: whole(model, {k: value[k] for k in value if k in model.model_fields})
+        bodies, "checked", lambda model, value: whole(model, {k: value[k] for k in value if k in model.model_fields})
     )
 
 

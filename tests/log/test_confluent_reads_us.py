@@ -58,9 +58,9 @@ def test_confluents_serializer_finds_the_id_of_the_schema_it_is_given(client: Sc
     reordered = json.dumps(dict(reversed(definition.items())), indent=1)
     write = AvroSerializer(client, reordered, conf={"auto.register.schemas": False})
     assert write(plain(event), where(event, Topics())) == encode(event)
-    first = versions.files().newest(AdapterEvent)
-    found = client.lookup_schema("streamward.adapters-value", Schema(first.text, "AVRO"))
-    assert (found.version, found.schema_id) == (1, first.id)
+    newest = versions.files().newest(AdapterEvent)
+    found = client.lookup_schema("streamward.adapters-value", Schema(newest.text, "AVRO"))
+    assert (found.version, found.schema_id) == (2, newest.id)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ LAYERS = [
     [
         "streams.settings",
         "streams.files",
+        "streams.garbage",
         "streams.output",
         "streams.advantage_formulas",
         "streams.request_deadline",
