@@ -63,9 +63,10 @@ def response(problem: CallError, path: str) -> JSONResponse:
     headers = {"Retry-After": str(RETRY_AFTER_S)} if problem.kind == "busy" else None
     if problem.kind == "conflict":
         headers = {"x-should-retry": "false"}  # OpenAI's clients would send it again, and be told the same
-    body = anthropic.error(problem) if speaks_anthropic(path) else openai(problem)
     if path.startswith(tuple(prefix + begin for prefix in REST_PREFIXES for begin in REST)):
         body = rest(problem)
+    else:
+        body = anthropic.error(problem) if speaks_anthropic(path) else openai(problem)
     return JSONResponse(body, STATUS[problem.kind], headers)
 
 

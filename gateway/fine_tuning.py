@@ -95,41 +95,43 @@ class FineTuning:
 
     def get(self, job_id: str) -> dict[str, Any]:
         """Return a job. Raises NotFoundError."""
-        return self._shown(self._job(job_id))
+        return self._shown(job_of(self._log, job_id))
 
     def listed(self, wanted: Mapping[str, str] | None, *, without: bool = False) -> list[dict[str, Any]]:
         """Return jobs, the newest first; with these metadata, or without any."""
         found = []
         for job in reversed(list(self._log.jobs.values())):
-            noted = view.metadata(self._log.events(job.job_id))
+            events = self._log.events(job.job_id)
+            noted = view.metadata(events)
             if (without and noted is None) or (not without and (wanted or {}).items() <= (noted or {}).items()):
-                found.append(self._shown(job))
+                found.append(view.job(job, events))
         return found
 
     def command(self, job_id: str, kind: JobCommandKind, key: str | None) -> dict[str, Any]:
         """Pause, resume or cancel. Raises as JobLog.command."""
         command = JobCommand(kind=kind, actor="api", reason="asked for", key=key)
-        return self._shown(self._log.command(self._job(job_id).job_id, command))
+        return self._shown(self._log.command(job_of(self._log, job_id).job_id, command))
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """Return the events of a job, the newest first. Raises NotFoundError."""
-        return [view.event(one) for one in reversed(self._log.events(self._job(job_id).job_id))]
+        return [view.event(one) for one in reversed(self._log.events(job_of(self._log, job_id).job_id))]
 
     def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
         """Return the checkpoints of a job, the newest first. Raises NotFoundError, LogError."""
-        job = self._job(job_id)
+        job = job_of(self._log, job_id)
         versions = read_state(self._settings, job.policy).versions
         usable = {number for number, one in versions.items() if one.status != "retired"}
         return view.checkpoints(job, self._log.events(job.job_id), usable)
 
-    def _job(self, job_id: str) -> JobState:
-        """Return a job by its whole id: a program that cuts an id off is wrong. Raises NotFoundError."""
-        if (found := self._log.jobs.get(job_id)) is None:
-            raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
-        return found
-
     def _shown(self, job: JobState) -> dict[str, Any]:
         return view.job(job, self._log.events(job.job_id))
+
+
+def job_of(log: JobLog, job_id: str) -> JobState:
+    """Return a job by its whole id: a program that cuts an id off is wrong. Raises NotFoundError."""
+    if (found := log.jobs.get(job_id)) is None:
+        raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
+    return found
 
 
 def routes(api: FineTuning, *, max_body_bytes: int) -> APIRouter:

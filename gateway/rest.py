@@ -11,6 +11,7 @@ The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fie
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from pydantic import Field
 from gateway.app import NAME
 from gateway.body import Body, Refused, ToolSchema, Whole, compact, read, sent
 from gateway.errors import apart
-from gateway.fine_tuning import idempotency_key
+from gateway.fine_tuning import idempotency_key, job_of
 from gateway.openapi import described, requested
 from schemas import json_text
 from schemas.events import AgentEvent, AgentType, EpisodeStart, Tool
@@ -121,11 +122,11 @@ class TrainingApi:
 
     def status(self, job_id: str) -> dict[str, Any]:
         """Return a job. Raises NotFoundError."""
-        return _training_job(self._job(job_id))
+        return _training_job(job_of(self._log, job_id))
 
     def metrics(self, job_id: str) -> dict[str, Any]:
         """Return the figures of a job, iteration by iteration. Raises NotFoundError."""
-        job = self._job(job_id)
+        job = job_of(self._log, job_id)
         figures: dict[str, list[dict[str, Any]]] = {"iteration": [], "evaluated": []}
         for event in self._log.events(job.job_id):
             if event.kind in figures:
@@ -180,11 +181,6 @@ class TrainingApi:
                 parameter = "settings" if exc.reason == "bad_settings" else "environment"
                 raise CallError(KINDS.get(exc.reason, "invalid"), str(exc), parameter) from exc
         return _environment(body, tried)
-
-    def _job(self, job_id: str) -> JobState:
-        if (found := self._log.jobs.get(job_id)) is None:
-            raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
-        return found
 
 
 def routes(api: TrainingApi, *, max_body_bytes: int) -> APIRouter:
@@ -246,7 +242,7 @@ def _agent(event: AgentEvent) -> dict[str, Any]:
         "model_id": event.model_id,
         "memory_config": _value(event.memory_config),
         "capabilities": list(event.capabilities),
-        "tools": [asdict(one) | {"parameters": _value(one.parameters)} for one in event.tools],
+        "tools": _tools(event.tools),
         "created_at": moment(event.created_at),
     }
 
@@ -258,12 +254,16 @@ def _environment(body: EnvironmentBody, tried: TriedEpisode) -> dict[str, Any]:
         "settings": body.settings or {},
         "deterministic": True,
         "messages": [{"role": one.role, "content": one.content} for one in tried.shown.messages],
-        "tools": [asdict(one) | {"parameters": _value(one.parameters)} for one in tried.shown.tools],
+        "tools": _tools(tried.shown.tools),
         "digest": tried.observed[0].digest,
         "actions": len(tried.steps),
         "ended": bool(tried.steps) and tried.steps[-1][1].ended,
         "success": tried.success,
     }
+
+
+def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    return [asdict(one) | {"parameters": _value(one.parameters)} for one in tools]
 
 
 def _value(text: str) -> Any:

@@ -261,6 +261,13 @@ ANY = [
 """What may differ between two runs (times, ids, places, sizes), and the name of its place."""
 
 
+def check_page(name: str, folder: Path, *, more: str, limit_s: float) -> None:
+    """Run a page as `run_page` does. Fails at the first command that does not print what the page says."""
+    for ran in run_page(name, folder, more=more, limit_s=limit_s):
+        place = f"{name}:{ran.step.line}: exit code {ran.code}, and it prints\n{ran.output}"
+        assert ran.code == 0 and (ran.step.file or fits(ran.step.expected, ran.output)), place
+
+
 def fits(expected: str, output: str) -> bool:
     """Return whether `output` is what the page says."""
     pattern = ""

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from schemas import json_text
 from streams import files
-from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import sha256_of
 from trainer.model import load_adapter, save_adapter
 
@@ -162,6 +162,17 @@ def disk_trouble(exc: OSError | SafetensorError) -> str | None:
     found = re.search(r"\(os error (\d+)\)", str(exc))  # safetensors' wording
     number = exc.errno if isinstance(exc, OSError) else int(found[1]) if found else None
     return os.strerror(number) if number in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO) else None
+
+
+@contextmanager
+def explaining_disks(where: str, advice: str) -> Iterator[None]:
+    """Raise StreamwardError with these words, where the block fails for a full or failing disk."""
+    try:
+        yield
+    except (OSError, SafetensorError) as exc:
+        if (what := disk_trouble(exc)) is None:
+            raise
+        raise StreamwardError(f"{where}: {what}. {advice}") from exc
 
 
 def _optimizer_tensors(model: PeftModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

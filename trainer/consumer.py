@@ -27,14 +27,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
 from schemas.serde import Poison
 from streams.adapters import signing, store
 from streams.adapters.versions import read_state
 from streams.engines.base_model import Base, load_base
-from streams.errors import RefusedError, SettingsError, StreamwardError
+from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.kafka.lag import LagMeter
@@ -77,15 +75,10 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event, 
     than in the log; SettingsError if the checkpoint is of another model, or the signing key cannot be used; LogError
     if the log fails; LostProcessError if another rank is lost; StreamwardError if a disk is full.
     """
-    try:
+    where = f"{settings.trainer.checkpoints} or {settings.adapters.store}"
+    advice = "Fix that and start the trainer again: it resumes from its newest complete checkpoint, and loses nothing"
+    with checkpoint.explaining_disks(where, advice):
         _run(settings, steps, stop, place)
-    except (OSError, SafetensorError) as exc:
-        if (what := checkpoint.disk_trouble(exc)) is None:
-            raise
-        raise StreamwardError(
-            f"{settings.trainer.checkpoints} or {settings.adapters.store}: {what}. Fix that and start the trainer "
-            "again: it resumes from its newest complete checkpoint, and loses nothing"
-        ) from exc
 
 
 def _run(settings: Settings, steps: int | None, stop: threading.Event, place: Place | None) -> None:

@@ -23,12 +23,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from schemas.events import AdapterEvent, Batch, Coordinates
 from schemas.serde import Poison
 from streams.adapters.store import manifest_of
-from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka.history import History
 from streams.kafka.record import partition_of
@@ -182,17 +180,15 @@ def run(
     Raises RefusedError if `into` is not empty, SettingsError if the model is missing or cannot run here, LogError if
     the log cannot be read, StreamwardError if a disk is full.
     """
-    with _folder(into, planned.policy) as folder:
-        try:
-            if planned.tuned:
-                yield from TunedReproduction(planned, settings, history, folder, frozenset(changed)).versions()
-                return
-            work = _Reproduction(planned, settings, history, folder, keep=into is not None, changed=frozenset(changed))
-            yield from work.versions()
-        except (OSError, SafetensorError) as exc:
-            if (what := checkpoint.disk_trouble(exc)) is None:
-                raise
-            raise StreamwardError(f"{folder}: {what}. Make room, or name another folder with --into") from exc
+    with (
+        _folder(into, planned.policy) as folder,
+        checkpoint.explaining_disks(str(folder), "Make room, or name another folder with --into"),
+    ):
+        if planned.tuned:
+            yield from TunedReproduction(planned, settings, history, folder, frozenset(changed)).versions()
+            return
+        work = _Reproduction(planned, settings, history, folder, keep=into is not None, changed=frozenset(changed))
+        yield from work.versions()
 
 
 @contextmanager

@@ -33,9 +33,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_thirty_questions_make_a_better_version_by_the_commands_of_the_page(folder: Path) -> None:
     model = "" if FULL else f'\n[model]\nbase = "{save_tiny(folder / "tiny")}"\n'
-    for ran in readme.run_page(PAGE, folder, more=model, limit_s=500):
-        place = f"{PAGE}:{ran.step.line}: exit code {ran.code}, and it prints\n{ran.output}"
-        assert ran.code == 0 and (ran.step.file or readme.fits(ran.step.expected, ran.output)), place
+    readme.check_page(PAGE, folder, more=model, limit_s=500)
     report = json.loads((folder / ".streamward/up/report.json").read_text())
     assert (
         report["adapters"] >= 4

@@ -141,10 +141,12 @@ def _examples(
     except ContradictoryEvent:
         return "tokens are not where the group says"
     if curation.method == "sft":
-        good = {slot: _unfit(_of_slots(group, (slot,), "sft")[0], limits) for slot in slots}
-        if not (fit := tuple(slot for slot, wrong in good.items() if wrong is None)):
-            return next(wrong for wrong in good.values() if wrong is not None)
-        return fit, _of_slots(group, fit, "sft")
+        made = [
+            (slot, one, _unfit(one, limits)) for slot, one in zip(slots, _of_slots(group, slots, "sft"), strict=True)
+        ]
+        if fit := [(slot, one) for slot, one, wrong in made if wrong is None]:
+            return tuple(slot for slot, _ in fit), [one for _, one in fit]
+        return next(wrong for _, _, wrong in made if wrong is not None)
     (pair,) = _of_slots(group, slots, "dpo")
     if pair[0] == pair[1]:
         return "best and worst say the same"

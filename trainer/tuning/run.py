@@ -22,15 +22,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError
-
 from schemas.events import AdapterEvent, AdapterFile, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, known, read_history
 from streams.engines.base_model import Base, load_base
 from streams.engines.chat_template import ChatTemplate
 from streams.engines.prompts import Prompts
-from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka import times
 from streams.kafka.history import History
@@ -116,15 +114,9 @@ def tune(settings: Settings, order: TuningOrder, history: History) -> TunedVersi
     store.uri_of(settings.adapters.store, order.policy, 1)  # raises for a name that no folder can have
     signing.check_signing_key(settings.adapters)
     pin(settings)
-    try:
+    where = f"{settings.adapters.store}, {settings.trainer.checkpoints} or the folder for temporary files"
+    with checkpoint.explaining_disks(where, "Fix that, and run the command again"):
         return _tune(settings, order, history)
-    except (OSError, SafetensorError) as exc:
-        if (what := checkpoint.disk_trouble(exc)) is None:
-            raise
-        raise StreamwardError(
-            f"{settings.adapters.store}, {settings.trainer.checkpoints} or the folder for temporary files: {what}. Fix "
-            "that, and run the command again"
-        ) from exc
 
 
 def _tune(settings: Settings, order: TuningOrder, history: History) -> TunedVersion:
