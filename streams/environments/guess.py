@@ -1,9 +1,11 @@
 """Guess a number from hints.
 
-    1 to 8 ──► 4 ──► higher ──► 6 ──► right          1 - 0.1 for each guess before; what a run that misses gets is below
+    1 to 8 ──► 4 ──► higher ──► 6 ──► right         1 - 0.05 for each guess before; what a run that misses gets is below
 
-A run that misses gets 0.2 times its share of guesses that are numbers in the range, and 0.2 times the share that fit
-the hints before them. The reward comes with the last guess, so no guess pays twice.
+A run that misses gets 0.1 times its share of guesses that are numbers in the range, and 0.1 times the share that fit
+the hints before them. The reward comes with the last guess, so no guess pays twice. Being right is worth far more than
+being quick: with 0.1 for a guess and 0.4 for a miss, a policy could settle on quick guesses that never reach one number
+(docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from pydantic import Field
 
 from streams.environments.text_game import Command, Example, GameOptions, Ruling, TextGame, unusable
 
-GUESS_COST = 0.1
-NUMBERS_REWARD = 0.2
-FITTING_REWARD = 0.2
+GUESS_COST = 0.05
+NUMBERS_REWARD = 0.1
+FITTING_REWARD = 0.1
 
 
 class GuessOptions(GameOptions):
@@ -31,7 +33,7 @@ class Guess(TextGame[GuessOptions]):
     """The environment."""
 
     name = "guess"
-    version = "1"
+    version = "2"
     options_type: ClassVar[type[GameOptions]] = GuessOptions
     command = Command("guess", "number", "Says whether the number is right, higher or lower.", bare=True)
 

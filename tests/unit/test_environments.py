@@ -164,7 +164,7 @@ def test_a_guess_is_hinted_at_and_a_later_one_is_worth_less() -> None:
             made, number = made + 1, (low + high) // 2
             result = episode.act(Action(str(number)))
             low, high = (number + 1, high) if last(result.shown) == "higher" else (low, number - 1)
-        assert (episode.success, result.reward) == (True, pytest.approx(1 - 0.1 * (made - 1)))
+        assert (episode.success, result.reward) == (True, pytest.approx(1 - 0.05 * (made - 1)))
 
 
 def test_a_run_that_misses_is_paid_for_numbers_and_for_guesses_that_fit() -> None:
@@ -172,7 +172,7 @@ def test_a_run_that_misses_is_paid_for_numbers_and_for_guesses_that_fit() -> Non
     seed = next(seed for seed in range(99) if environment.reset(seed) and environment.__dict__["_right"] == 8)
     results = play(begun("guess", seed)[0], text("4", "2", "nine", "6"))  # 2 does not fit `higher than 4`
     assert answers(results) == ["higher", "higher", "error: expected a number from 1 to 8", "higher"]
-    assert rewards(results) == [0.0, 0.0, 0.0, pytest.approx(0.2 * 3 / 4 + 0.2 * 2 / 4)]
+    assert rewards(results) == [0.0, 0.0, 0.0, pytest.approx(0.1 * 3 / 4 + 0.1 * 2 / 4)]
     assert [result.ok for result in results] == [True, True, False, True] and results[-1].success is False
 
 
@@ -293,7 +293,7 @@ def test_parallel_calls_are_carried_out_in_order_and_each_is_answered() -> None:
     assert result.terminated and result.success
     answered = [message.tool_call_id for message in result.shown.messages]
     assert answered == [str(number) for number in range(1, len(answered) + 1)]
-    assert result.reward == pytest.approx(1 - 0.1 * (len(answered) - 1))
+    assert result.reward == pytest.approx(1 - 0.05 * (len(answered) - 1))
 
 
 def test_calls_without_end_are_answered_up_to_a_limit() -> None:

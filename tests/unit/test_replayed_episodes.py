@@ -54,7 +54,7 @@ def test_an_episode_comes_out_as_it_was_recorded() -> None:
     [
         ({"settings": '{"highest": 9}'}, "at first: digest is "),
         ({"seed": 4}, "at first: seed is 4, and was 3"),
-        ({"name": "lookup"}, "at first: environment is lookup@1, and was guess@1; digest is "),
+        ({"name": "lookup"}, "at first: environment is lookup@1, and was guess@2; digest is "),
         ({"settings": '{"guesses": 3}'}, "at first: digest is "),
     ],
 )
