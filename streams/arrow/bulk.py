@@ -19,7 +19,7 @@ import confluent_kafka as ck
 
 from streams.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, DecodedRows
 from streams.kafka.client import POLL_S, unreachable
-from streams.kafka.reader import PartitionReader, consume
+from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition
 from streams.settings.model import Settings
 
@@ -78,38 +78,10 @@ class Bulk(PartitionReader):
 
     def poll_messages(self, count: int = AT_A_TIME, timeout_s: float = POLL_S) -> Iterator[tuple[str, list[Any]]]:
         """Yield up to `count` messages below the bounds, in pieces of one topic. Raises as `poll`."""
-        self._raise_trouble()
-        messages = consume(self._consumer, count, timeout_s)
-        if any(map(ck.Message.error, messages)):
-            for message in messages:
-                if message.error() is not None:
-                    self._note(message)
-            messages = [message for message in messages if message.error() is None]
+        messages = self._messages(count, timeout_s)
         if not messages:
             self._checked([])
-        if len(self._topics) == 1:
-            found = [(topic, messages) for topic in self._topics]
+        elif len(self._topics) == 1:
+            yield next(iter(self._topics)), messages
         else:
-            found = [(topic, list(each)) for topic, each in groupby(messages, ck.Message.topic)]
-        for topic, each in found:
-            if kept := self._below_the_bounds(topic, each):
-                yield topic, kept
-
-    def _below_the_bounds(self, topic: str, messages: list[Any]) -> list[Any]:
-        partitions = list(map(ck.Message.partition, messages))
-        # the last message of a partition tells how far it was read, and whether any is beyond its bound
-        last = dict(zip(partitions, messages, strict=True))
-        beyond = {p for p, message in last.items() if self._is_beyond((topic, p), message.offset() + 1)}
-        if not beyond or self._ends is None:
-            return messages
-        ends = {partition: self._ends[topic, partition] for partition in beyond}
-        return [m for p, m in zip(partitions, messages, strict=True) if p not in beyond or m.offset() < ends[p]]
-
-    def _is_beyond(self, tp: TopicPartition, position: int) -> bool:
-        """Note a position, and return whether it is beyond the bound; if so, stop fetching the partition."""
-        self._position[tp] = position
-        if self._ends is None or position <= self._ends[tp]:
-            return False
-        self._position[tp] = self._ends[tp]
-        self._consumer.pause([ck.TopicPartition(*tp)])
-        return True
+            yield from ((topic, list(each)) for topic, each in groupby(messages, ck.Message.topic))

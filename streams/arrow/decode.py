@@ -325,10 +325,7 @@ def _sound(event: type[Event], schema: _Written, payloads: Sequence[bytes | None
 def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None]) -> _Read | None:
     """Return the events in these payloads under the newest schema; None if anything about their bytes is odd."""
     try:
-        first, *others = payloads
-        first = _varint(len(payloads)) + first  # type: ignore[operator]
-        whole = _MARK_BYTES.join([first, *others, b"\0"])  # type: ignore[list-item]
-        shape = _array_of(written.schema)
+        whole, shape = framed(payloads), array_of(written.schema)  # type: ignore[arg-type]
         decoded = pyruhvro.deserialize_array([whole], shape)
         items = decoded.column(0).values
         as_should_be = pc.and_(
@@ -347,9 +344,15 @@ def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None
         return None
 
 
+def framed(payloads: Sequence[bytes]) -> bytes:
+    """Return payloads as the bytes of one array, each followed by the mark."""
+    first, *others = payloads
+    return _MARK_BYTES.join([_varint(len(payloads)) + first, *others, b"\0"])
+
+
 @cache
-def _array_of(schema: versions.Schema) -> str:
-    """Return the schema of the array of framed events, each followed by the mark."""
+def array_of(schema: versions.Schema) -> str:
+    """Return the schema of what `framed` returns."""
     fields = [
         {"name": "magic", "type": "boolean"},
         {"name": "id", "type": "float"},  # of four bytes, whichever they are

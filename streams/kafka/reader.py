@@ -23,7 +23,7 @@ from schemas.events import Coordinates
 from streams.errors import LogError, StreamwardError
 from streams.kafka.client import POLL_S, client_config, unreachable
 from streams.kafka.headers import Headers, headers_of, read_headers
-from streams.kafka.record import Record, TopicPartition
+from streams.kafka.record import Record, TopicPartition, made_of
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import FRAMING_BYTES, topics
 from streams.settings.model import Settings
@@ -87,10 +87,10 @@ class Reader:
     def _records(self, messages: Sequence[Any]) -> list[Record]:
         """Return the records in messages that are not errors."""
         parts = (map(part, messages) for part in (ck.Message.topic, ck.Message.partition, ck.Message.offset))
-        at = map(Coordinates._make, zip(*parts, strict=True))
+        at = map(made_of(Coordinates), zip(*parts, strict=True))
         times = [message.timestamp()[1] for message in messages]
         keys, payloads = map(ck.Message.key, messages), map(ck.Message.value, messages)
-        return list(map(Record._make, zip(at, times, keys, payloads, self.headers(messages), strict=True)))
+        return list(map(made_of(Record), zip(at, times, keys, payloads, self.headers(messages), strict=True)))
 
     def headers(self, messages: Sequence[Any]) -> list[Headers]:
         """Return the headers of each message, whatever their names. Raises LogError if they cannot be read again."""
@@ -197,25 +197,38 @@ class PartitionReader(Reader):
 
     def poll(self, count: int = 1000, timeout_s: float = POLL_S) -> list[Record]:
         """Return up to `count` records below the bounds. Raises LogError if an offset is gone or the broker refuses."""
+        return self._checked(self._records(self._messages(count, timeout_s)))
+
+    def _messages(self, count: int, timeout_s: float) -> list[Any]:
+        """Return up to `count` messages below the bounds. Raises as `poll`."""
         self._raise_trouble()
-        kept, ends = [], self._ends
         messages = consume(self._consumer, count, timeout_s)
         if messages:
             self._heard_at, self._missing = time.monotonic(), None
         elif time.monotonic() > self._heard_at + STALL_S:
             self._restart_if_stalled()
-        for message in messages:
-            if message.error() is not None:
-                self._note(message)
-                continue
-            offset, tp = message.offset(), (message.topic(), message.partition())
-            if ends is not None and offset >= ends[tp]:
-                self._position[tp] = max(self._position[tp], ends[tp])
-                self._consumer.pause([ck.TopicPartition(*tp)])  # fetch nothing beyond the bound
-                continue
-            self._position[tp] = offset + 1
-            kept.append(message)
-        return self._checked(self._records(kept))
+        if any(map(ck.Message.error, messages)):
+            for message in messages:
+                if message.error() is not None:
+                    self._note(message)
+            messages = [message for message in messages if message.error() is None]
+        places = list(zip(map(ck.Message.topic, messages), map(ck.Message.partition, messages), strict=True))
+        # the last message of a partition tells how far it was read, and whether any is beyond its bound
+        last = dict(zip(places, messages, strict=True))
+        beyond = {tp: self._position[tp] for tp, message in last.items() if self._is_beyond(tp, message.offset() + 1)}
+        if not beyond:
+            return messages
+        return [m for tp, m in zip(places, messages, strict=True) if tp not in beyond or m.offset() < beyond[tp]]
+
+    def _is_beyond(self, tp: TopicPartition, position: int) -> bool:
+        """Note a position, and return whether it is beyond the bound; if so, stop fetching the partition."""
+        end = position if self._ends is None else self._ends[tp]
+        # not back: an error message in the same batch may have told that the partition ends later, behind a gap
+        self._position[tp] = max(self._position[tp], min(position, end))
+        if position <= end:
+            return False
+        self._consumer.pause([ck.TopicPartition(*tp)])
+        return True
 
     def _restart_if_stalled(self) -> None:
         """Read on with a new client if the broker has had a record for STALL_S that this one does not fetch.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from schemas import serde
@@ -21,10 +22,20 @@ from streams.kafka.topics import Topic
 from streams.observability.tracing import context
 
 E = TypeVar("E", bound=Event)
+T = TypeVar("T", bound=tuple[Any, ...])
 TopicPartition = tuple[str, int]
 
 ERROR_LETTERS = 2000
 """Longest error in a dead letter: what it quotes comes from records, and may be as long as those."""
+
+
+def made_of(kind: type[T]) -> Callable[[Iterable[Any]], T]:
+    """Return `kind._make` of a named tuple, without its check of how many values there are, which takes half the time.
+
+    >>> list(map(made_of(Coordinates), [("tasks", 0, 7)]))
+    [Coordinates(topic='tasks', partition=0, offset=7)]
+    """
+    return partial(tuple.__new__, kind)
 
 
 class Record(NamedTuple):

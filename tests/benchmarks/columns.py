@@ -1,9 +1,10 @@
 """Topic to Arrow and to the archive, against a plain consume and fastavro dictionaries; bytes on disk.
 
-All on one core, by turns, over the same records: `streams.arrow.bulk` and `streams.arrow` (every rule of
-serde checked); confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record,
-nothing checked. Then the archive: records a second through `streams.tools.archive.sync`, and the bytes of its files
-against those of the topic's, which hold lz4 batches, with 32 and with 256 tokens a response.
+All on one core, by turns, over the same records: `streams.arrow.bulk` and `streams.arrow` (every rule of serde checked);
+confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record, nothing checked;
+confluent-kafka and pyruhvro, nothing checked and no coordinates, which is the most that these two libraries can reach.
+Then the archive: records a second through `streams.tools.archive.sync`, and the bytes of its files against those of the
+topic's, which hold lz4 batches, with 32 and with 256 tokens a response.
 
 Not covered: how fast an archive is read (the benchmark of the queries).
 """
@@ -14,15 +15,17 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka as ck
 import fastavro
+import pyruhvro
 
 from schemas import versions
 from streams.arrow import bulk
-from streams.arrow.decode import decode_rows
+from streams.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, array_of, decode_rows, framed
 from streams.kafka import admin
 from streams.kafka.client import client_config
 from streams.kafka.topics import topics
@@ -35,7 +38,7 @@ from tests.benchmarks.whole_groups import preload
 
 GROUPS = {32: 12_000, 256: 4_000}
 """By tokens of a response."""
-OF_PLAIN = 0.4
+ARROW_OF_PLAIN, ARCHIVE_OF_PLAIN = 0.7, 0.4
 TIMES_FASTAVRO = 5.0
 CASES = {
     "whole groups": ("tasks", "responses", "rewards"),
@@ -68,13 +71,15 @@ def _decoding(settings: Settings, case: str, labels: Sequence[str]) -> Iterator[
         "arrow": lambda: _arrow(settings, labels),
         "plain": lambda: _consumed(settings, labels, lambda messages: None),
         "fastavro": lambda: _consumed(settings, labels, _dictionaries(settings, labels)),
+        "pyruhvro": lambda: _unchecked(settings, labels),
     }
     measured = by_turns(runs)
     (count,) = {each for turns in measured.values() for _, each in turns}
     rates = {name: count / median_s(each) for name, each in measured.items()}
     for against, peer, target, peer_is in (
-        ("a plain consume", "plain", OF_PLAIN, "confluent-kafka consume of the same bytes, not decoded"),
+        ("a plain consume", "plain", ARROW_OF_PLAIN, "confluent-kafka consume of the same bytes, not decoded"),
         ("dictionaries", "fastavro", TIMES_FASTAVRO, "confluent-kafka and fastavro.schemaless_reader"),
+        ("pyruhvro alone", "pyruhvro", None, "confluent-kafka and pyruhvro, nothing checked, no coordinates"),
     ):
         yield line(
             "columns",
@@ -86,6 +91,15 @@ def _decoding(settings: Settings, case: str, labels: Sequence[str]) -> Iterator[
             target=target if len(labels) > 1 else None,
             peer_is=peer_is,
         )
+    yield line(
+        "columns",
+        f"{case}, pyruhvro alone, one core, against a plain consume",
+        ours=rates["pyruhvro"],
+        peer=rates["plain"],
+        unit="records/s",
+        ratio=rates["pyruhvro"] / rates["plain"],
+        peer_is="confluent-kafka consume of the same bytes, not decoded",
+    )
 
 
 def _arrow(settings: Settings, labels: Sequence[str]) -> int:
@@ -120,6 +134,29 @@ def _dictionaries(settings: Settings, labels: Sequence[str]) -> Callable[[list[A
     return use
 
 
+def _unchecked(settings: Settings, labels: Sequence[str]) -> int:
+    """Consume, and decode what came as one array, as `streams.arrow.decode` does; return the count of records."""
+    shapes = {topics(settings.topics)[label].name: topics(settings.topics)[label].event for label in labels}
+    waiting: dict[str, list[bytes]] = {name: [] for name in shapes}
+
+    def decode(name: str) -> None:
+        payloads, waiting[name] = waiting[name], []
+        newest = versions.files().newest(shapes[name])
+        pyruhvro.deserialize_array([framed(payloads)], array_of(newest))
+
+    def use(messages: list[Any]) -> None:
+        for name, each in groupby(messages, ck.Message.topic):
+            waiting[name].extend(map(ck.Message.value, each))
+            if len(waiting[name]) >= CHUNK_RECORDS or len(waiting[name]) * len(waiting[name][0]) >= CHUNK_BYTES:
+                decode(name)
+
+    count = _consumed(settings, labels, use)
+    for name in waiting:
+        if waiting[name]:
+            decode(name)
+    return count
+
+
 def _archiving(settings: Settings, case: str, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
     say(f"columns: {case} into the archive")
     names = [topics(settings.topics)[label].name for label in labels]
@@ -144,7 +181,7 @@ def _archiving(settings: Settings, case: str, labels: Sequence[str]) -> Iterator
         peer=rates["plain"],
         unit="records/s",
         ratio=rates["archive"] / rates["plain"],
-        target=OF_PLAIN if len(labels) > 1 else None,
+        target=ARCHIVE_OF_PLAIN if len(labels) > 1 else None,
         peer_is="confluent-kafka consume of the same bytes, not decoded",
     )
     yield line(

@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from schemas.events import Branch, Event, GroupControl, Response, ResponseTurn, Reward, Sampling, Task
-from streams.kafka.record import Record
+from streams.kafka.record import Record, made_of
 from streams.stages.advantages.digests import response_digests, shared_digest, short_id
 from streams.stages.advantages.state import ResponseCandidate, ResponseRef, RewardRef, SourceScore
 
@@ -99,7 +99,7 @@ def _responses(columns: Columns, recorded: Columns) -> list[Incoming]:
     per_token = (prompts, completions, logprobs, masks)
     of_agents = (turns, branches, successes)
     copied = zip(bases, tokenizers, latencies, *per_token, zip(*drawn, strict=True), *of_agents, strict=True)
-    bodies = list(map(ResponseBody._make, copied))
+    bodies = list(map(made_of(ResponseBody), copied))
     failed = [error is not None for error in errors]
     # a trajectory's prompt is that of its first call, which its agent decides
     given = [prompt if agent is None else b"" for prompt, agent in zip(prompts, agents, strict=True)]
@@ -108,15 +108,15 @@ def _responses(columns: Columns, recorded: Columns) -> list[Incoming]:
         "" if fails else shared_digest(body, prompt) for fails, body, prompt in zip(failed, bodies, given, strict=True)
     ]
     contents = response_digests(bodies, own, texts, engines, reasons, shared)
-    refs = map(ResponseRef._make, zip(response_ids, *recorded, failed, reasons, contents, strict=True))
+    refs = map(made_of(ResponseRef), zip(response_ids, *recorded, failed, reasons, contents, strict=True))
     known = zip(sampling_ids, slots, versions, sizes, policies, shared, refs, strict=True)
-    candidates = map(ResponseCandidate._make, known)
+    candidates = map(made_of(ResponseCandidate), known)
     kept = [None if fails else body for fails, body in zip(failed, bodies, strict=True)]
-    return list(map(Incoming._make, zip(task_ids, candidates, kept, strict=True)))
+    return list(map(made_of(Incoming), zip(task_ids, candidates, kept, strict=True)))
 
 
 def _rewards(columns: Columns, recorded: Columns) -> list[Incoming]:
     task_ids, reward_ids, response_ids, sources, values, components, steps = columns
     said = zip(values, components, map(short_id, reward_ids), *recorded, steps, strict=True)
-    refs = map(RewardRef._make, zip(response_ids, sources, map(SourceScore._make, said), strict=True))
-    return list(map(Incoming._make, zip(task_ids, refs, repeat(None))))
+    refs = map(made_of(RewardRef), zip(response_ids, sources, map(made_of(SourceScore), said), strict=True))
+    return list(map(made_of(Incoming), zip(task_ids, refs, repeat(None))))

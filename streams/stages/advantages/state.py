@@ -210,7 +210,7 @@ class OpenGroup(NamedTuple):
 
     def with_quota(self, quota: QuotaUse) -> OpenGroup:
         """Return it with this use of its quota."""
-        return OpenGroup(*self[:-1], quota)
+        return OpenGroup._make((*self[:-1], quota))
 
     def with_samplings(self, samplings: Mapping[str, SamplingState]) -> OpenGroup:
         """Return it with these samplings; a `_replace`, asked for at every event, costs several times as much."""
