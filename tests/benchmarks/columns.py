@@ -1,6 +1,6 @@
 """Topic to Arrow and to the archive, against a plain consume and fastavro dictionaries; bytes on disk.
 
-All on one core, by turns, over the same records: `streams.arrow.bulk` and `streams.arrow` (every rule of serde checked);
+All on one core, by turns, over the same records: `streams.arrow.bulk` and `.decode` (every rule of serde checked);
 confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record, nothing checked;
 confluent-kafka and pyruhvro, nothing checked and no coordinates, which is the most that these two libraries can reach.
 Then the archive: records a second through `streams.tools.archive.sync`, and the bytes of its files against those of the

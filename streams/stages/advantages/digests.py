@@ -8,7 +8,7 @@ They tell a repetition from a contradiction once a group keeps no more of an eve
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -34,18 +34,21 @@ def request_digest(*parts: object) -> str:
     return derive_id(*map(repr, parts))[:8]
 
 
-def response_digests(bodies: Iterable[ResponseBody], prompts: Sequence[bytes], *texts: Sequence[str]) -> list[str]:
+def response_digests(bodies: Sequence[ResponseBody], prompts: Sequence[bytes], *texts: Sequence[str]) -> list[str]:
     """Return a digest of each response's content: its body, the prompt of its own, and its text in these columns.
 
     Time, latency and trace are not part of it.
     """
     digests, sha256 = [], hashlib.sha256
-    for (*_, completion, logprobs, mask, drawn, _, branches, _), prompt, *said in zip(
-        bodies, prompts, *texts, strict=True
+    drawn = [repr(body.sampling) if 0.0 in body.sampling else _repr(body.sampling) for body in bodies]
+    said = map(str.encode, map("\x1f".join, zip(*texts, drawn, strict=True)))
+    for (_, _, _, _, completion, logprobs, mask, _, _, branches, _), prompt, words in zip(
+        bodies, prompts, said, strict=True
     ):
-        said.append(repr(drawn) if 0.0 in drawn else _repr(drawn))
-        parts = (prompt, completion, logprobs, mask, *(part for one in branches for part in _branch_parts(one)))
-        digests.append(sha256(b"".join((*parts, "\x1f".join(said).encode()))).hexdigest()[:8])
+        parts = (prompt, completion, logprobs, mask)
+        if branches:
+            parts += tuple(part for one in branches for part in _branch_parts(one))
+        digests.append(sha256(b"".join((*parts, words))).hexdigest()[:8])
     return digests
 
 

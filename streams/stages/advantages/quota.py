@@ -65,9 +65,11 @@ def _over(task_id: str, at: Coordinates, full_at: int) -> Rejection:
 def _weighed(event: TaskInfo | ResponseCandidate | RewardRef) -> tuple[int, int]:
     """Return the place of the event's topic in QuotaUse, and how many bytes a record of it takes at most."""
     if isinstance(event, RewardRef):
-        parts = event.score.components
-        texts = len(quoted(event.response_id)) + len(quoted(event.source)) + sum(map(len, map(quoted, parts)))
-        return 2, REWARD_BYTES + texts + NUMBER_BYTES * (len(parts) + len(event.score.steps))
+        parts, steps = event.score.components, event.score.steps
+        weight = REWARD_BYTES + len(quoted(event.response_id)) + len(quoted(event.source))
+        if parts or steps:
+            weight += sum(map(len, map(quoted, parts))) + NUMBER_BYTES * (len(parts) + len(steps))
+        return 2, weight
     if isinstance(event, ResponseCandidate):  # a closed group also names the sampling that it was made of
         return 1, RESPONSE_BYTES + 2 * len(quoted(event.sampling_id)) + len(quoted(event.policy))
     return 0, TASK_BYTES + len(json.dumps(event))

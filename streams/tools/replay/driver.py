@@ -5,13 +5,12 @@
 
 The same reducers as the live worker's, many times faster, for replay, backfill and the parity test. Bounds are fixed at
 the start and nothing is committed. Where several topics feed one state they are merged by record timestamp, heads
-first, as Kafka Streams does; each partition keeps its own order. So two replays of one range agree, at any speed.
+first (merged.py); each partition keeps its own order. So two replays of one range agree, at any speed.
 """
 
 from __future__ import annotations
 
 import gc
-import heapq
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from schemas import ids as numbering
@@ -38,6 +36,7 @@ from streams.stages.advantages import stage as advantages
 from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.incoming import FIELDS, Incoming
 from streams.stages.advantages.state import EmitGroup, GroupState
+from streams.tools.replay.merged import merged
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 """By topic and partition: the first offset, and the one after the last."""
@@ -122,8 +121,7 @@ def _join_partitions(
             for name, reader in readers.items():
                 (first, end), tp = bounds[name, partition], (name, partition)
                 reader.assign({tp: first}, {tp: end})
-            streams = [chain.from_iterable(reader.batches(None)) for reader in readers.values()]
-            records = heapq.merge(*streams, key=attrgetter("timestamp_ms"))
+            records = chain.from_iterable(merged([reader.batches(None) for reader in readers.values()]))
             yield from (made for _, made in joined(settings, records, partitions=settings.topics.partitions))
 
 
