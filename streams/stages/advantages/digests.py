@@ -45,7 +45,7 @@ def response_digests(bodies: Sequence[ResponseBody], prompts: Sequence[bytes], *
     for (_, _, _, _, completion, logprobs, mask, _, _, branches, _), prompt, words in zip(
         bodies, prompts, said, strict=True
     ):
-        parts = (prompt, completion, logprobs, mask)
+        parts: tuple[bytes, ...] = (prompt, completion, logprobs, mask)
         if branches:
             parts += tuple(part for one in branches for part in _branch_parts(one))
         digests.append(sha256(b"".join((*parts, words))).hexdigest()[:8])
