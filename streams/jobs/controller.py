@@ -8,15 +8,13 @@ then asks for has the same ids. Of tasks it first looks which are in the log, si
 an event that is written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
 
 One job of a policy at a time: the next begins when the one before has ended. One that is paused has not.
-
-Not covered: metrics. `streamward jobs list` says how far each job is.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Self
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task
@@ -25,8 +23,9 @@ from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState
 from streams.errors import EventError
 from streams.jobs import reducer
+from streams.jobs.job_metrics import JobMetrics, WatchedJob
 from streams.jobs.reducer import STAGE, Effect, OpenJob
-from streams.jobs.state import JobState, folded
+from streams.jobs.state import JobState, cost_usd, folded
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import GroupConsumer
@@ -36,6 +35,7 @@ from streams.kafka.record import Record, TopicPartition, cut, partition_of
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
+from streams.observability import metrics
 from streams.settings.model import Settings
 
 CLOCK_SKEW_MS = 60_000
@@ -45,14 +45,24 @@ log = logging.getLogger("streamward.jobs")
 
 
 def run(settings: Settings, *, stop: threading.Event) -> None:
-    """Run jobs until `stop` is set. Raises NotFoundError for a missing topic, LogError if the broker refuses."""
-    schema_registry.wait(settings, stop=stop)
+    """Run jobs until `stop` is set.
+
+    Raises NotFoundError for a missing topic, LogError if the broker refuses, SettingsError if metrics.port is taken.
+    """
     try:
-        with JobController(settings, BrokerOutage(settings.kafka, stop)) as controller:
-            while not stop.is_set():
-                controller.step()
+        with metrics.served(settings, "jobs") as meter:
+            schema_registry.wait(settings, meter, stop)
+            with JobController(settings, BrokerOutage(settings.kafka, stop, meter)) as controller:
+                while not stop.is_set():
+                    controller.step()
     except StoppedWaiting as exc:
         log.warning("%s", exc)
+
+
+class JobMembership(GroupConsumer):
+    """Which partitions of `jobs` are this controller's. What they hold is read elsewhere, from the beginning."""
+
+    COUNTS_RECORDS = False
 
 
 class JobController:
@@ -64,6 +74,8 @@ class JobController:
         self._names = {named[label].name: label for label in ("jobs", "adapters", "groups")}
         self._groups = named["groups"].name
         self._jobs: dict[str, JobState] = {}
+        self._event_ms: dict[str, int] = {}
+        """Timestamp of the newest event of each job."""
         self._adapters: dict[str, AdapterState] = {}
         self._open: dict[str, OpenJob] = {}
         self._owned: set[int] = set()
@@ -80,7 +92,8 @@ class JobController:
         self._ends = {tp: end for tp, (_, end) in self._bounds("jobs", "adapters").items()}
         self._reader = PartitionReader(settings, starts, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
-        self._members = GroupConsumer(
+        self._metrics = JobMetrics(outage.meter)
+        self._members = JobMembership(
             settings, STAGE, ["jobs"], outage, on_assigned=self._gain, on_revoked=self._lose, on_lost=self._lose
         )
 
@@ -98,9 +111,12 @@ class JobController:
         for record in self._reader.poll(timeout_s=POLL_S):
             self._take(record)
             self._news = True
-        if self._news and self._has_caught_up() and self._open_and_close():
+        if not self._has_caught_up():
+            return
+        if self._news and self._open_and_close():
             self._act()
             self._news = False
+        self._metrics.look(self._watched)
 
     # --- taking in ----------------------------------------------------------------------------------------------------
 
@@ -121,6 +137,8 @@ class JobController:
             return
         event, before, job = found
         self._jobs[event.job_id] = job
+        if before is None or job.sequence > before.sequence:
+            self._event_ms[event.job_id] = record.timestamp_ms
         if event.job_id in self._open:
             self._open[event.job_id] = reducer.after_event(self._open[event.job_id], job)
         if event.kind != "created" and (before is None or job.sequence > before.sequence):
@@ -180,6 +198,14 @@ class JobController:
         self._ends |= {tp: end for tp, (_, end) in bounds.items()}
         self._reader.assign(starts)
         return False
+
+    def _watched(self) -> Iterator[WatchedJob]:
+        for name, job in self._jobs.items():
+            if self._is_ours(job):
+                cost = job.cost_usd
+                if job.spec.prices is not None and (state := self._open.get(name)) is not None:
+                    cost = cost_usd(reducer.usage(state, self._versions(job.policy)), job.spec.prices)
+                yield WatchedJob(job, self._event_ms[name], cost)
 
     # --- acting -------------------------------------------------------------------------------------------------------
 

@@ -25,13 +25,13 @@ VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 CREDITS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """… of advantages, which are of the order of 1 where they are divided by a group's spread."""
 
-Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve", "agents"]
+Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve", "agents", "jobs"]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
 READERS: tuple[Process, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
-SERVED: tuple[Process, ...] = (*READERS, "archive", "serve")
-"""Those that serve metrics.port: these, `archive sync --follow`, and the server of agents."""
+SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs")
+"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, and the controller of jobs."""
 
 
 class Metric(NamedTuple):
@@ -63,7 +63,7 @@ SCRAPE_ERRORS = Metric(
 )
 EVENTS_IN = Metric("streamward_events_in_total", "counter", ("stage", "topic"), "Records read.", READERS)
 EVENTS_OUT = Metric(
-    "streamward_events_out_total", "counter", ("stage", "topic"), "Records written.", (*READERS, "serve")
+    "streamward_events_out_total", "counter", ("stage", "topic"), "Records written.", (*READERS, "serve", "jobs")
 )
 PROCESSING = Metric(
     "streamward_processing_seconds",
@@ -118,7 +118,7 @@ REBALANCES = Metric(
     "counter",
     ("stage",),
     "Assignments of partitions.",
-    ("streams", "policy", "scoring", "agents"),
+    ("streams", "policy", "scoring", "agents", "jobs"),
 )
 
 SPANS_DROPPED = Metric(
@@ -421,6 +421,57 @@ AGENT_TASK_AGE = Metric(
     ("agents",),
 )
 
+# --- jobs run ---------------------------------------------------------------------------------------------------------
+
+JOBS = Metric(
+    "streamward_jobs",
+    "gauge",
+    ("policy", "status"),
+    "Jobs of the partitions owned here, by status.",
+    ("jobs",),
+    "a job",
+)
+JOB_AGE = Metric(
+    "streamward_job_event_age_seconds",
+    "gauge",
+    ("policy",),
+    "Since the newest event of the job that runs, by that record's timestamp; 0 if none runs.",
+    ("jobs",),
+    "a job",
+)
+JOB_ITERATIONS = Metric(
+    "streamward_job_iterations",
+    "gauge",
+    ("policy",),
+    "Iterations that the job that runs has ended; 0 if none runs.",
+    ("jobs",),
+    "a job",
+)
+JOB_DONE = Metric(
+    "streamward_job_done_ratio",
+    "gauge",
+    ("policy",),
+    "The same as a share of those that it was ordered with.",
+    ("jobs",),
+    "a job",
+)
+JOB_SPENT = Metric(
+    "streamward_jobs_spent_usd",
+    "gauge",
+    ("policy",),
+    "What the jobs of the partitions owned here have cost, all that the log has; without prices nothing.",
+    ("jobs",),
+    "a job",
+)
+JOB_BUDGET = Metric(
+    "streamward_job_budget_spent_ratio",
+    "gauge",
+    ("policy",),
+    "Share of its budget that the job that runs has spent; 0 if none runs, or it has none.",
+    ("jobs",),
+    "a job",
+)
+
 # --- archive sync --follow --------------------------------------------------------------------------------------------
 
 ARCHIVE_LAG_RECORDS = Metric(
@@ -466,8 +517,8 @@ is committed.
 server of agents `engine` (loaded, and its last request did not fail), of `agents run` `server` (it answered when it was
 last asked), and with `schemas.registry_url` everywhere
 `schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit
---follow` has an address of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` is watched as the
-loop is.
+--follow` has an address of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
+`streamward jobs run` are watched as the loop is.
 
 Dashboards, alerts, and what to do: [operations.md](operations.md).
 
@@ -491,7 +542,7 @@ def _sections() -> Iterator[str]:
         ("scoring",): "Scoring",
     }
     titles |= {("train",): "Trainer", ("audit",): "The audit", ("serve",): "The server of agents"}
-    titles |= {("agents",): "Runs of agents", ("archive",): "The archive"}
+    titles |= {("agents",): "Runs of agents", ("jobs",): "Jobs", ("archive",): "The archive"}
     rest = [metric for metric in every() if metric.processes not in titles]
     for processes, title in titles.items():
         yield f"\n## {title}\n\n{_table([metric for metric in every() if metric.processes == processes])}"

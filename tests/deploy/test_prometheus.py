@@ -34,7 +34,11 @@ from tests.support.processes import running, until
 OPT_IN = "TEST_CLUSTER"
 NEVER = "sum(streamward_score_failures_total)"
 """What has no answer in this run, because no score fails."""
-COMMANDS = {"archive": "archive sync --follow", "agents": "agents run guide --command true"}
+COMMANDS = {
+    "archive": "archive sync --follow",
+    "agents": "agents run guide --command true",
+    "jobs": "jobs run",
+}
 """Where that is not the name of the process."""
 pytestmark = [
     pytest.mark.kafka,

@@ -24,12 +24,15 @@ from streams.jobs.state import JobState, fold
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
+from streams.observability import catalog
+from streams.observability.metrics import Meter
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Kafka, Settings, Topics
 from tests.support.factories import T0, group, job_spec, member, response
 from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, read, until
+from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
@@ -150,8 +153,8 @@ def test_an_order_with_the_same_key_is_the_same_job_and_another_with_it_is_refus
 def test_a_job_waits_for_the_one_before_it_of_its_policy(made: Settings) -> None:
     with JobLog(made) as log:
         first, second = (log.start(order("queued", held_out_share=0.0), actor="ann") for _ in range(2))
-        stop = threading.Event()
-        with JobController(made, BrokerOutage(made.kafka, stop)) as controller:
+        stop, meter = threading.Event(), Meter("jobs", waits_for=("kafka",))
+        with JobController(made, BrokerOutage(made.kafka, stop, meter)) as controller:
 
             def steps(name: str, status: str) -> bool:
                 controller.step()
@@ -165,6 +168,15 @@ def test_a_job_waits_for_the_one_before_it_of_its_policy(made: Settings) -> None
             assert log.get(second.job_id).status == "queued"  # one that is paused has not ended
             log.command(first.job_id, JobCommand(kind="cancelled", actor="ann", reason="over"))
             until(lambda: steps(second.job_id, "running"), "the second job to run")
+
+            def counted() -> dict[str, float]:
+                controller.step()
+                found = parse(meter.text()).family(catalog.JOBS.name)
+                return {one.labels["status"]: one.value for one in found if one.labels["policy"] == "queued"}
+
+            until(lambda: (found := counted()).get("running") == found.get("cancelled") == 1, "both in the metrics")
+            assert meter.answer("/readyz") == (200, "ok\n")
+            assert parse(meter.text()).total(catalog.EVENTS_OUT.name, stage="jobs", topic="tasks") > 0
 
 
 def test_a_job_whose_tasks_cannot_be_written_fails_and_the_others_go_on(made: Settings) -> None:

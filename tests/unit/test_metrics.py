@@ -39,6 +39,7 @@ UNITS = (
     "info",
     "total",
     "timestamp_seconds",
+    "usd",
 )
 BARE = (
     "streamward_ready",
@@ -49,6 +50,8 @@ BARE = (
     "streamward_responses_open",
     "streamward_serve_answers_open",
     "streamward_serve_trajectories_remembered",
+    "streamward_jobs",
+    "streamward_job_iterations",
 )
 OF_STEP = ("reward_mean", "reward_std", "loss", "gradient_norm")
 """What has no unit: counts of things that the name says, and numbers of the user's own scale."""

@@ -227,6 +227,16 @@ ALERTS = (
         "AdapterRefused", "warning", "0m", Limit(_refused(), ">", 0),
         "{{ $value | humanize }} versions were not served: {{ $labels.reason }}.",
     ),
+    # --- jobs ---
+    Alert(
+        "JobStuck", "warning", "5m", Limit(or_zero(largest(select(catalog.JOB_AGE), "policy")), ">", 7200),
+        "The job of `{{ $labels.policy }}` that runs has had no event for {{ $value | humanizeDuration }}.",
+    ),
+    Alert(
+        "BudgetNearlySpent", "warning", "0m",
+        Limit(or_zero(largest(select(catalog.JOB_BUDGET), "policy")), ">", 0.9),
+        "The job of `{{ $labels.policy }}` that runs has spent {{ $value | humanizePercentage }} of its budget.",
+    ),
 )  # fmt: skip
 """In the order of docs/operations.md."""
 

@@ -204,6 +204,14 @@ RUNS = (
     _panel("Tasks without a run", "short", (total(select(catalog.AGENT_TASKS), "agent"), "{{agent}}")),
     _panel("Age of the oldest of them", "s", (largest(select(catalog.AGENT_TASK_AGE), "agent"), "{{agent}}")),
 )
+JOBS = (
+    _panel("Jobs", "short", (or_zero(total(select(catalog.JOBS), "policy", "status")), "{{policy}} {{status}}")),
+    _gauge("Iterations of the job that runs", "short", catalog.JOB_ITERATIONS, zero=True),
+    _gauge("How far it is", "percentunit", catalog.JOB_DONE, zero=True),
+    _gauge("Since its newest event", "s", catalog.JOB_AGE, zero=True),
+    _panel("Spent by all jobs", "currencyUSD", (or_zero(total(select(catalog.JOB_SPENT), "policy")), "{{policy}}")),
+    _gauge("Share of its budget", "percentunit", catalog.JOB_BUDGET, zero=True),
+)
 
 
 def _of_step(title: str, unit: str, *which: str) -> Panel:
@@ -251,7 +259,7 @@ OVERVIEW = Dashboard(
 TRAINING = Dashboard(
     "training",
     "Training",
-    "What each step was, and where its time went.",
+    "What each step was, where its time went, and for which job.",
     (
         PanelRow(
             "Does it learn?",
@@ -300,6 +308,7 @@ TRAINING = Dashboard(
                 TOKENS,
             ),
         ),
+        PanelRow("For which job?", JOBS),
     ),
 )
 POLICY = Dashboard(

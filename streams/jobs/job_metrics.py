@@ -1,0 +1,73 @@
+"""What a controller says of its jobs: how many, how far, how long without an event, and what they cost.
+
+jobs of the partitions owned ──► figures: a value by metric and labels ──► gauges, once a second
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, get_args
+
+from streams.jobs.state import JobState, JobStatus
+from streams.kafka import times
+from streams.observability import catalog
+from streams.observability.catalog import Metric
+from streams.observability.metrics import Meter
+
+LOOK_EVERY_S = 1.0
+OF_RUNNING = (catalog.JOB_AGE, catalog.JOB_ITERATIONS, catalog.JOB_DONE, catalog.JOB_BUDGET)
+"""What is said of the job of a policy that runs: there is one at most."""
+
+Figures = Mapping[tuple[Metric, tuple[str, ...]], float]
+
+
+class WatchedJob(NamedTuple):
+    """A job, and what is known of it beyond its fold."""
+
+    job: JobState
+    event_ms: int
+    """Timestamp of the record of its newest event."""
+    cost_usd: float | None
+    """Until now, what was counted since that event included; None without prices."""
+
+
+def figures(jobs: Iterable[WatchedJob], now_ms: int) -> Figures:
+    """Return the values of all gauges. A policy that has a job has every series of it, so that none is missing at 0."""
+    found: dict[tuple[Metric, tuple[str, ...]], float] = {}
+    for job, event_ms, cost_usd in jobs:
+        policy = (job.policy,)
+        for status in get_args(JobStatus):
+            found.setdefault((catalog.JOBS, (job.policy, status)), 0)
+        for metric in (*OF_RUNNING, catalog.JOB_SPENT):
+            found.setdefault((metric, policy), 0.0)
+        found[catalog.JOBS, (job.policy, job.status)] += 1
+        found[catalog.JOB_SPENT, policy] += cost_usd or 0.0
+        if job.status != "running":
+            continue
+        budget = job.spec.max_budget_usd
+        found[catalog.JOB_AGE, policy] = max(0.0, (now_ms - event_ms) / 1000)
+        found[catalog.JOB_ITERATIONS, policy] = job.iteration
+        found[catalog.JOB_DONE, policy] = job.iteration / job.spec.iterations
+        found[catalog.JOB_BUDGET, policy] = 0.0 if cost_usd is None or budget is None else cost_usd / budget
+    return found
+
+
+class JobMetrics:
+    """Reports the jobs of one controller. For the thread that steps."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter, self._next_look = meter, 0.0
+        self._reported: Figures = {}
+
+    def look(self, watched: Callable[[], Iterable[WatchedJob]]) -> None:
+        """Report once a second what is so now; jobs that another controller has by now are forgotten."""
+        if not self._meter.on or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+        found = figures(watched(), times.now_ms())
+        for metric, labels in self._reported.keys() - found.keys():
+            self._meter.set(metric, None, *labels)
+        for (metric, labels), value in found.items():
+            self._meter.set(metric, value, *labels)
+        self._reported = found

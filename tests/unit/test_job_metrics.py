@@ -1,0 +1,62 @@
+"""What a controller reports of its jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures
+from streams.jobs.state import JobState, fold
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from tests.support.factories import job_event, job_spec
+from tests.support.scrape import parse
+
+
+def watched(status: Any = "running", cost: float | None = 3.0, **changes: Any) -> WatchedJob:
+    state = fold(None, job_event("created", spec=job_spec(iterations=8, max_budget_usd=4.0)))
+    assert isinstance(state, JobState)
+    return WatchedJob(dataclasses.replace(state, status=status, **changes), 1_000, cost)
+
+
+def test_of_a_running_job_it_says_how_far_it_is_how_long_nothing_came_and_what_is_left() -> None:
+    found = figures([watched(iteration=2)], now_ms=61_000)
+    assert {metric: value for (metric, labels), value in found.items() if labels == ("default",)} == {
+        catalog.JOB_AGE: 60.0,
+        catalog.JOB_ITERATIONS: 2,
+        catalog.JOB_DONE: 0.25,
+        catalog.JOB_SPENT: 3.0,
+        catalog.JOB_BUDGET: 0.75,
+    }
+
+
+def test_jobs_are_counted_by_status_and_what_all_of_them_cost_is_added_up() -> None:
+    jobs = [watched("completed"), watched("failed", 4.5), watched("queued", None), watched("completed", policy="other")]
+    found = figures(jobs, now_ms=0)
+    counts = {labels: value for (metric, labels), value in found.items() if metric is catalog.JOBS and value}
+    assert counts == {
+        ("default", "completed"): 1,
+        ("default", "failed"): 1,
+        ("default", "queued"): 1,
+        ("other", "completed"): 1,
+    }
+    assert (found[catalog.JOB_SPENT, ("default",)], found[catalog.JOB_SPENT, ("other",)]) == (7.5, 3.0)
+
+
+def test_a_job_that_does_not_run_is_neither_stuck_nor_near_its_budget() -> None:
+    for status in ("queued", "paused", "completed", "failed", "cancelled"):
+        found = figures([watched(status, 4.0)], now_ms=10**9)
+        assert (found[catalog.JOB_AGE, ("default",)], found[catalog.JOB_BUDGET, ("default",)]) == (0, 0)
+
+
+def test_every_gauge_of_jobs_is_there_and_those_of_jobs_that_another_controller_has_are_gone() -> None:
+    meter = Meter("jobs")
+    JobMetrics(meter).look(lambda: [])
+    assert parse(meter.text()).samples == []
+    metrics = JobMetrics(meter)
+    metrics.look(lambda: [watched(), watched(policy="other")])
+    wanted = {metric.name: metric.kind for metric in catalog.every() if metric.processes == ("jobs",)}
+    assert parse(meter.text()).kinds == wanted
+    metrics._next_look = 0.0
+    metrics.look(lambda: [watched()])
+    assert {sample.labels["policy"] for sample in parse(meter.text()).samples} == {"default"}
