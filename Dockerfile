@@ -1,6 +1,6 @@
 # Images of Streamward.
 #
-#   python ─► streams    topics, streams, scoring, audit, schemas: without torch
+#   python ─► streams    topics, streams, scoring, jobs, audit, schemas: without torch
 #          └► model      policy and train: with torch, TORCH=cpu or TORCH=cuda
 #
 #   make images                       all of them, tagged with the version

@@ -1,10 +1,11 @@
-{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, audit, archive, topics, schemas,
-     and vllm, which has no settings. */}}
+{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, jobs, audit, archive, topics,
+     schemas, and vllm, which has no settings. */}}
 
 {{- define "streamward.components" -}}
 {{- $found := list "streams" "scoring" "policy" "trainer" -}}
-{{- if .Values.audit.enabled -}}{{- $found = append $found "audit" -}}{{- end -}}
-{{- if .Values.archive.enabled -}}{{- $found = append $found "archive" -}}{{- end -}}
+{{- range $component := list "jobs" "audit" "archive" -}}
+{{- if (index $.Values $component).enabled -}}{{- $found = append $found $component -}}{{- end -}}
+{{- end -}}
 {{- join " " $found -}}
 {{- end -}}
 
@@ -141,7 +142,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if eq .component "archive" -}}
 {{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}
 {{- end -}}
-{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "archive")) -}}
+{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "archive")) -}}
 {{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}
 {{- end -}}
 {{- range $section, $keys := $derived -}}

@@ -64,6 +64,7 @@ def test_the_program_takes_every_command_line(case: str) -> None:
             probed = container.get(probe, {}).get("exec", {}).get("command", [])
             assert probed[:1] != ["streamward"] or parsed(probed[1:])
     expected = {"streams": "streams", "scoring": "scoring", "policy": "policy", "trainer": "train", "test": "evaluate"}
+    expected |= {"jobs": "jobs run"} if VALUES[case].get("jobs", {}).get("enabled", True) else {}
     if VALUES[case].get("topics", {}).get("kind", "job") == "job":
         expected["topics"] = "topics apply"
     if "audit" in VALUES[case]:
@@ -415,4 +416,4 @@ def test_compose_and_chart_run_the_same_commands_from_the_same_images() -> None:
     assert repositories == {
         name for name in (service["image"].partition(":")[0] for service in compose.values()) if "streamward" in name
     }
-    assert set(itertools.chain(["topics"], ("streams", "scoring", "policy", "trainer"))) <= set(compose)
+    assert set(itertools.chain(["topics"], ("streams", "scoring", "policy", "trainer", "jobs"))) <= set(compose)

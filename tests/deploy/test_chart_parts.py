@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings as hypothesis_settings, strategies as st
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from yaml import safe_load_all
 
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
 from streams.evaluation import run as evaluate
 from streams.kafka import topics
 from streams.observability import catalog
-from streams.settings.model import Kafka, Schemas, Topics
+from streams.settings.model import Kafka, Schemas, Serve, Topics
 from streams.stages.tasks import suites
 from tests.support.deploy.command_lines import loaded
 from tests.support.deploy.rendered_chart import (
@@ -94,7 +94,7 @@ def test_keda_asks_prometheus_for_the_lag_of_that_component() -> None:
 
 def test_a_budget_goes_by_the_most_replicas() -> None:
     budgets = {name_of(one).rpartition("-")[2] for one in of_kind("scaled", "PodDisruptionBudget")}
-    assert budgets == {"streams", "scoring", "policy"}
+    assert budgets == {"streams", "scoring", "policy", "jobs"}
     assert {name_of(one).rpartition("-")[2] for one in of_kind("least", "PodDisruptionBudget")} == {
         "streams",
         "scoring",
@@ -219,6 +219,26 @@ def test_an_archive_in_an_object_store_has_credentials_of_its_own(tmp_path: Path
     )
 
 
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def test_controllers_of_jobs_share_them_and_are_replaced_one_by_one(tmp_path: Path) -> None:
+    found = component("scaled", "Deployment", "jobs")
+    assert found["spec"]["replicas"] == 2 and "Recreate" not in str(found["spec"]["strategy"])
+    (container,) = spec_of(found)["containers"]
+    assert container["args"] == ["jobs", "run"] and container["image"].startswith("streamward-streams:")
+    assert component("scaled", "PodDisruptionBudget", "jobs")["spec"]["maxUnavailable"] == 1
+    assert settings_of("scaled", "jobs", tmp_path).metrics.port == 9464
+    assert not any(name_of(one).endswith("-jobs") for one in objects("bare"))
+
+
+def test_no_pod_runs_the_server_of_agents_as_its_address_is_that_of_one_machine() -> None:
+    for one in of_kind("scaled", "Deployment"):
+        assert "serve" not in spec_of(one)["containers"][0]["args"]
+    with pytest.raises(ValidationError, match="there are no keys"):
+        Serve(host="0.0.0.0")  # noqa: S104
+
+
 # --- a Schema Registry ------------------------------------------------------------------------------------------------
 
 
@@ -241,7 +261,7 @@ def test_what_no_other_try_can_change_ends_a_hook_at_once() -> None:
         assert set(rule["onExitCodes"]["values"]) == decisions and LogError.exit_code not in decisions
 
 
-@pytest.mark.parametrize("name", ["streams", "scoring", "policy", "trainer", "audit", "test", "schemas"])
+@pytest.mark.parametrize("name", ["streams", "scoring", "policy", "trainer", "jobs", "audit", "test", "schemas"])
 def test_every_process_asks_the_registry_as_its_own_user_with_files(name: str, tmp_path: Path) -> None:
     said = settings_of("registry", name, tmp_path).schemas
     user = "registers" if name == "schemas" else "reads"
@@ -322,7 +342,7 @@ def test_a_trainer_with_several_gpus_is_as_many_processes(tmp_path: Path) -> Non
     configs = {one["metadata"]["name"]: one["data"] for one in found if one["kind"] == "ConfigMap"}
     pods = {one["metadata"]["name"].rpartition("-")[2]: spec_of(one) for one in found if one["kind"] == "Deployment"}
     processes = {name: loaded(mounted(spec, configs, tmp_path / name)).trainer.processes for name, spec in pods.items()}
-    assert processes == {"streams": 1, "scoring": 1, "policy": 1, "trainer": 4}
+    assert processes == {"streams": 1, "scoring": 1, "policy": 1, "jobs": 1, "trainer": 4}
     assert pods["trainer"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 4
 
 

@@ -166,7 +166,7 @@ def test_a_release_is_installed_tested_upgraded_rolled_back_and_uninstalled(name
     said = release("install", namespace, "--wait", SHORT)
     assert "violate" not in said
     before = templates(namespace)
-    assert set(before) == {"streams", "scoring", "policy", "trainer"}
+    assert set(before) == {"streams", "scoring", "policy", "trainer", "jobs"}
     assert all(
         found["status"]["readyReplicas"] == found["spec"]["replicas"] for found in listed(namespace, "deployments")
     )

@@ -215,7 +215,7 @@ def test_what_a_process_writes_lies_in_a_volume_and_the_rest_is_read_only(name: 
 def test_each_profile_runs_the_whole_loop_with_one_trainer(profile: str) -> None:
     running = [name for name in OURS if profile in SERVICES[name].get("profiles", [profile])]
     commands = [parsed(SERVICES[name]["command"]) for name in running]
-    assert sorted(commands) == ["policy", "schemas serve", "scoring", "streams", "topics apply", "train"]
+    assert sorted(commands) == ["jobs run", "policy", "schemas serve", "scoring", "streams", "topics apply", "train"]
 
 
 def test_the_vllm_of_the_profile_is_started_as_the_engine_wants_it() -> None:
@@ -297,4 +297,4 @@ def test_the_chart_runs_the_same_commands() -> None:
     commands = {
         one["metadata"]["labels"]["app.kubernetes.io/component"]: spec_of(one)["containers"][0]["args"] for one in found
     }
-    assert commands == {name: SERVICES[name]["command"] for name in commands} and len(commands) == 6
+    assert commands == {name: SERVICES[name]["command"] for name in commands} and len(commands) == 7

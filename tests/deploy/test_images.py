@@ -64,6 +64,8 @@ SMALL = [
     "streams.worker.run",
     "streams.worker.loop.run",
     "streams.stages.scoring.agent",
+    "streams.jobs.controller",
+    "streams.jobs.job_log",
     "streams.stages.advantages.live",
     "streams.stages.advantages.loop",
     "streams.stages.batches",

@@ -1,6 +1,6 @@
 """The processes of the chart, started as it renders them, on a real log: command, environment and mounted files.
 
-    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, audit, archive, with all replicas
+    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, jobs, audit, archive, all replicas
                       ──► their probes say ready ──► tasks ──► a version, trained and served ──► helm test, audit
 
 The log is behind TLS and a password for each principal. Both come from Secrets as mounted files, as do the keys that
@@ -43,7 +43,7 @@ from tests.unit.test_adapter_signing import key_pair
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
-COMPONENTS = ("streams", "scoring", "policy", "trainer", "audit", "archive")
+COMPONENTS = ("streams", "scoring", "policy", "trainer", "jobs", "audit", "archive")
 PREFIX = "secured."
 USERS = {name: f'{name} "and"; = \\\\ü' for name in ("topics", *COMPONENTS)}
 """Passwords by user; no two are alike, and each has what a format might stumble over."""
@@ -231,6 +231,20 @@ def test_a_version_is_trained_and_served_by_what_the_chart_renders(release: Rele
     assert set(versions) >= {0, 1} and versions[0] == "superseded"
     for process in release.every:
         assert all(process.passes(kind) for kind in process.container.probes)
+
+
+def test_a_job_that_is_ordered_in_a_pod_is_done(release: Release) -> None:
+    queries = "".join(json.dumps({"query": f"{number} 7"}) + "\n" for number in range(8))
+    config = {
+        "n_trajectories_per_query": 2,
+        "max_tokens": 8,
+        "held_out_share": 0,
+        "reward_sources": [{"name": LENGTH.name, "settings": json.loads(LENGTH.settings)}],
+    }
+    order = ("jobs", "start", "default", "--queries", "-", "--iterations", "1", "--config", json.dumps(config))
+    (job,) = release.told(*order, stdin=queries)
+    until(lambda: release.total("jobs", catalog.JOBS, status="completed") == 1, "its end", folder=release.host.folder)
+    assert release.told("jobs", "watch", job["job_id"])[-1]["kind"] == "completed"
 
 
 def test_helm_test_comes_back_with_scores(release: Release) -> None:

@@ -46,10 +46,15 @@ and what each part does.
 | volume claims for adapters and checkpoints, kept too | unless an object store or existing claims are given |
 | a HorizontalPodAutoscaler, or a ScaledObject of KEDA | `streams`, `scoring`, `policy`: `autoscaling.kind` |
 | a StatefulSet of vLLM servers, its Service and a volume claim | `vllm.enabled` |
+| a Deployment `jobs`, the controller | `jobs.enabled` |
 | a Deployment `audit` | `audit.enabled` |
 | a Deployment `archive`, and a volume claim, kept too | `archive.enabled` |
 | a PodMonitor, or a ServiceMonitor and its Service | `metrics.monitor` |
 | PodDisruptionBudgets, NetworkPolicies | unless disabled |
+
+`streamward serve`, the server of agents with JSON-RPC, REST and OpenAI's interface, is not among them: it has no keys,
+so it listens on the loopback interface only and refuses any other, and in a Pod nobody would reach it there. Run it
+beside the programs that call it, on the same log.
 
 ## Values
 

@@ -169,11 +169,14 @@ class Cluster:
         """Do what helm does, up to where the controllers take over."""
         for hook in release.hooks(verb):
             self.host.put(hook).ends()
+        wanted = {}
         for found in release.objects:
             if found["kind"] == "Deployment":
                 container = release.container(found)
-                deployment = self.deployments.setdefault(container.name, Deployment(self.host))
-                deployment.want(container, found["spec"])
+                wanted[container.name] = self.deployments.setdefault(container.name, Deployment(self.host))
+                wanted[container.name].want(container, found["spec"])
+        for name in self.deployments.keys() - wanted.keys():  # another revision has it
+            self.deployments[name].scale(0)
 
     def look(self) -> bool:
         """Let every controller look once; return whether all is as wanted."""

@@ -81,6 +81,7 @@ VALUES: dict[str, Object] = {
         },
         "topics": {"kind": "strimzi", "strimzi": {"cluster": "events", "namespace": "kafka"}},
         "signing": {"privateSecret": "private", "publicSecret": "public"},
+        "jobs": {"replicas": 2, "settings": {"jobs": {"max_budget_usd": 100.0}}},
         "audit": {"enabled": True},
         "archive": {"enabled": True, "settings": {"archive": {"follow_s": 300}}},
     },
@@ -114,6 +115,7 @@ VALUES: dict[str, Object] = {
     },
     "bare": {
         **BOOTSTRAP,
+        "jobs": {"enabled": False},
         "topics": {"kind": "none"},
         "metrics": {"port": 0},
         "probes": {"mode": "none"},
@@ -148,6 +150,7 @@ FACTORS: dict[str, tuple[Object, ...]] = {
         {"schemas": {"registryUrl": "https://schemas:8081", "caSecret": "registry-authority", "register": False}},
     ),
     "signing": ({}, {"signing": {"privateSecret": "private", "publicSecret": "public"}}),
+    "jobs": ({}, {"jobs": {"replicas": 2}}, {"jobs": {"enabled": False}}),
     "audit": ({}, {"audit": {"enabled": True}}),
     "archive": (
         {},
