@@ -4,7 +4,7 @@
        └─► Turn ─┘               ▲ GroupControl                    DeadLetter (from anywhere)
            TrajectoryEvent, AgentEvent: whose turns they are
     ExperimentEvent: a replay of others, in a log of its own
-    JobEvent: training that somebody ordered, and how far it is
+    JobEvent: training that somebody ordered, and how far it is; what a tenant has spent in a month that is closed
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
 (`python -m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -105,6 +106,7 @@ JobKind = Literal[
     "completed",
     "failed",
     "cancelled",
+    "month_closed",
 ]
 
 
@@ -728,16 +730,19 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvent:
-    """A step in the life of a job. The state of a job is the fold of these, in order."""
+    """A step in the life of a job. The state of a job is the fold of these, in order.
+
+    month_closed is about no job: it says what a tenant spent in a month, and is written once.
+    """
 
     event_id: Annotated[str, "uuid5(job_id, kind, sequence, ...); of a command with an Idempotency-Key: of that"]
-    job_id: Annotated[str, "key of the record"]
+    job_id: Annotated[str, "key of the record; month_closed: uuid5(month, tenant, which)"]
     created_at: Millis
     traceparent: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     kind: JobKind
     sequence: Annotated[Int, "compare and swap: how many events of the job took effect before this one"]
-    policy: str
+    policy: Annotated[str, "month_closed: empty"]
     tenant: str | None = None
     actor: Annotated[str, "jobs (the controller), or a person"]
     reason: str
@@ -749,11 +754,17 @@ class JobEvent:
     code: Annotated[str | None, "failed: a word for programs"] = None
     suggested_action: Annotated[str | None, "failed: what to do about it"] = None
     request_digest: Annotated[str | None, "created: sha256 of what was asked for"] = None
+    month: Annotated[str | None, "month_closed: which, in UTC, e.g. 2026-11"] = None
     spec: Annotated[JobSpec | None, "set exactly when it was created"] = None
     metrics: Annotated[
-        dict[str, float], "of the job until now: tokens, seconds, USD; evaluated: against the version before the job"
+        dict[str, float],
+        "of the job until now: tokens, seconds, USD; evaluated: against the version before the job; month_closed: of "
+        "all jobs of the tenant in it",
     ] = field(default_factory=dict)
     best: Annotated[tuple[Int, ...], "evaluated: the best versions until now, the best first"] = ()
+    counted: Annotated[
+        tuple[int, ...], "month_closed: by partition of jobs, the offset below which records are in its figures"
+    ] = ()
 
 
 Event = (
@@ -997,8 +1008,12 @@ def _trajectory_problems(event: TrajectoryEvent) -> Iterator[str]:
 def _job_problems(event: JobEvent) -> Iterator[str]:
     if (event.spec is not None) != (event.kind == "created"):
         yield f"kind is {event.kind} and spec is {'missing' if event.spec is None else 'set'}; only created has one"
-    if event.sequence < 0 or (event.sequence == 0) != (event.kind == "created"):
+    if event.sequence < 0 or (event.sequence == 0) != (event.kind in ("created", "month_closed")):
         yield f"kind is {event.kind} and sequence {event.sequence}; created has 0, what follows it more"
+    if (event.kind == "month_closed") != (event.month is not None):
+        yield f"kind is {event.kind} and month {event.month}; month_closed alone has one"
+    if event.month is not None:
+        yield from _month_problems(event, event.month)
     if event.kind in ("iteration", "evaluated") and None in (event.iteration, event.version):
         yield f"kind is {event.kind}; it needs iteration and version"
     if event.kind == "started" and None in (event.version, event.groups_next):
@@ -1008,6 +1023,16 @@ def _job_problems(event: JobEvent) -> Iterator[str]:
         yield f"kind is evaluated and metrics has {sorted(event.metrics)}; it needs {', '.join(sorted(measured))}"
     if event.spec is not None:
         yield from _job_spec_problems(event.spec)
+
+
+def _month_problems(event: JobEvent, month: str) -> Iterator[str]:
+    if re.fullmatch(r"[1-9]\d{3}-(0[1-9]|1[0-2])", month) is None:
+        yield f"month is {month!r}; expected a year and a month, e.g. 2026-11"
+    if not event.counted or min(event.counted) < 0:
+        yield f"kind is month_closed and counted is {event.counted}; expected an offset for each partition of jobs"
+    figures = {"prompt_tokens", "completion_tokens", "trainer_s", "cost_usd"}
+    if not figures <= event.metrics.keys():
+        yield f"kind is month_closed and metrics has {sorted(event.metrics)}; it needs {', '.join(sorted(figures))}"
 
 
 def _job_spec_problems(spec: JobSpec) -> Iterator[str]:

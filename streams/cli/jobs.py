@@ -285,7 +285,8 @@ def costs(call: AppContext, /, by: str, output: Output) -> None:
     """Print what jobs have used and cost, by whom and when.
 
     Tokens and seconds are those of the jobs' events, times the prices that were recorded when each was created. What
-    was used by jobs without prices has no cost.
+    was used by jobs without prices has no cost. By tenant and month it says which of their months are closed: those
+    do not change any more.
     """
     from streams import output as show
     from streams.jobs import spending
@@ -293,8 +294,10 @@ def costs(call: AppContext, /, by: str, output: Output) -> None:
 
     names = spending.names(by)
     with JobLog(call.settings) as log:
-        found = spending.costs({job: log.events(job) for job in log.jobs}, names)
+        found = log.costs(names)
     columns = [show.Column(name, name) for name in names]
+    if {"tenant", "month"} <= set(names):
+        columns += [show.Column("month is", lambda row: "closed" if row["closed"] else "open")]
     columns += [
         show.Column(name.replace("_", " "), name, right=True) for name in ("prompt_tokens", "completion_tokens")
     ]

@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Self
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Task
+from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, Task
 from schemas.serde import EncodeError, Poison
 from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState
 from streams.errors import EventError
 from streams.jobs import reducer
+from streams.jobs.all_jobs import AllJobs
 from streams.jobs.job_metrics import JobMetrics, WatchedJob
+from streams.jobs.months import MonthBudget, month_of
 from streams.jobs.reducer import STAGE, Effect, OpenJob
-from streams.jobs.state import JobState, cost_usd, folded
+from streams.jobs.state import JobState, cost_usd
+from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.client import POLL_S
 from streams.kafka.consumer import GroupConsumer
@@ -40,6 +44,8 @@ from streams.settings.model import Settings
 
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of controllers may differ when `tasks` is searched by time."""
+CLOSING_S = 60.0
+"""How often months are looked at that may be over."""
 
 log = logging.getLogger("streamward.jobs")
 
@@ -73,7 +79,8 @@ class JobController:
         named = topics(settings.topics)
         self._names = {named[label].name: label for label in ("jobs", "adapters", "groups")}
         self._groups = named["groups"].name
-        self._jobs: dict[str, JobState] = {}
+        self._jobs = named["jobs"].name
+        self._all = AllJobs(settings.topics.policy_partitions)
         self._event_ms: dict[str, int] = {}
         """Timestamp of the newest event of each job."""
         self._adapters: dict[str, AdapterState] = {}
@@ -92,7 +99,7 @@ class JobController:
         self._ends = {tp: end for tp, (_, end) in self._bounds("jobs", "adapters").items()}
         self._reader = PartitionReader(settings, starts, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
-        self._metrics = JobMetrics(outage.meter)
+        self._metrics, self._next_closing = JobMetrics(outage.meter), 0.0
         self._members = JobMembership(
             settings, STAGE, ["jobs"], outage, on_assigned=self._gain, on_revoked=self._lose, on_lost=self._lose
         )
@@ -116,7 +123,10 @@ class JobController:
         if self._news and self._open_and_close():
             self._act()
             self._news = False
-        self._metrics.look(self._watched)
+        self._metrics.look(self._watched, self._months)
+        if time.monotonic() >= self._next_closing:
+            self._next_closing = time.monotonic() + CLOSING_S
+            self.close_months(times.now_ms())
 
     # --- taking in ----------------------------------------------------------------------------------------------------
 
@@ -132,16 +142,15 @@ class JobController:
             self._on_group(record)
 
     def _on_job(self, record: Record) -> None:
-        found = folded(self._jobs, record, self._settings.topics.policy_partitions)
+        found = self._all.take(record)
         if found is None:
             return
-        event, before, job = found
-        self._jobs[event.job_id] = job
-        if before is None or job.sequence > before.sequence:
+        event, _, job = found
+        if found.took_effect:
             self._event_ms[event.job_id] = record.timestamp_ms
         if event.job_id in self._open:
             self._open[event.job_id] = reducer.after_event(self._open[event.job_id], job)
-        if event.kind != "created" and (before is None or job.sequence > before.sequence):
+        if event.kind != "created" and found.took_effect:
             log.info("job %s is %s: %s: %s", job.job_id, job.status, event.kind, job.reason, extra=record.log_extra)
 
     def _on_group(self, record: Record) -> None:
@@ -175,12 +184,14 @@ class JobController:
     def _lose(self, partitions: list[TopicPartition]) -> None:
         self._owned.difference_update(partition for _, partition in partitions)
 
-    def _is_ours(self, job: JobState) -> bool:
+    def _is_ours(self, job: JobState | JobEvent) -> bool:
         return partition_of(job.job_id, self._settings.topics.policy_partitions) in self._owned
 
     def _open_and_close(self) -> bool:
         """Follow the groups of each job that runs and is ours, and of no other. Return whether that was so already."""
-        running = {name: job for name, job in self._jobs.items() if job.status == "running" and self._is_ours(job)}
+        running = {
+            name: job for name, job in self._all.states.items() if job.status == "running" and self._is_ours(job)
+        }
         for name in self._open.keys() - running.keys():
             del self._open[name]
             self._tasks.pop(name, None)
@@ -200,12 +211,19 @@ class JobController:
         return False
 
     def _watched(self) -> Iterator[WatchedJob]:
-        for name, job in self._jobs.items():
+        for name, job in self._all.states.items():
             if self._is_ours(job):
                 cost = job.cost_usd
                 if job.spec.prices is not None and (state := self._open.get(name)) is not None:
                     cost = cost_usd(reducer.usage(state, self._versions(job.policy)), job.spec.prices)
                 yield WatchedJob(job, self._event_ms[name], cost)
+
+    def _months(self, now_ms: int) -> Iterator[MonthBudget]:
+        """Yield what each tenant has spent in the month of a time."""
+        months, limit_usd = self._all.months, self._settings.jobs.tenant_month_usd
+        for tenant in months.tenants:
+            month = month_of(now_ms)
+            yield MonthBudget(tenant, month, months.figures(tenant, month).cost_usd, limit_usd)
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
@@ -217,16 +235,30 @@ class JobController:
         for state in self._open.values():
             versions = self._versions(state.job.policy)
             try:
-                self._write(state.job, reducer.due(state, versions))
+                self._write(state.job, reducer.due(state, versions, self._month(state)))
             except (EncodeError, EventError) as exc:  # whoever wrote its order checked no task
                 log.warning("job %s: %s", state.job.job_id, cut(str(exc)))
                 self._write(state.job, [reducer.unaskable(state, versions, cut(str(exc)))])
         self._producer.flush()
 
+    def _month(self, state: OpenJob) -> MonthBudget | None:
+        limit_usd = self._settings.jobs.tenant_month_usd
+        return self._all.months.budget(state.job.tenant, state.last_at, limit_usd)
+
+    def close_months(self, now_ms: int) -> None:
+        """Write the records that close months which are over; each is that controller's whose partition it has."""
+        position = self._reader.position
+        counted = [position[self._jobs, number] for number in range(self._settings.topics.policy_partitions)]
+        for event in self._all.months.to_close(now_ms, counted, STAGE):
+            if self._is_ours(event) and event.event_id not in self._events:
+                self._producer.send(event)
+                self._events.add(event.event_id)
+        self._producer.flush()
+
     def _next_of_each_policy(self) -> Iterable[JobState]:
         """Return, for each policy, its oldest job that has not ended."""
         found: dict[str, JobState] = {}
-        for job in sorted(self._jobs.values(), key=lambda job: (job.created_at, job.job_id)):
+        for job in sorted(self._all.states.values(), key=lambda job: (job.created_at, job.job_id)):
             if not job.ended:
                 found.setdefault(job.policy, job)
         return found.values()

@@ -14,16 +14,19 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from schemas.events import AdapterEvent, Coordinates, JobEvent, derive_id
 from schemas.serde import EncodeError, Poison
 from streams.errors import EventError, JobRequestError, LogError, NotFoundError, RefusedError, StreamwardError
+from streams.jobs import spending
+from streams.jobs.all_jobs import AllJobs
 from streams.jobs.reducer import STAGE
 from streams.jobs.request import JobOrder
-from streams.jobs.state import JobState, folded, refusal
+from streams.jobs.spending import CostName
+from streams.jobs.state import JobState, fold, refusal
 from streams.kafka import times
 from streams.kafka.admin import offsets, read_topic
 from streams.kafka.client import POLL_S
@@ -64,7 +67,7 @@ class JobLog:
         self._ends = {tp: end for tp, (_, end) in bounds.items()}
         self._reader = PartitionReader(settings, starts)
         self._positions = dict(starts)
-        self._states: dict[str, JobState] = {}
+        self._all = AllJobs(settings.topics.policy_partitions)
         self._events: dict[str, list[JobEvent]] = {}
         self._changed = threading.Condition()
         self._writing = threading.Lock()
@@ -91,19 +94,25 @@ class JobLog:
     def jobs(self) -> Mapping[str, JobState]:
         """Every job by its id, the oldest first."""
         with self._changed:
-            return dict(sorted(self._states.items(), key=lambda item: (item[1].created_at, item[0])))
+            return dict(sorted(self._all.states.items(), key=lambda item: (item[1].created_at, item[0])))
 
     def get(self, job_id: str) -> JobState:
         """Return a job by its id, or by the beginning of it. Raises NotFoundError, RefusedError if several begin so."""
         with self._changed:
-            if (found := self._states.get(job_id)) is not None:
+            states = self._all.states
+            if (found := states.get(job_id)) is not None:
                 return found
-            names = sorted(name for name in self._states if job_id and name.startswith(job_id))
+            names = sorted(name for name in states if job_id and name.startswith(job_id))
             if len(names) == 1:
-                return self._states[names[0]]
+                return states[names[0]]
         if names:
             raise RefusedError(f"{len(names)} jobs begin with {job_id!r}, e.g. {names[0]}; give more of the id")
         raise NotFoundError(f"there is no job {job_id!r}; `streamward jobs list` shows all of them")
+
+    def costs(self, by: Sequence[CostName]) -> list[dict[str, Any]]:
+        """Return what jobs have used, as `spending.costs` does."""
+        with self._changed:
+            return spending.costs(self._all.months, by)
 
     def events(self, job_id: str) -> list[JobEvent]:
         """Return the events of a job that took effect."""
@@ -117,17 +126,17 @@ class JobLog:
         """
         with self._changed:
             self._raise_error()
-            if len(self._events[job_id]) <= seen and not self._states[job_id].ended:
+            if len(self._events[job_id]) <= seen and not self._all.states[job_id].ended:
                 self._changed.wait(POLL_S)
-            return self._events[job_id][seen:], self._states[job_id].ended
+            return self._events[job_id][seen:], self._all.states[job_id].ended
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def start(self, order: JobOrder, *, actor: str, key: str | None = None) -> JobState:
         """Create a job; the same order with the same key again is the same job.
 
-        Raises RefusedError if the key was used for another order, JobRequestError for more questions than a record
-        holds, LogError if the broker does not answer.
+        Raises RefusedError if the key was used for another order, or the tenant's month does not have room for it;
+        JobRequestError for more questions than a record holds, LogError if the broker does not answer.
         """
         job_id = derive_id("job", order.tenant or "", uuid.uuid4() if key is None else key)
         if (known := self.jobs.get(job_id)) is None:
@@ -145,6 +154,7 @@ class JobLog:
                 request_digest=order.digest,
                 spec=order.spec,
             )
+            self._check_month(event)
             try:
                 self._write(event)
             except (EncodeError, EventError) as exc:  # too large for a record, above all
@@ -187,6 +197,14 @@ class JobLog:
                 f"Idempotency-Key {command.key!r} was used before, and job {job_id} was then {was}; take a new key"
             )
         return state
+
+    def _check_month(self, event: JobEvent) -> None:
+        """Raise RefusedError if the job would take its tenant over what it may spend in this month."""
+        if (ordered := fold(None, event)) is None:
+            return
+        limit_usd = self._settings.jobs.tenant_month_usd
+        with self._changed:
+            spending.check_month(self._all, ordered, event.created_at, limit_usd)
 
     def _event(self, state: JobState, command: JobCommand, event_id: str, sequence: int) -> JobEvent:
         return JobEvent(
@@ -245,13 +263,9 @@ class JobLog:
                     self._changed.notify_all()
 
     def _take(self, record: Record) -> None:
-        found = folded(self._states, record, self._settings.topics.policy_partitions)
-        if found is None:
-            return
-        event, before, after = found
-        self._states[event.job_id] = after
-        if before is None or after.sequence > before.sequence:
-            self._events.setdefault(event.job_id, []).append(event)
+        found = self._all.take(record)
+        if found is not None and found.took_effect:
+            self._events.setdefault(found.event.job_id, []).append(found.event)
 
 
 # --- who can be asked for ---------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What a controller says of its jobs: how many, how far, how long without an event, and what they cost.
 
-jobs of the partitions owned ──► figures: a value by metric and labels ──► gauges, once a second
+jobs of the partitions owned ──► figures ───┐
+what tenants may spend in this month ──► month_figures ──► a value by metric and labels ──► gauges, once a second
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, get_args
 
+from streams.jobs.months import MonthBudget
 from streams.jobs.state import JobState, JobStatus
 from streams.kafka import times
 from streams.observability import catalog
@@ -53,6 +55,15 @@ def figures(jobs: Iterable[WatchedJob], now_ms: int) -> Figures:
     return found
 
 
+def month_figures(months: Iterable[MonthBudget]) -> Figures:
+    """Return the values of what each tenant has spent. Each controller reads all jobs, so it says that of all tenants."""
+    found: dict[tuple[Metric, tuple[str, ...]], float] = {}
+    for one in months:
+        found[catalog.TENANT_SPENT, (one.tenant,)] = one.spent_usd
+        found[catalog.TENANT_MONTH, (one.tenant,)] = one.spent_usd / one.limit_usd if one.limit_usd else 0.0
+    return found
+
+
 class JobMetrics:
     """Reports the jobs of one controller. For the thread that steps."""
 
@@ -60,12 +71,13 @@ class JobMetrics:
         self._meter, self._next_look = meter, 0.0
         self._reported: Figures = {}
 
-    def look(self, watched: Callable[[], Iterable[WatchedJob]]) -> None:
+    def look(self, watched: Callable[[], Iterable[WatchedJob]], months: Callable[[int], Iterable[MonthBudget]]) -> None:
         """Report once a second what is so now; jobs that another controller has by now are forgotten."""
         if not self._meter.on or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
-        found = figures(watched(), times.now_ms())
+        now_ms = times.now_ms()
+        found = {**figures(watched(), now_ms), **month_figures(months(now_ms))}
         for metric, labels in self._reported.keys() - found.keys():
             self._meter.set(metric, None, *labels)
         for (metric, labels), value in found.items():

@@ -28,6 +28,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobKind, Tas
 from streams.adapters.serving import TRANSITIONS as ADAPTER_TRANSITIONS
 from streams.adapters.versions import AdapterState
 from streams.evaluation import paired, run as evaluation
+from streams.jobs.months import MonthBudget
 from streams.jobs.questions import JOB, place_of, suite, suite_name, train_task
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, cost_usd
 from streams.settings.model import Batches
@@ -144,16 +145,16 @@ def started(job: JobState, adapters: AdapterState, groups_next: int) -> JobEvent
     )
 
 
-def due(state: OpenJob, adapters: AdapterState) -> Sequence[Effect]:
+def due(state: OpenJob, adapters: AdapterState, month: MonthBudget | None = None) -> Sequence[Effect]:
     """Return what a running job needs now: tasks, or one event that changes it, or the retirements before its end.
 
-    They are asked for until they are in the log; each has an id of its own.
+    They are asked for until they are in the log; each has an id of its own. `month` is what its tenant may spend.
     """
     job = state.job
     newest = job.version
     if job.status != "running" or newest is None or newest not in adapters.versions:
         return ()  # nothing to do, or its newest version was not read yet
-    if (event := _budget(state, adapters)) is not None:
+    if (event := _budget(state, adapters, month)) is not None:
         return (event,)
     if not job.train:
         return (unaskable(state, adapters, "none of its questions is trained on: all are held out"),)
@@ -179,11 +180,25 @@ def usage(state: OpenJob, adapters: AdapterState) -> JobUsage:
     return JobUsage(*state.tokens, sum(seconds))
 
 
-def _budget(state: OpenJob, adapters: AdapterState) -> JobEvent | None:
+def _budget(state: OpenJob, adapters: AdapterState, month: MonthBudget | None) -> JobEvent | None:
     job = state.job
-    if job.spec.prices is None or job.spec.max_budget_usd is None:
+    if job.spec.prices is None:
         return None
     cost, most = cost_usd(usage(state, adapters), job.spec.prices), job.spec.max_budget_usd
+    if month is not None:
+        spent = month.spent_usd + cost - cost_usd(job.usage, job.spec.prices)
+        if spent >= month.limit_usd:
+            return _event(
+                state,
+                adapters,
+                "budget_exceeded",
+                f"{spent:.4f} USD of {month.limit_usd:.4f} are spent that are for {month}",
+                code=BUDGET_EXCEEDED,
+                suggested_action="start another job next month: it begins with the newest version; or raise "
+                "jobs.tenant_month_usd",
+            )
+    if most is None:
+        return None
     if cost >= most:
         return _event(
             state,

@@ -1,20 +1,21 @@
-"""What jobs have cost, as a view of their events.
+"""What jobs have cost, as a view of the fold of their events.
 
-events of each job ──► what was used from one event to the next, in the month of the later ──► rows by any of NAMES
+TenantMonths ──► what each event used, in the month that it counts in ──► rows by any of NAMES
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Literal, cast, get_args
 
-from schemas.events import JobEvent, JobPrices
-from streams.errors import SettingsError
-from streams.jobs.state import JobUsage, cost_usd, usage_of
+from streams.errors import RefusedError, SettingsError
+from streams.jobs.all_jobs import AllJobs
+from streams.jobs.months import MonthFigures, Spending, TenantMonths
+from streams.jobs.request import estimate
+from streams.jobs.state import JobState, cost_usd
 
 CostName = Literal["policy", "tenant", "job", "month"]
-FIGURES = ("prompt_tokens", "completion_tokens", "trainer_s")
 
 
 def names(text: str) -> tuple[CostName, ...]:
@@ -26,35 +27,54 @@ def names(text: str) -> tuple[CostName, ...]:
     return cast("tuple[CostName, ...]", found)
 
 
-def costs(events: Mapping[str, Iterable[JobEvent]], by: Sequence[CostName]) -> list[dict[str, Any]]:
-    """Return a row for each combination of `by`, in their order; `events`: those of each job that took effect."""
-    sums: dict[tuple[str, ...], dict[str, float]] = {}
-    for job_id, of_job in events.items():
-        before, prices = JobUsage(), None
-        for event in of_job:
-            prices = event.spec.prices if event.spec is not None else prices
-            now = usage_of(event.metrics, before)
-            used = now.since(before)
-            _add(sums, _key(event, job_id, by), used, prices)
-            before = now
-    return [{**dict(zip(by, key, strict=True)), **figures} for key, figures in sorted(sums.items())]
+def costs(months: TenantMonths, by: Sequence[CostName]) -> list[dict[str, Any]]:
+    """Return a row for each combination of `by`, in their order.
+
+    Of a tenant's month a row says whether it is closed; by these two alone it has the figures that were recorded then.
+    """
+    sums: dict[tuple[str, ...], MonthFigures] = {}
+    for spent in months.every():
+        key = _key(spent, months.month(spent), by)
+        sums.setdefault(key, MonthFigures()).add(spent.usage, spent.cost_usd)
+    rows = []
+    for key, figures in sorted(sums.items()):
+        row: dict[str, Any] = dict(zip(by, key, strict=True))
+        if {"tenant", "month"} <= row.keys():
+            row["closed"] = months.is_closed(row["tenant"], row["month"])
+            figures = months.figures(row["tenant"], row["month"]) if len(row) == 3 else figures
+        rows.append({**row, **asdict(figures)})
+    return rows
 
 
-def _add(
-    sums: dict[tuple[str, ...], dict[str, float]], key: tuple[str, ...], used: JobUsage, prices: JobPrices | None
-) -> None:
-    row = sums.setdefault(key, {**dict.fromkeys(FIGURES, 0), "cost_usd": 0.0})
-    for name in FIGURES:
-        row[name] += getattr(used, name)
-    row["cost_usd"] += 0.0 if prices is None else cost_usd(used, prices)
+def check_month(known: AllJobs, ordered: JobState, now_ms: int, limit_usd: float) -> None:
+    """Raise RefusedError if a job would take its tenant over what it may spend in this month.
+
+    To what is spent comes what this job is likely to cost, and what the tenant's other jobs that have not ended are.
+    """
+    budget = known.months.budget(ordered.tenant, now_ms, limit_usd)
+    if budget is None or (asked := _to_come(ordered)) is None:
+        return
+    others = [_to_come(job) for job in known.states.values() if (job.tenant or "") == budget.tenant and not job.ended]
+    open_usd = sum(cost or 0.0 for cost in others)
+    if budget.spent_usd + open_usd + asked > limit_usd:
+        raise RefusedError(
+            f"the job is estimated to cost {asked:.2f} USD. Of the {limit_usd:.2f} USD (jobs.tenant_month_usd) for "
+            f"{budget}, {budget.spent_usd:.2f} are spent, and jobs that have not ended are estimated to cost "
+            f"{open_usd:.2f} more. Order less, cancel one of those, or wait for the next month"
+        )
 
 
-def _key(event: JobEvent, job_id: str, by: Sequence[CostName]) -> tuple[str, ...]:
-    month = datetime.fromtimestamp(event.created_at / 1000, UTC).strftime("%Y-%m")
+def _to_come(job: JobState) -> float | None:
+    """Return what a job is likely to cost from now on; None without prices."""
+    prices = job.spec.prices
+    return None if prices is None else max(0.0, cost_usd(estimate(job.spec), prices) - cost_usd(job.usage, prices))
+
+
+def _key(spent: Spending, month: str, by: Sequence[CostName]) -> tuple[str, ...]:
     every: dict[CostName, str] = {
-        "policy": event.policy,
-        "tenant": event.tenant or "",
-        "job": job_id,
+        "policy": spent.policy,
+        "tenant": spent.tenant,
+        "job": spent.job_id,
         "month": month,
     }
     return tuple(every[name] for name in by)

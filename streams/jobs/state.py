@@ -16,16 +16,13 @@ event that comes twice is the same event. So controllers may be killed and doubl
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from schemas.events import JobEvent, JobKind, JobPrices, JobQuestion, JobSpec
 from schemas.serde import Poison
-from streams.kafka.record import Record, cut, partition_of
-
-log = logging.getLogger("streamward.jobs")
+from streams.kafka.record import Record, partition_of
 
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 BUDGET_EXCEEDED = "BUDGET_EXCEEDED"
@@ -55,6 +52,7 @@ TRANSITIONS: Mapping[JobKind, JobTransition] = {
     "completed": JobTransition(_from("running"), "completed"),
     "failed": JobTransition(_from("queued", "running"), "failed"),
     "cancelled": JobTransition(_from("queued", "running", "paused"), "cancelled"),
+    "month_closed": JobTransition(_from(), "queued"),  # it is about no job: streams/jobs/months.py
 }
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 
@@ -211,28 +209,6 @@ def event_of(record: Record, partitions: int) -> JobEvent | Poison:
     if record.key != event.job_id.encode() or record.at.partition != partition_of(event.job_id, partitions):
         return Poison("wrong_key", f"it is about job {event.job_id}, and not where the events of that job are")
     return event
-
-
-class FoldedEvent(NamedTuple):
-    """An event of `jobs`, and its job before and after it."""
-
-    event: JobEvent
-    before: JobState | None
-    after: JobState
-
-
-def folded(states: Mapping[str, JobState], record: Record, partitions: int) -> FoldedEvent | None:
-    """Return what a record of `jobs` makes of its job in `states`; None, and a warning, if no job takes it."""
-    event = event_of(record, partitions)
-    if isinstance(event, Poison):
-        log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
-        return None
-    before = states.get(event.job_id)
-    after = fold(before, event)
-    if after is None:
-        log.warning("skipped: job %s was never created", event.job_id, extra=record.log_extra)
-        return None
-    return FoldedEvent(event, before, after)
 
 
 def _created(event: JobEvent, spec: JobSpec) -> JobState:

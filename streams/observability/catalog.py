@@ -471,6 +471,22 @@ JOB_BUDGET = Metric(
     ("jobs",),
     "a job",
 )
+TENANT_SPENT = Metric(
+    "streamward_tenant_month_spent_usd",
+    "gauge",
+    ("tenant",),
+    "What the jobs of a tenant have cost in this month of UTC, as far as their events say.",
+    ("jobs",),
+    "a job",
+)
+TENANT_MONTH = Metric(
+    "streamward_tenant_month_spent_ratio",
+    "gauge",
+    ("tenant",),
+    "The same as a share of jobs.tenant_month_usd; 0 without a limit.",
+    ("jobs",),
+    "a job",
+)
 
 # --- archive sync --follow --------------------------------------------------------------------------------------------
 

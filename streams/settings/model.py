@@ -554,6 +554,11 @@ class Jobs(Section):
     completion_usd: float | None = Field(None, ge=0, description="USD a million sampled tokens")
     trainer_hour_usd: float | None = Field(None, ge=0, description="USD an hour of training")
     max_budget_usd: float = Field(100.0, gt=0, description="of a job that has prices and names no budget, USD")
+    tenant_month_usd: float = Field(
+        100.0,
+        ge=0,
+        description="what the jobs of a tenant that have prices may cost in a month of UTC, USD; 0: no limit",
+    )
 
     @model_validator(mode="after")
     def _prices_are_whole(self) -> Jobs:

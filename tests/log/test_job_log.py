@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import JobEvent, JobQuestion, Task, derive_id
+from schemas.events import JobEvent, JobPrices, JobQuestion, Sampling, Task, derive_id
 from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.jobs.controller import JobController
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState, fold
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
+from streams.kafka.topics import DAY_MS
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
@@ -272,6 +273,49 @@ def test_the_answers_of_a_job_are_exported_by_reward_and_success(made: Settings)
     assert exported() == ["answer 0", "answer 1"]
     assert exported("--success-only") == exported("--min-reward", "0.5") == exported("--offset", "1") == ["answer 1"]
     assert exported("--limit", "1") == ["answer 0"]
+
+
+def test_a_month_that_is_spent_refuses_orders_ends_jobs_and_is_closed_once(made: Settings) -> None:
+    prices = JobPrices(prompt=0.0, completion=1e6, trainer_hour=0.0)  # a dollar a token, and half of them are estimated
+    spec = job_spec(iterations=1, batch_size=1, held_out_share=0.0, prices=prices)
+    small, large = (
+        JobOrder("spends", "bakery", dataclasses.replace(spec, sampling=Sampling(max_tokens=usd)), str(usd))
+        for usd in (40, 80)
+    )
+    now_ms = times.now_ms()
+    with JobLog(made) as log, JobController(made, BrokerOutage(made.kafka, threading.Event())) as controller:
+        job = log.start(small, actor="ann")
+        before = len(read(made, JobEvent))
+        with pytest.raises(
+            RefusedError, match=r"estimated to cost 80\.00 USD\. Of the 100\.00 USD .* tenant bakery in"
+        ):
+            log.start(large, actor="ann")
+        assert len(read(made, JobEvent)) == before
+
+        def steps(status: str) -> bool:
+            controller.step()
+            return log.get(job.job_id).status == status
+
+        until(lambda: steps("running"), "the job to run")
+        said = {"completion_token_ids": (1,) * 50, "logprobs": (0.0,) * 50, "loss_mask": (True,) * 50}
+        answers = tuple(member(slot, **said) for slot in range(2))
+        with Producer(made) as producer:
+            producer.send(group(policy="spends", created_at=now_ms, metadata={"job": job.job_id}, responses=answers))
+        until(lambda: steps("failed"), "its end")
+        ended = log.get(job.job_id)
+        assert ended.code == "BUDGET_EXCEEDED" and "for tenant bakery in" in ended.reason
+        assert ended.cost_usd == 100.0
+        for _ in range(2):
+            controller.close_months(now_ms + 32 * DAY_MS)
+    with JobLog(made) as log, JobController(made, BrokerOutage(made.kafka, threading.Event())) as controller:
+        job = log.start(order("next", held_out_share=0.0), actor="ann")
+        until(lambda: steps("running"), "another controller to know everything")
+        controller.close_months(now_ms + 32 * DAY_MS)
+    closed = [event for _, event in read(made, JobEvent) if event.kind == "month_closed" and event.tenant == "bakery"]
+    assert [event.metrics["cost_usd"] for event in closed] == [100.0]
+    (row,) = [row for row in rows(made, "costs", "--by", "tenant,month") if row["tenant"] == "bakery"]
+    assert (row["closed"], row["cost_usd"]) == (True, 100.0)
+    assert "closed" in run(made, "costs", "--by", "tenant,month").stdout
 
 
 def test_costs_are_summed_by_what_is_asked_for(made: Settings) -> None:

@@ -34,6 +34,9 @@ from schemas.events import (
 from schemas.tokens import Logprobs, LossMask, TokenIds
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+MEASURED = ("success", "mean_reward", "success_gain", "gain")
+SPENT = ("prompt_tokens", "completion_tokens", "trainer_s", "cost_usd")
+"""Figures that some events of jobs have to have."""
 ITEMS: dict[Any, st.SearchStrategy[Any]] = {
     TokenIds: st.integers(0, (1 << 31) - 1),
     Logprobs: st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32),
@@ -173,19 +176,21 @@ def _whole_tuning(event: AdapterEvent, tuning: Tuning) -> AdapterEvent:
 
 
 def _whole_job(event: JobEvent) -> JobEvent:
-    """Give the first event of a job its order, and those behind it what their kind has."""
-    is_first = event.kind == "created"
+    """Give the first event of a job its order, those behind it what their kind has, and a month that is closed both."""
+    is_first, is_month = event.kind == "created", event.kind == "month_closed"
     spec = event.spec or _whole_spec(
         JobSpec(iterations=1, batch_size=1, group_size=2, held_out_share=0.5, evaluate_every=1, keep_best=1, patience=1)
     )
     return dataclasses.replace(
         event,
-        sequence=0 if is_first else 1 + abs(event.sequence) % 2**30,
+        sequence=0 if is_first or is_month else 1 + abs(event.sequence) % 2**30,
+        month="2026-11" if is_month else None,
+        counted=(0, *(abs(offset) for offset in event.counted)) if is_month else event.counted,
         spec=spec if is_first else None,
         iteration=event.iteration or 1,
         version=event.version or 1,
         groups_next=event.groups_next or 7,
-        metrics=event.metrics | dict.fromkeys(("success", "mean_reward", "success_gain", "gain"), 0.5),
+        metrics=event.metrics | dict.fromkeys((*MEASURED, *SPENT), 0.5),
     )
 
 

@@ -69,3 +69,24 @@ def test_a_version_that_no_adapter_event_has_is_named() -> None:
     events = job()
     events[4] = changed(events[4], version=7)
     assert wrong(*events) == ["it names version 7 of default, which is not in adapters"]
+
+
+def test_a_closed_month_is_what_the_events_that_it_counts_had_cost_and_another_sum_contradicts_them() -> None:
+    spent = {"prompt_tokens": 0.0, "completion_tokens": 0.0, "trainer_s": 0.0}
+    iteration = changed(job()[3], metrics={**spent, "cost_usd": 4.0})
+    late = changed(job()[4], metrics={**iteration.metrics, **job()[4].metrics, "cost_usd": 9.0})
+    before = [*job()[:3], iteration]
+
+    def closed(usd: float, counted: int) -> JobEvent:
+        return job_event(
+            "month_closed", job_id="month", policy="", month="2027-01", counted=(counted, counted),
+            metrics={**spent, "cost_usd": usd},
+        )  # fmt: skip
+
+    assert wrong(*before, closed(4.0, 4), late) == []
+    (what,) = wrong(*before, closed(5.0, 4), late)
+    assert "closes 2027-01 of tenant '' with 5.00 USD, and the jobs' events that it counts say 4.00" in what
+    assert wrong(*before, closed(0.0, 3), late) == []
+    report = recounted(*before, closed(4.0, 4), changed(closed(8.0, 9), created_at=1), late)
+    assert report.counts["months closed"] == report.counts["months closed again"] == 1
+    assert report.plain()["jobs"] == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures
+from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures, month_figures
+from streams.jobs.months import MonthBudget
 from streams.jobs.state import JobState, fold
 from streams.observability import catalog
 from streams.observability.metrics import Meter
@@ -51,12 +52,19 @@ def test_a_job_that_does_not_run_is_neither_stuck_nor_near_its_budget() -> None:
 
 def test_every_gauge_of_jobs_is_there_and_those_of_jobs_that_another_controller_has_are_gone() -> None:
     meter = Meter("jobs")
-    JobMetrics(meter).look(lambda: [])
+    JobMetrics(meter).look(lambda: [], lambda now_ms: [])
     assert parse(meter.text()).samples == []
     metrics = JobMetrics(meter)
-    metrics.look(lambda: [watched(), watched(policy="other")])
+    month = MonthBudget("shop", "2026-11", 25.0, 100.0)
+    metrics.look(lambda: [watched(), watched(policy="other")], lambda now_ms: [month])
     wanted = {metric.name: metric.kind for metric in catalog.every() if metric.processes == ("jobs",)}
     assert parse(meter.text()).kinds == wanted
     metrics._next_look = 0.0
-    metrics.look(lambda: [watched()])
+    metrics.look(lambda: [watched()], lambda now_ms: [])
     assert {sample.labels["policy"] for sample in parse(meter.text()).samples} == {"default"}
+
+
+def test_what_a_tenant_has_spent_is_said_in_dollars_and_as_a_share_of_what_it_may() -> None:
+    found = month_figures([MonthBudget("shop", "2026-11", 25.0, 100.0), MonthBudget("", "2026-11", 7.0, 0.0)])
+    assert [found[catalog.TENANT_SPENT, (name,)] for name in ("shop", "")] == [25.0, 7.0]
+    assert [found[catalog.TENANT_MONTH, (name,)] for name in ("shop", "")] == [0.25, 0.0]

@@ -15,6 +15,8 @@ from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobPrices, J
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import SettingsError
 from streams.jobs import reducer, spending
+from streams.jobs.all_jobs import AllJobs
+from streams.jobs.months import MonthBudget
 from streams.jobs.reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
 from streams.jobs.state import (
     BUDGET_EXCEEDED,
@@ -30,6 +32,7 @@ from streams.jobs.state import (
 from streams.settings.model import Batches
 from tests.support.factories import job_event, job_spec
 from tests.support.log.rest_of_loop import RestOfLoop
+from tests.support.log.whole_run import Written
 
 KINDS = sorted(TRANSITIONS)
 RULE = Batches(groups=4, max_policy_lag=0)
@@ -324,6 +327,30 @@ def test_a_job_over_its_budget_ends_with_an_overrun_of_at_most_one_iteration() -
     assert log.kinds()[-1] == "budget_exceeded"
 
 
+def test_a_job_whose_tenants_month_is_spent_asks_for_nothing_more_and_names_the_month() -> None:
+    log = Log(RestOfLoop(RULE), held_out_share=0.0, prices=JobPrices(prompt=0.0, completion=1e6, trainer_hour=0.0))
+    while log.job.iteration < 1:
+        log.act() or log.answer()
+    assert log.open is not None and log.job.cost_usd == 16.0
+    state = reducer.after_event(log.open, log.job)
+    due = reducer.due(state, log.versions, MonthBudget("shop", "2026-11", 99.9, 100.0))
+    assert {type(one) for one in due} == {Task}
+    (event,) = reducer.due(state, log.versions, MonthBudget("shop", "2026-11", 100.0, 100.0))
+    assert isinstance(event, JobEvent) and (event.kind, event.code) == ("budget_exceeded", BUDGET_EXCEEDED)
+    assert event.reason == "100.0000 USD of 100.0000 are spent that are for tenant shop in 2026-11"
+    after = fold(log.job, event)
+    assert after is not None and after.status == "failed"
+
+
+def test_what_a_job_used_since_its_newest_event_counts_against_its_month() -> None:
+    log = Log(RestOfLoop(RULE), held_out_share=0.0, prices=JobPrices(prompt=0.0, completion=1e6, trainer_hour=0.0))
+    log.act(), log.act(), log.answer(), log.act()
+    assert log.open is not None and log.job.cost_usd == 0.0  # 4 tokens of one answered question are in no event yet
+    spent = [MonthBudget("shop", "2026-11", usd, 100.0) for usd in (95.9, 96.0)]
+    kinds = [{type(one) for one in reducer.due(log.open, log.versions, month)} for month in spent]
+    assert kinds == [{Task}, {JobEvent}]
+
+
 def test_the_cost_is_that_of_a_hand_worked_bill() -> None:
     log = Log(RestOfLoop(RULE, step_s=1800.0), iterations=1, held_out_share=0.0,
               prices=JobPrices(prompt=10.0, completion=100.0, trainer_hour=4.0))  # fmt: skip
@@ -378,17 +405,24 @@ def test_nothing_is_decided_before_the_newest_version_was_read() -> None:
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_used_is_in_the_month_of_the_event_that_says_so() -> None:
+def test_what_was_used_is_summed_by_what_is_asked_for_and_a_month_says_whether_it_is_closed() -> None:
     used = {"prompt_tokens": 1_000_000.0, "completion_tokens": 0.0, "trainer_s": 3600.0}
     december = job_event("iteration", 2, created_at=1_798_700_000_000, metrics=used)
     january = job_event("iteration", 3, created_at=1_798_800_000_000, metrics={**used, "completion_tokens": 500_000.0})
-    events = {"job-1": [job_event("created", created_at=1_798_700_000_000), december, january]}
-    found = spending.costs(events, spending.names("month"))
+    log = Written()
+    first = job_event("created", created_at=1_798_700_000_000)
+    for event in (first, job_event("started", 1, created_at=1_798_700_000_000), december, january):
+        log.write(event, 0)
+    known = AllJobs(2)
+    for record in log.records:
+        known.take(record)
+    found = spending.costs(known.months, spending.names("month"))
     # 1 USD a million tokens of prompts, 2 of answers, 3 an hour
     assert [(row["month"], row["cost_usd"]) for row in found] == [("2026-12", 4.0), ("2027-01", 1.0)]
     assert [row["completion_tokens"] for row in found] == [0, 500_000]
-    (row,) = spending.costs(events, spending.names("policy, tenant"))
+    (row,) = spending.costs(known.months, spending.names("policy, tenant"))
     assert (row["policy"], row["tenant"], row["cost_usd"], row["trainer_s"]) == ("default", "", 5.0, 3600.0)
+    assert [row["closed"] for row in spending.costs(known.months, ("month", "job", "tenant"))] == [False, False]
 
 
 @pytest.mark.parametrize("text", ["", "colour", "month,month", "month,colour"])

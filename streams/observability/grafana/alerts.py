@@ -237,6 +237,11 @@ ALERTS = (
         Limit(or_zero(largest(select(catalog.JOB_BUDGET), "policy")), ">", 0.9),
         "The job of `{{ $labels.policy }}` that runs has spent {{ $value | humanizePercentage }} of its budget.",
     ),
+    Alert(
+        "MonthNearlySpent", "warning", "0m",
+        Limit(or_zero(largest(select(catalog.TENANT_MONTH), "tenant")), ">", 0.9),
+        "Tenant `{{ $labels.tenant }}` has spent {{ $value | humanizePercentage }} of its month.",
+    ),
 )  # fmt: skip
 """In the order of docs/operations.md."""
 

@@ -211,6 +211,8 @@ JOBS = (
     _gauge("Since its newest event", "s", catalog.JOB_AGE, zero=True),
     _panel("Spent by all jobs", "currencyUSD", (or_zero(total(select(catalog.JOB_SPENT), "policy")), "{{policy}}")),
     _gauge("Share of its budget", "percentunit", catalog.JOB_BUDGET, zero=True),
+    _gauge("Spent this month", "currencyUSD", catalog.TENANT_SPENT, label="tenant", zero=True),
+    _gauge("Share of the month's budget", "percentunit", catalog.TENANT_MONTH, label="tenant", zero=True),
 )
 
 

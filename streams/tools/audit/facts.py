@@ -239,6 +239,21 @@ class JobFact(NamedTuple):
     sequence: int
     iteration: int | None
     version: int | None
+    created_at: int
+    tenant: str
+    cost_usd: float | None
+    """Of the job until then."""
+
+
+class MonthFact(NamedTuple):
+    """A month of a tenant that was closed."""
+
+    at: Coordinates
+    tenant: str
+    month: str
+    cost_usd: float
+    counted: tuple[int, ...]
+    """By partition: records below this offset are in it."""
 
 
 class LetterFact(NamedTuple):
@@ -271,6 +286,7 @@ Fact = (
     | TurnFact
     | RunFact
     | JobFact
+    | MonthFact
     | LetterFact
     | Unusable
 )

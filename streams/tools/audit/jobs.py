@@ -6,15 +6,20 @@
 An event that was decided when fewer had taken effect lost to another, which is no mistake of the log. One that was
 decided when more had is about an event that is missing.
 
+    month_closed ──► is it what the events of the tenant's jobs had cost in that month, up to the offsets that it names?
+
 Not covered: whether a controller asked for the tasks that the job's events say; tasks are recounted like any others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
 
-from streams.tools.audit.facts import AuditFinding, JobFact
+from streams.tools.audit.facts import AuditFinding, JobFact, MonthFact
 from streams.tools.audit.story import TaskOutcome
 
 _NEXT = {
@@ -34,6 +39,8 @@ _NEXT = {
     "over": {},
 }
 """By state: what each kind of event that may come makes of it."""
+CENT = 0.01
+"""By less than this, sums of money may differ: they are added up in another order."""
 
 
 @dataclass(slots=True)
@@ -42,6 +49,8 @@ class JobStory:
 
     policy: str
     events: list[JobFact] = field(default_factory=list)
+    took_effect: list[JobFact] = field(default_factory=list)
+    """Found by `recount_job`."""
 
 
 def recount_job(story: JobStory, versions: Collection[int]) -> TaskOutcome:
@@ -49,6 +58,7 @@ def recount_job(story: JobStory, versions: Collection[int]) -> TaskOutcome:
     outcome = TaskOutcome()
     outcome.counts["jobs"] += 1
     first: dict[str, JobFact] = {}
+    story.took_effect = []
     state: str | None = None
     count = iterations = 0
 
@@ -69,6 +79,7 @@ def recount_job(story: JobStory, versions: Collection[int]) -> TaskOutcome:
             outcome.counts["job events refused"] += 1
             continue
         state, count = _NEXT[state][event.kind], count + 1
+        story.took_effect.append(event)
         if event.kind in ("iteration", "evaluated") and event.version not in {0, *versions}:
             found(event, f"it names version {event.version} of {story.policy}, which is not in adapters")
         if event.kind == "iteration":
@@ -82,3 +93,64 @@ def recount_job(story: JobStory, versions: Collection[int]) -> TaskOutcome:
 def _before(kind: str, state: str | None) -> str | None:
     """Return a state in which an event of this kind may come: `state`, if it is one."""
     return state if kind in _NEXT[state] else next((one for one, may in _NEXT.items() if kind in may), state)
+
+
+# --- months -----------------------------------------------------------------------------------------------------------
+
+
+class _Cost(NamedTuple):
+    """What an event says its job has cost since the one before it."""
+
+    month: str
+    partition: int
+    offset: int
+    usd: float
+
+    def is_in(self, closed: MonthFact) -> bool:
+        """Return whether it was counted when the month was closed."""
+        return self.partition < len(closed.counted) and self.offset < closed.counted[self.partition]
+
+
+def recount_months(closed: Iterable[MonthFact], stories: Iterable[JobStory]) -> TaskOutcome:
+    """Return what is wrong with months that are closed; jobs have to be recounted before."""
+    outcome = TaskOutcome()
+    first: dict[tuple[str, str], MonthFact] = {}
+    for fact in closed:
+        if first.setdefault((fact.tenant, fact.month), fact) is not fact:
+            outcome.counts["months closed again"] += 1
+    by_tenant: defaultdict[str, list[_Cost]] = defaultdict(list)
+    for story in stories:
+        for tenant, cost in _costs(story):
+            by_tenant[tenant].append(cost)
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for tenant, costs in by_tenant.items():
+        for cost in costs:
+            month = cost.month
+            while (tenant, month) in first and not cost.is_in(first[tenant, month]):
+                month = _next_month(month)
+            sums[tenant, month] += cost.usd
+    for (tenant, month), fact in first.items():
+        outcome.counts["months closed"] += 1
+        if abs(sums[tenant, month] - fact.cost_usd) >= CENT:
+            what = (
+                f"it closes {month} of tenant {tenant!r} with {fact.cost_usd:.2f} USD, and the jobs' events that it "
+                f"counts say {sums[tenant, month]:.2f}"
+            )
+            outcome.findings.append(AuditFinding("contradictory", fact.at, what))
+    return outcome
+
+
+def _costs(story: JobStory) -> Iterator[tuple[str, _Cost]]:
+    before = 0.0
+    tenant = story.took_effect[0].tenant if story.took_effect else ""
+    for event in story.took_effect:
+        now = before if event.cost_usd is None else event.cost_usd
+        seconds = min(max(event.created_at // 1000, 0), 253_402_300_799)  # 9999
+        month = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m")
+        yield tenant, _Cost(month, event.at.partition, event.at.offset, now - before)
+        before = now
+
+
+def _next_month(month: str) -> str:
+    year, number = map(int, month.split("-"))
+    return f"{year + (number == 12)}-{1 if number == 12 else number + 1:02d}"

@@ -46,6 +46,7 @@ from streams.tools.audit.facts import (
     JobFact,
     LetterFact,
     MemberFact,
+    MonthFact,
     ResponseFact,
     RewardFact,
     RunFact,
@@ -306,7 +307,10 @@ def _run(record: Record, event: TrajectoryEvent) -> RunFact:
     )
 
 
-def _job(record: Record, event: JobEvent) -> JobFact:
+def _job(record: Record, event: JobEvent) -> JobFact | MonthFact:
+    cost_usd = event.metrics.get("cost_usd")
+    if event.kind == "month_closed":
+        return MonthFact(record.at, event.tenant or "", event.month or "", cost_usd or 0.0, event.counted)
     return JobFact(
         at=record.at,
         event_id=event.event_id,
@@ -315,6 +319,9 @@ def _job(record: Record, event: JobEvent) -> JobFact:
         sequence=event.sequence,
         iteration=event.iteration,
         version=event.version,
+        created_at=event.created_at,
+        tenant=event.tenant or "",
+        cost_usd=cost_usd,
     )
 
 

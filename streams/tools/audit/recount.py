@@ -9,6 +9,7 @@
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
     trajectories             = ended + open, each with all of its turns, and the turns of its response are among them
     jobs                     = ended + open, each event decided when those before it had taken effect
+    a closed month           = what its tenant's jobs had cost in it, up to where it was counted
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`tasks.py`,
 `groups.py`, `policies.py`, `versions.py`, `trajectories.py`, `jobs.py`), and a test makes sure that nothing of theirs
@@ -42,6 +43,7 @@ from streams.tools.audit.facts import (
     GroupFact,
     JobFact,
     LetterFact,
+    MonthFact,
     Reach,
     ResponseFact,
     RewardFact,
@@ -50,7 +52,7 @@ from streams.tools.audit.facts import (
     TurnFact,
     Unusable,
 )
-from streams.tools.audit.jobs import JobStory, recount_job
+from streams.tools.audit.jobs import JobStory, recount_job, recount_months
 from streams.tools.audit.policies import PolicyLedger, recount_policy
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
 from streams.tools.audit.report import CATEGORIES, Report
@@ -135,6 +137,7 @@ class Ledger:
         """Responses that say of which turns they are made, by the id that their run has, too."""
         self._policies: dict[str, PolicyLedger] = {}
         self._jobs: dict[str, JobStory] = {}
+        self._months: list[MonthFact] = []
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
         self._new_letters: set[int] = set()
@@ -175,6 +178,8 @@ class Ledger:
                 self._story(partition, event.task_id).groups.append(fact)
             case JobFact():
                 self._jobs.setdefault(event.job_id, JobStory(event.policy)).events.append(fact)
+            case MonthFact():
+                self._months.append(fact)
             case TurnFact() | RunFact():
                 key = (fact.at.partition, event.trajectory_id)
                 run = self._runs.setdefault(key, RunStory(fact.at.partition))
@@ -230,6 +235,7 @@ class Ledger:
                 trained = {fact.version for fact in self._policy(job.policy).adapters if fact.kind == "trained"}
                 _add(whole, recount_job(job, trained))
         if policy is None:
+            _add(whole, recount_months(self._months, self._jobs.values()))
             whole.findings += self._useless(view)
         reasons: Counter[str] = Counter()
         refused: Counter[str] = Counter()

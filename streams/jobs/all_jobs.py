@@ -1,0 +1,59 @@
+"""All that the topic `jobs` says: every job, and what every tenant spent in every month.
+
+a record ──► its job before and after it, or a month that is closed
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from schemas.events import JobEvent
+from schemas.serde import Poison
+from streams.jobs.months import MONTH_CLOSED, TenantMonths
+from streams.jobs.state import JobState, event_of, fold
+from streams.kafka.record import Record, cut
+
+log = logging.getLogger("streamward.jobs")
+
+
+class FoldedEvent(NamedTuple):
+    """An event of a job, and the job before and after it."""
+
+    event: JobEvent
+    before: JobState | None
+    after: JobState
+
+    @property
+    def took_effect(self) -> bool:
+        """Whether it was no copy, and not refused."""
+        return self.before is None or self.after.sequence > self.before.sequence
+
+
+class AllJobs:
+    """The fold of `jobs`, as far as it was read."""
+
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
+        self.states: dict[str, JobState] = {}
+        self.months = TenantMonths()
+
+    def take(self, record: Record) -> FoldedEvent | None:
+        """Fold a record; return what it makes of its job. None, and a warning, if no job takes it; None for a month."""
+        event = event_of(record, self._partitions)
+        if isinstance(event, Poison):
+            log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
+            return None
+        if event.kind == MONTH_CLOSED:
+            self.months.close(event)
+            return None
+        before = self.states.get(event.job_id)
+        after = fold(before, event)
+        if after is None:
+            log.warning("skipped: job %s was never created", event.job_id, extra=record.log_extra)
+            return None
+        self.states[event.job_id] = after
+        found = FoldedEvent(event, before, after)
+        if found.took_effect:
+            self.months.count(event, before, after, record.at)
+        return found

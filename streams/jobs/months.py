@@ -1,0 +1,217 @@
+"""What each tenant has spent in each month of UTC, and which months are closed.
+
+    an event of a job that took effect ──► what it used since the one before ──► a month of its tenant
+    month_closed ──► its figures, and by partition of `jobs` the offset up to which records are in them
+
+What a job used between two of its events is in the month of the later one. A month is closed by one record, and never
+changes afterwards: an event that stands behind the offsets which that record names counts in the next month that is
+open, whatever its time. So the figures are the same in whatever order partitions are read.
+
+Jobs without a tenant are those of one more, whose name is empty. What a job without prices used has no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from schemas.events import Coordinates, JobEvent, derive_id
+from streams.jobs.state import JobState, JobUsage, cost_usd, usage_of
+
+MONTH_CLOSED = "month_closed"
+LAST_MS = 253_402_300_799_999
+"""The end of the year 9999: anybody may write any time."""
+CLOSES_AFTER_MS = 3_600_000
+"""How long after its end a month is closed: clocks differ, and what a batch cost is known once it was trained on."""
+
+
+def month_of(time_ms: int) -> str:
+    """Return the month of UTC that a time is in.
+
+    >>> month_of(1_798_761_599_999), month_of(1_798_761_600_000)
+    ('2026-12', '2027-01')
+    """
+    return datetime.fromtimestamp(min(max(time_ms, 0), LAST_MS) // 1000, UTC).strftime("%Y-%m")
+
+
+def month_after(month: str) -> str:
+    """Return the month after another.
+
+    >>> month_after("2026-12")
+    '2027-01'
+    """
+    year, number = int(month[:4]), int(month[5:])
+    return f"{year + number // 12:04d}-{number % 12 + 1:02d}"
+
+
+class Spending(NamedTuple):
+    """What one event of a job says was used since the event before it."""
+
+    tenant: str
+    policy: str
+    job_id: str
+    partition: int
+    offset: int
+    month: str
+    """By the time of the event."""
+    usage: JobUsage
+    cost_usd: float
+
+
+@dataclass(slots=True)
+class MonthFigures:
+    """What a tenant's jobs used in a month."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    trainer_s: float = 0.0
+    cost_usd: float = 0.0
+
+    def add(self, usage: JobUsage, cost: float) -> None:
+        """Count what was used."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
+        self.trainer_s += usage.trainer_s
+        self.cost_usd += cost
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nothing was used."""
+        return not (self.prompt_tokens or self.completion_tokens or self.trainer_s or self.cost_usd)
+
+
+class ClosedMonth(NamedTuple):
+    """A month that does not change any more."""
+
+    figures: MonthFigures
+    counted: tuple[int, ...]
+    """By partition of `jobs`: records below this offset are in its figures."""
+
+    def has(self, partition: int, offset: int) -> bool:
+        """Return whether the record there was counted when the month was closed."""
+        return partition < len(self.counted) and offset < self.counted[partition]
+
+
+class MonthBudget(NamedTuple):
+    """What a tenant may spend in the month that its job is in."""
+
+    tenant: str
+    month: str
+    spent_usd: float
+    """As far as events say."""
+    limit_usd: float
+
+    def __str__(self) -> str:
+        """Name whose and which month it is."""
+        return f"{f'tenant {self.tenant}' if self.tenant else 'jobs without a tenant'} in {self.month}"
+
+
+class TenantMonths:
+    """The fold of what jobs used, by tenant and month."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, list[Spending]] = {}
+        self._closed: dict[tuple[str, str], ClosedMonth] = {}
+        self._open: dict[tuple[str, str], MonthFigures] = {}
+
+    # --- taking in ----------------------------------------------------------------------------------------------------
+
+    def count(self, event: JobEvent, before: JobState | None, after: JobState, at: Coordinates) -> None:
+        """Count an event that took effect: what its job used since the one before it."""
+        used = after.usage.since(JobUsage() if before is None else before.usage)
+        prices = after.spec.prices
+        spent = Spending(
+            after.tenant or "", after.policy, after.job_id, at.partition, at.offset, month_of(event.created_at),
+            used, 0.0 if prices is None else cost_usd(used, prices),
+        )  # fmt: skip
+        self._spent.setdefault(spent.tenant, []).append(spent)
+        self._add(spent)
+
+    def close(self, event: JobEvent) -> None:
+        """Close the month that the event names; of two records that close it, the first counts."""
+        key = (event.tenant or "", event.month or "")
+        if event.kind != MONTH_CLOSED or key in self._closed:
+            return
+        used = usage_of(event.metrics, JobUsage())
+        figures = MonthFigures()
+        figures.add(used, event.metrics.get("cost_usd", 0.0))
+        self._closed[key] = ClosedMonth(figures, event.counted)
+        for name in [name for name in self._open if name[0] == key[0]]:
+            del self._open[name]
+        for spent in self._spent.get(key[0], ()):
+            self._add(spent)
+
+    def _add(self, spent: Spending) -> None:
+        key = (spent.tenant, self.month(spent))
+        if key not in self._closed:
+            self._open.setdefault(key, MonthFigures()).add(spent.usage, spent.cost_usd)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def month(self, spent: Spending) -> str:
+        """Return the month that it counts in."""
+        month = spent.month
+        while (closed := self._closed.get((spent.tenant, month))) and not closed.has(spent.partition, spent.offset):
+            month = month_after(month)
+        return month
+
+    @property
+    def tenants(self) -> Collection[str]:
+        """Everybody who has ordered a job."""
+        return self._spent.keys()
+
+    def is_closed(self, tenant: str, month: str) -> bool:
+        """Return whether a month does not change any more."""
+        return (tenant, month) in self._closed
+
+    def figures(self, tenant: str, month: str) -> MonthFigures:
+        """Return what was used in a month: of a closed one, as it was recorded."""
+        closed = self._closed.get((tenant, month))
+        return closed.figures if closed is not None else self._open.get((tenant, month), MonthFigures())
+
+    def every(self) -> Iterator[Spending]:
+        """Yield what each event says, tenant by tenant."""
+        for spent in self._spent.values():
+            yield from spent
+
+    def budget(self, tenant: str | None, time_ms: int, limit_usd: float) -> MonthBudget | None:
+        """Return what a tenant may spend in the month of a time, or the first after it that is open; None: no limit."""
+        if not limit_usd:
+            return None
+        name, month = tenant or "", month_of(time_ms)
+        while self.is_closed(name, month):
+            month = month_after(month)
+        return MonthBudget(name, month, self.figures(name, month).cost_usd, limit_usd)
+
+    # --- closing ------------------------------------------------------------------------------------------------------
+
+    def to_close(self, now_ms: int, counted: Iterable[int], actor: str) -> Iterator[JobEvent]:
+        """Yield the events that close each month that is over; `counted`: the next offset of each partition of `jobs`.
+
+        All records below those offsets have to be folded.
+        """
+        now, offsets = month_of(now_ms - CLOSES_AFTER_MS), tuple(counted)
+        for (tenant, month), figures in sorted(self._open.items()):
+            if month >= now or figures.is_zero:
+                continue
+            yield JobEvent(
+                event_id=derive_id("month", tenant, month, MONTH_CLOSED),
+                job_id=derive_id("month", tenant, month),
+                created_at=now_ms,
+                kind="month_closed",
+                sequence=0,
+                policy="",
+                tenant=tenant or None,
+                actor=actor,
+                reason=f"{month} is over",
+                month=month,
+                metrics={
+                    "prompt_tokens": float(figures.prompt_tokens),
+                    "completion_tokens": float(figures.completion_tokens),
+                    "trainer_s": figures.trainer_s,
+                    "cost_usd": figures.cost_usd,
+                },
+                counted=offsets,
+            )
