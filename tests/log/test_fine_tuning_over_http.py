@@ -22,7 +22,7 @@ from schemas.events import AdapterEvent, AgentEvent, Event, JobEvent, derive_id
 from streams.adapters import store
 from streams.jobs import controller
 from streams.kafka.producer import Producer
-from streams.settings.model import Batches, Settings
+from streams.settings.model import Batches, Environments, Settings
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
 from tests.support.log.loop_on_log import LoopOnLog
@@ -38,6 +38,7 @@ GRADER = {
     "input": "{{sample.output_text}}",
     "reference": "{{item.answer}}",
 }
+ODD = "tests.support.doubles.odd_environment:OddEnvironment"
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
 ORDER = {"type": "RL_TRAINING", "agent_id": "sums", "training_queries": QUERIES, "config": {"n_iterations": 3}}
 
@@ -69,7 +70,8 @@ def served(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("fine-tuning")
     settings = with_batches(settings_of(kafka_bootstrap, folder, SCRIPT, max_body_mb=1))
     small = settings.topics.model_copy(update={"max_record_bytes": 300_000})
-    with gateway(settings.model_copy(update={"topics": small})) as found:
+    listed = Environments(modules="., tests.support.doubles")
+    with gateway(settings.model_copy(update={"topics": small, "environments": listed})) as found:
         yield found
 
 
@@ -366,7 +368,7 @@ def test_the_figures_of_a_job_are_those_of_its_events(served: Gateway) -> None:
         ("POST", "/rl/environments", {"environment": "gues"}, 404, "not_found", "environment", "did you mean guess"),
         (
             "POST", "/rl/environments", {"environment": "os:path"}, 400, "unsupported", "environment",
-            "environments.modules lists no module",
+            "environments.modules lists ., tests.support.doubles",
         ),
         (
             "POST", "/rl/environments", {"environment": "guess", "settings": {"colour": 1}}, 400, "invalid", "settings",
@@ -420,6 +422,20 @@ def test_an_environment_is_tried_and_described(served: Gateway) -> None:
     assert found["actions"] <= 2
     assert served.rest("POST", "/rl/environments", asked).json() == found
     assert served.rest("POST", "/rl/environments", {**asked, "seed": 8}).json()["digest"] != found["digest"]
+
+
+def test_an_environment_of_a_module_that_the_operator_lists_is_played_and_another_is_not_opened(
+    served: Gateway,
+) -> None:
+    asked = {"environment": ODD, "seed": 3, "actions": ["go"]}
+    found = served.rest("POST", "/rl/environments", asked)
+    assert found.status_code == 200, found.text
+    assert (found.json()["environment"], found.json()["actions"]) == (f"{ODD}@1", 1)
+    assert [one["content"] for one in found.json()["messages"]] == ["seed 3"]
+    beside = {**asked, "environment": ODD.replace("doubles.odd_environment", "agent_server")}
+    refused = served.rest("POST", "/rl/environments", beside)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported")
+    assert "a task can only name what is listed; add tests.support.agent_server" in refused.json()["error"]["message"]
 
 
 def test_the_description_of_the_interface_has_jobs_and_files(served: Gateway) -> None:
