@@ -24,7 +24,7 @@ from streams.jobs.training_files import TrainingFile
 from streams.kafka import times
 from streams.stages.agents.calls import CallError
 
-PURPOSE = "fine-tune"
+PURPOSE = training_files.PURPOSE
 FORM: dict[str, Any] = {
     "type": "object",
     "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": [PURPOSE]}},

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from gateway import fine_tuning_view as view
+from gateway import fine_tuning_view as view, tuning_orders
 from gateway.body import Body, PathQuery, read, read_query, sent
 from gateway.errors import apart
 from gateway.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
@@ -29,6 +30,7 @@ from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, NotFoundError
 from streams.jobs import training_files
 from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
+from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.kafka import times
 from streams.settings.model import Settings
@@ -74,15 +76,10 @@ class FineTuning:
 
     def create(self, body: CreateFineTuningBody, key: str | None, retried: bool) -> dict[str, Any]:
         """Order a job. Raises CallError, and as JobLog.start."""
-        store = self._settings.adapters.store
-        try:
-            about = training_files.find(store, body.training_file)
-            lines = training_files.lines_of(training_files.content(store, about.file_id))
-        except NotFoundError as exc:
-            raise CallError("not_found", f"training_file: {exc}", "training_file") from exc
-        except JobRequestError as exc:
-            raise CallError("invalid", f"training_file: {exc}", "training_file") from exc
-        order = FineTuningOrder(body, lines).job(self._settings)
+        if body.method.type == "reinforcement":
+            order = self._on_questions(body)
+        else:
+            order = tuning_orders.fine_tuning(body, self._settings, partial(read_state, self._settings))
         if key is None and retried:
             since = times.now_ms() - RETRIED_MS
             for job in reversed(list(self._log.jobs.values())):
@@ -92,6 +89,18 @@ class FineTuning:
             return self._shown(self._log.start(order, actor="api", key=key))
         except JobRequestError as exc:  # more questions than a record holds
             raise CallError("invalid", str(exc).replace("training_queries", "training_file"), "training_file") from exc
+
+    def _on_questions(self, body: CreateFineTuningBody) -> JobOrder:
+        """Return a job on the questions of a file. Raises CallError."""
+        store = self._settings.adapters.store
+        try:
+            about = training_files.find(store, body.training_file)
+            lines = training_files.lines_of(training_files.content(store, about.file_id))
+        except NotFoundError as exc:
+            raise CallError("not_found", f"training_file: {exc}", "training_file") from exc
+        except JobRequestError as exc:
+            raise CallError("invalid", f"training_file: {exc}", "training_file") from exc
+        return FineTuningOrder(body, lines).job(self._settings)
 
     def get(self, job_id: str) -> dict[str, Any]:
         """Return a job. Raises NotFoundError."""

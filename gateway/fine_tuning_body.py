@@ -44,7 +44,6 @@ OURS = {
     "training_queries": "training_file",
 }
 """What parameters of a job are called here."""
-ONLY_REINFORCEMENT = "only reinforcement is possible here: `streamward tune` trains on chosen answers and preferences"
 Auto = Literal["auto"]
 
 
@@ -74,13 +73,52 @@ class ReinforcementMethod(Body):
     hyperparameters: ReinforcementHyperparameters | None = None
 
 
+class SupervisedHyperparameters(Body):
+    """How a version is tuned."""
+
+    n_epochs: Annotated[Whole, Field(ge=1, le=10_000)] | Auto | None = Field(None, description="auto: 1")
+    batch_size: Annotated[Whole, Field(ge=1, le=2**31 - 1)] | Auto | None = Field(
+        None, description="examples of a step. auto: 8"
+    )
+    learning_rate_multiplier: Annotated[
+        Any, Refused("the rate is trainer.learning_rate of the process that tunes", "auto", 1)
+    ] = None
+
+
+class SupervisedMethod(Body):
+    """Supervised training: what the assistant says in the lines of the file."""
+
+    hyperparameters: SupervisedHyperparameters | None = None
+
+
+class DpoHyperparameters(SupervisedHyperparameters):
+    """How a version is tuned by preferences."""
+
+    beta: Annotated[float, Field(gt=0, le=2)] | Auto | None = Field(None, description="auto: 0.1")
+
+
+class DpoMethod(Body):
+    """Preferences: a better answer against a worse one, in the lines of the file."""
+
+    hyperparameters: DpoHyperparameters | None = None
+
+
 class FineTuningMethod(Body):
     """How to train."""
 
-    type: Annotated[str, Refused(ONLY_REINFORCEMENT, "reinforcement")]
-    reinforcement: ReinforcementMethod
-    supervised: Annotated[dict[str, Any] | None, Refused(ONLY_REINFORCEMENT)] = None
-    dpo: Annotated[dict[str, Any] | None, Refused(ONLY_REINFORCEMENT)] = None
+    type: Literal["reinforcement", "supervised", "dpo"]
+    reinforcement: ReinforcementMethod | None = None
+    supervised: SupervisedMethod | None = None
+    dpo: DpoMethod | None = None
+
+    def check(self) -> None:
+        """Raise CallError for what is of another type, or missing."""
+        for name in ("reinforcement", "supervised", "dpo"):
+            where = f"method.{name}"
+            if name != self.type and getattr(self, name) is not None:
+                raise CallError("invalid", f"{where}: method.type is {self.type}; leave it out", where)
+        if self.type == "reinforcement" and self.reinforcement is None:
+            raise CallError("invalid", f"{METHOD} is required", METHOD)
 
 
 class CreateFineTuningBody(Body):
@@ -88,7 +126,8 @@ class CreateFineTuningBody(Body):
 
     model: str = Field(description="the policy, which is trained on from its newest version")
     training_file: str = Field(
-        description="id of a file; each line has `messages`, one of the user, and what the grader compares with"
+        description="id of a file; reinforcement: each line has `messages`, one of the user, and what the grader "
+        "compares with; supervised: a conversation; dpo: `input`, `preferred_output`, `non_preferred_output`"
     )
     method: FineTuningMethod
     seed: Whole | None = Field(None, description="has to be trainer.seed")
@@ -106,10 +145,12 @@ class CreateFineTuningBody(Body):
         None, description="Streamward's own: the rest of the order, as for `streamward jobs start` (jobs.md)"
     )
     hyperparameters: Annotated[
-        dict[str, Any] | None, Refused("it is of supervised training; use method.reinforcement.hyperparameters", {})
+        dict[str, Any] | None,
+        Refused("name those of the method, e.g. method.dpo.hyperparameters", {}),
     ] = None
     validation_file: Annotated[
-        str | None, Refused("what is held out is a share of training_file, by hash: config.held_out_share")
+        str | None,
+        Refused("of questions a share of training_file is held out, by hash: config.held_out_share; of examples none"),
     ] = None
     suffix: Annotated[str | None, Refused("what is trained is called POLICY@VERSION")] = None
     integrations: Annotated[
@@ -127,17 +168,8 @@ class FineTuningOrder:
     def job(self, settings: Settings) -> JobOrder:
         """Return the job. Raises CallError that names what is wrong, in the words of the request."""
         body = self.body
-        if body.model != settings.policy.name:
-            way = "a job begins with the newest version: name the policy alone" if "@" in body.model else "name it"
-            what = f"model: {body.model[:80]!r} cannot be trained; this server has {settings.policy.name}, {way}"
-            raise CallError("not_found", what, "model")
-        if body.seed is not None and body.seed != settings.trainer.seed:
-            raise CallError(
-                "invalid",
-                f"seed is {body.seed}, and would have no effect: trainer.seed is {settings.trainer.seed} here",
-                "seed",
-            )
-        judged = _judged(body.method.reinforcement.grader)
+        check_whose(body, settings)
+        judged = _judged(self._method.grader)
         given = {
             "agent_id": body.model,
             "training_queries": self._questions(judged),
@@ -152,6 +184,12 @@ class FineTuningOrder:
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
         shown = json.dumps(self._shown(order, settings), sort_keys=True)
         return order.noting({ORDERED: shown}, body.model_dump(mode="json"))
+
+    @property
+    def _method(self) -> ReinforcementMethod:
+        found = self.body.method.reinforcement
+        assert found is not None  # noqa: S101 - `check` was called
+        return found
 
     def _questions(self, judged: Grading) -> list[dict[str, Any]]:
         found, seen = [], dict[str, int]()
@@ -169,7 +207,7 @@ class FineTuningOrder:
 
     def _config(self, judged: Grading, settings: Settings) -> dict[str, Any]:
         own = {name: value for name, value in (self.body.config or {}).items() if value is not None}
-        named = self.body.method.reinforcement.hyperparameters or ReinforcementHyperparameters()
+        named = self._method.hyperparameters or ReinforcementHyperparameters()
         for mine, name, value in (
             ("batch_size", "batch_size", _number(named.batch_size)),
             ("checkpoint_interval", "eval_interval", _number(named.eval_interval)),
@@ -227,7 +265,7 @@ class FineTuningOrder:
 
     def _shown(self, order: JobOrder, settings: Settings) -> dict[str, Any]:
         """Return what the job is shown with beside its own state."""
-        named = self.body.method.reinforcement.hyperparameters or ReinforcementHyperparameters()
+        named = self._method.hyperparameters or ReinforcementHyperparameters()
         return {
             "model": self.body.model,
             "training_file": self.body.training_file,
@@ -236,7 +274,7 @@ class FineTuningOrder:
             "method": {
                 "type": "reinforcement",
                 "reinforcement": {
-                    "grader": self.body.method.reinforcement.grader,
+                    "grader": self._method.grader,
                     "hyperparameters": {
                         "n_epochs": named.n_epochs or "auto",
                         "batch_size": order.spec.batch_size,
@@ -245,6 +283,21 @@ class FineTuningOrder:
                 },
             },
         }
+
+
+def check_whose(body: CreateFineTuningBody, settings: Settings) -> None:
+    """Raise CallError for another policy than this server has, another seed than the trainer, or a wrong method."""
+    body.method.check()
+    if body.model != settings.policy.name:
+        way = "a job begins with the newest version: name the policy alone" if "@" in body.model else "name it"
+        what = f"model: {body.model[:80]!r} cannot be trained; this server has {settings.policy.name}, {way}"
+        raise CallError("not_found", what, "model")
+    if body.seed is not None and body.seed != settings.trainer.seed:
+        raise CallError(
+            "invalid",
+            f"seed is {body.seed}, and would have no effect: trainer.seed is {settings.trainer.seed} here",
+            "seed",
+        )
 
 
 def _judged(grader: dict[str, Any]) -> Grading:

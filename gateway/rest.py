@@ -1,11 +1,11 @@
 """Jobs, agents and environments as Streamward's own REST.
 
-    POST /finetune/jobs {type: RL_TRAINING, …} ──► JobLog ──► TrainingJob
+    POST /finetune/jobs {type: RL_TRAINING, …}, /finetune/peft ──► JobLog ──► TrainingJob
     GET  /finetune/jobs/JOB/status, /rl/training/JOB/metrics ◄── its fold
     POST /rl/agents ──► an AgentEvent                POST /rl/environments ──► played three times, and described
 
 The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fields, and `details.suggested_action` and
-`timestamp` beside them. What has no meaning on this log, such as a fine-tuning without rewards, is refused.
+`timestamp` beside them. What has no meaning on this log, such as prompts that are optimized, is refused.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from gateway import tuning_orders
 from gateway.app import NAME
 from gateway.body import Body, Refused, ToolSchema, Whole, compact, read, sent
 from gateway.errors import apart
@@ -40,14 +42,10 @@ from streams.settings.model import Settings
 from streams.stages.agents.calls import CallError, CallErrorKind
 from streams.stages.agents.registration import register
 
-RL_TRAINING = "RL_TRAINING"
+RL_TRAINING, FINE_TUNING = "RL_TRAINING", "FINE_TUNING"
 ONLY_RL = (
-    "only RL_TRAINING is possible here: a policy learns from rewards. Prompts are not optimized, and `streamward tune` "
-    "trains on chosen answers"
-)
-NO_PEFT = (
-    "an adapter is trained by a job alone, never from a request of its own: POST /finetune/jobs with type RL_TRAINING. "
-    "It is a LoRA adapter, whose rank and targets are trainer.lora_rank, lora_alpha and lora_targets of the loop"
+    "only RL_TRAINING is possible here: a policy learns from rewards. Prompts are not optimized, and POST "
+    "/finetune/peft trains on chosen answers"
 )
 MOST_ACTIONS = 64
 DEFAULT_ACTIONS = 32
@@ -62,6 +60,16 @@ class TrainingOrderBody(Body):
     agent_id: str = Field(description="a policy, or an agent that is registered")
     training_queries: list[dict[str, Any]] = Field(description="each with `query` and `expected_outcome`")
     config: dict[str, Any] = Field(description="of the order (jobs.md), with `n_iterations`")
+    tenant: str | None = Field(None, min_length=1, description="who pays")
+
+
+class PeftBody(Body):
+    """A LoRA adapter by supervised training or preferences: a job that makes one version."""
+
+    agent_id: str = Field(min_length=1, description="the policy; it may be a new one")
+    method: Literal["sft", "dpo"] = "sft"
+    training_file: str | None = Field(None, description="id of an uploaded file; default: answers of the log")
+    config: dict[str, Any] | None = Field(None, description="of the order (jobs.md): `epochs`, `batch`, `start`, …")
     tenant: str | None = Field(None, min_length=1, description="who pays")
 
 
@@ -99,7 +107,7 @@ class EnvironmentBody(Body):
     )
 
 
-BODIES = (TrainingOrderBody, AgentConfig, EnvironmentBody)
+BODIES = (TrainingOrderBody, PeftBody, AgentConfig, EnvironmentBody)
 
 
 class TrainingApi:
@@ -120,6 +128,15 @@ class TrainingApi:
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
         return _training_job(self._log.start(order, actor="api", key=key))
 
+    def tune(self, body: PeftBody, key: str | None) -> dict[str, Any]:
+        """Order a job that tunes. Raises CallError, and as JobLog.start."""
+        config = {name: value for name, value in (body.config or {}).items() if value is not None}
+        given = {"policy": body.agent_id, "method": body.method, "config": config, "tenant": body.tenant}
+        adapters = partial(read_state, self._settings)
+        names = {"policy": "agent_id"}
+        order = tuning_orders.tuning(given, body.training_file, self._settings, adapters, names=names)
+        return _training_job(self._log.start(order, actor="api", key=key))
+
     def status(self, job_id: str) -> dict[str, Any]:
         """Return a job. Raises NotFoundError."""
         return _training_job(job_of(self._log, job_id))
@@ -134,7 +151,7 @@ class TrainingApi:
                 figures[event.kind].append(at | dict(event.metrics))
         return {
             "id": job.job_id,
-            "type": RL_TRAINING,
+            "type": _type(job),
             "status": job.status,
             "metrics": dict(view.metrics(job)),
             "usage": job.usage.metrics(job.spec.prices),
@@ -197,9 +214,10 @@ def routes(api: TrainingApi, *, max_body_bytes: int) -> APIRouter:
     async def status(job_id: str) -> Response:
         return JSONResponse(await apart(api.status, job_id))
 
-    @router.post("/finetune/peft", **described())
+    @router.post("/finetune/peft", status_code=201, **requested(PeftBody))
     async def peft(request: Request) -> Response:
-        raise CallError("unsupported", f"{request.url.path} is not supported: {NO_PEFT}")
+        body = read(PeftBody, await sent(request, max_body_bytes))
+        return JSONResponse(await apart(api.tune, body, idempotency_key(request)), 201)
 
     @router.post("/rl/environments", **requested(EnvironmentBody))
     async def environment(request: Request) -> Response:
@@ -219,10 +237,14 @@ def routes(api: TrainingApi, *, max_body_bytes: int) -> APIRouter:
     return router
 
 
+def _type(job: JobState) -> str:
+    return RL_TRAINING if job.spec.tuning is None else FINE_TUNING
+
+
 def _training_job(job: JobState) -> dict[str, Any]:
     return {
         "id": job.job_id,
-        "type": RL_TRAINING,
+        "type": _type(job),
         "status": job.status,
         "config": {"agent_id": job.spec.agent or job.policy, "n_iterations": job.spec.iterations, **view.order(job)},
         "metrics": {"iteration": job.iteration, "cost_usd": job.cost_usd, **view.metrics(job)},

@@ -708,8 +708,27 @@ class JobPrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobTuning:
+    """A version by supervised training or preferences, on the examples of a file or on answers of the log."""
+
+    method: TuningMethod
+    epochs: Annotated[Int, "how often each example is seen"]
+    batch: Annotated[Int, "examples of a step"]
+    beta: Annotated[float | None, "dpo: how strongly the start is held on to"] = None
+    start_policy: Annotated[str | None, "null: the version to start from is one of the job's policy"] = None
+    start_version: Annotated[Int | None, "null: the newest of the policy when the job begins"] = None
+    file_id: Annotated[str | None, "the uploaded file with the examples, named by its sha256; null: groups"] = None
+    file: Annotated[str | None, "what it was called"] = None
+    file_bytes: Annotated[int | None, "its size"] = None
+    groups_policy: Annotated[str | None, "whose groups; null: a file"] = None
+    selection: Annotated[dict[str, str], "which of its groups' answers, as of a tuned version"] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What somebody ordered: train a policy on these questions, so many iterations, within a budget."""
+    """What somebody ordered: train a policy on these questions, so many iterations, within a budget; or tune it."""
 
     iterations: Annotated[Int, "adapter versions at most"]
     batch_size: Annotated[Int, "questions in one iteration"]
@@ -723,6 +742,7 @@ class JobSpec:
     agent: Annotated[str | None, "id of the agent that works on the tasks; null: the policy answers directly"] = None
     max_turns: Annotated[Int | None, "most model calls of one attempt of the agent"] = None
     prices: JobPrices | None = None
+    tuning: Annotated[JobTuning | None, "instead of questions: one version by tuning"] = None
     sampling: Annotated[Sampling, "of train tasks"] = field(default_factory=Sampling)
     reward_sources: tuple[RewardSource, ...] = ()
     questions: tuple[JobQuestion, ...] = ()
@@ -1035,6 +1055,17 @@ def _month_problems(event: JobEvent, month: str) -> Iterator[str]:
         yield f"kind is month_closed and metrics has {sorted(event.metrics)}; it needs {', '.join(sorted(figures))}"
 
 
+def _job_tuning_problems(tuning: JobTuning) -> Iterator[str]:
+    if tuning.epochs < 1 or tuning.batch < 1:
+        yield f"spec.tuning has {tuning.epochs} epochs and {tuning.batch} examples a step; expected 1 or more of each"
+    if (tuning.method == "dpo") != (tuning.beta is not None and tuning.beta > 0):
+        yield f"spec.tuning.method is {tuning.method} and beta {tuning.beta}; dpo has one above 0, sft none"
+    if (tuning.file_id is None) == (tuning.groups_policy is None):
+        yield f"spec.tuning has file {tuning.file_id} and groups of {tuning.groups_policy}; expected one of them"
+    if tuning.start_version is None and tuning.start_policy is not None:
+        yield f"spec.tuning starts from {tuning.start_policy}, and no version is named; name one"
+
+
 def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
     for name in ("iterations", "batch_size", "group_size", "evaluate_every", "keep_best", "patience"):
         if getattr(spec, name) < 1:
@@ -1042,8 +1073,10 @@ def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
     if not 0 <= spec.held_out_share < 1:
         yield f"spec.held_out_share is {spec.held_out_share}; expected 0 or more, and less than 1"
     for name in ("questions", "reward_sources"):
-        if not getattr(spec, name):
+        if not getattr(spec, name) and spec.tuning is None:
             yield f"spec.{name} is empty; a job needs at least one"
+    if spec.tuning is not None:
+        yield from _job_tuning_problems(spec.tuning)
     if spec.max_budget_usd is not None and not spec.max_budget_usd > 0:
         yield f"spec.max_budget_usd is {spec.max_budget_usd}; expected more than 0, or null"
     prices = spec.prices

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -16,6 +16,7 @@ from streams.cli.runtime import AppContext, json_object, json_option, output_opt
 
 if TYPE_CHECKING:
     from streams.jobs.job_log import JobCommandKind
+    from streams.jobs.state import JobState
     from streams.output import Output
 
 key_option = click.option(
@@ -49,14 +50,26 @@ def jobs_run(call: AppContext, /) -> None:
 @jobs.command("start")
 @click.argument("agent_id", metavar="POLICY|AGENT")
 @click.option(
+    "--method",
+    type=click.Choice(["grpo", "sft", "dpo"]),
+    default="grpo",
+    show_default=True,
+    help="grpo: on questions. sft, dpo: one version by supervised training or preferences.",
+)
+@click.option(
     "--queries",
     "file",
     type=click.Path(path_type=Path, allow_dash=True),
-    required=True,
     metavar="FILE",
-    help='JSON lines: {"query": …, "expected_outcome": …}; - is stdin.',
+    help='grpo: JSON lines: {"query": …, "expected_outcome": …}; - is stdin.',
 )
-@click.option("--iterations", type=int, required=True, help="Adapter versions at most.")
+@click.option("--iterations", type=int, help="grpo: adapter versions at most.")
+@click.option(
+    "--examples",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="sft, dpo: JSON lines, as `streamward tune` takes them.  [default: answers of the log]",
+)
 @click.option("--budget", type=float, metavar="USD", help="Stop when so much is spent.")
 @click.option("--config", "in_json", default="{}", metavar="JSON", help="More of the order (docs/jobs.md).")
 @click.option("--tenant", help="Who pays.")
@@ -67,8 +80,10 @@ def jobs_start(
     call: AppContext,
     /,
     agent_id: str,
-    file: Path,
-    iterations: int,
+    method: Literal["grpo", "sft", "dpo"],
+    file: Path | None,
+    iterations: int | None,
+    examples: Path | None,
     budget: float | None,
     in_json: str,
     tenant: str | None,
@@ -79,12 +94,24 @@ def jobs_start(
 
     A part of them is held out, and every tenth version asked them, beside the version before the job. The job is
     refused if it would probably cost more than its budget.
+
+    With --method sft or dpo it makes one version from examples: those of a file, which is kept in the adapter store, or
+    answers of the log, which --config chooses among. `streamward tune --jobs` carries it out.
     """
     from streams.jobs import job_log, request
 
-    config: dict[str, Any] = {"n_iterations": iterations, **json_object(in_json, "--config")}
+    config: dict[str, Any] = json_object(in_json, "--config")
     if budget is not None:
         config["max_budget_usd"] = budget
+    if method != "grpo":
+        if file is not None or iterations is not None:
+            raise click.UsageError(f"--queries and --iterations are of grpo; {method} has --examples")
+        asked_for = {"policy": agent_id, "method": method, "config": config, "tenant": tenant}
+        _show([_order_tuning(call, asked_for, examples, key)], output)
+        return
+    if file is None or iterations is None or examples is not None:
+        raise click.UsageError("grpo needs --queries and --iterations, and has no --examples")
+    config = {"n_iterations": iterations, **config}
     asked = request.read_request(
         {"agent_id": agent_id, "training_queries": _queries(file), "config": config, "tenant": tenant}
     )
@@ -93,6 +120,37 @@ def jobs_start(
     order = request.order(asked, settings, **names)  # type: ignore[arg-type]
     with job_log.JobLog(settings) as log:
         _show([log.start(order, actor=user_name(), key=key)], output)
+
+
+def _order_tuning(call: AppContext, given: dict[str, Any], file: Path | None, key: str | None) -> JobState:
+    """Order a job that tunes; its file goes into the adapter store first."""
+    from streams.adapters.versions import read_state
+    from streams.jobs import job_log, training_files, tuning_request
+    from streams.kafka import times
+
+    settings, asked = call.settings_to_write, tuning_request.read_request(given)
+    now_ms, kept = times.now_ms(), None
+    if file is not None:
+        raw, name = _content(file)
+        tuning_request.check_lines(asked.method, training_files.lines_of(raw))
+        kept = training_files.put(
+            settings.adapters.store, raw, filename=name, purpose=training_files.PURPOSE, now_ms=now_ms
+        )
+    order = tuning_request.order(asked, settings, read_state(settings, asked.policy), kept, now_ms)
+    with job_log.JobLog(settings) as log:
+        return log.start(order, actor=user_name(), key=key)
+
+
+def _content(file: Path) -> tuple[bytes, str]:
+    """Return the bytes of a file, or of stdin, and its name. Raises JobRequestError if it cannot be read."""
+    from streams.errors import JobRequestError
+
+    if str(file) == "-":
+        return click.get_binary_stream("stdin").read(), "stdin.jsonl"
+    try:
+        return file.read_bytes(), file.name
+    except OSError as exc:
+        raise JobRequestError(f"--examples {file}: {exc.strerror}; name a file of JSON lines", "file") from exc
 
 
 def _queries(file: Path) -> list[Any]:

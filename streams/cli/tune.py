@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from streams.cli.runtime import AppContext, importing, output_option, pass_call, source_option
+from streams.cli.runtime import AppContext, importing, output_option, pass_call, source_option, until_stopped
 
 if TYPE_CHECKING:
     from schemas.events import TuningMethod
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("method", type=click.Choice(["sft", "dpo"]))
+@click.argument("method", required=False, type=click.Choice(["sft", "dpo"]))
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--policy", default=None, metavar="NAME", help="Whose next version.  [default: policy.name]")
 @click.option(
@@ -47,13 +48,14 @@ if TYPE_CHECKING:
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How often each is seen.")
 @click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Examples of a step.")
 @click.option("--beta", type=float, default=0.1, show_default=True, help="dpo: how strongly the start is held on to.")
+@click.option("--jobs", "for_jobs", is_flag=True, help="Carry out the jobs that ask for it, until it is stopped.")
 @source_option
 @output_option
 @pass_call
 def tune(
     call: AppContext,
     /,
-    method: TuningMethod,
+    method: TuningMethod | None,
     file: Path | None,
     policy: str | None,
     start: str | None,
@@ -65,6 +67,7 @@ def tune(
     epochs: int,
     batch: int,
     beta: float,
+    for_jobs: bool,
     **rule: Any,
 ) -> None:
     """Make a version by supervised training or preferences.
@@ -77,10 +80,18 @@ def tune(
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
     like any other, and `reproduce` makes it again. A policy that a trainer trains is not tuned: name another one with
     --policy, and start from a version of the first with --start.
+
+    With --jobs and nothing else it carries out what `streamward jobs start --method` has ordered, one job after the
+    other. SIGTERM or Ctrl-C ends it.
     """
     import os
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process has it; read when torch is loaded
+    if for_jobs:
+        _carry_out_jobs(call)
+        return
+    if method is None:
+        raise click.UsageError("expected sft or dpo, or --jobs alone")
     from streams import output as show
     from streams.kafka.times import parse_time
     from streams.tools.archive import history
@@ -104,6 +115,22 @@ def tune(
     )
     made = tuning.tune(settings, order, history.of(settings, source))
     show.record(_row(made), output)
+
+
+def _carry_out_jobs(call: AppContext) -> None:
+    """Carry out the jobs that tune, until the process is asked to stop."""
+    from streams.kafka import admin
+
+    context = click.get_current_context()
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given != ["for_jobs"]:
+        raise click.UsageError("--jobs stands alone: what a job is told is in its order")
+    call.working = True
+    with until_stopped() as stop:
+        admin.check_topics(call.settings, patient=True)
+        with importing():
+            from streams.jobs import tuner
+        tuner.run(call.settings, stop=stop)
 
 
 def _row(made: TunedVersion) -> dict[str, Any]:

@@ -6,6 +6,7 @@ a record ──► its job before and after it, or a month that is closed
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from schemas.events import JobEvent
@@ -37,6 +38,14 @@ class AllJobs:
         self._partitions = partitions
         self.states: dict[str, JobState] = {}
         self.months = TenantMonths()
+
+    def next_of_each_policy(self) -> Iterable[JobState]:
+        """Return, for each policy, its oldest job that has not ended."""
+        found: dict[str, JobState] = {}
+        for job in sorted(self.states.values(), key=lambda job: (job.created_at, job.job_id)):
+            if not job.ended:
+                found.setdefault(job.policy, job)
+        return found.values()
 
     def take(self, record: Record) -> FoldedEvent | None:
         """Fold a record; return what it makes of its job. None, and a warning, if no job takes it; None for a month."""

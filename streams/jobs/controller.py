@@ -7,7 +7,8 @@ The log is the only state. A controller that is killed loses nothing: the next o
 then asks for has the same ids. Of tasks it first looks which are in the log, since the dead one may have written some;
 an event that is written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
 
-One job of a policy at a time: the next begins when the one before has ended. One that is paused has not.
+One job of a policy at a time: the next begins when the one before has ended. One that is paused has not. Jobs that tune
+have their turn, too, and are carried out elsewhere (streams/jobs/tuner.py).
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from streams.errors import EventError
 from streams.jobs import reducer
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.job_metrics import JobMetrics, WatchedJob
+from streams.jobs.membership import JobMembership
 from streams.jobs.months import MonthBudget, month_of
 from streams.jobs.reducer import STAGE, Effect, OpenJob
 from streams.jobs.state import JobState, cost_usd
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.client import POLL_S
-from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, read
 from streams.kafka.record import Record, TopicPartition, cut, partition_of
@@ -65,12 +66,6 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         log.warning("%s", exc)
 
 
-class JobMembership(GroupConsumer):
-    """Which partitions of `jobs` are this controller's. What they hold is read elsewhere, from the beginning."""
-
-    COUNTS_RECORDS = False
-
-
 class JobController:
     """One controller. Use as a context manager, and call `step` from one thread."""
 
@@ -85,8 +80,6 @@ class JobController:
         """Timestamp of the newest event of each job."""
         self._adapters: dict[str, AdapterState] = {}
         self._open: dict[str, OpenJob] = {}
-        self._owned: set[int] = set()
-        """Partitions of `jobs`."""
         self._tasks: dict[str, set[str]] = {}
         """By job that is open: ids of tasks that are in the log, or were written."""
         self._events: set[str] = set()
@@ -100,9 +93,7 @@ class JobController:
         self._reader = PartitionReader(settings, starts, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._metrics, self._next_closing = JobMetrics(outage.meter), 0.0
-        self._members = JobMembership(
-            settings, STAGE, ["jobs"], outage, on_assigned=self._gain, on_revoked=self._lose, on_lost=self._lose
-        )
+        self._members = JobMembership(settings, STAGE, outage, self._gained)
 
     def __enter__(self) -> Self:
         return self
@@ -127,6 +118,9 @@ class JobController:
         if time.monotonic() >= self._next_closing:
             self._next_closing = time.monotonic() + CLOSING_S
             self.close_months(times.now_ms())
+
+    def _gained(self) -> None:
+        self._news = True
 
     # --- taking in ----------------------------------------------------------------------------------------------------
 
@@ -177,15 +171,8 @@ class JobController:
 
     # --- whose job it is ----------------------------------------------------------------------------------------------
 
-    def _gain(self, partitions: list[TopicPartition]) -> None:
-        self._owned.update(partition for _, partition in partitions)
-        self._news = True
-
-    def _lose(self, partitions: list[TopicPartition]) -> None:
-        self._owned.difference_update(partition for _, partition in partitions)
-
     def _is_ours(self, job: JobState | JobEvent) -> bool:
-        return partition_of(job.job_id, self._settings.topics.policy_partitions) in self._owned
+        return self._members.has(job.job_id)
 
     def _open_and_close(self) -> bool:
         """Follow the groups of each job that runs and is ours, and of no other. Return whether that was so already."""
@@ -228,8 +215,8 @@ class JobController:
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def _act(self) -> None:
-        for job in self._next_of_each_policy():
-            if job.status == "queued" and self._is_ours(job):
+        for job in self._all.next_of_each_policy():
+            if job.status == "queued" and job.spec.tuning is None and self._is_ours(job):
                 end = self._bounds("groups")[self._groups, self._partition(job)][1]
                 self._write(job, [reducer.started(job, self._versions(job.policy), end)])
         for state in self._open.values():
@@ -254,14 +241,6 @@ class JobController:
                 self._producer.send(event)
                 self._events.add(event.event_id)
         self._producer.flush()
-
-    def _next_of_each_policy(self) -> Iterable[JobState]:
-        """Return, for each policy, its oldest job that has not ended."""
-        found: dict[str, JobState] = {}
-        for job in sorted(self._all.states.values(), key=lambda job: (job.created_at, job.job_id)):
-            if not job.ended:
-                found.setdefault(job.policy, job)
-        return found.values()
 
     def _write(self, job: JobState, effects: Iterable[Effect]) -> None:
         """Write what is not in the log yet."""

@@ -23,10 +23,12 @@ from schemas.serde import EncodeError, Poison
 from streams.errors import EventError, JobRequestError, LogError, NotFoundError, RefusedError, StreamwardError
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
+from streams.jobs.months import MonthBudget
 from streams.jobs.reducer import STAGE
 from streams.jobs.request import JobOrder
 from streams.jobs.spending import CostName
 from streams.jobs.state import JobState, fold, refusal
+from streams.jobs.tuning_reducer import TUNER
 from streams.kafka import times
 from streams.kafka.admin import offsets, read_topic
 from streams.kafka.client import POLL_S
@@ -109,6 +111,17 @@ class JobLog:
             raise RefusedError(f"{len(names)} jobs begin with {job_id!r}, e.g. {names[0]}; give more of the id")
         raise NotFoundError(f"there is no job {job_id!r}; `streamward jobs list` shows all of them")
 
+    def next_of_each_policy(self) -> list[JobState]:
+        """Return, for each policy, its oldest job that has not ended. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            return list(self._all.next_of_each_policy())
+
+    def month(self, tenant: str | None, time_ms: int) -> MonthBudget | None:
+        """Return what a tenant may spend in the month of a time; None without a limit."""
+        with self._changed:
+            return self._all.months.budget(tenant, time_ms, self._settings.jobs.tenant_month_usd)
+
     def costs(self, by: Sequence[CostName]) -> list[dict[str, Any]]:
         """Return what jobs have used, as `spending.costs` does."""
         with self._changed:
@@ -187,7 +200,7 @@ class JobLog:
             if (was := state.effective.get(event_id)) is not None:
                 break
             winner = self.events(job_id)[sequence]
-            if command.expect is not None or winner.actor != STAGE:
+            if command.expect is not None or winner.actor not in (STAGE, TUNER):
                 raise RefusedError(
                     f"{at}: {winner.actor} came first with {winner.kind}, and this has no effect: "
                     f"{state.refused[event_id]}"
@@ -197,6 +210,14 @@ class JobLog:
                 f"Idempotency-Key {command.key!r} was used before, and job {job_id} was then {was}; take a new key"
             )
         return state
+
+    def append(self, event: JobEvent) -> JobState:
+        """Write an event that a process has decided, and return the job once it is folded, with or without an effect.
+
+        Raises LogError if the broker does not answer.
+        """
+        self._write(event)
+        return self.get(event.job_id)
 
     def _check_month(self, event: JobEvent) -> None:
         """Raise RefusedError if the job would take its tenant over what it may spend in this month."""

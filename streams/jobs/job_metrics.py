@@ -56,7 +56,7 @@ def figures(jobs: Iterable[WatchedJob], now_ms: int) -> Figures:
 
 
 def month_figures(months: Iterable[MonthBudget]) -> Figures:
-    """Return the values of what each tenant has spent. Each controller reads all jobs, so it says that of all tenants."""
+    """Return what each tenant has spent. Every controller reads all jobs, so it says that of all tenants."""
     found: dict[tuple[Metric, tuple[str, ...]], float] = {}
     for one in months:
         found[catalog.TENANT_SPENT, (one.tenant,)] = one.spent_usd

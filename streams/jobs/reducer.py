@@ -180,35 +180,34 @@ def usage(state: OpenJob, adapters: AdapterState) -> JobUsage:
     return JobUsage(*state.tokens, sum(seconds))
 
 
-def _budget(state: OpenJob, adapters: AdapterState, month: MonthBudget | None) -> JobEvent | None:
-    job = state.job
+def over_budget(job: JobState, used: JobUsage, month: MonthBudget | None) -> tuple[str, str] | None:
+    """Return why a job that has used so much has to end, and what to do then; None if it may continue."""
     if job.spec.prices is None:
         return None
-    cost, most = cost_usd(usage(state, adapters), job.spec.prices), job.spec.max_budget_usd
+    cost, most = cost_usd(used, job.spec.prices), job.spec.max_budget_usd
     if month is not None:
         spent = month.spent_usd + cost - cost_usd(job.usage, job.spec.prices)
         if spent >= month.limit_usd:
-            return _event(
-                state,
-                adapters,
-                "budget_exceeded",
-                f"{spent:.4f} USD of {month.limit_usd:.4f} are spent that are for {month}",
-                code=BUDGET_EXCEEDED,
-                suggested_action="start another job next month: it begins with the newest version; or raise "
-                "jobs.tenant_month_usd",
+            why = f"{spent:.4f} USD of {month.limit_usd:.4f} are spent that are for {month}"
+            return (
+                why,
+                "order it again next month, from the newest version; or raise jobs.tenant_month_usd",
             )
-    if most is None:
+    if most is None or cost < most:
         return None
-    if cost >= most:
-        return _event(
-            state,
-            adapters,
-            "budget_exceeded",
-            f"{cost:.4f} USD of {most:.4f} are spent",
-            code=BUDGET_EXCEEDED,
-            suggested_action="start another job with a larger max_budget_usd: it begins with the newest version",
-        )
-    if cost >= WARN_AT * most and not job.warned:
+    why = f"{cost:.4f} USD of {most:.4f} are spent"
+    return why, "start another job with a larger max_budget_usd: it begins with the newest version"
+
+
+def _budget(state: OpenJob, adapters: AdapterState, month: MonthBudget | None) -> JobEvent | None:
+    job, used = state.job, usage(state, adapters)
+    if (over := over_budget(job, used, month)) is not None:
+        return _event(state, adapters, "budget_exceeded", over[0], code=BUDGET_EXCEEDED, suggested_action=over[1])
+    most = job.spec.max_budget_usd
+    if job.spec.prices is None or most is None or job.warned:
+        return None
+    cost = cost_usd(used, job.spec.prices)
+    if cost >= WARN_AT * most:
         return _event(state, adapters, "budget_warned", f"{cost:.4f} USD of {most:.4f} are spent")
     return None
 

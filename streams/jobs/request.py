@@ -14,7 +14,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -46,20 +46,20 @@ SHOWN = 80
 Usd = Annotated[float, Field(ge=0)]
 
 
-class _RequestPart(BaseModel):
+class RequestPart(BaseModel):
     """Strict types, no unknown parameters, no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class TrainingQuery(_RequestPart):
+class TrainingQuery(RequestPart):
     """One question, and what `exact` compares its answers with."""
 
     query: str = Field(min_length=1)
     expected_outcome: str | int | float | tuple[str | int | float, ...] | None = None
 
 
-class RewardSourceConfig(_RequestPart):
+class RewardSourceConfig(RequestPart):
     """A scorer, as a task names it; a text alone is its name."""
 
     name: str
@@ -72,7 +72,7 @@ class RewardSourceConfig(_RequestPart):
         return {"name": given} if isinstance(given, str) else given
 
 
-class PricesConfig(_RequestPart):
+class PricesConfig(RequestPart):
     """USD a million tokens, and an hour of training."""
 
     prompt: Usd
@@ -80,7 +80,7 @@ class PricesConfig(_RequestPart):
     trainer_hour: Usd
 
 
-class JobConfig(_RequestPart):
+class JobConfig(RequestPart):
     """How a job is run."""
 
     n_iterations: int = Field(ge=1, le=MOST_ITERATIONS, description="adapter versions at most")
@@ -105,7 +105,7 @@ class JobConfig(_RequestPart):
     prices: PricesConfig | None = Field(None, description="default: jobs.prices of the settings, if they are set")
 
 
-class JobRequest(_RequestPart):
+class JobRequest(RequestPart):
     """What somebody asks for."""
 
     agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
@@ -128,7 +128,7 @@ class JobOrder:
 
     def noting(self, metadata: Mapping[str, str], asked: Any) -> JobOrder:
         """Return the order with metadata; `asked` is the request that it was made of, and its digest is of that."""
-        return replace(self, metadata=metadata, digest=_digest(asked))
+        return replace(self, metadata=metadata, digest=digest_of(asked))
 
 
 def read_request(given: Any) -> JobRequest:
@@ -158,14 +158,7 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
             "out, or name an agent",
             "config.max_steps_per_trajectory",
         )
-    prices = _prices(config, settings)
-    budget = config.max_budget_usd
-    if prices is None and budget is not None:
-        raise JobRequestError(
-            "config.max_budget_usd is set, and a price is missing: give config.prices, or set jobs.prompt_usd, "
-            "jobs.completion_usd and jobs.trainer_hour_usd",
-            "config.prices",
-        )
+    prices, budget = agreed(config.prices, config.max_budget_usd, settings)
     spec = JobSpec(
         iterations=config.n_iterations,
         batch_size=settings.batches.groups,
@@ -175,7 +168,7 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
         keep_best=config.keep_best,
         patience=config.patience,
         target_gain=config.target_gain,
-        max_budget_usd=settings.jobs.max_budget_usd if prices is not None and budget is None else budget,
+        max_budget_usd=budget,
         agent=agent,
         max_turns=None if agent is None else config.max_steps_per_trajectory or 20,
         prices=prices,
@@ -188,11 +181,11 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
     )
     _check_share(spec)
     _check_tasks(policy, spec)
-    _check_estimate(spec)
-    return JobOrder(policy, request.tenant, spec, _digest(request.model_dump(mode="json")))
+    check_estimate(spec, "n_iterations, n_trajectories_per_query or max_tokens")
+    return JobOrder(policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
 
 
-def _digest(asked: Any) -> str:
+def digest_of(asked: Any) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
@@ -231,9 +224,23 @@ def _each_once(queries: tuple[TrainingQuery, ...]) -> None:
             )
 
 
-def _prices(config: JobConfig, settings: Settings) -> JobPrices | None:
-    if config.prices is not None:
-        return JobPrices(**config.prices.model_dump())
+def agreed(
+    prices: PricesConfig | None, budget_usd: float | None, settings: Settings
+) -> tuple[JobPrices | None, float | None]:
+    """Return the prices and the budget of a job. Raises JobRequestError for a budget without prices."""
+    found = _prices(prices, settings)
+    if found is None and budget_usd is not None:
+        raise JobRequestError(
+            "config.max_budget_usd is set, and a price is missing: give config.prices, or set jobs.prompt_usd, "
+            "jobs.completion_usd and jobs.trainer_hour_usd",
+            "config.prices",
+        )
+    return found, settings.jobs.max_budget_usd if found is not None and budget_usd is None else budget_usd
+
+
+def _prices(given: PricesConfig | None, settings: Settings) -> JobPrices | None:
+    if given is not None:
+        return JobPrices(**given.model_dump())
     own = (settings.jobs.prompt_usd, settings.jobs.completion_usd, settings.jobs.trainer_hour_usd)
     prompt, completion, trainer_hour = own
     if prompt is None or completion is None or trainer_hour is None:
@@ -269,15 +276,15 @@ def _check_tasks(policy: str, spec: JobSpec) -> None:
             raise JobRequestError(f"training_queries[{number}]: {wrong}", f"training_queries[{number}]")
 
 
-def _check_estimate(spec: JobSpec) -> None:
-    """Raise RefusedError if what the job is likely to cost is over its budget."""
+def check_estimate(spec: JobSpec, lower: str) -> None:
+    """Raise RefusedError if what the job is likely to cost is over its budget; `lower`: what would make it less."""
     if spec.prices is None or spec.max_budget_usd is None:
         return
     cost = cost_usd(estimate(spec), spec.prices)
     if cost > spec.max_budget_usd:
         raise RefusedError(
             f"the job is estimated to cost {cost:.2f} USD, and its budget is {spec.max_budget_usd:.2f} "
-            "(config.max_budget_usd). Lower n_iterations, n_trajectories_per_query or max_tokens, or raise the budget"
+            f"(config.max_budget_usd). Lower {lower}, or raise the budget"
         )
 
 
@@ -285,12 +292,16 @@ def estimate(spec: JobSpec) -> JobUsage:
     """Return what the job is likely to use: answers of half their most tokens, and no seconds of training.
 
     How long a step takes is known only once one was taken, so what the trainer costs is left to the budget's own check.
+    Of a tuning it is the file's tokens; how many answers of the log it will find is not known.
     """
+    if spec.tuning is not None:
+        return JobUsage(0, round((spec.tuning.file_bytes or 0) / BYTES_PER_TOKEN) * spec.tuning.epochs)
     train, held_out = split(spec.questions, spec.held_out_share)
     prompts = [len(question.query.encode()) / BYTES_PER_TOKEN for question in spec.questions]
     trained = spec.iterations * spec.batch_size * spec.group_size
     asked = 0 if not held_out else (2 + (spec.iterations - 1) // spec.evaluate_every) * EVALUATION_SLOTS
-    prompt = trained * sum(prompts[one] for one in train) / len(train) + asked * sum(prompts[one] for one in held_out)
+    each = sum(prompts[one] for one in train) / max(1, len(train))
+    prompt = trained * each + asked * sum(prompts[one] for one in held_out)
     sampled = (trained + asked * len(held_out)) * spec.sampling.max_tokens / 2
     return JobUsage(round(prompt), round(sampled))
 
@@ -300,7 +311,7 @@ def explained(exc: ValidationError, model: type[BaseModel]) -> JobRequestError:
     error = exc.errors(include_url=False)[0]
     where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"]).lstrip(".")
     if error["type"] == "extra_forbidden":
-        known = (_MODELS.get(error["loc"][0], model) if len(error["loc"]) > 1 else model).model_fields
+        known = (_within(model, error["loc"][0]) if len(error["loc"]) > 1 else model).model_fields
         return JobRequestError(f"{where}: there is no such parameter; {nearest(str(error['loc'][-1]), known)}", where)
     if error["type"] == "missing":
         return JobRequestError(f"{where} is required", where)
@@ -309,4 +320,8 @@ def explained(exc: ValidationError, model: type[BaseModel]) -> JobRequestError:
     return JobRequestError(f"{where or 'the request'}: {error['msg']} (got {got})", where or None)
 
 
-_MODELS: dict[Any, type[BaseModel]] = {"config": JobConfig, "training_queries": TrainingQuery}
+def _within(model: type[BaseModel], name: Any) -> type[BaseModel]:
+    """Return what a parameter of `model` is made of."""
+    held = model.model_fields[name].annotation if name in model.model_fields else None
+    every = (held, *get_args(held))
+    return next((one for one in every if isinstance(one, type) and issubclass(one, BaseModel)), model)

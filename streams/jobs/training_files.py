@@ -1,4 +1,4 @@
-"""Files of questions that were uploaded, kept beside the adapters.
+"""Files of questions or examples that were uploaded, kept beside the adapters.
 
     bytes ──► each line is a JSON object ──► STORE/_files/file-SHA256/{content, file.json} ──► read back, hash compared
 
@@ -6,7 +6,8 @@ A file is named by the sha256 of its bytes: the same bytes are the same file, wh
 changes. In a folder it appears by one rename; in an object store `file.json` is written last, and a file without it
 does not exist. No policy can be called `_files`.
 
-A job has its questions in its order, so a file may be deleted once the job is created.
+A job has its questions in its order, so a file may be deleted once the job is created. One that tunes reads its
+examples from here, so that file has to stay until it has ended.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ FOLDER = "_files"
 CONTENT, ABOUT = "content", "file.json"
 FILE_ID = re.compile(r"file-[0-9a-f]{64}")
 LONGEST_NAME = 255
+PURPOSE = "fine-tune"
+"""What OpenAI's clients say a file is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

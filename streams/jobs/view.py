@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from schemas.events import JobEvent
+from schemas.events import JobEvent, JobPrices, JobTuning
 from streams.jobs.state import JobEvaluation, JobState
 
 
@@ -35,7 +35,10 @@ def order(job: JobState) -> dict[str, Any]:
     """Return what was ordered, the questions as counts."""
     spec = job.spec
     prices = spec.prices
+    if spec.tuning is not None:
+        return _tuning(spec.tuning) | {"prices": _prices(prices)}
     return {
+        "method": "grpo",
         "questions": len(spec.questions),
         "held_out": len(job.held_out),
         "batch_size": spec.batch_size,
@@ -51,10 +54,29 @@ def order(job: JobState) -> dict[str, Any]:
         "reward_sources": [
             {"name": one.name, "weight": one.weight, "settings": one.settings} for one in spec.reward_sources
         ],
-        "prices": None
-        if prices is None
-        else {"prompt": prices.prompt, "completion": prices.completion, "trainer_hour": prices.trainer_hour},
+        "prices": _prices(prices),
     }
+
+
+def _tuning(tuning: JobTuning) -> dict[str, Any]:
+    start = tuning.start_version
+    return {
+        "method": tuning.method,
+        "epochs": tuning.epochs,
+        "batch": tuning.batch,
+        "beta": tuning.beta,
+        "start": start if tuning.start_policy is None else f"{tuning.start_policy}:{start}",
+        "file_id": tuning.file_id,
+        "file": tuning.file,
+        "groups_of": tuning.groups_policy,
+        "selection": dict(tuning.selection),
+    }
+
+
+def _prices(prices: JobPrices | None) -> dict[str, float] | None:
+    if prices is None:
+        return None
+    return {"prompt": prices.prompt, "completion": prices.completion, "trainer_hour": prices.trainer_hour}
 
 
 def evaluation(one: JobEvaluation) -> dict[str, Any]:

@@ -54,6 +54,14 @@ def _uploads() -> Iterator[tuple[str, str, bytes]]:
     rows = [{"messages": [{"role": "user", "content": said}], "a": {"b": "2"}, "n": 3} for said in ("2 + 2 =", parts)]
     for name, grader in (("equal", equal), ("contains", contains), ("multi", multi)):
         yield "training-files", name, b"\n".join(json.dumps(one).encode() for one in (grader, *rows))
+    chosen = {"min_reward": 0.5, "all": True, "since": "2d", "until": "2026-11-01T12:00", "groups_of": "default"}
+    yield "tuning-orders", "sft", json.dumps({"agent_id": "coach", "config": {"epochs": 2, **chosen}}).encode()
+    pairs = {"beta": 0.3, "margin": 0.1, "start": "default:7", "batch": 4, "purpose": "serve"}
+    yield (
+        "tuning-orders",
+        "dpo",
+        json.dumps({"agent_id": "a", "method": "dpo", "config": pairs, "tenant": "t"}).encode(),
+    )
 
 
 def _plain(event: Any) -> bytes:

@@ -40,6 +40,7 @@ GRADER = {
 }
 ODD = "tests.support.doubles.odd_environment:OddEnvironment"
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
+PEFT = {"agent_id": "coach"}
 ORDER = {"type": "RL_TRAINING", "agent_id": "sums", "training_queries": QUERIES, "config": {"n_iterations": 3}}
 
 
@@ -240,7 +241,7 @@ def free_port() -> int:
         ({"file": "file-" + "0" * 64}, 404, "training_file", "was never uploaded here, or was deleted"),
         ({"extra_body": {"colour": "red"}}, 400, "colour", "there is no such parameter"),
         ({"suffix": "mine"}, 400, "suffix", "POLICY@VERSION"),
-        ({"method": {"type": "supervised"}}, 400, "method.type", "only reinforcement is possible"),
+        ({"method": {"type": "dpo"}}, 400, "training_file", "line 1: expected prompt, chosen, rejected or input"),
         ({"extra_body": {"config": {"max_budget_usd": -1.0}}}, 400, "config.max_budget_usd", "greater than 0"),
         ({"extra_body": {"config": {"max_budget_usd": 1.0}}}, 400, "config.prices", "a price is missing"),
         ({"extra_headers": {"Idempotency-Key": "x" * 201}}, 400, "Idempotency-Key", "201 characters"),
@@ -361,7 +362,11 @@ def test_the_figures_of_a_job_are_those_of_its_events(served: Gateway) -> None:
         ("POST", "/finetune/jobs", {**ORDER, "agent_id": "nobody"}, 404, "not_found", "agent_id", "no policy and no"),
         ("GET", "/finetune/jobs/nobody/status", None, 404, "not_found", None, "there is no job 'nobody'"),
         ("GET", "/rl/training/nobody/metrics", None, 404, "not_found", None, "there is no job 'nobody'"),
-        ("POST", "/finetune/peft", {}, 400, "unsupported", None, "POST /finetune/jobs with type RL_TRAINING"),
+        ("POST", "/finetune/peft", {}, 400, "invalid", "agent_id", "is required"),
+        ("POST", "/finetune/peft", {**PEFT, "method": "ppo"}, 400, "invalid", "method", "'sft' or 'dpo'"),
+        ("POST", "/finetune/peft", {**PEFT, "config": {"lr": 1}}, 400, "invalid", "config.lr", "no such parameter"),
+        ("POST", "/finetune/peft", {**PEFT, "training_file": "f"}, 404, "not_found", "training_file", "no file"),
+        ("POST", "/finetune/peft", {"agent_id": "../x"}, 400, "invalid", "agent_id", "cannot be kept in a store"),
         ("POST", "/rl/agents", {"agent_id": "../x", "model_id": "sums"}, 400, "invalid", "agent_id", "pattern"),
         ("POST", "/rl/agents", {"agent_id": "x", "model_id": "gpt"}, 404, "not_found", "model_id", "no model 'gpt'"),
         ("POST", "/rl/agents", {"agent_id": "x", "model_id": "sums@9"}, 404, "not_found", "model_id", "sums@9"),

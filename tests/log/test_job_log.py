@@ -319,7 +319,7 @@ def test_a_month_that_is_spent_refuses_orders_ends_jobs_and_is_closed_once(made:
 
 
 def test_costs_are_summed_by_what_is_asked_for(made: Settings) -> None:
-    assert {row["tenant"] for row in rows(made, "costs", "--by", "tenant")} == {"shop"}
+    assert {row["tenant"] for row in rows(made, "costs", "--by", "tenant")} == {"shop", "bakery"}
     found = rows(made, "costs", "--by", "policy,job,month")
     killed = [row for row in found if row["policy"].startswith("killed")]
     assert len(killed) >= 3 and all(row["cost_usd"] > 0 and row["trainer_s"] == 4.0 for row in killed)

@@ -20,6 +20,7 @@ from schemas.events import (
     JobPrices,
     JobQuestion,
     JobSpec,
+    JobTuning,
     Message,
     Response,
     Reward,
@@ -136,6 +137,8 @@ def _obeying(event: Any) -> Any:
             return JobPrices(**{name: abs(value) for name, value in dataclasses.asdict(event).items()})
         case JobSpec():
             return _whole_spec(event)
+        case JobTuning():
+            return _whole_job_tuning(event)
         case Reward():
             value = None if event.value is None else event.value % MAX_REWARD
             return dataclasses.replace(
@@ -204,6 +207,18 @@ def _whole_spec(spec: JobSpec) -> JobSpec:
         max_budget_usd=None if spec.max_budget_usd is None else 1 + abs(spec.max_budget_usd) % 1e9,
         questions=spec.questions or (JobQuestion(query="4 + 7 ="),),
         reward_sources=spec.reward_sources[:1] or (RewardSource(name="exact"),),
+    )
+
+
+def _whole_job_tuning(tuning: JobTuning) -> JobTuning:
+    """Give an order of tuning counts, examples, and the beta that its method has."""
+    return dataclasses.replace(
+        tuning,
+        epochs=1 + abs(tuning.epochs) % 2**30,
+        batch=1 + abs(tuning.batch) % 2**30,
+        beta=0.1 if tuning.method == "dpo" else None,
+        start_version=tuning.start_version or 0,
+        groups_policy=(tuning.groups_policy or "p") if tuning.file_id is None else None,
     )
 
 

@@ -9,6 +9,7 @@ best answer. Pure, so the same groups always give the same answers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.events import AdvantagedGroup, GroupResponse, Purpose, TuningMethod
@@ -55,6 +56,27 @@ class Curation:
             "until_ms": self.until_ms,
         }
         return {name: str(value) for name, value in every.items() if value is not None}
+
+    @classmethod
+    def of_plain(cls, method: TuningMethod, recorded: Mapping[str, str]) -> Curation:
+        """Return the rule that `plain` has written. Raises SettingsError for what it cannot have written."""
+        try:
+            purpose = recorded.get("purpose", "train")
+            if purpose not in ("train", "serve", "eval"):
+                raise ValueError(f"purpose is {purpose}")
+            numbers = {name: float(recorded[name]) for name in ("min_reward", "margin") if name in recorded}
+            times = {name: int(recorded[name]) for name in ("since_ms", "until_ms") if name in recorded}
+        except ValueError as exc:
+            raise SettingsError(f"the selection {dict(recorded)} is none that can be used: {exc}") from exc
+        return cls(
+            method=method,
+            purpose=purpose,  # type: ignore[arg-type]
+            every=recorded.get("all") == "True",
+            min_reward=numbers.get("min_reward"),
+            margin=numbers.get("margin", 0.0),
+            since_ms=times.get("since_ms"),
+            until_ms=times.get("until_ms"),
+        )
 
     def covers(self, timestamp_ms: int) -> bool:
         """Return whether a group recorded then is looked at."""

@@ -65,6 +65,11 @@ def loss_tokens(examples: Iterable[TunedExample]) -> int:
     return sum(answer.loss_tokens for example in examples for answer in example)
 
 
+def all_tokens(examples: Iterable[TunedExample]) -> int:
+    """Return how many tokens these examples have, context included."""
+    return sum(answer.tokens for example in examples for answer in example)
+
+
 def digest(examples: Iterable[TunedExample]) -> str:
     """Return the sha256 over all tokens and masks, in order, each part with its length before it."""
     found = hashlib.sha256()

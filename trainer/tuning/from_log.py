@@ -52,8 +52,16 @@ class ChosenGroups:
     """Groups that gave no example, by reason."""
 
 
-def choose(settings: Settings, policy: str, curation: Curation, limits: TokenLimits, history: History) -> ChosenGroups:
-    """Return the examples that `curation` finds among the groups of `policy`.
+def choose(
+    settings: Settings,
+    policy: str,
+    curation: Curation,
+    limits: TokenLimits,
+    history: History,
+    *,
+    before: int | None = None,
+) -> ChosenGroups:
+    """Return the examples that `curation` finds among the groups of `policy`, or those below the offset `before`.
 
     Raises NotFoundError, with how many groups were looked at and why none fits, if there is none; RefusedError if
     retention has deleted tokens that a group left elsewhere; LogError if the log cannot be read.
@@ -61,6 +69,7 @@ def choose(settings: Settings, policy: str, curation: Curation, limits: TokenLim
     named = topics(settings.topics)
     at = (named["groups"].name, partition_of(policy, settings.topics.policy_partitions))
     first, end = history.bounds(["groups"]).get(at, (0, 0))
+    end = end if before is None else min(end, before)
     chosen = ChosenGroups(policy, at[1])
     seen: set[str] = set()
     for record in history.read({at: first}, {at: end}):

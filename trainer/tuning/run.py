@@ -18,6 +18,7 @@ import logging
 import math
 import re
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -45,8 +46,11 @@ from trainer.tuning.from_log import TokenLimits
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
 
 ACTOR = "tune"
+JOB = "job"
+"""In the metadata of `trained`: which job asked for the version."""
 REPORT_EVERY = 20
 """Steps between two lines of the log, besides the first and the last."""
+Report = Callable[[int, int, Sequence[TunedExample]], None]
 log = logging.getLogger(__name__)
 
 
@@ -69,6 +73,14 @@ class StartVersion(NamedTuple):
         return cls(found["policy"] or policy, int(found["version"]))
 
 
+class TunedJob(NamedTuple):
+    """A job that asks for one version."""
+
+    job_id: str
+    version: int
+    """The version that it is to be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningOrder:
     """What is asked for."""
@@ -81,6 +93,10 @@ class TuningOrder:
     """Instead of groups."""
     start: StartVersion | None = None
     """None: the newest version of the policy."""
+    groups_before: int | None = None
+    """Only groups below this offset."""
+    job: TunedJob | None = None
+    """The job that it is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +117,11 @@ class _Examples(NamedTuple):
     left_out: Counter[str]
 
 
-def tune(settings: Settings, order: TuningOrder, history: History) -> TunedVersion:
+def tune(settings: Settings, order: TuningOrder, history: History, report: Report | None = None) -> TunedVersion:
     """Make the next version of `order.policy`; `history` has the groups.
+
+    `report` is called after each step, with its number, how many there are and the examples; whatever it raises ends
+    the tuning, and nothing is written.
 
     Raises NotFoundError if the file, a version or a single example is missing; SettingsError for lines that are no
     examples, or settings without effect; RefusedError if the policy is trained from batches, is in use, or got another
@@ -116,13 +135,14 @@ def tune(settings: Settings, order: TuningOrder, history: History) -> TunedVersi
     pin(settings)
     where = f"{settings.adapters.store}, {settings.trainer.checkpoints} or the folder for temporary files"
     with checkpoint.explaining_disks(where, "Fix that, and run the command again"):
-        return _tune(settings, order, history)
+        return _tune(settings, order, history, report)
 
 
-def _tune(settings: Settings, order: TuningOrder, history: History) -> TunedVersion:
+def _tune(settings: Settings, order: TuningOrder, history: History, report: Report | None) -> TunedVersion:
     with checkpoint.hold(settings.trainer.checkpoints, order.policy) as folder, Scratch("tune") as scratch:
         state = read_history(settings, order.policy)
         _refuse_trained(state, folder)
+        _refuse_another(state, order)
         start = order.start or StartVersion(order.policy, state.state.newest)
         made = _made(settings, state, start)
         base = load_base(settings.model)
@@ -135,7 +155,13 @@ def _tune(settings: Settings, order: TuningOrder, history: History) -> TunedVers
             "policy %s: %s on %d examples, from version %d of %s",
             order.policy, order.steps.method, len(found.examples), start.version, start.policy,
         )  # fmt: skip
-        metrics = tuner.tune(found.examples, _report)
+
+        def step(number: int, of: int, taken: TuningStep) -> None:
+            _log(number, of, taken)
+            if report is not None:
+                report(number, of, found.examples)
+
+        metrics = tuner.tune(found.examples, step)
         tuner.save(scratch / "tuned")
         event = _published(settings, event, scratch / "tuned", metrics)
         with Producer(settings) as producer:
@@ -196,6 +222,15 @@ def _refuse_trained(state: AdapterHistory, folder: Path) -> None:
         raise RefusedError(f"{folder}: checkpoints of a trainer, the newest of version {there[-1]}; {way_out}")
 
 
+def _refuse_another(state: AdapterHistory, order: TuningOrder) -> None:
+    """Raise RefusedError if the next version is not the one that a job asks for."""
+    if order.job is not None and state.state.newest + 1 != order.job.version:
+        raise RefusedError(
+            f"the job was to make version {order.job.version} of {order.policy}, and version {state.state.newest} is "
+            "there by now: something else makes versions of this policy. Order it again, when that has ended"
+        )
+
+
 def _made(settings: Settings, state: AdapterHistory, start: StartVersion) -> AdapterEvent | None:
     """Return the event that made the version to start from; None for the base model. Raises NotFoundError."""
     of = state if start.policy == state.state.policy else read_history(settings, start.policy)
@@ -223,7 +258,9 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
         examples, looked_at, left_out = read.examples, None, Counter[str]()
         tuning = replace(tuning, file=read.name, file_sha256=read.sha256)
     else:
-        chosen = from_log.choose(settings, order.groups_policy, order.curation, limits_of(base), history)
+        chosen = from_log.choose(
+            settings, order.groups_policy, order.curation, limits_of(base), history, before=order.groups_before
+        )
         examples, looked_at, left_out = chosen.examples, chosen.looked_at, chosen.left_out
         tuning = replace(
             tuning,
@@ -246,6 +283,7 @@ def _event(
         event_id=derive_id(order.policy, version, "trained"),
         policy=order.policy,
         created_at=times.now_ms(),
+        metadata={} if order.job is None else {JOB: order.job.job_id},
         version=version,
         kind="trained",
         actor=ACTOR,
@@ -260,7 +298,7 @@ def _event(
 # --- making it --------------------------------------------------------------------------------------------------------
 
 
-def _report(number: int, of: int, step: TuningStep) -> None:
+def _log(number: int, of: int, step: TuningStep) -> None:
     if number in (1, of) or number % REPORT_EVERY == 0:
         log.info("step %d of %d: loss %.4f, gradient %.3g", number, of, step.loss, step.grad_norm)
 

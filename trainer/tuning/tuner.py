@@ -31,7 +31,7 @@ from trainer import prefix_tree
 from trainer.collate import MICRO_TOKENS
 from trainer.model import load_adapter, recipe, save_adapter, wrap
 from trainer.prefix_tree import Row
-from trainer.tuning.examples import TunedAnswer, TunedExample, loss_tokens
+from trainer.tuning.examples import TunedAnswer, TunedExample, all_tokens, loss_tokens
 from trainer.tuning.losses import dpo_loss, dpo_margins, sft_loss
 
 TUNING_VERSION = "1"
@@ -240,6 +240,7 @@ class Tuner:
             "steps": float(len(taken)),
             "examples": float(len(examples)),
             "tokens": float(loss_tokens(examples)),
+            "context_tokens": float(all_tokens(examples) - loss_tokens(examples)),
             "learning_rate": self._settings.trainer.learning_rate,
         }
         if self._steps.method == "dpo":

@@ -41,3 +41,26 @@ def training_files(folder: Path) -> Check:
         return None
 
     return check
+
+
+@target("tuning-orders", light=300)
+def tuning_orders(folder: Path) -> Check:
+    """An order to tune is a job that can be recorded, or an error with its parameter."""
+    from gateway.body import read
+    from gateway.rest import PeftBody
+    from gateway.tuning_orders import tuning
+    from schemas.serde import encode
+    from streams.adapters.versions import empty
+    from streams.settings.model import Adapters, Settings
+    from tests.support.factories import job_event
+
+    settings = Settings(adapters=Adapters(store=str(folder / "adapters")))
+
+    def check(data: bytes) -> str | None:
+        body = read(PeftBody, data)
+        given = {"policy": body.agent_id, "method": body.method, "config": body.config or {}, "tenant": body.tenant}
+        order = tuning(given, None, settings, empty, names={"policy": "agent_id"})
+        encode(job_event("created", spec=order.spec, policy=order.policy, tenant=order.tenant))
+        return None
+
+    return check

@@ -9,7 +9,19 @@ from typing import NamedTuple
 from tests.support.log.secured_node import Right
 
 PAGE = Path(__file__).parents[3] / "docs" / "install.md"
-PRINCIPALS = ("topics", "streams", "scoring", "policy", "trainer", "serve", "agents", "jobs", "audit", "archive")
+PRINCIPALS = (
+    "topics",
+    "streams",
+    "scoring",
+    "policy",
+    "trainer",
+    "serve",
+    "agents",
+    "jobs",
+    "tuner",
+    "audit",
+    "archive",
+)
 
 
 class Row(NamedTuple):

@@ -1,0 +1,199 @@
+"""Turn what somebody asks for into a job that tunes: supervised training or preferences, instead of questions.
+
+    {"policy", "method", "config"}, a file that was uploaded or none ──► TuningRequest ──► JobOrder, or JobRequestError
+
+What a line of the file has to be is checked here as far as it can be without the model's chat template; the rest is
+found when the job is carried out, before its first step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from schemas.events import JobSpec, JobTuning, Purpose, TuningMethod
+from streams.adapters.store import uri_of
+from streams.adapters.versions import AdapterState
+from streams.errors import JobRequestError, RefusedError, SettingsError
+from streams.jobs.request import JobOrder, PricesConfig, RequestPart, agreed, check_estimate, digest_of, explained
+from streams.jobs.training_files import FileLine, TrainingFile
+from streams.kafka.times import parse_time
+from streams.settings.model import Settings
+from trainer.tuning.choose import Curation
+
+BETA = 0.1
+"""TRL's."""
+START = re.compile(r"(?:(?P<policy>.+):)?(?P<version>\d{1,9})")
+EXPECTED: dict[TuningMethod, tuple[tuple[str, ...], ...]] = {
+    "sft": (("messages",),),
+    "dpo": (("prompt", "chosen", "rejected"), ("input", "preferred_output", "non_preferred_output")),
+}
+"""Fields of a line that is an example."""
+OPTIONS = {"--min-reward": "config.min_reward", "--all": "config.all", "--margin": "config.margin"}
+"""Options of `streamward tune`, as they are called here."""
+
+
+class TuningConfig(RequestPart):
+    """How a version is tuned."""
+
+    epochs: int = Field(1, ge=1, le=10_000, description="how often each example is seen")
+    batch: int = Field(8, ge=1, le=2**31 - 1, description="examples of a step")
+    beta: float | None = Field(None, gt=0, description="dpo: how strongly the start is held on to; default: 0.1")
+    start: str | None = Field(None, description="[POLICY:]VERSION; default: the newest when the job begins")
+    groups_of: str | None = Field(None, min_length=1, description="without a file: whose groups; default: the policy's")
+    purpose: Purpose = Field("train", description="of the tasks whose groups are looked at")
+    min_reward: float | None = Field(None, description="sft: only answers with at least this reward")
+    all: bool = Field(False, description="sft: every answer that is good enough, not only the best")
+    margin: float = Field(0.0, ge=0, description="dpo: only pairs whose rewards differ by more")
+    since: str | None = Field(None, description="only groups from this time on: ISO 8601 (UTC), or an age")
+    until: str | None = Field(None, description="only groups before this time")
+    learning_rate: float | None = Field(None, gt=0, description="has to be trainer.learning_rate")
+    max_budget_usd: float | None = Field(None, gt=0, description="default: jobs.max_budget_usd, if there are prices")
+    prices: PricesConfig | None = Field(None, description="default: jobs.prices of the settings, if they are set")
+
+
+class TuningRequest(RequestPart):
+    """What somebody asks for."""
+
+    policy: str = Field(min_length=1, description="whose next version; it may be a new one")
+    method: TuningMethod
+    config: TuningConfig = TuningConfig()
+    tenant: str | None = Field(None, min_length=1, description="who pays")
+
+
+def read_request(given: Any) -> TuningRequest:
+    """Return a request. Raises JobRequestError that names the first parameter that is wrong."""
+    try:
+        return TuningRequest.model_validate(given)
+    except ValidationError as exc:
+        raise explained(exc, TuningRequest) from exc
+
+
+def order(
+    request: TuningRequest, settings: Settings, adapters: AdapterState, file: TrainingFile | None, now_ms: int
+) -> JobOrder:
+    """Return the job that is asked for; `adapters` are those of its policy, `file` the examples.
+
+    Raises JobRequestError, RefusedError if batches train the policy, or the estimate is over the budget.
+    """
+    config = request.config
+    refuse_trained(adapters)
+    try:
+        uri_of(settings.adapters.store, request.policy, 1)
+    except RefusedError as exc:
+        raise JobRequestError(str(exc), "policy") from exc
+    if (rate := config.learning_rate) is not None and rate != settings.trainer.learning_rate:
+        raise JobRequestError(
+            f"config.learning_rate is {rate:g}, and would have no effect: trainer.learning_rate is "
+            f"{settings.trainer.learning_rate:g} here. Leave it out, or set it for the process that tunes",
+            "config.learning_rate",
+        )
+    prices, budget = agreed(config.prices, config.max_budget_usd, settings)
+    spec = JobSpec(
+        iterations=1,
+        batch_size=1,
+        group_size=1,
+        held_out_share=0.0,
+        evaluate_every=1,
+        keep_best=1,
+        patience=1,
+        max_budget_usd=budget,
+        prices=prices,
+        tuning=_tuning(request, file, now_ms),
+    )
+    check_estimate(spec, "epochs")
+    asked = {**request.model_dump(mode="json"), "file": None if file is None else file.file_id}
+    return JobOrder(request.policy, request.tenant, spec, digest_of(asked))
+
+
+def refuse_trained(adapters: AdapterState) -> None:
+    """Raise RefusedError if batches make the versions of this policy."""
+    trained = sorted(number for number, one in adapters.versions.items() if number and one.tuned_by is None)
+    if trained:
+        policy = adapters.policy
+        raise RefusedError(
+            f"version {trained[0]} of {policy} was trained on batches, and a version that no batch makes would leave "
+            f"the next batch without its parent; tune another policy, which starts from a version of it: order it of "
+            f"{policy}-tuned, with config.start {policy}:{adapters.newest}"
+        )
+
+
+def check_lines(method: TuningMethod, lines: Sequence[FileLine]) -> None:
+    """Raise JobRequestError for a line that has not the fields of an example, or whose fields are no lists."""
+    for number, line in lines:
+        if not any(all(line.get(name) for name in names) for names in EXPECTED[method]):
+            wanted = " or ".join(", ".join(names) for names in EXPECTED[method])
+            there = ", ".join(sorted(line)) or "nothing"
+            raise JobRequestError(f"line {number}: expected {wanted}, for {method}; it has {there[:80]}", "file")
+
+
+def start_of(tuning: JobTuning, policy: str, base_version: int) -> tuple[str, int]:
+    """Return policy and version that a job's tuning starts from; `base_version` is the policy's newest before it."""
+    if tuning.start_version is None:
+        return policy, base_version
+    return tuning.start_policy or policy, tuning.start_version
+
+
+def _tuning(request: TuningRequest, file: TrainingFile | None, now_ms: int) -> JobTuning:
+    config = request.config
+    if config.beta is not None and request.method == "sft":
+        raise JobRequestError("config.beta says how strongly dpo holds on to its start: leave it out", "config.beta")
+    start = None if config.start is None else START.fullmatch(config.start)
+    if config.start is not None and start is None:
+        raise JobRequestError(
+            f"config.start {config.start!r}: expected a version, as 3, or one of another policy, as other:3",
+            "config.start",
+        )
+    named = None if start is None or start["policy"] == request.policy else start["policy"]
+    whole = JobTuning(
+        method=request.method,
+        epochs=config.epochs,
+        batch=config.batch,
+        beta=None if request.method == "sft" else config.beta or BETA,
+        start_policy=named,
+        start_version=None if start is None else int(start["version"]),
+    )
+    rule = _curation(request, now_ms)
+    if file is None:
+        return dataclasses.replace(whole, groups_policy=config.groups_of or request.policy, selection=rule.plain())
+    set_for_groups = config.model_fields_set & {"groups_of", "purpose", "min_reward", "all", "margin", "since", "until"}
+    if set_for_groups:
+        name = sorted(set_for_groups)[0]
+        raise JobRequestError(
+            f"config.{name} chooses answers of the log, and the examples are those of a file; leave one of them out",
+            f"config.{name}",
+        )
+    return dataclasses.replace(whole, file_id=file.file_id, file=file.filename, file_bytes=file.size_bytes)
+
+
+def _curation(request: TuningRequest, now_ms: int) -> Curation:
+    """Return how answers are chosen. Raises JobRequestError for what has no effect together."""
+    config = request.config
+    times: dict[str, int | None] = {}
+    for name in ("since", "until"):
+        given = getattr(config, name)
+        try:
+            times[name] = None if given is None else parse_time(given, f"config.{name}", now_ms)
+        except SettingsError as exc:
+            raise JobRequestError(str(exc), f"config.{name}") from exc
+    rule = Curation(
+        method=request.method,
+        purpose=config.purpose,
+        min_reward=config.min_reward,
+        every=config.all,
+        margin=config.margin,
+        since_ms=times["since"],
+        until_ms=times["until"],
+    )
+    try:
+        rule.check()
+    except SettingsError as exc:
+        said = str(exc)
+        for option, name in OPTIONS.items():
+            said = said.replace(option, name)
+        raise JobRequestError(said, next((name for name in OPTIONS.values() if name in said), None)) from exc
+    return rule

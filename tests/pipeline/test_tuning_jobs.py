@@ -1,0 +1,259 @@
+"""Jobs that tune, on a real log with the tiny model: done once, ended between steps, ordered in every way there is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from schemas.events import AdapterEvent, JobEvent
+from streams.adapters.versions import empty, read_state
+from streams.cli.root import cli
+from streams.engines.base_model import Base, load_base
+from streams.jobs import training_files, tuner, tuning_reducer, tuning_request
+from streams.jobs.job_log import JobCommand, JobLog
+from streams.jobs.request import JobOrder
+from streams.jobs.state import JobState
+from streams.jobs.training_files import TrainingFile
+from streams.jobs.tuner import TuningWorker
+from streams.kafka import admin, times
+from streams.kafka.history import LogHistory
+from streams.settings.load import to_env
+from streams.settings.model import Model, Policy, Settings
+from tests.log.test_fine_tuning_over_http import gateway
+from tests.pipeline.test_tuning import DPO, SFT, groups, order as tuning_order, sent
+from tests.support.agent_server import settings_of
+from tests.support.models.chat_tiny import chat_tokenizer
+from tests.support.models.tiny import save_tiny
+from tests.support.processes import read, running, until
+from trainer import reproduce
+from trainer.tuning.examples import all_tokens
+from trainer.tuning.run import TunedJob, read_file, tune
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+PRICES = {"prompt": 1e6, "completion": 1e6, "trainer_hour": 0.0}
+"""A dollar a token."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """The tiny model, with a chat template that has roles."""
+    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
+    chat_tokenizer().save_pretrained(folder)
+    return load_base(Model(base=str(folder)))
+
+
+@pytest.fixture
+def settings(settings: Settings, base: Base) -> Settings:
+    """Settings of this test's own topics, which exist, with the tiny model as base, and no limit for a month."""
+    jobs = settings.jobs.model_copy(update={"tenant_month_usd": 0.0})
+    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path), "jobs": jobs})
+    admin.apply_topics(tiny)
+    return tiny
+
+
+def lines_in_store(settings: Settings, *rows: dict[str, Any]) -> TrainingFile:
+    raw = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return training_files.put(settings.adapters.store, raw, filename="a b.jsonl", purpose="fine-tune", now_ms=0)
+
+
+def ordered(settings: Settings, method: str, file: TrainingFile | None = None, **config: Any) -> JobOrder:
+    request = tuning_request.read_request({"policy": "default", "method": method, "config": config})
+    return tuning_request.order(request, settings, empty("default"), file, times.now_ms())
+
+
+class Worker:
+    """A process that carries out jobs, in this one."""
+
+    def __init__(self, settings: Settings, log: JobLog) -> None:
+        self._worker = TuningWorker(settings, log, threading.Event())
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._worker.__exit__()
+
+    def works_until(self, log: JobLog, job: JobState, *statuses: str) -> JobState:
+        """Step until the job has one of these statuses."""
+
+        def there() -> bool:
+            self._worker.step()
+            return log.get(job.job_id).status in statuses
+
+        until(there, f"the job to be {statuses}")
+        return log.get(job.job_id)
+
+
+@pytest.fixture
+def log(settings: Settings) -> Iterator[JobLog]:
+    with JobLog(settings) as found:
+        yield found
+
+
+def versions(settings: Settings) -> list[AdapterEvent]:
+    return [event for _, event in read(settings, AdapterEvent) if event.kind == "trained"]
+
+
+def kinds(settings: Settings) -> list[str]:
+    return [event.kind for _, event in read(settings, JobEvent)]
+
+
+def test_a_job_on_answers_of_the_log_and_one_on_a_file_are_each_done_once_and_made_again(
+    settings: Settings, base: Base, log: JobLog, tmp_path: Path
+) -> None:
+    sent(settings, groups(base, 3))
+    first = log.start(ordered(settings, "sft", epochs=2, batch=2, prices=PRICES), actor="ann")
+    second = log.start(ordered(settings, "dpo", lines_in_store(settings, DPO)), actor="ann")
+    with Worker(settings, log) as worker:
+        worker.works_until(log, second, "completed")
+    done = log.get(first.job_id)
+    assert (done.status, done.version, log.get(second.job_id).version) == ("completed", 1, 2)
+    tuned, other = versions(settings)
+    assert [one.metadata for one in (tuned, other)] == [{"job": first.job_id}, {"job": second.job_id}]
+    assert tuned.tuning is not None and other.tuning is not None
+    assert (tuned.tuning.examples, other.tuning.file, other.parent_version) == (3, "a_b.jsonl", 1)
+    assert done.usage.completion_tokens == 2 * tuned.tuning.loss_tokens
+    assert done.cost_usd == done.usage.prompt_tokens + done.usage.completion_tokens > 0
+    again = TuningWorker(settings, log, threading.Event())
+    try:
+        assert not again.step() and len(versions(settings)) == 2
+    finally:
+        again.__exit__()
+    assert Counter(kinds(settings)) == dict.fromkeys(("created", "started", "iteration", "completed"), 2)
+    example = tmp_path / "a_b.jsonl"
+    example.write_text(json.dumps(DPO) + "\n")
+    made = reproduce.plan(settings, "default", 2, LogHistory(settings), start=0, files=[example])
+    assert [one.equal for one in reproduce.run(made, settings, LogHistory(settings))] == [True, True]
+
+
+def test_a_job_whose_version_was_announced_before_its_process_died_is_ended_and_nothing_is_tuned_again(
+    settings: Settings, base: Base, log: JobLog
+) -> None:
+    sent(settings, groups(base, 2))
+    job = log.start(ordered(settings, "sft"), actor="ann")
+    log.append(tuning_reducer.started(job, newest=0, groups_next=2, now_ms=times.now_ms()))
+    tune(settings, replace(tuning_order("sft"), job=TunedJob(job.job_id, 1)), LogHistory(settings))
+    with Worker(settings, log) as worker:
+        done = worker.works_until(log, job, "completed", "failed")
+    assert (done.status, done.version, len(versions(settings))) == ("completed", 1, 1)
+
+
+def test_a_job_is_cancelled_between_two_steps_and_leaves_nothing(settings: Settings, log: JobLog) -> None:
+    job = log.start(ordered(settings, "sft", lines_in_store(settings, SFT), epochs=10_000), actor="ann")
+    with Worker(settings, log) as worker:
+        began = threading.Thread(target=worker.works_until, args=(log, job, "cancelled"))
+        began.start()
+        until(lambda: log.get(job.job_id).status == "running", "the job to run")
+        log.command(job.job_id, JobCommand(kind="cancelled", actor="ann", reason="enough"))
+        began.join()
+    assert versions(settings) == [] and read_state(settings, "default").newest == 0
+
+
+def test_a_job_over_its_budget_ends_between_two_steps(
+    settings: Settings, base: Base, log: JobLog, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(SFT) + "\n")
+    step_usd = all_tokens(read_file(tmp_path / "a.jsonl", "sft", base).examples)
+    file = lines_in_store(settings, SFT)
+    order = ordered(settings, "sft", file, epochs=100, prices=PRICES, max_budget_usd=10_000.0)
+    assert order.spec.max_budget_usd is not None
+    poor = replace(order, spec=replace(order.spec, max_budget_usd=20.0))
+    job = log.start(poor, actor="ann")
+    with Worker(settings, log) as worker:
+        done = worker.works_until(log, job, "failed", "completed")
+    assert (done.status, done.code, versions(settings)) == ("failed", "BUDGET_EXCEEDED", [])
+    assert done.cost_usd is not None and 20.0 <= done.cost_usd < 20.0 + step_usd
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "says"),
+    [
+        ([{"messages": [{"role": "user", "content": "21"}]}], "TUNING_FAILED", "no message of role assistant"),
+        (None, "EXAMPLES_MISSING", "no train groups of policy default"),
+    ],
+)
+def test_a_job_that_cannot_be_done_fails_with_its_reason_and_what_to_do(
+    settings: Settings, log: JobLog, rows: list[dict[str, Any]] | None, code: str, says: str
+) -> None:
+    file = None if rows is None else lines_in_store(settings, *rows)
+    job = log.start(ordered(settings, "sft", file), actor="ann")
+    with Worker(settings, log) as worker:
+        done = worker.works_until(log, job, "failed")
+    assert done.code == code and says in done.reason and done.suggested_action
+
+
+def test_jobs_are_ordered_by_the_command_line_and_carried_out_by_the_command(
+    settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(SFT) + "\n")
+
+    def command(*words: str) -> Any:
+        return CliRunner().invoke(cli, ("jobs", *words), env=to_env(settings))
+
+    refused = command("start", "default", "--method", "sft", "--iterations", "3")
+    assert refused.exit_code == 2 and "sft has --examples" in refused.stderr
+    found = command(
+        "start", "default", "--method", "sft", "--examples", str(tmp_path / "a.jsonl"), "--output", "jsonl",
+        "--config", '{"epochs": 2}',
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    job = json.loads(found.stdout)
+    with running(settings, tmp_path, "tune --jobs"), JobLog(settings) as log:
+        until(lambda: log.get(job["job_id"]).ended, "the end of the job", folder=tmp_path)
+    shown = json.loads(command("show", job["job_id"], "--output", "json").stdout)
+    assert (shown["status"], shown["version"], shown["order"]["method"]) == ("completed", 1, "sft")
+    assert (shown["order"]["file"], shown["order"]["epochs"]) == ("a.jsonl", 2)
+
+
+def test_jobs_of_openais_client_and_of_rest_are_carried_out_and_their_model_answers(
+    kafka_bootstrap: str, base: Base, tmp_path: Path
+) -> None:
+    script = {"replies": [{"when": "1 + 1", "reply": "2"}], "context_tokens": 4096}
+    served = settings_of(kafka_bootstrap, tmp_path, script)
+    tiny = served.model_copy(
+        update={
+            "model": Model(base=base.model.config._name_or_path),
+            "policy": Policy(name="sums"),
+            "trainer": served.trainer.model_copy(update={"checkpoints": tmp_path / "checkpoints"}),
+        }
+    )
+    stop = threading.Event()
+    with gateway(served) as found:
+        works = threading.Thread(target=tuner.run, args=(tiny,), kwargs={"stop": stop})
+        works.start()
+        try:
+            content = (json.dumps(SFT) + "\n").encode()
+            file = found.client.files.create(file=("a.jsonl", content), purpose="fine-tune")
+            jobs, method = found.client.fine_tuning.jobs, {"type": "supervised"}
+            made = jobs.create(model="sums", training_file=file.id, method=method)  # type: ignore[arg-type]
+            until(lambda: jobs.retrieve(made.id).status in ("succeeded", "failed"), "the end of the job")
+            done = jobs.retrieve(made.id)
+            assert (done.status, done.fine_tuned_model, done.error) == ("succeeded", "sums@1", None)
+            assert done.method is not None and done.method.supervised is not None
+            assert done.trained_tokens
+            said = [event.message.partition(":")[0] for event in jobs.list_events(made.id)]
+            assert said == ["completed", "iteration", "started", "created"]
+            order = {"agent_id": "sums", "method": "sft", "training_file": file.id, "config": {"epochs": 2}}
+            other = found.rest("POST", "/api/v1/finetune/peft", order, Idempotency_Key="peft")
+            assert (other.status_code, other.json()["type"], other.json()["config"]["method"]) == (
+                201,
+                "FINE_TUNING",
+                "sft",
+            )
+            where = f"/finetune/jobs/{other.json()['id']}/status"
+            until(lambda: found.rest("GET", where).json()["status"] == "completed", "the other job")
+            answer = found.client.chat.completions.create(
+                model="sums@1", messages=[{"role": "user", "content": "1 + 1 ="}]
+            )
+            assert (answer.choices[0].message.content, answer.model) == ("2", "sums@1")
+        finally:
+            stop.set()
+            works.join()

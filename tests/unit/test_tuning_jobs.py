@@ -1,0 +1,283 @@
+"""Jobs that tune: what is ordered, in every interface's words, and the events that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gateway import tuning_orders
+from gateway.body import read
+from gateway.fine_tuning_body import ORDERED, CreateFineTuningBody
+from schemas.events import JobEvent, JobSpec, JobTuning, problems
+from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
+from streams.errors import JobRequestError, RefusedError, SettingsError
+from streams.jobs import training_files, tuning_reducer, tuning_request
+from streams.jobs.all_jobs import AllJobs
+from streams.jobs.months import MonthBudget
+from streams.jobs.request import JobOrder, estimate
+from streams.jobs.state import JobState, JobUsage, fold
+from streams.jobs.training_files import FileLine, TrainingFile
+from streams.settings.model import Adapters, Policy, Settings, Trainer
+from streams.stages.agents.calls import CallError
+from tests.support.factories import T0, job_event, job_spec, trained
+from trainer.tuning.choose import Curation
+
+SETTINGS = Settings(policy=Policy(name="sums", engine="scripted"), trainer=Trainer(seed=7, learning_rate=1e-4))
+FILE = TrainingFile(file_id="file-1", filename="a.jsonl", size_bytes=400, created_at=0, purpose="fine-tune")
+PRICES = {"prompt": 1.0, "completion": 1e6, "trainer_hour": 3.0}
+
+
+def ordered(method: str = "sft", file: TrainingFile | None = None, **config: Any) -> JobOrder:
+    request = tuning_request.read_request({"policy": "coach", "method": method, "config": config, "tenant": "shop"})
+    return tuning_request.order(request, SETTINGS, empty("coach"), file, now_ms=10_000)
+
+
+def tuning_of(order: JobOrder) -> JobTuning:
+    assert order.spec.tuning is not None
+    return order.spec.tuning
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_order_without_a_file_says_which_answers_of_the_log_and_keeps_ages_as_times() -> None:
+    order = ordered("sft", epochs=3, batch=4, min_reward=0.5, all=True, since="4s", groups_of="default")
+    found = tuning_of(order)
+    assert (found.method, found.epochs, found.batch, found.beta, found.groups_policy) == ("sft", 3, 4, None, "default")
+    assert found.selection == {"purpose": "train", "min_reward": "0.5", "all": "True", "since_ms": "6000"}
+    rule = Curation.of_plain("sft", found.selection)
+    assert rule == Curation(method="sft", min_reward=0.5, every=True, since_ms=6000)
+    event = job_event("created", spec=order.spec, policy=order.policy, tenant=order.tenant)
+    assert list(problems(event)) == [] and (order.policy, order.tenant) == ("coach", "shop")
+
+
+def test_an_order_with_a_file_names_it_and_its_estimate_is_of_its_size() -> None:
+    order = ordered("dpo", FILE, epochs=2, start="default:7", prices=PRICES, max_budget_usd=200.0)
+    found = tuning_of(order)
+    assert (found.file_id, found.file, found.groups_policy, found.selection) == ("file-1", "a.jsonl", None, {})
+    assert (found.beta, found.start_policy, found.start_version) == (0.1, "default", 7)
+    assert estimate(order.spec) == JobUsage(0, 200)
+    with pytest.raises(RefusedError, match=r"estimated to cost 200\.00 USD, and its budget is 199\.00 .* Lower epochs"):
+        ordered("dpo", FILE, epochs=2, prices=PRICES, max_budget_usd=199.0)
+
+
+def test_the_same_order_has_the_same_digest_and_another_file_has_another() -> None:
+    other = dataclasses.replace(FILE, file_id="file-2")
+    digests = {ordered("sft", file, epochs=epochs).digest for file in (None, FILE, other, FILE) for epochs in (1, 2)}
+    assert len(digests) == 6
+
+
+@pytest.mark.parametrize(
+    ("method", "file", "config", "parameter", "says"),
+    [
+        ("sft", None, {"colour": 1}, "config.colour", "there is no such parameter"),
+        ("ppo", None, {}, "method", "'sft' or 'dpo'"),
+        ("sft", None, {"epochs": 0}, "config.epochs", "greater than or equal to 1"),
+        ("sft", None, {"beta": 0.1}, "config.beta", "dpo holds on to its start"),
+        ("dpo", None, {"min_reward": 1.0}, "config.min_reward", "config.min_reward and config.all choose answers"),
+        ("sft", None, {"margin": 0.5}, "config.margin", "it needs dpo"),
+        ("sft", None, {"since": "yesterday"}, "config.since", "expected a time"),
+        ("sft", None, {"start": "seven"}, "config.start", "expected a version"),
+        ("sft", FILE, {"groups_of": "other"}, "config.groups_of", "leave one of them out"),
+        ("sft", None, {"learning_rate": 1.0}, "config.learning_rate", "trainer.learning_rate is 0.0001 here"),
+        ("sft", None, {"max_budget_usd": 1.0}, "config.prices", "a price is missing"),
+    ],
+)
+def test_what_is_wrong_with_an_order_names_its_parameter(
+    method: str, file: TrainingFile | None, config: dict[str, Any], parameter: str, says: str
+) -> None:
+    with pytest.raises(JobRequestError, match=says) as raised:
+        ordered(method, file, **config)
+    assert raised.value.parameter == parameter
+
+
+def by_batches() -> AdapterState:
+    return fold_adapter(empty("coach"), trained(1, policy="coach"))
+
+
+def test_a_policy_that_batches_train_is_not_tuned_and_the_error_has_the_way_out() -> None:
+    request = tuning_request.read_request({"policy": "coach", "method": "sft"})
+    with pytest.raises(RefusedError, match=r"order it of coach-tuned, with config.start coach:1"):
+        tuning_request.order(request, SETTINGS, by_batches(), None, 0)
+
+
+def test_a_line_that_can_be_no_example_is_named_before_anything_is_written() -> None:
+    tuning_request.check_lines("sft", [FileLine(1, {"messages": [1]})])
+    openai = {"input": {"messages": []}, "preferred_output": [1], "non_preferred_output": [1]}
+    tuning_request.check_lines(
+        "dpo", [FileLine(1, openai), FileLine(2, {"prompt": [1], "chosen": [1], "rejected": [1]})]
+    )
+    with pytest.raises(
+        JobRequestError, match=r"line 3: expected prompt, chosen, rejected or input, .* it has messages"
+    ):
+        tuning_request.check_lines("dpo", [FileLine(1, openai), FileLine(3, {"messages": [1]})])
+
+
+@given(
+    st.sampled_from(("train", "serve", "eval")),
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.booleans(),
+    st.none() | st.integers(0, 2**60),
+)
+def test_a_rule_that_was_recorded_is_read_back(
+    purpose: Any, least: float | None, every: bool, since: int | None
+) -> None:
+    rule = Curation(method="sft", purpose=purpose, min_reward=least, every=every, since_ms=since)
+    assert Curation.of_plain("sft", rule.plain()) == rule
+
+
+@pytest.mark.parametrize("wrong", [{"purpose": "x"}, {"min_reward": "x"}, {"since_ms": "1.5"}])
+def test_a_rule_that_nobody_can_have_recorded_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="none that can be used"):
+        Curation.of_plain("sft", wrong)
+
+
+# --- in OpenAI's words ------------------------------------------------------------------------------------------------
+
+
+def openai(tmp_path: Path, lines: list[Any], adapters: Any = empty, **body: Any) -> JobOrder:
+    raw = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    store = str(tmp_path / "adapters")
+    settings = SETTINGS.model_copy(update={"adapters": Adapters(store=store)})
+    file = training_files.put(store, raw, filename="a.jsonl", purpose="fine-tune", now_ms=0)
+    given = {"model": "sums", "training_file": file.file_id, **body}
+    return tuning_orders.fine_tuning(read(CreateFineTuningBody, json.dumps(given).encode()), settings, adapters)
+
+
+CHAT = {"messages": [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]}
+
+
+def test_supervised_training_and_dpo_of_openai_are_jobs_that_tune(tmp_path: Path) -> None:
+    sft = openai(tmp_path, [CHAT], method={"type": "supervised"}, metadata={"run": "a"})
+    found = tuning_of(sft)
+    assert (found.method, found.epochs, found.batch, found.start_version) == ("sft", 1, 8, None)
+    assert found.file_id is not None and found.file_id.startswith("file-")
+    shown = json.loads(sft.metadata[ORDERED])
+    assert (shown["metadata"], shown["seed"], shown["training_file"]) == ({"run": "a"}, 7, found.file_id)
+    pair = {"input": {"messages": [1]}, "preferred_output": [1], "non_preferred_output": [1]}
+    wanted = {"n_epochs": 3, "batch_size": 2, "beta": 1, "learning_rate_multiplier": "auto"}
+    dpo = openai(tmp_path, [pair], method={"type": "dpo", "dpo": {"hyperparameters": wanted}}, config={"start": "2"})
+    found = tuning_of(dpo)
+    assert (found.epochs, found.batch, found.beta, found.start_version) == (3, 2, 1.0, 2)
+    hyperparameters = json.loads(dpo.metadata[ORDERED])["method"]["dpo"]["hyperparameters"]
+    assert hyperparameters == {"n_epochs": 3, "batch_size": 2, "beta": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "parameter", "says"),
+    [
+        ({"method": {"type": "supervised", "dpo": {}}}, "invalid", "method.dpo", "leave it out"),
+        ({"method": {"type": "rl"}}, "invalid", "method.type", "'dpo'"),
+        (
+            {"method": {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 2}}}, "config": {"epochs": 1}},
+            "invalid", "config.epochs", "says it, too",
+        ),
+        (
+            {"method": {"type": "dpo", "dpo": {"hyperparameters": {"learning_rate_multiplier": 2}}}},
+            "unsupported", "method.dpo.hyperparameters.learning_rate_multiplier", "trainer.learning_rate",
+        ),
+        ({"method": {"type": "supervised"}, "config": {"purpose": "eval"}}, "invalid", "config.purpose", "of a file"),
+        ({"method": {"type": "supervised"}, "model": "gpt"}, "not_found", "model", "this server has sums"),
+        ({"method": {"type": "dpo"}}, "invalid", "training_file", "line 1: expected prompt"),
+        ({"method": {"type": "supervised"}, "training_file": "file-9"}, "not_found", "training_file", "no file"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_openais_words(
+    tmp_path: Path, body: dict[str, Any], kind: str, parameter: str, says: str
+) -> None:
+    with pytest.raises(CallError, match=says) as raised:
+        openai(tmp_path, [CHAT], **body)
+    assert (raised.value.kind, raised.value.parameter) == (kind, parameter)
+
+
+def test_openais_client_is_told_that_its_model_is_trained_by_batches(tmp_path: Path) -> None:
+    with pytest.raises(CallError, match="was trained on batches") as raised:
+        openai(tmp_path, [CHAT], lambda name: by_batches(), method={"type": "supervised"})
+    assert (raised.value.kind, raised.value.parameter) == ("invalid", "model")
+
+
+# --- the events of a job ----------------------------------------------------------------------------------------------
+
+
+def job(**spec: Any) -> JobState:
+    tuning = JobTuning(method="sft", epochs=2, batch=8, groups_policy="default")
+    whole = job_spec(questions=(), reward_sources=(), iterations=1, tuning=tuning, held_out_share=0.0, **spec)
+    state = fold(None, job_event("created", spec=whole))
+    assert state is not None
+    return state
+
+
+def after(state: JobState, *events: JobEvent) -> JobState:
+    for event in events:
+        assert list(problems(event)) == []
+        folded = fold(state, event)
+        assert folded is not None and folded.sequence == state.sequence + 1, folded
+        state = folded
+    return state
+
+
+def test_a_job_that_is_done_has_its_version_and_what_each_epoch_used() -> None:
+    running = after(job(), tuning_reducer.started(job(), newest=4, groups_next=9, now_ms=T0 + 1))
+    assert (running.status, running.version, running.groups_next) == ("running", 4, 9)
+    made = trained(
+        5, created_at=T0 + 2, metrics={"tokens": 10.0, "context_tokens": 30.0, "tune_s": 7200.0, "loss": 0.5}
+    )
+    done = after(running, tuning_reducer.trained(running, made))
+    done = after(done, tuning_reducer.completed(done))
+    assert (done.status, done.version, done.metrics["loss"]) == ("completed", 5, 0.5)
+    assert done.usage == JobUsage(60, 20, 7200.0)
+    assert done.cost_usd == pytest.approx(60e-6 + 2 * 20e-6 + 2 * 3.0)
+
+
+def test_a_job_that_continues_begins_with_the_version_and_the_groups_that_it_had() -> None:
+    running = after(job(), tuning_reducer.started(job(), newest=4, groups_next=9, now_ms=T0))
+    paused = after(running, job_event("paused", 2), job_event("resumed", 3))
+    again = after(paused, tuning_reducer.started(paused, newest=6, groups_next=99, now_ms=T0))
+    assert (again.version, again.groups_next) == (4, 9)
+
+
+def test_between_steps_a_job_ends_that_is_over_its_budget_or_its_tenants() -> None:
+    running = after(job(max_budget_usd=2.0), tuning_reducer.started(job(), newest=0, groups_next=0, now_ms=T0))
+    whole = JobUsage(1_000_000, 1_000_000)  # 3 USD
+    assert tuning_reducer.spent(running, tuning_reducer.used_until(1, 2, whole, 0.0), None, T0) is None
+    over = tuning_reducer.spent(running, tuning_reducer.used_until(2, 2, whole, 0.0), None, T0)
+    assert over is not None and after(running, over).code == "BUDGET_EXCEEDED"
+    month = MonthBudget("shop", "2026-11", 99.0, 100.0)
+    over = tuning_reducer.spent(running, tuning_reducer.used_until(1, 2, whole, 0.0), month, T0)
+    assert over is not None and "100.5000 USD of 100.0000 are spent that are for tenant shop in 2026-11" in over.reason
+    assert after(running, over).usage == JobUsage(500_000, 500_000)
+
+
+def test_a_policy_has_one_job_at_a_time_whatever_it_does() -> None:
+    known = AllJobs(2)
+    for number, (name, spec) in enumerate((("a", job_spec()), ("b", job().spec))):
+        event = job_event("created", job_id=name, event_id=name, created_at=T0 + number, spec=spec)
+        state = fold(None, event)
+        assert state is not None
+        known.states[name] = state
+    assert [one.job_id for one in known.next_of_each_policy()] == ["a"]
+    known.states["a"] = dataclasses.replace(known.states["a"], status="completed")
+    assert [one.job_id for one in known.next_of_each_policy()] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"epochs": 0}, "0 epochs"),
+        ({"method": "dpo"}, "dpo has one above 0"),
+        ({"beta": 0.1}, "sft none"),
+        ({"file_id": "file-1"}, "expected one of them"),
+        ({"groups_policy": None}, "expected one of them"),
+        ({"start_policy": "other"}, "no version is named"),
+    ],
+)
+def test_an_order_of_tuning_that_contradicts_itself_is_no_event(changes: dict[str, Any], says: str) -> None:
+    spec: JobSpec = job().spec
+    assert spec.tuning is not None
+    wrong = dataclasses.replace(spec, tuning=dataclasses.replace(spec.tuning, **changes))
+    assert says in " ".join(problems(job_event("created", spec=wrong)))
