@@ -28,12 +28,13 @@ from streams.kafka.history import LogHistory
 from streams.settings.load import to_env
 from streams.settings.model import Model, Policy, Settings
 from tests.log.test_fine_tuning_over_http import gateway
-from tests.pipeline.test_tuning import DPO, SFT, groups, order as tuning_order, sent
+from tests.pipeline.test_tuning import DPO, SFT, Crash, groups, order as tuning_order, sent
 from tests.support.agent_server import settings_of
 from tests.support.models.chat_tiny import chat_tokenizer
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import read, running, until
 from trainer import reproduce
+from trainer.tuning import run as tuning
 from trainer.tuning.examples import all_tokens
 from trainer.tuning.run import TunedJob, read_file, tune
 
@@ -144,6 +145,23 @@ def test_a_job_whose_version_was_announced_before_its_process_died_is_ended_and_
     with Worker(settings, log) as worker:
         done = worker.works_until(log, job, "completed", "failed")
     assert (done.status, done.version, len(versions(settings))) == ("completed", 1, 1)
+
+
+def test_a_job_whose_process_died_between_store_and_log_is_made_again_with_the_same_bytes(
+    settings: Settings, base: Base, log: JobLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent(settings, groups(base, 2))
+    job = log.start(ordered(settings, "sft"), actor="ann")
+    with monkeypatch.context() as patch, Worker(settings, log) as worker:
+        patch.setattr(tuning, "Producer", lambda *_: (_ for _ in ()).throw(Crash()))
+        with pytest.raises(Crash):
+            worker.works_until(log, job, "completed", "failed")
+    assert (log.get(job.job_id).status, versions(settings)) == ("running", [])
+    sent(settings, groups(base, 5)[2:])  # they came after it had started, so they are none of its examples
+    with Worker(settings, log) as worker:
+        assert worker.works_until(log, job, "completed", "failed").status == "completed"
+    (made,) = versions(settings)
+    assert made.tuning is not None and made.tuning.examples == 2
 
 
 def test_a_job_is_cancelled_between_two_steps_and_leaves_nothing(settings: Settings, log: JobLog) -> None:
