@@ -5,6 +5,7 @@
     │   └── JobRequestError      a parameter of a job is wrong
     ├── NotFoundError        what was named does not exist                  exit 3
     ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
+    │   └── OtherBaseError       the policy is of another base model        a fleet leaves it alone
     ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
     │   ├── BrokerUnreachable    it did not answer in time; it may later
     │   ├── StoppedWaiting       asked to stop during an outage             end, without an error
@@ -66,6 +67,10 @@ class RefusedError(StreamwardError):
     """A rule forbids it."""
 
     exit_code = 4
+
+
+class OtherBaseError(RefusedError):
+    """The policy is of another base model than this process has."""
 
 
 class LogError(StreamwardError):

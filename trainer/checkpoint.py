@@ -83,7 +83,7 @@ def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Op
     (half / ADAPTER_FOLDER).mkdir()
     save_adapter(model, half / ADAPTER_FOLDER, base)
     save_file(_optimizer_tensors(model, optimizer), half / OPTIMIZER_FILE)
-    save_file(_rng_states(), half / RNG_FILE)
+    save_file(rng_states(), half / RNG_FILE)
     (half / STATE_FILE).write_text(json.dumps(asdict(state), indent=2, sort_keys=True) + "\n")
     files = sorted(path for path in half.rglob("*") if path.is_file())
     manifest = {str(path.relative_to(half)): sha256_of(path) for path in files}
@@ -151,10 +151,7 @@ def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> N
     plain = optimizer.state_dict()
     filled = {index: values for index, values in state.items() if values}
     optimizer.load_state_dict({"state": filled, "param_groups": plain["param_groups"]})
-    rng = load_file(path / RNG_FILE)
-    torch.set_rng_state(rng["cpu"])
-    if "cuda" in rng and torch.cuda.is_available():
-        torch.cuda.set_rng_state(rng["cuda"])
+    set_rng_states(load_file(path / RNG_FILE))
 
 
 def disk_trouble(exc: OSError | SafetensorError) -> str | None:
@@ -184,11 +181,19 @@ def _optimizer_tensors(model: PeftModel, optimizer: torch.optim.Optimizer) -> di
     }
 
 
-def _rng_states() -> dict[str, torch.Tensor]:
+def rng_states() -> dict[str, torch.Tensor]:
+    """Return the states of the random number generators, by device."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
+
+
+def set_rng_states(states: dict[str, torch.Tensor]) -> None:
+    """Set them, as far as these devices are here."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
 
 
 def _versions(folder: Path) -> list[Path]:

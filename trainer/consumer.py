@@ -23,22 +23,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schemas.events import AdapterEvent, Batch, Coordinates, derive_id
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
 from schemas.serde import Poison
 from streams.adapters import signing, store
-from streams.adapters.versions import read_state
-from streams.engines.base_model import Base, load_base
-from streams.errors import RefusedError, SettingsError
+from streams.adapters.versions import Version, read_state
+from streams.engines.base_model import load_base
+from streams.errors import OtherBaseError, RefusedError, SettingsError
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.kafka.lag import LagMeter
 from streams.kafka.producer import Producer
-from streams.kafka.reader import PartitionReader, fetch
-from streams.kafka.record import dead_letter
+from streams.kafka.reader import PartitionReader, fetch, read
+from streams.kafka.record import Record, dead_letter
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
@@ -53,7 +54,7 @@ from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.launch import Place
 from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
 from trainer.model import pin
-from trainer.presence import Presence
+from trainer.presence import Presence, source_of
 from trainer.ranks import Ranks
 from trainer.recipe import in_recipe
 
@@ -75,41 +76,48 @@ def run(settings: Settings, *, steps: int | None = None, stop: threading.Event, 
     than in the log; SettingsError if the checkpoint is of another model, or the signing key cannot be used; LogError
     if the log fails; LostProcessError if another rank is lost; StreamwardError if a disk is full.
     """
+    with (
+        running(settings, stop, place) as io,
+        checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
+        Presence(settings, io.outage) as presence,
+    ):
+        learner = learner_of(settings, io, stop)
+        trainer = PolicyTrainer(settings, folder, learner, replace(io, presence=presence))
+        trainer.resume()
+        for done, (at, batch, trace) in enumerate(trainer.batches(stop), start=1):
+            trainer.train(at, batch, trace)
+            if done == steps or stop.is_set():
+                return
+
+
+@contextmanager
+def running(settings: Settings, stop: threading.Event, place: Place | None) -> Iterator[TrainerIO]:
+    """Yield what the trainers of this process talk to. Ends quietly if it is stopped during an outage.
+
+    Raises SettingsError for a signing key that cannot be used, StreamwardError if a disk is full in the block.
+    """
     where = f"{settings.trainer.checkpoints} or {settings.adapters.store}"
     advice = "Fix that and start the trainer again: it resumes from its newest complete checkpoint, and loses nothing"
     with checkpoint.explaining_disks(where, advice):
-        _run(settings, steps, stop, place)
+        signing.check_signing_key(settings.adapters)
+        pin(settings)
+        with metrics.served(settings, "train") as meter, tracing.opened(settings, "train", meter) as tracer:
+            outage = BrokerOutage(settings.kafka, stop, meter)
+            try:
+                with (
+                    Producer(settings, outage=outage, stage=STAGE) as producer,
+                    ranks.others(place, settings.metrics.stuck_s) as others,
+                ):
+                    yield TrainerIO(producer, outage, meter, tracer, others)
+            except StoppedWaiting as exc:
+                log.warning("%s", exc)
 
 
-def _run(settings: Settings, steps: int | None, stop: threading.Event, place: Place | None) -> None:
-    signing.check_signing_key(settings.adapters)
-    pin(settings)
-    with metrics.served(settings, "train") as meter, tracing.opened(settings, "train", meter) as tracer:
-        _follow(settings, steps, stop, meter, tracer, place)
-
-
-def _follow(
-    settings: Settings, steps: int | None, stop: threading.Event, meter: Meter, tracer: Tracer, place: Place | None
-) -> None:
-    outage = BrokerOutage(settings.kafka, stop, meter)
-    try:
-        with (
-            checkpoint.hold(settings.trainer.checkpoints, settings.policy.name) as folder,
-            Producer(settings, outage=outage, stage=STAGE) as producer,
-            Presence(settings, outage) as presence,
-            ranks.others(place, settings.metrics.stuck_s) as others,
-        ):
-            schema_registry.wait(settings, meter, stop)
-            meter.begin("loading the base model", within_s=START_S)
-            io = TrainerIO(producer, outage, presence, meter, tracer, others)
-            trainer = PolicyTrainer(settings, folder, load_base(settings.model), io)
-            trainer.resume()
-            for done, (at, batch, trace) in enumerate(trainer.batches(stop), start=1):
-                trainer.train(at, batch, trace)
-                if done == steps or stop.is_set():
-                    return
-    except StoppedWaiting as exc:
-        log.warning("%s", exc)
+def learner_of(settings: Settings, io: TrainerIO, stop: threading.Event) -> Learner:
+    """Return a learner at version 0, with the base model. Raises as `Learner`."""
+    schema_registry.wait(settings, io.meter, stop)
+    io.meter.begin("loading the base model", within_s=START_S)
+    return Learner(settings, load_base(settings.model), io.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,50 +126,71 @@ class TrainerIO:
 
     producer: Producer
     outage: BrokerOutage
-    presence: Presence
     meter: Meter = OFF
     tracer: Tracer = NO_TRACER
     others: Ranks | None = None
     """The other ranks, if any."""
+    presence: Presence | None = None
+    """Of a process that trains one policy; None in a fleet."""
 
 
 class PolicyTrainer:
-    """The trainer of one policy: batches in, versions out. `folder` has its checkpoints."""
+    """The trainer of one policy: batches in, versions out. `folder` has its checkpoints.
 
-    def __init__(self, settings: Settings, folder: Path, base: Base, io: TrainerIO) -> None:
-        self._settings, self._folder, self._base = settings, folder, base
+    Several may share a `learner`: before one is used, it gets that one's state (trainer/resident.py).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        learner: Learner,
+        io: TrainerIO,
+        versions: Mapping[int, Version] | None = None,
+    ) -> None:
+        """`versions` are those in the log since `folder` is held; without them they are read."""
+        self._settings, self._folder, self._learner = settings, folder, learner
         self._producer, self._outage, self._meter, self._tracer = io.producer, io.outage, io.meter, io.tracer
-        self._learner = Learner(settings, base, io.others)
-        self._known = dict(read_state(settings, settings.policy.name, io.outage).versions)
-        self._presence, self._source = io.presence, io.presence.source
+        self._presence = io.presence
+        if versions is None:
+            versions = read_state(settings, settings.policy.name, io.outage).versions
+        self._tuned = next((one.version for one in versions.values() if one.tuned_by is not None), None)
+        self._known = {version: one.files for version, one in versions.items()}
+        self.source = source_of(settings)
         self._reader: PartitionReader | None = None
         self._handled = 0
         self._lag = LagMeter(io.meter, STAGE, settings.topics, self._position)
         self._waited_since = time.perf_counter()
 
+    @property
+    def version(self) -> int:
+        """The version that the learner is at."""
+        return self._learner.version
+
     def resume(self) -> None:
         """Resume from the newest complete checkpoint, and announce its version if that was not done.
 
-        Raises SettingsError if it is of another model, RefusedError if it is of another log, or the policy is tuned.
+        Raises SettingsError if it is of another model, RefusedError if it is of another log, has other bytes than the
+        log says, or the policy is tuned.
         """
         found = checkpoint.latest(self._folder)
-        newest = max(self._known)
-        if (tuned := next((one for one in self._known.values() if one.tuned_by is not None), None)) is not None:
-            name = self._settings.policy.name
+        newest, name = max(self._known), self._settings.policy.name
+        if self._tuned is not None:
             raise RefusedError(
-                f"version {tuned.version} of {name} was made by `streamward tune`, and no batch follows it; train "
+                f"version {self._tuned} of {name} was made by `streamward tune`, and no batch follows it; train "
                 f"under another policy.name. To train what was tuned, make it a base: `streamward adapters export "
                 f"{newest} FOLDER --merge --policy {name}`, then model.base=FOLDER"
             )
         if found is None:
-            step_metrics.version(self._meter, self._settings.policy.name, 0)
-            log.info("policy %s: no checkpoint, so it starts with batch 0", self._settings.policy.name)
+            step_metrics.version(self._meter, name, 0)
+            log.info("policy %s: no checkpoint, so it starts with batch 0", name)
             return
         path, state = found
-        if state.base_digest != self._base.base_digest:
+        if state.base_digest != self._learner.base_digest:
             raise SettingsError(
                 f"{path}: trained on base {state.base_digest[:12]}, but model.base={self._settings.model.base} has "
-                f"{self._base.base_digest[:12]}; restore model.base and model.dtype, or train under another policy.name"
+                f"{self._learner.base_digest[:12]}; restore model.base and model.dtype, or train under another "
+                "policy.name"
             )
         if state.version > newest + 1:
             raise RefusedError(
@@ -169,6 +198,7 @@ class PolicyTrainer:
                 "belongs to another log. Set trainer.checkpoints to a folder of this log's own, or remove "
                 f"{self._folder}"
             )
+        self._refuse_other_bytes(path, state)
         self._learner.restore(path, state)
         for one in in_recipe(state.version + 1, state.recipe, self._learner.recipe):
             log.warning("%s is %s from version %d on; it was %s", one.name, one.reproduced, one.version, one.recorded)
@@ -182,35 +212,46 @@ class PolicyTrainer:
 
         Raises RefusedError if one is missing.
         """
-        first = admin.offsets(self._settings, ["batches"])[self._source][0]
+        first, _ = admin.offsets(self._settings, ["batches"])[self.source]
         begin = self._learner.next_offset
         if 0 < begin < first:
             log.warning(
                 "%s[%d]: the next batch is expected from %d on, but the first record is %d: retention has deleted %d, "
-                "which is harmless if they were of other policies", *self._source, begin, first, first - begin,
+                "which is harmless if they were of other policies", *self.source, begin, first, first - begin,
             )  # fmt: skip
         self._handled = max(first, begin)
-        with PartitionReader(self._settings, {self._source: self._handled}, outage=self._outage) as self._reader:
+        with PartitionReader(self._settings, {self.source: self._handled}, outage=self._outage) as self._reader:
             self._meter.ready("kafka")
             while not stop.is_set():
                 self._meter.begin("waits for a batch")
                 self._lag.look()
                 for record in self._reader.poll(count=1):
-                    self._lag.took(self._source, record.at.offset, record.timestamp_ms)
-                    batch = record.decode(Batch)
-                    if isinstance(batch, Poison):
-                        log.error("skipped, not a batch: %s", batch.error, extra=record.log_extra)
-                        self._producer.send(dead_letter(record, stage=STAGE, reason=batch.reason, error=batch.error))
-                        self._producer.flush()
-                    elif due(batch, self._settings.policy.name, self._learner.version):
-                        if problem := out_of_turn(record.at, batch, self._learner.version, first):
-                            raise RefusedError(
-                                f"{problem}. Restore the checkpoints that reach further, or the records; and keep "
-                                "them longer (topics.retention_days) than a trainer may be down"
-                            )
+                    self._lag.took(self.source, record.at.offset, record.timestamp_ms)
+                    batch = batch_in(record, self._producer)
+                    if batch is not None and due(batch, self._settings.policy.name, self.version):
+                        self.refuse_gap(record.at, batch, first)
                         yield record.at, batch, context.of_headers(record.headers)
                     self._handled = record.at.offset + 1
-                    self._lag.done(self._source, self._handled)
+                    self._lag.done(self.source, self._handled)
+
+    def recorded(self, end: int) -> Iterator[Record]:
+        """Yield the records of `batches` from our next batch on, below `end`, as far as retention has left them."""
+        first, _ = self.bounds("batches")
+        start = max(first, self._learner.next_offset)
+        yield from read(self._settings, {self.source: start}, {self.source: max(start, end)}, outage=self._outage)
+
+    def bounds(self, label: str) -> tuple[int, int]:
+        """Return where the partition of this policy in `batches` or `groups` begins and ends."""
+        found = self._outage.ask(lambda: admin.offsets(self._settings, [label]), f"to where {label} begin")
+        return found[topics(self._settings.topics)[label].name, self.source[1]]
+
+    def refuse_gap(self, at: Coordinates, batch: Batch, first: int) -> None:
+        """Raise RefusedError if `batch`, which is due, is not the next; `first` is where its partition begins."""
+        if problem := out_of_turn(at, batch, self.version, first):
+            raise RefusedError(
+                f"{problem}. Restore the checkpoints that reach further, or the records; and keep "
+                "them longer (topics.retention_days) than a trainer may be down"
+            )
 
     def train(self, at: Coordinates, batch: Batch, trace: Context | None = None) -> None:
         """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce, commit.
@@ -231,16 +272,16 @@ class PolicyTrainer:
         step_metrics.step(self._meter, state, metrics, groups.good, marks)
         self._waited_since = time.perf_counter()
         log.info(
-            "version %d: reward %.3f, loss %.4f, %d groups, %d tokens, %.1f s",
-            state.version, metrics.get("reward", 0.0), metrics.get("loss", 0.0), len(groups.good), metrics["tokens"],
-            time.perf_counter() - started,
+            "%s: version %d: reward %.3f, loss %.4f, %d groups, %d tokens, %.1f s",
+            state.policy, state.version, metrics.get("reward", 0.0), metrics.get("loss", 0.0), len(groups.good),
+            metrics["tokens"], time.perf_counter() - started,
             extra={"at": at},
         )  # fmt: skip
 
     def _position(self) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the next offset and the end of the batches' partition, if known. Asks no broker."""
-        end = None if self._reader is None else self._reader.end(self._source)
-        return {} if end is None else {self._source: (min(self._handled, end), end)}
+        end = None if self._reader is None else self._reader.end(self.source)
+        return {} if end is None else {self.source: (min(self._handled, end), end)}
 
     def _groups_of(self, batch: Batch) -> BatchGroups:
         """Return the groups of `batch`; those refused are dead-lettered."""
@@ -253,7 +294,9 @@ class PolicyTrainer:
             )
         wanted = where(batch, topic)
         records = fetch(self._settings, wanted, outage=self._outage)
-        found = (records[coordinates] for coordinates in wanted)
+        found = [records[coordinates] for coordinates in wanted]
+        if self._presence is None and self.version == 0:
+            self._refuse_other_base(batch, found)
         groups = self._learner.groups_of(batch, found, LogHistory(self._settings, self._outage))
         for record, reason, error in groups.refused:
             log.warning("left out of the step: %s", error, extra=record.log_extra)
@@ -262,24 +305,24 @@ class PolicyTrainer:
             self._producer.flush()  # before the checkpoint, after which this batch is not read again
         return groups
 
+    def _refuse_other_base(self, batch: Batch, records: Sequence[Record]) -> None:
+        """Raise OtherBaseError if every group of the first batch was sampled on another base model."""
+        decoded = (record.decode(AdvantagedGroup) for record in records)
+        bases = {group.base_digest for group in decoded if not isinstance(group, Poison)}
+        if bases and self._learner.base_digest not in bases:
+            raise other_base(batch.policy, min(bases), self._learner.base_digest)
+
     def _trace_of(self, state: State) -> Context | None:
         """Return the trace of the batch that made a checkpoint, if its record is still there."""
-        at = Coordinates(*self._source, state.next_offset - 1)
-        bounds = self._outage.ask(lambda: admin.offsets(self._settings, ["batches"]), "to where batches begin")
-        first, end = bounds[self._source]
+        at = Coordinates(*self.source, state.next_offset - 1)
+        first, end = self.bounds("batches")
         if not first <= at.offset < end:
             return None
         return context.of_headers(fetch(self._settings, [at], outage=self._outage)[at].headers)
 
     def _announce(self, path: Path, state: State, trace: Context | None, began_ms: float | None = None) -> None:
         """Publish the adapter in checkpoint `path`, write its event, and commit. Each is a no-op the second time."""
-        known = self._known.get(state.version)
-        if known is not None and known.files != store.manifest_of(path / ADAPTER_FOLDER):
-            raise RefusedError(
-                f"{path}: version {state.version} trained again has other bytes than in the log. The "
-                "recipe differs (`streamward adapters show` has the old one), or the checkpoint is of another log: "
-                "restore libraries, threads, device and settings, or train under another policy.name"
-            )
+        self._refuse_other_bytes(path, state)
         uri, files = store.publish(
             path / ADAPTER_FOLDER,
             self._settings.adapters.store,
@@ -287,7 +330,7 @@ class PolicyTrainer:
             state.version,
             self._settings.adapters.signing_key,
         )
-        if known is None:
+        if state.version not in self._known:
             event = AdapterEvent(
                 event_id=derive_id(state.policy, state.version, "trained"),
                 policy=state.policy,
@@ -309,4 +352,36 @@ class PolicyTrainer:
             on_ack = self._tracer.on_ack(event, own, began_ms=began_ms)
             self._producer.send(event, on_ack=on_ack, headers=tracing.headers_of(own))
         self._producer.flush()
-        self._presence.commit(self._learner.next_offset)
+        self._known[state.version] = files
+        if self._presence is not None:
+            self._presence.commit(self._learner.next_offset)
+
+    def _refuse_other_bytes(self, path: Path, state: State) -> None:
+        """Raise RefusedError if the log has the version of this checkpoint with other bytes."""
+        known = self._known.get(state.version)
+        if known is not None and known != store.manifest_of(path / ADAPTER_FOLDER):
+            raise RefusedError(
+                f"{path}: version {state.version} trained again has other bytes than in the log. The "
+                "recipe differs (`streamward adapters show` has the old one), or the checkpoint is of another log: "
+                "restore libraries, threads, device and settings, or train under another policy.name"
+            )
+
+
+def other_base(policy: str, got: str, expected: str) -> OtherBaseError:
+    """Return why a fleet leaves this policy alone; the arguments are digests of base models."""
+    return OtherBaseError(
+        f"policy {policy} is of base model {got[:12]}, and this fleet has {expected[:12]}: it is left alone. Run a "
+        "fleet of that model under another fleet.name, and tell them apart by fleet.policies"
+    )
+
+
+def batch_in(record: Record, producer: Producer | None) -> Batch | None:
+    """Return the batch in a record, None if it is none; then `producer`, if any, writes its dead letter."""
+    batch = record.decode(Batch)
+    if not isinstance(batch, Poison):
+        return batch
+    if producer is not None:
+        log.error("skipped, not a batch: %s", batch.error, extra=record.log_extra)
+        producer.send(dead_letter(record, stage=STAGE, reason=batch.reason, error=batch.error))
+        producer.flush()
+    return None

@@ -3,6 +3,8 @@
     batch ──► out_of_turn, where, cut ──► records of its groups ──► BatchGroups: those to train on, and those refused
                                                                         │
     Base, Settings ──► Learner, at version s ──► step ──► State of version s + 1 ──► save ──► checkpoint
+                          ▲
+    another policy's TrainingState ──► exchange
 
 Both use this code, so that what trained a version and what reproduces it cannot drift apart. Nothing here reads or
 writes the log: the trainer writes refused groups to `dead-letters`, and `reproduce` counts them.
@@ -14,8 +16,9 @@ import logging
 import math
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -52,6 +55,28 @@ class BatchGroups(NamedTuple):
 
     good: list[AdvantagedGroup]
     refused: list[BatchRefused]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """One policy between two of its steps: what a checkpoint holds, in memory."""
+
+    version: int
+    next_offset: int
+    weights: list[Tensor]
+    """Of the adapter, in the order of the parameters."""
+    moments: list[dict[str, Any]]
+    """The optimizer's state of each; empty before the first step."""
+    rng: dict[str, Tensor]
+
+    def copied(self) -> TrainingState:
+        """Return another one, whose tensors are its own."""
+        return replace(
+            self,
+            weights=[weights.clone() for weights in self.weights],
+            moments=[{name: value.clone() for name, value in each.items()} for each in self.moments],
+            rng={device: state.clone() for device, state in self.rng.items()},
+        )
 
 
 def due(batch: Batch, policy: str, version: int) -> bool:
@@ -96,7 +121,7 @@ class Learner:
 
         Raises SettingsError as `wrap` and `LogGRPOTrainer` do, LostProcessError if another rank is lost.
         """
-        self._settings, self._base = settings, base
+        self._settings, self._base, self.base_digest = settings, base, base.base_digest
         self._off_policy = settings.trainer.off_policy
         model = wrap(base.model, settings.trainer)
         self._trainer = LogGRPOTrainer(model, base.tokenizer, settings.trainer, others)
@@ -117,6 +142,33 @@ class Learner:
         """Continue from a complete checkpoint. Raises SettingsError if it is of another shape."""
         checkpoint.restore(path, self._trainer.model, self._trainer.optimizer)
         self.version, self.next_offset = state.version, state.next_offset
+
+    def present(self) -> TrainingState:
+        """Return the state as it is now, without a copy: the next step changes it."""
+        optimizer, parameters = self._trainer.optimizer, self._trainer.parameters
+        return TrainingState(
+            self.version,
+            self.next_offset,
+            [parameter.data for parameter in parameters],
+            [optimizer.state.get(parameter, {}) for parameter in parameters],
+            checkpoint.rng_states(),
+        )
+
+    def exchange(self, given: TrainingState) -> TrainingState:
+        """Train `given` from now on, of which nobody else may keep the tensors; return what was trained until now.
+
+        Tensors change places and are not copied, so the next step has the bytes it would have had anyway.
+        """
+        held = self.present()
+        optimizer = self._trainer.optimizer
+        for parameter, weights, moments in zip(self._trainer.parameters, given.weights, given.moments, strict=True):
+            parameter.data = weights
+            optimizer.state.pop(parameter, None)
+            if moments:
+                optimizer.state[parameter] = moments
+        checkpoint.set_rng_states(given.rng)
+        self.version, self.next_offset = given.version, given.next_offset
+        return held
 
     def groups_of(self, batch: Batch, records: Iterable[Record], history: History) -> BatchGroups:
         """Return the groups in the records of `batch`, given in its order, and those that no step may use.

@@ -26,13 +26,17 @@ POLL_EVERY_S = 0.5
 log = logging.getLogger(__name__)
 
 
+def source_of(settings: Settings) -> TopicPartition:
+    """Return the partition that has the batches of policy.name."""
+    partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
+    return topics(settings.topics)["batches"].name, partition
+
+
 class Presence:
     """The membership of one trainer. Use as a context manager."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
-        partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
-        self.source: TopicPartition = (topics(settings.topics)["batches"].name, partition)
-        """The partition that has the batches of the policy."""
+        self.source = source_of(settings)
         self._outage, self._over = outage, threading.Event()
         session_ms = int(settings.kafka.session_timeout_s * 1000)
         self._client = ck.Consumer(

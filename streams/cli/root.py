@@ -76,7 +76,7 @@ from streams.cli.tasks import tasks
 from streams.cli.topics import topics
 from streams.cli.tune import tune
 from streams.cli.up import up
-from streams.errors import NotFoundError
+from streams.errors import NotFoundError, SettingsError
 
 if TYPE_CHECKING:
     from streams.kafka.node.process import RunningBroker
@@ -381,13 +381,17 @@ def policy(call: AppContext) -> None:
 
 @cli.command()
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="End after this many batches.")
+@click.option("--fleet", is_flag=True, help="Train every policy in the log (fleet.policies), not policy.name alone.")
 @click.pass_context
 @pass_call
-def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
+def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool) -> None:
     """Run the trainer: batches in, adapter versions out.
 
     It trains policy.name, resuming from its newest checkpoint. SIGTERM or Ctrl-C ends it, once the current step is
     finished.
+
+    With --fleet it trains all policies, by turns: one base model, and fleet.states adapters in memory. Several such
+    processes share the policies (docs/fleet.md).
 
     With trainer.processes above 1, that many processes share every batch, each on a device of its own if
     model.device=cuda. If one of them dies, all end with exit code 75: start the command again.
@@ -395,9 +399,11 @@ def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
     call.working = True
     from trainer import launch
 
+    if fleet:
+        refuse_one_policy(call, "train")
     place = launch.place(call.settings)
     if place is None and (processes := call.settings.trainer.processes) > 1:
-        own = ["train"] if steps is None else ["train", "--steps", str(steps)]
+        own = ["train", *(["--fleet"] if fleet else []), *([] if steps is None else ["--steps", str(steps)])]
         ctx.exit(launch.run(call.again(*own), processes))
     if place is not None and place.rank > 0:
         with importing():
@@ -406,11 +412,27 @@ def train(call: AppContext, ctx: click.Context, steps: int | None) -> None:
         learner.help_out(call.settings, place)
         return
     with until_stopped() as stop:
-        _begin(call, f"trainer of {call.settings.policy.name}", "batches")
+        _begin(call, f"trainer of {'every policy' if fleet else call.settings.policy.name}", "batches")
+        if fleet:
+            with importing():
+                from trainer import fleet as trainers
+
+            trainers.run(call.settings, steps=steps, stop=stop, place=place)
+            return
         with importing():
             from trainer import consumer
 
         consumer.run(call.settings, steps=steps, stop=stop, place=place)
+
+
+def refuse_one_policy(call: AppContext, command: str) -> None:
+    """Raise SettingsError if a policy is named for a process that is to serve them all."""
+    settings, origins = call.loaded
+    if (origin := origins.get("policy.name")) is not None:
+        raise SettingsError(
+            f"{command} --fleet serves every policy, and policy.name={settings.policy.name} ({origin}) names one: "
+            "leave --fleet out, or policy.name; which policies a fleet serves is fleet.policies"
+        )
 
 
 # --- how it is set up -------------------------------------------------------------------------------------------------

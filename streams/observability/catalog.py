@@ -294,6 +294,62 @@ OF_STEP = {
 }
 """Gauges by the name that trainer/grpo.py gives the value."""
 
+# --- fleets -----------------------------------------------------------------------------------------------------------
+
+FLEET: tuple[Process, ...] = ("policy", "train")
+"""The processes that may serve many policies."""
+FLEET_HELD = Metric(
+    "streamward_fleet_policies_held", "gauge", (), "Policies whose adapter is in memory.", FLEET, "`--fleet`"
+)
+FLEET_SWAPS = Metric(
+    "streamward_fleet_swaps_total",
+    "counter",
+    ("source",),
+    "Changes from one policy to another, by where the adapter came from: memory, or checkpoint (trainer) and store "
+    "(policy agent).",
+    FLEET,
+    "`--fleet`",
+)
+FLEET_SWAP_SECONDS = Metric(
+    "streamward_fleet_swap_seconds", "histogram", ("source",), "Time of these.", FLEET, "`--fleet`", buckets=TIMES
+)
+FLEET_EVICTIONS = Metric(
+    "streamward_fleet_evictions_total",
+    "counter",
+    (),
+    "Policies that left memory because fleet.states were there.",
+    FLEET,
+    "`--fleet` with more policies than fleet.states",
+)
+FLEET_WAITING = Metric(
+    "streamward_fleet_waiting_records",
+    "gauge",
+    ("policy",),
+    "Batches (trainer) or tasks (policy agent) of a policy that wait.",
+    FLEET,
+    "`--fleet`",
+)
+FLEET_WAITING_SECONDS = Metric(
+    "streamward_fleet_waiting_age_seconds",
+    "gauge",
+    ("policy",),
+    "Age of the oldest of them, by its timestamp; 0 if there is none.",
+    FLEET,
+    "`--fleet`",
+)
+FLEET_ASIDE = Metric(
+    "streamward_fleet_policies_set_aside", "gauge", (), "Policies that cannot be served now.", FLEET, "`--fleet`"
+)
+FLEET_SET_ASIDE = Metric(
+    "streamward_fleet_set_aside_total",
+    "counter",
+    ("policy", "reason"),
+    "Times that a policy was set aside, by why: other_base, or refused, as its own process would be; its log line says "
+    "more.",
+    FLEET,
+    "`--fleet` and a policy that cannot be served",
+)
+
 # --- audit --follow ---------------------------------------------------------------------------------------------------
 
 IMBALANCE = Metric(

@@ -67,10 +67,14 @@ class Meter:
             self._child(metric, labels).inc(by)
 
     def set(self, metric: Metric, value: float | None, *labels: str) -> None:
-        """Set a gauge; None removes the series. An info metric (`_info`) has one series at a time: the last one set."""
+        """Set a gauge; None removes the series.
+
+        Of an info metric (`_info`), series that differ only in the last label, the version, replace each other.
+        """
         with self._lock:
             if metric.name.endswith("_info"):
-                self._forget(metric, [one for one in self._series.get(metric.name, ()) if one != labels])
+                older = [one for one in self._series.get(metric.name, ()) if one[:-1] == labels[:-1] and one != labels]
+                self._forget(metric, older)
             if value is None:
                 self._forget(metric, [labels] if labels in self._series.get(metric.name, ()) else [])
             else:

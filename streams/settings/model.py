@@ -7,6 +7,7 @@ section is built, with the way out. Values are loaded by streams/settings/load.p
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -453,6 +454,60 @@ class Trainer(Section):
         return self
 
 
+class Fleet(Section):
+    """One process for many policies: `train --fleet` and `policy --fleet`."""
+
+    name: str = Field(
+        "default",
+        pattern=f"^{FOLDER_NAME}$",
+        description="processes of one name share the policies between them; a fleet of another base model needs "
+        "another name",
+    )
+    policies: str = Field("*", description="the policies of this fleet: patterns of names, comma separated")
+    states: int = Field(
+        16,
+        ge=1,
+        description="most policies whose adapter stays in memory, in the trainer with the optimizer's state; of others "
+        "it is read again, from checkpoint or store",
+    )
+    weights: str = Field(
+        "",
+        description="shares of the turns while several policies wait: PATTERN=WEIGHT, comma separated, e.g. "
+        "chat=2,test-*=0.5; the first that matches counts, and any other policy has 1",
+    )
+
+    def serves(self, policy: str) -> bool:
+        """Whether a policy is one of this fleet's; one that policy.name could not name is nobody's."""
+        return re.fullmatch(FOLDER_NAME, policy) is not None and any(
+            fnmatchcase(policy, pattern.strip()) for pattern in self.policies.split(",")
+        )
+
+    def weight_of(self, policy: str) -> float:
+        """Return the weight of a policy's turns."""
+        return next((weight for pattern, weight in self.weighed if fnmatchcase(policy, pattern)), 1.0)
+
+    @property
+    def weighed(self) -> tuple[tuple[str, float], ...]:
+        """The patterns of `weights` with their weights."""
+        parts = (part.rpartition("=") for part in self.weights.split(",") if part.strip())
+        return tuple((pattern.strip(), float(weight)) for pattern, _, weight in parts)
+
+    @model_validator(mode="after")
+    def _patterns_are_whole(self) -> Fleet:
+        if not any(pattern.strip() for pattern in self.policies.split(",")):
+            raise ValueError("policies is empty, so the fleet has none; name some, or * for all")
+        try:
+            good = all(pattern and 0.001 <= weight <= 1000 for pattern, weight in self.weighed)
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError(
+                f"weights is {self.weights!r}; expected PATTERN=WEIGHT with commas between, e.g. chat=2,test-*=0.5, "
+                "and weights from 0.001 to 1000"
+            )
+        return self
+
+
 class Adapters(Section):
     """Where adapters are kept."""
 
@@ -635,6 +690,7 @@ class Settings(Section):
     guard: Guard = Guard()
     canary: Canary = Canary()
     trainer: Trainer = Trainer()
+    fleet: Fleet = Fleet()
     adapters: Adapters = Adapters()
     archive: Archive = Archive()
     schemas: Schemas = Schemas()

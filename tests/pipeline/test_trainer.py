@@ -29,6 +29,7 @@ from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
 from trainer import checkpoint, consumer
 from trainer.grpo import LogGRPOTrainer
+from trainer.learner import Learner
 from trainer.model import pin
 from trainer.presence import Presence
 
@@ -188,8 +189,9 @@ def test_a_version_that_comes_out_other_than_the_log_says_is_refused(
     write(settings, base, range(2))
     train(settings, 1)
     other = settings.trainer.model_copy(update={"checkpoints": tmp_path / "elsewhere", "seed": 1})
-    with pytest.raises(RefusedError, match="version 1 trained again has other bytes than in the log"):
-        train(settings.model_copy(update={"trainer": other}), 1)
+    for _ in range(2):  # nor does it go on from its own version when a supervisor starts it again
+        with pytest.raises(RefusedError, match="version 1 trained again has other bytes than in the log"):
+            train(settings.model_copy(update={"trainer": other}), 1)
 
 
 def test_a_batch_delivered_twice_is_trained_once(
@@ -286,8 +288,9 @@ def test_two_trainers_with_a_folder_each_announce_the_same_bytes_and_the_first_c
         Producer(other) as producer,
         Presence(other, outage) as presence,
     ):
-        io = consumer.TrainerIO(producer, outage, presence)
-        slower = consumer.PolicyTrainer(other, folder, load_base(other.model), io)  # it knows no version
+        io = consumer.TrainerIO(producer, outage, presence=presence)
+        learner = Learner(other, load_base(other.model))
+        slower = consumer.PolicyTrainer(other, folder, learner, io)  # it knows no version
         train(settings, 2)
         pin(settings)
         batches = slower.batches(stop)
@@ -313,8 +316,8 @@ def test_a_second_trainer_of_another_recipe_is_refused_before_it_announces_anyth
         Producer(other) as producer,
         Presence(other, outage) as presence,
     ):
-        io = consumer.TrainerIO(producer, outage, presence)
-        slower = consumer.PolicyTrainer(other, folder, load_base(other.model), io)
+        io = consumer.TrainerIO(producer, outage, presence=presence)
+        slower = consumer.PolicyTrainer(other, folder, Learner(other, load_base(other.model)), io)
         train(settings, 1)
         batches = slower.batches(stop)
         with pytest.raises(RefusedError, match=r"there with other bytes.* which of two trainers"):

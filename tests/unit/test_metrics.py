@@ -44,6 +44,8 @@ UNITS = (
 BARE = (
     "streamward_ready",
     "streamward_tasks_waiting",
+    "streamward_fleet_policies_held",
+    "streamward_fleet_policies_set_aside",
     "streamward_agent_runs_open",
     "streamward_agent_tasks_waiting",
     "streamward_turn_credit",
@@ -153,12 +155,14 @@ def test_what_goes_beyond_the_most_series_is_counted_as_other() -> None:
     assert told.total("streamward_groups_total") == metrics.MOST_SERIES + 5
 
 
-def test_an_info_metric_has_one_series_at_a_time() -> None:
+def test_an_info_metric_has_one_version_of_each_policy_at_a_time() -> None:
     meter = Meter("policy")
     for version in ("1", "2"):
         meter.set(catalog.ADAPTER, 1, "default", "served", version)
-    assert [one.labels["version"] for one in parse(meter.text()).samples] == ["2"]
+    meter.set(catalog.ADAPTER, 1, "other", "served", "7")
+    assert [one.labels["version"] for one in parse(meter.text()).samples] == ["2", "7"]
     meter.set(catalog.ADAPTER, None, "default", "served", "2")
+    meter.set(catalog.ADAPTER, None, "other", "served", "7")
     assert parse(meter.text()).samples == []
 
 

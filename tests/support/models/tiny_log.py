@@ -23,11 +23,14 @@ from tests.support.models.tiny import tiny_group, tiny_model
 PER_BATCH = 2
 
 
-def groups_of(base: Base, sequence: int) -> list[AdvantagedGroup]:
+def groups_of(base: Base, sequence: int, policy: str = "default") -> list[AdvantagedGroup]:
+    """The groups of a batch; those of another policy than the default are other groups."""
+    first = 0 if policy == "default" else 1000 * sum(policy.encode())
     return [
         tiny_group(
             tiny_model(),
-            10 * sequence + n,
+            first + 10 * sequence + n,
+            policy=policy,
             base_digest=base.base_digest,
             tokenizer_digest=base.tokenizer_digest,
             adapter_version=max(0, sequence - 1),
@@ -36,10 +39,10 @@ def groups_of(base: Base, sequence: int) -> list[AdvantagedGroup]:
     ]
 
 
-def batch_of(sequence: int, offsets: list[Coordinates]) -> Batch:
+def batch_of(sequence: int, offsets: list[Coordinates], policy: str = "default") -> Batch:
     return Batch(
-        batch_id=derive_id("default", sequence),
-        policy="default",
+        batch_id=derive_id(policy, sequence),
+        policy=policy,
         created_at=0,
         sequence=sequence,
         closed_by="count",
@@ -59,23 +62,28 @@ def write(
     *,
     encoded: Callable[[Event], bytes] = encode,
     headers: Mapping[str, bytes] | None = None,
+    policy: str = "default",
     **changes: Any,
 ) -> None:
-    """Write batches, with `headers`, and their groups; `changes` go into the first group of each batch."""
+    """Write batches of `policy`, with `headers`, and their groups; `changes` go into the first group of each batch."""
     topic = topics(settings.topics)["groups"].name
     with Producer(settings) as producer:
         for sequence in sequences:
             offsets: list[Coordinates] = []
-            first, *rest = groups_of(base, sequence)
+            first, *rest = groups_of(base, sequence, policy)
             for group in (replace(first, **changes), *rest):
                 producer.send_bytes(topic, group.policy.encode(), encoded(group), on_ack=offsets.append)
             producer.flush()
-            producer.send(batch_of(sequence, offsets), headers=headers)
+            producer.send(batch_of(sequence, offsets, policy), headers=headers)
 
 
 def trained(settings: Settings) -> list[AdapterEvent]:
     events = [record.decode(AdapterEvent) for record in cluster.read_topic(settings, "adapters")]
     return [event for event in events if isinstance(event, AdapterEvent)]
+
+
+def manifests_of(settings: Settings, policy: str) -> list[tuple[int, Any]]:
+    return [(event.version, event.files) for event in trained(settings) if event.policy == policy]
 
 
 def manifests(settings: Settings) -> list[tuple[int, Any]]:

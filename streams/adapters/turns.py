@@ -1,0 +1,45 @@
+"""Whose turn it is among policies that share a process.
+
+    who waits, weights, turns taken so far ──► next_turn ──► one policy ──► took: its next turn is 1 / weight later
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) with turns of equal size. Each turn has a start tag, in virtual
+time: the policy's turn before it ended then, or it begins now if the policy was idle. The smallest tag is next:
+
+    start = max(now, end of its last turn)        end = start + 1 / weight        now = start of the turn being taken
+
+Of two policies that both wait all the time, the turns taken in any stretch, each divided by its weight, differ by at
+most 1 / w_a + 1 / w_b. So none starves, and who was idle has saved up nothing.
+
+No clock and no I/O: how long a turn takes does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns taken so far, as far as they still matter."""
+
+    now: float = 0.0
+    """Virtual time: the start tag of the last turn."""
+    ends: Mapping[str, float] = field(default_factory=dict)
+    """When the last turn of a policy ends, if that is after `now`."""
+
+
+def next_turn(turns: Turns, waiting: Iterable[str]) -> str | None:
+    """Return the policy whose turn it is, None if none waits. Equal tags go by name."""
+    return min(waiting, key=lambda policy: (_start(turns, policy), policy), default=None)
+
+
+def took(turns: Turns, policy: str, weight: Callable[[str], float]) -> Turns:
+    """Return the turns after `policy` has taken one. `weight` is above 0."""
+    now = max(turns.now, _start(turns, policy))
+    ends = {other: end for other, end in turns.ends.items() if end > now}
+    return Turns(now, {**ends, policy: now + 1 / weight(policy)})
+
+
+def _start(turns: Turns, policy: str) -> float:
+    return max(turns.now, turns.ends.get(policy, 0.0))

@@ -1,0 +1,213 @@
+"""A fleet of trainers against a real log: the versions of each policy, byte for byte as of a trainer alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.engines.base_model import Base, load_base
+from streams.kafka import admin
+from streams.kafka.producer import Producer
+from streams.kafka.retry import BrokerOutage
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from streams.settings.load import to_env
+from streams.settings.model import Fleet, Model, Settings
+from tests.support.log.shared_node import own_prefix
+from tests.support.models.tiny_log import manifests_of, write
+from trainer import consumer, fleet
+from trainer.consumer import TrainerIO
+from trainer.fleet import TrainerFleet
+from trainer.learner import Learner
+from trainer.model import pin
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+
+POLICIES = ("ada", "bob", "eve")
+BATCHES = 3
+
+
+@pytest.fixture
+def settings(settings: Settings, base: Base) -> Settings:
+    """Settings of this test's own topics, which exist, with the tiny model as base."""
+    changes = {"model": Model(base=base.model.config._name_or_path)}
+    changes |= {"topics": settings.topics.model_copy(update={"policy_partitions": 2})}
+    tiny = settings.model_copy(update=changes)
+    admin.apply_topics(tiny)
+    return tiny
+
+
+def with_fleet(settings: Settings, **changes: Any) -> Settings:
+    return settings.model_copy(update={"fleet": Fleet(**changes)})
+
+
+def of_policy(settings: Settings, policy: str) -> Settings:
+    return settings.model_copy(update={"policy": settings.policy.model_copy(update={"name": policy})})
+
+
+def files_of(settings: Settings, policy: str) -> dict[str, str]:
+    """The sha256 of everything in a policy's newest checkpoint: adapter, optimizer, RNG and where it resumes."""
+    folder = max((settings.trainer.checkpoints / policy).glob("v*"))
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def write_all(settings: Settings, base: Base, sequences: range = range(BATCHES)) -> None:
+    """Batches of every policy, in turn."""
+    for sequence in sequences:
+        for policy in POLICIES:
+            write(settings, base, range(sequence, sequence + 1), policy=policy)
+
+
+Expected = dict[str, tuple[list[tuple[int, Any]], dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, base: Base) -> Expected:
+    """Of each policy, the manifests of its versions and its last checkpoint, as a trainer of its own makes them."""
+    folder = tmp_path_factory.mktemp("alone")
+    alone = Settings.model_validate(
+        {
+            "kafka": {"bootstrap": kafka_bootstrap},
+            "topics": {"prefix": own_prefix(), "partitions": 4, "policy_partitions": 2},
+            "trainer": {"checkpoints": folder / "checkpoints"},
+            "adapters": {"store": str(folder / "adapters")},
+            "model": {"base": base.model.config._name_or_path},
+        }
+    )
+    admin.apply_topics(alone)
+    write_all(alone, base)
+    for policy in POLICIES:
+        consumer.run(of_policy(alone, policy), steps=BATCHES, stop=threading.Event())
+    found = {policy: (manifests_of(alone, policy), files_of(alone, policy)) for policy in POLICIES}
+    assert len({files for versions, _ in found.values() for _, files in versions}) == BATCHES * len(POLICIES)
+    return found
+
+
+def found_in(settings: Settings) -> Expected:
+    return {policy: (manifests_of(settings, policy), files_of(settings, policy)) for policy in POLICIES}
+
+
+@contextmanager
+def a_fleet(settings: Settings, meter: Meter) -> Iterator[TrainerFleet]:
+    pin(settings)
+    outage = BrokerOutage(settings.kafka, threading.Event(), meter)
+    with Producer(settings) as producer:
+        learner = Learner(settings, load_base(settings.model))
+        with TrainerFleet(settings, learner, TrainerIO(producer, outage, meter)) as made:
+            yield made
+
+
+@pytest.mark.parametrize("states", [2, 3])
+def test_policies_that_take_turns_have_the_bytes_of_policies_alone(
+    settings: Settings, base: Base, expected: Expected, states: int
+) -> None:
+    """With room for two of three each turn finds its policy gone from memory; with room for three none does."""
+    write_all(settings, base)
+    meter = Meter("train")
+    with a_fleet(with_fleet(settings, states=states), meter) as made:
+        trained = 0
+        while trained < BATCHES * len(POLICIES):
+            trained += made.turn()
+            assert len(made.resident) <= states
+    assert found_in(settings) == expected
+    from_memory = (BATCHES - 1) * len(POLICIES)
+    assert meter.value(catalog.FLEET_SWAPS, "memory") == (from_memory if states == 3 else None)
+    assert meter.value(catalog.FLEET_EVICTIONS) == (None if states == 3 else BATCHES * len(POLICIES) - states)
+
+
+def test_a_fleet_continues_what_trainers_alone_have_begun_and_they_continue_what_it_has(
+    settings: Settings, base: Base, expected: Expected
+) -> None:
+    write_all(settings, base, range(1))
+    consumer.run(of_policy(settings, "ada"), steps=1, stop=threading.Event())
+    write_all(settings, base, range(1, BATCHES))
+    fleet.run(settings, steps=5, stop=threading.Event())
+    for policy in POLICIES:
+        if left := BATCHES - len(manifests_of(settings, policy)):
+            consumer.run(of_policy(settings, policy), steps=left, stop=threading.Event())
+    assert found_in(settings) == expected
+
+
+def test_a_policy_without_its_checkpoints_is_trained_again_from_the_log_and_nothing_is_doubled(
+    settings: Settings, base: Base, expected: Expected, tmp_path: Path
+) -> None:
+    write_all(settings, base, range(2))
+    fleet.run(settings, steps=2 * len(POLICIES), stop=threading.Event())
+    write_all(settings, base, range(2, BATCHES))
+    moved = settings.trainer.model_copy(update={"checkpoints": tmp_path / "another machine"})
+    elsewhere = settings.model_copy(update={"trainer": moved})
+    fleet.run(elsewhere, steps=BATCHES * len(POLICIES), stop=threading.Event())
+    assert found_in(elsewhere) == expected
+
+
+def test_of_two_fleets_one_is_killed_with_9_and_every_version_is_there_once(
+    settings: Settings, base: Base, expected: Expected, tmp_path: Path
+) -> None:
+    """It dies at whatever it does just then; the other takes over once the broker has missed it."""
+    write_all(settings, base, range(2))
+    command = "import threading; from streams.settings.load import load; from trainer import fleet; "
+    command += "fleet.run(load(), stop=threading.Event())"
+    environment = {**os.environ, **to_env(settings), "PYTHONPATH": str(Path(consumer.__file__).parents[1])}
+    process = subprocess.Popen([sys.executable, "-c", command], env=environment, cwd=tmp_path)
+    stop = threading.Event()
+    other = threading.Thread(target=fleet.run, args=(settings,), kwargs={"stop": stop})
+    try:
+        until(lambda: any(settings.trainer.checkpoints.glob("*/v*")))
+        other.start()
+        until(lambda: len(versions(settings)) >= 3)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        write_all(settings, base, range(2, BATCHES))
+        until(lambda: len(versions(settings)) >= BATCHES * len(POLICIES))
+    finally:
+        process.kill()
+        process.wait()
+        stop.set()
+        if other.is_alive():
+            other.join()
+    assert found_in(settings) == expected
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def versions(settings: Settings) -> list[tuple[int, Any]]:
+    return [one for policy in POLICIES for one in manifests_of(settings, policy)]
+
+
+def test_what_one_policy_cannot_be_trained_for_stops_no_other(
+    settings: Settings, base: Base, expected: Expected, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(settings, base, range(1), policy="gap")
+    write(settings, base, range(2, 3), policy="gap")
+    write(settings, replace(base, base_digest="another base model"), range(2), policy="foreign")
+    write_all(settings, base)
+    with consumer.checkpoint.hold(settings.trainer.checkpoints, "held"):
+        write(settings, base, range(1), policy="held")
+        write(settings, base, range(1), policy="../outside")
+        fleet.run(settings, steps=BATCHES * len(POLICIES) + 1, stop=threading.Event())
+    assert found_in(settings) == expected
+    assert [version for version, _ in manifests_of(settings, "gap")] == [1]
+    assert manifests_of(settings, "foreign") == manifests_of(settings, "held") == []
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "policy foreign is set aside, the others go on: policy foreign is of base model another base" in said
+    assert "policy held is set aside" in said and "already being trained by process" in said
+    assert "batch 2 of gap, expected 1: a batch is missing" in said
+    assert not (settings.trainer.checkpoints / ".." / "outside").exists()

@@ -1,0 +1,111 @@
+"""The policies whose adapter and optimizer state are in memory: one learner, as many states as fleet.states.
+
+    enter(policy) ──► in the learner already ──────────────────────────────────────────────► its PolicyTrainer
+                 ├──► in memory: its state and that of the learner change places ─────────► …
+                 └──► neither: lock its folder, read its versions, restore its checkpoint ► …
+                                  └── too many: the one unused for longest is closed; its checkpoint has everything
+
+Open means: its folder is locked, so no other process of this machine trains it, and what the log says of its versions
+was read since. So a policy that moves from one process to another is opened by the second after the first has closed
+it, or has died, and continues from what that one saved and announced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+from trainer.consumer import PolicyTrainer
+from trainer.learner import Learner, TrainingState
+
+OpenTrainer = Callable[[str, ExitStack], PolicyTrainer]
+"""Makes the trainer of a policy; the stack has what it holds, and is closed with it."""
+
+
+@dataclass(slots=True)
+class OpenPolicy:
+    """A policy that this process trains; its state, unless it is in the learner."""
+
+    trainer: PolicyTrainer
+    held: ExitStack
+    state: TrainingState | None = None
+
+
+class ResidentPolicies:
+    """At most `most` open policies, with one learner between them."""
+
+    def __init__(self, learner: Learner, most: int, make: OpenTrainer, meter: Meter) -> None:
+        """`learner` is at version 0."""
+        self._learner, self._most, self._make, self._meter = learner, most, make, meter
+        self._first = learner.present().copied()
+        """What every policy begins with."""
+        self._open: OrderedDict[str, OpenPolicy] = OrderedDict()
+        """In the order in which they were last used."""
+        self._current: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, policy: str) -> PolicyTrainer:
+        """Return the trainer of a policy, with its state in the learner.
+
+        Raises as `make` and `PolicyTrainer.resume`, and then the policy is closed.
+        """
+        if policy == self._current:
+            return self._open[policy].trainer
+        began = time.perf_counter()
+        if (known := self._open.get(policy)) is not None:
+            self._put(policy, known)
+            self._swapped("memory", began)
+            return known.trainer
+        opened = self._opened(policy)
+        try:
+            opened.trainer.resume()
+        except BaseException:
+            self.close([policy])
+            raise
+        self._swapped("checkpoint", began)
+        return opened.trainer
+
+    def close(self, policies: Collection[str] | None = None) -> None:
+        """Close these policies, as far as they are open, or all: whoever opens one next begins with its checkpoint."""
+        for policy in list(self._open) if policies is None else policies:
+            if (closed := self._open.pop(policy, None)) is not None:
+                closed.held.close()
+                self._current = None if policy == self._current else self._current
+        self._meter.set(catalog.FLEET_HELD, len(self._open))
+
+    def opened(self) -> list[str]:
+        """Return the open policies, the one unused for longest first."""
+        return list(self._open)
+
+    def _opened(self, policy: str) -> OpenPolicy:
+        """Open a policy at version 0, and close the one unused for longest if there are too many."""
+        with ExitStack() as stack:
+            trainer = self._make(policy, stack)
+            while len(self._open) >= self._most:
+                self.close([next(iter(self._open))])
+                self._meter.add(catalog.FLEET_EVICTIONS)
+            opened = OpenPolicy(trainer, stack.pop_all(), self._first.copied())
+        self._put(policy, opened)
+        self._meter.set(catalog.FLEET_HELD, len(self._open))
+        return opened
+
+    def _put(self, policy: str, opened: OpenPolicy) -> None:
+        """Exchange what is in the learner for the state of this policy."""
+        assert opened.state is not None  # noqa: S101 - it is not in the learner
+        held, opened.state = self._learner.exchange(opened.state), None
+        if self._current is not None:
+            self._open[self._current].state = held
+        self._open[policy] = opened
+        self._open.move_to_end(policy)
+        self._current = policy
+
+    def _swapped(self, source: str, began: float) -> None:
+        self._meter.add(catalog.FLEET_SWAPS, source)
+        self._meter.observe(catalog.FLEET_SWAP_SECONDS, time.perf_counter() - began, source)
