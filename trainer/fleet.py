@@ -10,7 +10,7 @@ the process that owns its partition, and moves with it. They share trainer.check
 trained again from its first batch, which changes nothing but takes its time.
 
 A policy that cannot be trained now (locked by another process, of another base model, a checkpoint that does not fit, a
-batch that is missing) is set aside with its reason, and tried again later; the others go on. What ends a trainer for
+batch that is missing) is set aside with its reason, and tried again later; the others continue. What ends a trainer for
 another reason, as an unreachable log or a full disk, ends the fleet.
 
 Not covered: more processes than `batches` has partitions: those beyond have nothing to do.
@@ -75,6 +75,7 @@ class TrainerFleet:
         self._waiting = WaitingBatches(settings, io.producer, io.outage, self._lost)
         self._aside: dict[str, SetAside] = {}
         self._turns = Turns()
+        self._reported: set[str] = set()
         io.meter.collect(self._report)
 
     def __enter__(self) -> Self:
@@ -131,7 +132,7 @@ class TrainerFleet:
         reason = "other_base" if isinstance(exc, OtherBaseError) else "refused"
         self._aside[policy] = SetAside(str(exc), reason, time.monotonic() + wait_s, wait_s)
         if before is None or before.why != str(exc):
-            log.error("policy %s is set aside, the others go on: %s", policy, exc)
+            log.error("policy %s is set aside, the others continue: %s", policy, exc)
             self._io.meter.add(catalog.FLEET_SET_ASIDE, policy, reason)
 
     def _make(self, policy: str, stack: ExitStack) -> PolicyTrainer:
@@ -156,7 +157,12 @@ class TrainerFleet:
 
     def _report(self) -> None:
         """Set the gauges. Called in the metrics server's thread, so it only reads."""
-        for policy, (count, age_s) in self._waiting.oldest_s().items():
+        waiting = self._waiting.oldest_s()
+        for policy in self._reported - waiting.keys():  # another process owns it now
+            self._io.meter.set(catalog.FLEET_WAITING, None, policy)
+            self._io.meter.set(catalog.FLEET_WAITING_SECONDS, None, policy)
+        self._reported = set(waiting)
+        for policy, (count, age_s) in waiting.items():
             self._io.meter.set(catalog.FLEET_WAITING, count, policy)
             self._io.meter.set(catalog.FLEET_WAITING_SECONDS, age_s, policy)
         self._io.meter.set(catalog.FLEET_ASIDE, len(self._aside))

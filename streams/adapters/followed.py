@@ -25,33 +25,37 @@ class FollowedAdapters:
         """Follow no partition yet."""
         self._settings, self._outage = settings, outage
         self._topic = topics(settings.topics)["adapters"].name
-        self._reader = PartitionReader(settings, {}, outage=outage)
+        self._reader: PartitionReader | None = None
         self._states: dict[str, AdapterState] = {}
 
     def close(self) -> None:
         """Close the client."""
-        self._reader.__exit__()
+        if self._reader is not None:
+            self._reader.__exit__()
 
     def assign(self, partitions: Iterable[int]) -> None:
         """Follow these partitions from their first record, and forget any other; then `follow`."""
-        wanted = {(self._topic, partition) for partition in partitions}
+        self.close()
         bounds = self._outage.ask(lambda: admin.offsets(self._settings, ["adapters"]), "to where adapters begin")
+        starts = {(self._topic, partition): bounds[self._topic, partition][0] for partition in partitions}
         self._states = {}
-        self._reader.assign({tp: first for tp, (first, _) in bounds.items() if tp in wanted})
-        for tp in wanted:
-            self.follow(tp[1])
+        self._reader = PartitionReader(self._settings, starts, outage=self._outage) if starts else None
+        for _, partition in starts:
+            self.follow(partition)
 
     def follow(self, partition: int) -> None:
         """Take in every event that `partition` has by now. Raises LogError if the broker does not answer."""
-        tp = (self._topic, partition)
-        end = self._reader.bounds(tp)[1]
-        while (position := self._reader.position)[tp] < end:
+        tp, reader = (self._topic, partition), self._reader
+        if reader is None:
+            raise ValueError(f"partition {partition} is not assigned")
+        end = reader.bounds(tp)[1]
+        while (position := reader.position)[tp] < end:
             self._outage.read_on(self._topic)
-            for record in self._reader.poll(timeout_s=POLL_S):
+            for record in reader.poll(timeout_s=POLL_S):
                 event = record.decode(AdapterEvent)
                 if not isinstance(event, Poison):
                     self._states[event.policy] = fold(self.of(event.policy), event)
-            if self._reader.position == position:
+            if reader.position == position:
                 self._outage.silent("with adapter events")
             else:
                 self._outage.answered()

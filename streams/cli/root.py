@@ -360,23 +360,32 @@ scoring.add_command(scoring_try)
 
 
 @cli.command()
+@click.option(
+    "--fleet", is_flag=True, help="Answer for every policy in the log (fleet.policies), not policy.name alone."
+)
 @pass_call
-def policy(call: AppContext) -> None:
+def policy(call: AppContext, fleet: bool) -> None:
     """Run a policy agent: tasks in, responses out.
 
     It answers the tasks of policy.name with the engine in policy.engine. SIGTERM or Ctrl-C ends it, once in-flight work
     is finished. Several agents share the partitions.
+
+    With --fleet it answers for all policies, by turns: one base model, and fleet.states adapters in memory
+    (docs/fleet.md).
     """
     call.working = True
+    if fleet:
+        refuse_one_policy(call, "policy")
     with until_stopped() as stop:
-        _begin(call, f"policy agent of {call.settings.policy.name} ({call.settings.policy.engine})", "tasks")
+        whose = "every policy" if fleet else call.settings.policy.name
+        _begin(call, f"policy agent of {whose} ({call.settings.policy.engine})", "tasks")
         with importing():
             from streams.engines.build import import_libraries
-            from streams.stages.policy import agent
+            from streams.stages.policy import agent, fleet as agents
 
             import_libraries(call.settings)
 
-        agent.run(call.settings, stop=stop)
+        (agents if fleet else agent).run(call.settings, stop=stop)
 
 
 @cli.command()

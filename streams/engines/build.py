@@ -8,8 +8,11 @@ from streams.engines.protocol import Engine, Rendering, TokenEngine
 from streams.settings.model import Settings
 
 
-def build(settings: Settings) -> Engine:
-    """Return the engine that `settings.policy` asks for, serving version 0. Raises SettingsError if it cannot start."""
+def build(settings: Settings, kept: int | None = None) -> Engine:
+    """Return the engine that `settings.policy` asks for, serving version 0. Raises SettingsError if it cannot start.
+
+    `kept` versions stay in memory; None: those that one policy needs.
+    """
     if settings.policy.engine == "scripted":
         from streams.engines.scripted import ScriptedEngine
 
@@ -20,9 +23,9 @@ def build(settings: Settings) -> Engine:
 
         return VllmEngine(settings)
     from streams.engines.base_model import load_base
-    from streams.engines.transformers_engine import TransformersEngine
+    from streams.engines.transformers_engine import KEPT, TransformersEngine
 
-    return TransformersEngine(load_base(settings.model), settings.policy.threads)
+    return TransformersEngine(load_base(settings.model), settings.policy.threads, kept or KEPT)
 
 
 def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:

@@ -64,14 +64,20 @@ class Completion:
     error: str | None = None
 
 
+NONE = -1
+"""What an engine serves of a policy while another policy's adapter is in it."""
+
+
 class Engine(Protocol):
     """A model being served. One thread calls it."""
 
     name: str
     base_digest: str
     tokenizer_digest: str
-    served_version: int
-    """The adapter version the engine says it serves now; 0 is the base model."""
+
+    @property
+    def served_version(self) -> int:
+        """The adapter version the engine says it serves now; 0 is the base model, NONE another policy's."""
 
     def serve(self, version: int, adapter: Path | None) -> None:
         """Serve `version` from its verified local folder; version 0 has none. On EventError it keeps the old one."""

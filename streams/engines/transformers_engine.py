@@ -43,7 +43,8 @@ ROUND_ROWS = 256
 SHORTEST_SHARED = 8
 """A shared beginning with fewer tokens than this is not worth a pass of its own."""
 KEPT = 3
-"""Versions whose factors and cached beginning of prompts stay in memory: primary, candidate, and a pinned one."""
+"""Versions whose factors and cached beginning of prompts stay in memory: primary, candidate, and a pinned one. In a
+fleet, whose policies take turns, there are fleet.states."""
 COMPACT_SHARE = 8
 """Finished rows are removed once they are at least 1 / this of the rows in the step."""
 
@@ -56,15 +57,18 @@ class Kept:
     pairs: Mapping[str, LoraPair]
     shared: tuple[tuple[int, ...], DynamicCache] | None = None
     """The beginning that all prompts share, and its cache under this version."""
+    last_prompt: tuple[int, ...] = ()
 
 
 class TransformersEngine:
-    """Serves a `Base` and one adapter at a time."""
+    """Serves a `Base` and one adapter at a time, of one policy or of several by turns."""
 
     name = "transformers"
 
-    def __init__(self, base: Base, threads: int = 1) -> None:
+    def __init__(self, base: Base, threads: int = 1, kept: int = KEPT) -> None:
         """Take over `base`: nothing else may run its model until `close`. `threads` 0 uses all cores.
+
+        `kept` versions stay in memory.
 
         Raises SettingsError for a model without chat template, or whose attention cannot be fanned out.
         """
@@ -72,10 +76,9 @@ class TransformersEngine:
         self.served_version = 0
         self._model: Any = base.model
         self._lora: Lora | None = None
-        self._now = Kept(None, {})
-        self._kept = {0: self._now}
-        """In the order in which they were last served."""
-        self._last_prompt: tuple[int, ...] = ()
+        self._now, self._most = Kept(None, {}), kept
+        self._kept: dict[tuple[int, Path | None], Kept] = {(0, None): self._now}
+        """In the order in which they were last served. Several policies may have a version of one number."""
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self._prompts = Prompts(self._model, base.tokenizer)
         self.context_tokens = self._prompts.context_tokens
@@ -85,15 +88,15 @@ class TransformersEngine:
     def serve(self, version: int, adapter: Path | None) -> None:
         """Serve `version` from now on. Raises EventError (bad_adapter) and keeps the old one if it cannot be used."""
         check_folder(version, adapter)
-        kept = self._kept.get(version)
-        if kept is None or kept.folder != adapter:
+        kept = self._kept.get((version, adapter))
+        if kept is None:
             kept = Kept(adapter, read_lora(adapter, self._model) if adapter else {})
         if self._lora is not None:
             self._lora.remove()
         self._lora, self._now = Lora(self._model, kept.pairs), kept
-        self._kept.pop(version, None)
-        self._kept[version] = kept
-        for oldest in list(self._kept)[:-KEPT]:
+        self._kept.pop((version, adapter), None)
+        self._kept[version, adapter] = kept
+        for oldest in list(self._kept)[: -self._most]:
             del self._kept[oldest]
         self.served_version = version
 
@@ -162,9 +165,10 @@ class TransformersEngine:
 
     def _begin_shared(self, prompts: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], DynamicCache]:
         """Return the beginning that all prompts share, and its cache, expanded to one row per prompt."""
-        known = [*prompts, self._last_prompt] if self._last_prompt else prompts
+        last = self._now.last_prompt
+        known = [*prompts, last] if last else prompts
         shared = _common(known)[: min(map(len, prompts)) - 1]  # each keeps a token of its own, to have logits after it
-        self._last_prompt = prompts[0]
+        self._now.last_prompt = prompts[0]
         cache = DynamicCache()
         if len(shared) < SHORTEST_SHARED:
             return (), cache
@@ -246,7 +250,7 @@ class TransformersEngine:
         try:
             check_decoding(self._model, decode)
         finally:
-            self._now.shared, self._last_prompt = None, ()
+            self._now.shared, self._now.last_prompt = None, ()
 
 
 def _common(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

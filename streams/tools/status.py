@@ -7,8 +7,9 @@
     dead letters of held responses ──► paused scorers  ┘
 
 It reads the log as it is now, joins no group and changes nothing. A process counts as alive while it is a member of its
-consumer group; one that was killed counts for kafka.session_timeout_s more. What is held back is worked out with this
-machine's `batches` settings, and without what the agents have in flight, which is not in the log.
+consumer group, or of that of the fleet which this machine's settings name; one that was killed counts for
+kafka.session_timeout_s more. What is held back is worked out with this machine's `batches` settings, and without what
+the agents have in flight, which is not in the log.
 
 Not covered: groups further back than the newest GROUPS_READ of a partition.
 """
@@ -136,9 +137,8 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     bounds = admin.offsets(settings, topics(settings.topics))
     positions = offsets.positions(settings)
     tasks = _newest_tasks(settings, bounds)
-    names = _named(settings, bounds, tasks) | {
-        at.group.partition("-")[2] for at in positions if at.group.startswith(("policy-", "trainer-"))
-    }
+    named = {at.group.partition("-")[2] for at in positions if at.group.startswith(("policy-", "trainer-"))}
+    names = _named(settings, bounds, tasks) | {name for name in named if not name.startswith("@")}
     policies = {
         name: PolicyStatus(VersionRouter(name), Admission(settings.batches))
         for name in sorted(names or {settings.policy.name})
@@ -273,6 +273,9 @@ def _processes(
     alive = offsets.members(settings)
     for (kind, name), group in group_of.items():
         policy = None if name is None else policies[name]
+        fleet = f"{kind}-@{settings.fleet.name}"
+        if name is not None and fleet in alive and not alive.get(group) and settings.fleet.serves(name):
+            group = fleet
         if policy is not None and kind == "trainer":
             lag = policy.waiting_batches
         else:

@@ -30,6 +30,7 @@ NAMES = (
     "columns",
     "queries",
     "convergence",
+    "fleet",
     "vllm",
 )
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"

@@ -175,6 +175,16 @@ def test_a_paused_scorer_has_dropped_nothing_and_is_shown_until_what_it_holds_is
     assert shown(made)["paused"] == []
 
 
+def test_a_fleet_counts_as_the_process_of_a_policy_that_has_none_of_its_own(made: Settings) -> None:
+    deadline = time.monotonic() + 60
+    with member_of(made, "policy-@default", ["tasks"]) as agents:
+        while processes(made)["policy default"]["alive"] != 1:
+            assert time.monotonic() < deadline
+            agents.poll(timeout_s=0.2)
+        assert {name for name in processes(made) if name.startswith("policy ")} == {"policy default"}
+    assert {row["alive"] for row in processes(made).values()} == {0}
+
+
 def test_a_trainer_and_an_agent_count_while_they_are_members_of_their_groups(made: Settings) -> None:
     def await_members(wanted: dict[str, int]) -> None:
         deadline = time.monotonic() + 60

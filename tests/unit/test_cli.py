@@ -221,6 +221,8 @@ def test_a_user_without_a_name_decides_under_its_number() -> None:
         (["config", "show", "kafak"], 3, "'kafak'"),
         ([*NOBODY, "topics", "list"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
         ([*NOBODY, "policy"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
+        (["--set", "policy.name=p", "train", "--fleet"], 2, "train --fleet serves every policy, and policy.name=p"),
+        (["--set", "policy.name=p", "policy", "--fleet"], 2, "leave --fleet out, or policy.name"),
         (["broker", "status"], 3, "no node runs in .streamward/kafka; start it with `streamward broker start`"),
     ],
 )

@@ -20,12 +20,15 @@ from schemas.events import Message, RewardSource, Sampling, Task
 from streams.engines import base_model, transformers_engine
 from streams.engines.base_model import Base, digest_of_weights, load_base
 from streams.engines.build import build
-from streams.engines.protocol import Completion, SamplingRequest, uniform
+from streams.engines.protocol import NONE, Completion, SamplingRequest, uniform
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
+from streams.engines.shared import SharedEngine
 from streams.engines.token_draw import draw
 from streams.engines.transformers_engine import KEPT, TransformersEngine
 from streams.errors import EventError, SettingsError
 from streams.files import cache_folder
+from streams.observability import catalog
+from streams.observability.metrics import Meter
 from streams.settings.model import Model, Policy, Settings
 from tests.support.models.tiny import VOCABULARY, sampled_logps, save_tiny, tiny_model, tiny_tokenizer
 
@@ -305,6 +308,31 @@ def test_a_version_that_was_not_served_for_long_is_forgotten(engine: Transformer
     with pytest.raises(EventError, match="cannot be read"):
         engine.serve(1, tmp_path / "1")
     assert engine.served_version == KEPT + 1
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_policies_that_share_an_engine_sample_what_each_would_alone(tmp_path: Path, kept: int) -> None:
+    """Both have a version 1; with one version in memory it is read again at every turn."""
+    asked = [request("a", f"{HEADER} 1"), request("b", f"{HEADER} 2")]
+    folders = {
+        policy: save_adapter(tmp_path / policy, seed=seed) for seed, policy in enumerate(("ada", "bob"), start=1)
+    }
+    alone = {}
+    for policy, folder in folders.items():
+        fresh = TransformersEngine(base())
+        fresh.serve(1, folder)
+        alone[policy] = [fresh.sample(asked) for _ in range(2)]
+    meter = Meter("policy")
+    shared = SharedEngine(TransformersEngine(base(), kept=kept), kept, meter)
+    shares = {policy: shared.share(policy) for policy in folders}
+    for turn in range(2):
+        for policy, share in shares.items():
+            assert share.served_version == NONE
+            share.serve(1, folders[policy])
+            assert share.served_version == 1
+            assert share.sample(asked) == alone[policy][turn]
+    assert meter.value(catalog.FLEET_SWAPS, "memory") == (None if kept == 1 else 2)
+    assert meter.value(catalog.FLEET_SWAPS, "store") == (4 if kept == 1 else 2)
 
 
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

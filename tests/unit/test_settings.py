@@ -25,6 +25,7 @@ from streams.settings.load import (
 from streams.settings.model import (
     Advantages,
     Batches,
+    Fleet,
     Jobs,
     Kafka,
     Policy,
@@ -282,6 +283,9 @@ def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
         (["policy.max_concurrent=1"], "set engine=vllm, or leave it out"),
         (["policy.engine=vllm", "policy.servers=a:1"], "write it as http://host:port"),
         (["policy.engine=vllm", "policy.servers=http://a:1", "policy.server_retries=9"], "raise round_timeout_s, or"),
+        (["fleet.weights=chat"], "expected PATTERN=WEIGHT with commas between"),
+        (["fleet.weights=chat=0"], "weights from 0.001 to 1000"),
+        (["fleet.policies=,"], "name some, or * for all"),
         (["trainer.loss=cispo"], "set trainer.epsilon_high=5.0"),
         (["trainer.epsilon_high=5.0"], "set it below 1, e.g. 0.28"),
         (["trainer.importance_cap=3.0"], "set importance=truncate or mask"),
@@ -292,6 +296,12 @@ def test_a_contradiction_is_refused_with_the_way_out(overrides: list[str], way_o
         load(env={}, overrides=overrides)
     assert way_out in str(refused.value)
     assert overrides[0].partition("=")[0] in str(refused.value)  # where it came from
+
+
+def test_the_first_pattern_that_matches_a_policy_is_its_weight_and_a_name_no_setting_allows_is_nobodys() -> None:
+    rule = Fleet(policies="chat*, math", weights="chat-2=3, chat*=0.5")
+    assert [rule.weight_of(name) for name in ("chat-2", "chat-1", "math")] == [3.0, 0.5, 1.0]
+    assert [name for name in ("chat-1", "math", "maths", "chat/../x", "") if rule.serves(name)] == ["chat-1", "math"]
 
 
 def test_settings_do_not_change_under_a_running_process() -> None:
@@ -437,6 +447,7 @@ OTHER: dict[str, Any] = {
     "kafka.client": {"debug": "broker"},
     "advantages.ddof": 0,
     "trainer.epsilon_high": 0.5,
+    "fleet.weights": "chat=2,test-*=0.5",
     "guard.suite": Path("suite.yaml"),
     "guard.confidence": 0.9,
     "guard.max_failed": 0.5,

@@ -29,11 +29,11 @@ from schemas.conventions import deadline_ms
 from schemas.events import Coordinates, Task
 from streams.adapters.admission.admission import RecentTasks
 from streams.adapters.admission.choose import WaitingTask
-from streams.adapters.admission.state import PolicyState, answered
+from streams.adapters.admission.state import PolicyState
 from streams.kafka import times
 from streams.kafka.reader import fetch
 from streams.kafka.retry import BrokerOutage
-from streams.kafka.tracked import TakenRecord, TrackedConsumer
+from streams.kafka.tracked import RecordSource, TakenRecord
 from streams.observability import catalog
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
@@ -50,7 +50,7 @@ class TaskQueue:
     def __init__(
         self,
         settings: Settings,
-        consumer: TrackedConsumer,
+        consumer: RecordSource,
         state: PolicyState,
         outage: BrokerOutage,
         tracer: Tracer = NO_TRACER,
@@ -148,7 +148,7 @@ class TaskQueue:
             return
         committed = self._consumer.next_offsets(partitions)
         self._state.poll()
-        found = answered(self._settings, committed, self._state, now_ms=times.now_ms(), outage=self._outage)
+        found = self._state.answered(committed, now_ms=times.now_ms())
         self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in found.items()}
         self._aside = deque(one for one in self._aside if self._consumer.owns(one))
 

@@ -177,7 +177,7 @@ class AgentRunner:
     def step(self) -> None:
         """Read tasks, begin runs for which there is a place, take note of those that ended, commit."""
         self._metrics.look(self._queue, self.running)
-        self._state.follow(self._outage)
+        self._state.follow()
         self._queue.read(BUSY_POLL_S if self._attempts or self._queue else POLL_S)
         self._queue.sweep()
         for attempt in list(self._attempts.values()):

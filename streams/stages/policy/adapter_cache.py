@@ -25,7 +25,7 @@ from streams.errors import EventError
 from streams.files import Scratch
 from streams.kafka.reader import fetch
 from streams.kafka.retry import BrokerOutage
-from streams.kafka.tracked import TrackedConsumer
+from streams.kafka.tracked import RecordSource
 from streams.settings.model import Settings
 
 KEPT = 4
@@ -39,9 +39,9 @@ log = logging.getLogger("streamward.policy")
 class AdapterCache:
     """The local folders of adapters, and the engine that serves them. Call `close` at the end."""
 
-    def __init__(self, settings: Settings, engine: Engine, router: VersionRouter) -> None:
+    def __init__(self, settings: Settings, engine: Engine, router: VersionRouter, kept: int = KEPT) -> None:
         """Start with an empty folder of its own."""
-        self._settings, self._engine, self._router = settings, engine, router
+        self._settings, self._engine, self._router, self._kept = settings, engine, router, kept
         self._scratch = Scratch("adapters")
         self._root = self._scratch.folder
         self._folders: dict[int, Path] = {}
@@ -64,7 +64,7 @@ class AdapterCache:
             self._folders.pop(version, None)
             self._folders[version] = folder
         self._tidy()
-        log.info("serving version %d", version)
+        log.info("%s: serving version %d", self._settings.policy.name, version)
 
     def _folder(self, version: int) -> Path:
         kept = self._folders.get(version)
@@ -76,7 +76,7 @@ class AdapterCache:
         return fetch_version(self._settings, adapter, base_digest, self._root / str(version))
 
     def _tidy(self) -> None:
-        needed = {self._router.primary, self._router.candidate, *list(self._folders)[-KEPT:]}
+        needed = {self._router.primary, self._router.candidate, *list(self._folders)[-self._kept :]}
         needed -= {version for version in needed if version is not None and self._router.is_retired(version)}
         for version in self._folders.keys() - needed:
             del self._folders[version]
@@ -89,11 +89,17 @@ class VersionLoader:
     """Makes the engine serve versions. Call `close` at the end."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, state: PolicyState, consumer: TrackedConsumer, outage: BrokerOutage
+        self,
+        settings: Settings,
+        engine: Engine,
+        state: PolicyState,
+        consumer: RecordSource,
+        outage: BrokerOutage,
+        kept: int = KEPT,
     ) -> None:
         self._settings, self._engine, self._state = settings, engine, state
         self._consumer, self._outage = consumer, outage
-        self._cache = AdapterCache(settings, engine, state.router)
+        self._cache = AdapterCache(settings, engine, state.router, kept)
         self._retry_at = 0.0
         self._looked_at: set[int] = set()
 
@@ -141,7 +147,7 @@ class VersionLoader:
                 self._give_up(version, exc)
             return str(exc)
         if before != version:
-            self._state.follow(self._outage)  # loading takes time
+            self._state.follow()  # loading takes time
         return None
 
     def _give_up(self, version: int, error: EventError) -> None:

@@ -1,0 +1,74 @@
+"""One engine for several policies, which take turns.
+
+policy ──► EngineShare.serve, sample ──► SharedEngine: whose adapter is in the engine now? ──► engine
+                                            └── another's: exchanged first
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from streams.engines.protocol import NONE, Completion, Engine, SamplingRequest
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+
+
+class SharedEngine:
+    """An engine, and whose adapter it serves."""
+
+    def __init__(self, engine: Engine, kept: int, meter: Meter) -> None:
+        """`kept`: how many versions the engine keeps in memory."""
+        self.engine = engine
+        self.owner: str | None = None
+        """The policy that is served."""
+        self._kept, self._meter = kept, meter
+        self._held: OrderedDict[tuple[str, int], None] = OrderedDict()
+        """What it has in memory, the one unused for longest first."""
+
+    def share(self, policy: str) -> EngineShare:
+        """Return the engine as this policy sees it."""
+        return EngineShare(self, policy)
+
+    def serve(self, policy: str, version: int, adapter: Path | None) -> None:
+        """Exchange what is served. Raises as `Engine.serve`, and then keeps what was served."""
+        began = time.perf_counter()
+        self.engine.serve(version, adapter)
+        self.owner = policy
+        key = ("", 0) if adapter is None else (policy, version)  # the base model is every policy's
+        source = "memory" if key in self._held else "store"
+        self._held[key] = None
+        self._held.move_to_end(key)
+        while len(self._held) > self._kept:
+            self._held.popitem(last=False)
+            self._meter.add(catalog.FLEET_EVICTIONS)
+        self._meter.add(catalog.FLEET_SWAPS, source)
+        self._meter.observe(catalog.FLEET_SWAP_SECONDS, time.perf_counter() - began, source)
+        self._meter.set(catalog.FLEET_HELD, len({policy for policy, _ in self._held if policy}))
+
+
+class EngineShare:
+    """An engine that other policies use, too. Closing it is left to who built it."""
+
+    def __init__(self, shared: SharedEngine, policy: str) -> None:
+        engine = shared.engine
+        self.name, self.base_digest, self.tokenizer_digest = engine.name, engine.base_digest, engine.tokenizer_digest
+        self._shared, self._policy = shared, policy
+
+    @property
+    def served_version(self) -> int:
+        """The version of this policy that the engine says it serves now; NONE while it serves another policy."""
+        return self._shared.engine.served_version if self._shared.owner == self._policy else NONE
+
+    def serve(self, version: int, adapter: Path | None) -> None:
+        """Serve `version` of this policy; see `Engine.serve`."""
+        self._shared.serve(self._policy, version, adapter)
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        """Answer requests of this policy; see `Engine.sample`."""
+        return self._shared.engine.sample(requests)
+
+    def close(self) -> None:
+        """Release nothing."""

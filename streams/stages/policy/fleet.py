@@ -1,0 +1,192 @@
+"""The policy agent of many policies: one base model, and one round a turn.
+
+    tasks ──► SharedTasks, by policy ──► PolicyRounds of each: is a round ready? ──► next_turn ──► responses ──► commit
+    adapters, batches, groups ──► PolicyLog ──┘                                          ▲   │
+                                                                     fleet.weights ──────┘   └──► SharedEngine
+
+Each policy has the rounds that its own agent would have (rounds.py), and a round has one version of one policy. What is
+sampled depends on the sampling's id, the slot and the step, and not on whose round was before.
+
+A policy whose newest version was trained on another base model is left alone: its tasks are done here, and are another
+fleet's to answer. If its adapter cannot be fetched now, it is set aside and tried again; the others continue.
+
+Not covered: engine vllm, where many adapters are the server's to hold; and rows of several policies in one round.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack
+from typing import Self
+
+from streams.adapters import signing
+from streams.adapters.admission.choose import SamplingBatch
+from streams.adapters.admission.state import PolicyLog, PolicyState
+from streams.adapters.turns import Turns, next_turn, took
+from streams.engines.protocol import Engine
+from streams.engines.shared import SharedEngine
+from streams.errors import EventError, SettingsError
+from streams.kafka.client import POLL_S
+from streams.kafka.producer import Producer
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.observability import catalog, metrics
+from streams.observability.metrics import OFF, Meter
+from streams.observability.tracing import tracer as tracing
+from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
+from streams.settings.model import Settings
+from streams.stages.policy.agent import HELD_POLL_S, START_S
+from streams.stages.policy.rounds import STAGE, AgentIO, PolicyRounds
+from streams.stages.policy.shared_tasks import SharedTasks
+
+AGAIN_S = 30.0
+"""When a policy is tried again whose adapter could not be fetched."""
+SHARE = 100
+"""Most tasks of one policy in memory are 1 / this of policy.max_waiting, or two rounds if that is more."""
+KEPT_FOLDERS = 1
+"""Adapters of a policy that stay on disk besides those of primary and candidate."""
+
+log = logging.getLogger("streamward.policy")
+
+
+def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = None) -> None:
+    """Answer the tasks of every policy until `stop` is set; a round that has started is finished and committed.
+
+    Without `engine`, the one in the settings is built, and closed at the end. Raises as `agent.run`, and SettingsError
+    for engine vllm.
+    """
+    if settings.policy.engine == "vllm":
+        raise SettingsError(
+            "policy.engine=vllm: a fleet runs its model itself; set policy.engine=transformers, or run an agent for "
+            "each policy without --fleet: they may ask the same servers"
+        )
+    with ExitStack() as stack:
+        meter = stack.enter_context(metrics.served(settings, "policy", waits_for=("kafka", "engine")))
+        tracer = stack.enter_context(tracing.opened(settings, "policy", meter))
+        signing.check_verify_key(settings.adapters)
+        if engine is None:
+            from streams.engines.build import build
+
+            meter.begin("building the engine", within_s=START_S)
+            engine = build(settings, settings.fleet.states)
+            stack.callback(engine.close)
+        meter.ready("engine")
+        try:
+            schema_registry.wait(settings, meter, stop)
+            with PolicyFleet(settings, engine, BrokerOutage(settings.kafka, stop, meter), meter, tracer) as fleet:
+                while not stop.is_set():
+                    fleet.step()
+        except StoppedWaiting as exc:
+            log.warning("%s", exc)
+
+
+class PolicyFleet:
+    """The policies of one process. Use as a context manager, and call `step` from one thread."""
+
+    def __init__(
+        self, settings: Settings, engine: Engine, outage: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
+    ) -> None:
+        self._settings, self._meter = settings, meter
+        self._engine = SharedEngine(engine, settings.fleet.states, meter)
+        self._log = PolicyLog(settings, outage)
+        self._io = AgentIO(Producer(settings, outage=outage, stage=STAGE), outage, meter, tracer)
+        self._tasks = SharedTasks(settings, self._io.producer, outage, self._log, self._serves)
+        self._rounds: dict[str, PolicyRounds] = {}
+        self._refused: set[str] = set()
+        """Policies of another base model."""
+        self._again_at: dict[str, float] = {}
+        """When policies are tried again that are set aside."""
+        self._turns = Turns()
+        meter.collect(self._report)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._tasks.close()
+        self._log.close()
+        for rounds in self._rounds.values():
+            rounds.close()
+        self._io.producer.__exit__(kind)
+
+    def step(self) -> bool:
+        """Read tasks, answer one round of the policy whose turn it is, commit. Return whether a round was answered."""
+        self._meter.begin("looks for tasks")
+        self._log.follow()
+        waiting = any(rounds.queue for rounds in self._rounds.values())
+        ready = self._ready() if waiting else {}
+        came = self._tasks.poll(0.0 if ready else HELD_POLL_S if waiting else POLL_S)
+        for policy in came | {policy for policy, rounds in self._rounds.items() if rounds.queue}:
+            self._of(policy).read()
+        ready = self._ready()
+        policy = next_turn(self._turns, ready)
+        if policy is not None:
+            self._turns = took(self._turns, policy, self._settings.fleet.weight_of)
+            self._answer(policy, ready[policy])
+        self._tasks.commit()
+        return policy is not None
+
+    def _ready(self) -> dict[str, SamplingBatch]:
+        """Return the round that each policy may answer now."""
+        now = time.monotonic()
+        found = {}
+        for policy, rounds in self._rounds.items():
+            if rounds.queue and self._again_at.get(policy, 0.0) <= now and (chosen := rounds.ready()) is not None:
+                found[policy] = chosen
+        return found
+
+    def _answer(self, policy: str, chosen: SamplingBatch) -> None:
+        rounds = self._rounds[policy]
+        try:
+            rounds.load()
+            rounds.answer(chosen)
+        except EventError as exc:
+            self._again_at[policy] = time.monotonic() + AGAIN_S
+            self._meter.add(catalog.FLEET_SET_ASIDE, policy, "refused")
+            log.error("policy %s is set aside for %g s, the others continue: %s", policy, AGAIN_S, exc)
+        else:
+            self._again_at.pop(policy, None)
+
+    def _of(self, policy: str) -> PolicyRounds:
+        if policy not in self._rounds:
+            rule = self._settings.policy
+            most = max(2 * rule.round_tasks, rule.max_waiting // SHARE)
+            own = rule.model_copy(update={"name": policy, "max_waiting": most})
+            settings = self._settings.model_copy(update={"policy": own})
+            state = PolicyState(settings, self._io.outage, self._log)
+            share = self._tasks.share(policy)
+            engine = self._engine.share(policy)
+            self._rounds[policy] = PolicyRounds(settings, engine, share, state, self._io, kept=KEPT_FOLDERS)
+        return self._rounds[policy]
+
+    def _serves(self, policy: str) -> bool:
+        """Whether tasks of a policy are answered here."""
+        if not self._settings.fleet.serves(policy):
+            return False
+        adapters = self._log.of(policy).router.adapters
+        base, ours = adapters.versions[adapters.newest].base_digest, self._engine.engine.base_digest
+        if base in (None, ours) or self._engine.engine.name == "scripted":
+            return True
+        if policy not in self._refused:
+            self._refused.add(policy)
+            self._meter.add(catalog.FLEET_SET_ASIDE, policy, "other_base")
+            log.error(
+                "policy %s is of base model %s, and this fleet has %s: it is left alone. Run a fleet of that model "
+                "under another fleet.name, and tell them apart by fleet.policies",
+                policy,
+                base[:12],
+                ours[:12],
+            )
+        return False
+
+    def _report(self) -> None:
+        """Set the gauges. Called in the metrics server's thread, so it only reads."""
+        now_s = time.time()
+        for policy, rounds in list(self._rounds.items()):
+            oldest_ms = rounds.queue.oldest_ms()
+            age_s = 0.0 if oldest_ms is None else max(0.0, now_s - oldest_ms / 1000)
+            self._meter.set(catalog.FLEET_WAITING, len(rounds.queue), policy)
+            self._meter.set(catalog.FLEET_WAITING_SECONDS, age_s, policy)
+        self._meter.set(catalog.FLEET_ASIDE, len(self._again_at) + len(self._refused))

@@ -1,0 +1,182 @@
+"""A fleet of trainers: what changing the policy costs beside a step, and many policies in one process against many.
+
+    swap       another policy's adapter and optimizer state into the learner, from memory or from its checkpoint, and a
+               checkpoint written: what a turn costs beyond the step. With the tiny model of the tests, where a step is
+               as short as it can be, and with SmolLM2-135M
+    processes  the same batches of several policies, by one `train --fleet`, and by one `train` after the other
+
+Not covered: sampling. What a swap costs the engine is in `convergence`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streams.settings.load import to_env
+from streams.settings.model import Model, Settings, Trainer
+from tests.benchmarks.loop import REPO, node
+from tests.benchmarks.side_by_side import by_turns, line, median_s, say
+
+if TYPE_CHECKING:
+    from schemas.events import AdvantagedGroup
+    from trainer.checkpoint import State
+    from trainer.learner import Learner
+
+POLICIES, BATCHES = 8, 2
+TINY_TARGET = 0.5
+"""A swap with its checkpoint should cost at most two steps of the tiny model …"""
+REAL_TARGET = 20.0
+"""… and a twentieth of a step of SmolLM2."""
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yield the lines of `swap`, then that of `processes`."""
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
+        from tests.support.models.tiny import save_tiny
+
+        tiny = Model(base=str(save_tiny(Path(folder) / "tiny")))
+        yield from _swaps("tiny model", tiny, Path(folder) / "a", TINY_TARGET, rounds=9)
+        yield from _swaps("SmolLM2-135M", Model(), Path(folder) / "b", REAL_TARGET, rounds=3)
+        yield _processes(tiny)
+
+
+# --- swaps ------------------------------------------------------------------------------------------------------------
+
+
+def _swaps(name: str, model: Model, folder: Path, target: float, *, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield two lines: a swap from memory and one from the checkpoint, each with the checkpoint that ends its turn."""
+    from streams.engines.base_model import load_base
+    from trainer.learner import Learner
+    from trainer.model import pin
+
+    settings = Settings(model=model, trainer=Trainer(checkpoints=folder))
+    pin(settings)
+    say(f"fleet: {name}")
+    learner = Learner(settings, load_base(model))
+    groups = _groups(learner)
+    state = _stepped(learner, groups)
+    learner.save(folder, state, 1)
+    other = learner.present().copied()
+    first = learner.present().copied()
+
+    def from_memory() -> None:
+        nonlocal other
+        other = learner.exchange(other)
+
+    def from_checkpoint() -> None:
+        from trainer import checkpoint
+
+        found = checkpoint.latest(folder)
+        if found is None:
+            raise RuntimeError(f"{folder} has no checkpoint")
+        learner.exchange(first.copied())
+        learner.restore(*found)
+
+    runs = {
+        "memory": from_memory,
+        "checkpoint": from_checkpoint,
+        "save": lambda: learner.save(folder, state, 1),
+        "step": lambda: _stepped(learner, groups),
+    }
+    measured = {side: median_s(found) for side, found in by_turns(runs, rounds=rounds, budget_s=120).items()}
+    about = {f"{side}_s": round(measured[side], 5) for side in ("memory", "checkpoint", "save")}
+    for source in ("memory", "checkpoint"):
+        swap, step = measured[source] + measured["save"], measured["step"]
+        times = {"ours": swap, "peer": step, "unit": "s", "ratio": step / swap, "target": target}
+        case = f"swap from {source} and checkpoint, {name}"
+        yield line("fleet", case, **times, peer_is="a step", rounds=rounds, **about)
+
+
+def _groups(learner: Learner) -> list[AdvantagedGroup]:
+    """Return two groups of eight slots, 64 + 32 tokens, that this model may be trained on."""
+    from tests.support.models.tiny import tiny_group
+
+    trainer = learner._trainer
+    with trainer.model.disable_adapter():
+        made = [tiny_group(trainer.model, seed, slots=8, prompt=64, completion=32) for seed in range(2)]
+    return [replace(group, base_digest=learner.base_digest) for group in made]
+
+
+def _stepped(learner: Learner, groups: list[AdvantagedGroup]) -> State:
+    """Take one step, and return its state."""
+    from schemas.events import Coordinates
+    from tests.support.models.tiny_log import batch_of
+    from trainer.learner import BatchGroups
+
+    at = Coordinates("bench", 0, learner.version)
+    return learner.step(at, batch_of(learner.version, [at]), BatchGroups(groups, []), {})[0]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def _processes(model: Model) -> dict[str, Any]:
+    """Return the line of one fleet against one process after the other, starts of processes included."""
+    names = [f"p{number}" for number in range(POLICIES)]
+    seconds = {}
+    for side in ("ours", "peer"):
+        with node() as settings, ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamward-bench-")))
+            here = _prepared(settings, model, folder, names)
+            began = time.perf_counter()
+            if side == "ours":
+                _train(here, None, POLICIES * BATCHES)
+            else:
+                for name in names:
+                    _train(here, name, BATCHES)
+            seconds[side] = time.perf_counter() - began
+            say(f"  {side}: {seconds[side]:.3g} s")
+    rates = {side: POLICIES * BATCHES / taken for side, taken in seconds.items()}
+    return line(
+        "fleet",
+        f"{BATCHES} batches of each of {POLICIES} policies, tiny model",
+        ours=rates["ours"],
+        peer=rates["peer"],
+        unit="versions/s",
+        ratio=rates["ours"] / rates["peer"],
+        target=3.0,
+        peer_is="a trainer for each, one after the other",
+    )
+
+
+def _prepared(settings: Settings, model: Model, folder: Path, names: list[str]) -> Settings:
+    """Return settings of a log that has batches of these policies."""
+    from streams.engines.base_model import load_base
+    from tests.support.models.tiny_log import write
+
+    changes = {"model": model, "trainer": Trainer(checkpoints=folder / "checkpoints")}
+    changes |= {"adapters": settings.adapters.model_copy(update={"store": str(folder / "adapters")})}
+    here = settings.model_copy(update=changes)
+    base = load_base(model)
+    for name in names:
+        write(here, base, range(BATCHES), policy=name)
+    return here
+
+
+def _train(settings: Settings, policy: str | None, steps: int) -> None:
+    """Run `streamward train` to its end, for one policy or with None for all."""
+    of = ["--fleet"] if policy is None else []
+    named = [] if policy is None else ["--set", f"policy.name={policy}"]
+    command = [
+        sys.executable,
+        "-m",
+        "streams.cli",
+        "--log-level",
+        "warning",
+        *named,
+        "train",
+        "--steps",
+        str(steps),
+        *of,
+    ]
+    own = {key: value for key, value in os.environ.items() if not key.startswith("STREAMWARD_")}
+    subprocess.run(command, check=True, cwd=REPO, env={**own, **to_env(settings)})
