@@ -216,6 +216,26 @@ JOBS = (
 )
 
 
+FLEET = (
+    _gauge("What waits, by policy", "short", catalog.FLEET_WAITING),
+    _gauge("Age of the oldest of it", "s", catalog.FLEET_WAITING_SECONDS),
+    _panel(
+        "Policies",
+        "short",
+        (total(select(catalog.FLEET_HELD)), "in memory"),
+        (total(select(catalog.FLEET_ASIDE)), "set aside"),
+    ),
+    _speed("Changes from one policy to another, a second", "ops", catalog.FLEET_SWAPS, "source"),
+    _spread("Time of a change", catalog.FLEET_SWAP_SECONDS, "source"),
+    _panel(
+        "Left memory, and set aside, in 10 minutes",
+        "short",
+        (or_zero(grown(catalog.FLEET_EVICTIONS, window="10m")), "left memory"),
+        (or_zero(grown(catalog.FLEET_SET_ASIDE, "policy", "reason", window="10m")), "{{policy}}: {{reason}}"),
+    ),
+)
+
+
 def _of_step(title: str, unit: str, *which: str) -> Panel:
     return _gauge(title, unit, *(catalog.OF_STEP[name] for name in which))
 
@@ -330,6 +350,7 @@ POLICY = Dashboard(
             ),
         ),
         PanelRow("Versions", (VERSIONS, SERVED, TRIAL)),
+        PanelRow("Fleets: many policies in one process", FLEET),
         PanelRow("Calls of agents", AGENTS),
         PanelRow("Runs of agents", RUNS),
     ),

@@ -118,8 +118,8 @@ class PolicyFleet:
         waiting = any(rounds.queue for rounds in self._rounds.values())
         ready = self._ready() if waiting else {}
         came = self._tasks.poll(0.0 if ready else HELD_POLL_S if waiting else POLL_S)
-        for policy in came | {policy for policy, rounds in self._rounds.items() if rounds.queue}:
-            self._of(policy).read()
+        for name in came | {name for name, rounds in self._rounds.items() if rounds.queue}:
+            self._of(name).read()
         ready = self._ready()
         policy = next_turn(self._turns, ready)
         if policy is not None:
