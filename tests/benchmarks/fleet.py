@@ -92,7 +92,7 @@ def _swaps(name: str, model: Model, folder: Path, target: float, *, rounds: int)
     for source in ("memory", "checkpoint"):
         swap, step = measured[source] + measured["save"], measured["step"]
         times = {"ours": swap, "peer": step, "unit": "s", "ratio": step / swap, "target": target}
-        case = f"swap from {source} and checkpoint, {name}"
+        case = f"swap from {source}, and its checkpoint written, {name}"
         yield line("fleet", case, **times, peer_is="a step", rounds=rounds, **about)
 
 
