@@ -25,8 +25,8 @@ class SharedEngine:
         self.owner: str | None = None
         """The policy that is served."""
         self._kept, self._meter = kept, meter
-        self._held: OrderedDict[tuple[str, int], None] = OrderedDict()
-        """What it has in memory, the one unused for longest first."""
+        self._held: OrderedDict[tuple[str, int], None] = OrderedDict({("", 0): None})
+        """What it has in memory, the one unused for longest first; the base model is nobody's."""
 
     def share(self, policy: str) -> EngineShare:
         """Return the engine as this policy sees it."""
@@ -37,7 +37,7 @@ class SharedEngine:
         began = time.perf_counter()
         self.engine.serve(version, adapter)
         self.owner = policy
-        key = ("", 0) if adapter is None else (policy, version)  # the base model is every policy's
+        key = ("", 0) if adapter is None else (policy, version)
         source = "memory" if key in self._held else "store"
         self._held[key] = None
         self._held.move_to_end(key)

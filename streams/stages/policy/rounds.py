@@ -77,6 +77,8 @@ class PolicyRounds:
         self._responses = ResponseWriter(settings.topics, io.producer, io.meter, io.tracer)
         self._nonce, self._samplings = uuid.uuid4().hex, count()
         self._lingers_until: float | None = None
+        self._answered_by = NONE
+        """The version that answered last."""
         router, admission = state.router, state.admission
         self._room = partial(room, router, admission)
         self._held_back = HeldBack(router, admission)
@@ -146,6 +148,7 @@ class PolicyRounds:
             created_at=times.now_ms(),
             latency_ms=(time.monotonic() - started) * 1000,
         )
+        self._answered_by = chosen.version if refused is None else self._answered_by
         for waiting, request, completions in zip(chosen.tasks, requests, answers, strict=True):
             self._write(waiting, request, completions, served)
         self._producer.flush()
@@ -175,8 +178,9 @@ class PolicyRounds:
         """Set the gauges. Called in the metrics server's thread, so it only reads."""
         policy, serving = self._settings.policy.name, self._state.router.serving
         self._meter.set(catalog.WAITING, len(self.queue), policy)
-        if (served := self._engine.served_version) != NONE:
-            self._meter.set(catalog.ADAPTER, 1, policy, "served", str(served))
+        if (served := self._engine.served_version) == NONE:
+            served = self._answered_by
+        self._meter.set(catalog.ADAPTER, None if served == NONE else 1, policy, "served", str(served))
         self._meter.set(catalog.PRIMARY, serving.primary, policy)
         self._meter.set(catalog.CANDIDATE, serving.candidate, policy)
         self._meter.set(catalog.SHARE, serving.share, policy)
