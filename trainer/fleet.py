@@ -113,6 +113,7 @@ class TrainerFleet:
             trainer = self._resident.enter(policy)
             one = self._waiting.next(policy, trainer.version, trainer.recorded)
             if one is None:
+                self._aside.pop(policy, None)
                 return False
             if one.batch.sequence != trainer.version:
                 trainer.refuse_gap(one.at, one.batch, trainer.bounds("batches")[0])

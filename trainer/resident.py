@@ -48,9 +48,6 @@ class ResidentPolicies:
         """In the order in which they were last used."""
         self._current: str | None = None
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def enter(self, policy: str) -> PolicyTrainer:
         """Return the trainer of a policy, with its state in the learner.
 

@@ -190,6 +190,9 @@ def versions(settings: Settings) -> list[tuple[int, Any]]:
 def test_what_one_policy_cannot_be_trained_for_stops_no_other(
     settings: Settings, base: Base, expected: Expected, caplog: pytest.LogCaptureFixture
 ) -> None:
+    small = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"lora_rank": 4})})
+    write(settings, base, range(2), policy="broken")
+    consumer.run(of_policy(small, "broken"), steps=1, stop=threading.Event())
     write(settings, base, range(1), policy="gap")
     write(settings, base, range(2, 3), policy="gap")
     write(settings, replace(base, base_digest="another base model"), range(2), policy="foreign")
@@ -202,9 +205,11 @@ def test_what_one_policy_cannot_be_trained_for_stops_no_other(
         policy: made for policy, (made, _) in expected.items()
     }
     assert [version for version, _ in manifests_of(settings, "gap")] == [1]
+    assert [version for version, _ in manifests_of(settings, "broken")] == [1]
     assert manifests_of(settings, "foreign") == manifests_of(settings, "held") == []
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "policy foreign is set aside, the others continue: policy foreign is of base model another base" in said
+    assert "policy broken is set aside" in said and "this adapter has r=4" in said
     assert "policy held is set aside" in said and "already being trained by process" in said
     assert "batch 2 of gap, expected 1: a batch is missing" in said
     assert not (settings.trainer.checkpoints / ".." / "outside").exists()
