@@ -112,7 +112,7 @@ def test_a_program_that_is_asked_to_end_may_say_goodbye(tmp_path: Path) -> None:
     stop = threading.Event()
 
     def once_up() -> None:
-        until(lambda: (tmp_path / "stdout").exists() and (tmp_path / "stdout").read_text())
+        until(lambda: (tmp_path / "stdout").exists() and (tmp_path / "stdout").read_text() == "1\n")
         stop.set()
 
     asking = threading.Thread(target=once_up)
