@@ -5,6 +5,7 @@
            TrajectoryEvent, AgentEvent: whose turns they are
     ExperimentEvent: a replay of others, in a log of its own
     JobEvent: training that somebody ordered, and how far it is; what a tenant has spent in a month that is closed
+    AccessEvent: who may call, and as what
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
 (`python -m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
@@ -30,6 +31,7 @@ from schemas.tokens import Logprobs, LossMask, TokenIds
 NAMESPACE = uuid.UUID("b1f8a7c2-5d0e-5c1b-9a53-57e4a3d0c0de")
 """Root of every derived id. With another one, no record of any existing log would be recognised."""
 _ROOT = NAMESPACE.bytes
+_SHA256 = re.compile("[0-9a-f]{64}")
 _VARIANT = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
 """The variant digit of RFC 9562 for each hexadecimal digit that SHA-1 may give."""
 
@@ -84,6 +86,8 @@ AdapterKind = Literal[
     "rejected",
     "retired",
 ]
+AccessKind = Literal["key_created", "key_revoked"]
+AccessRole = Literal["viewer", "submitter", "trainer", "promoter", "admin"]
 Verdict = Literal["promote", "reject", "ask"]
 TuningMethod = Literal["sft", "dpo"]
 ExperimentKind = Literal["started", "stopped", "failed", "finished"]
@@ -787,6 +791,26 @@ class JobEvent:
     ] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessEvent:
+    """A key to the server was made, or withdrawn. It has what recognises the secret, and never the secret."""
+
+    event_id: Annotated[str, "uuid5(subject_id, kind)"]
+    subject_id: Annotated[str, "key of the record: the id of the key"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: AccessKind
+    actor: Annotated[str, "the person who did it"]
+    reason: str
+    name: Annotated[str | None, "key_created: what people call it"] = None
+    secret_sha256: Annotated[str | None, "key_created: SHA-256 of the secret, 64 hexadecimal digits"] = None
+    role: Annotated[AccessRole | None, "key_created: what it may do"] = None
+    tenant: Annotated[str | None, "key_created: whose jobs and files it sees; null: all of them"] = None
+    agent_id: Annotated[str | None, "key_created: the only agent that it may be; null: any"] = None
+    expires_at: Annotated[Millis | None, "key_created: from when on it is refused; null: never"] = None
+
+
 Event = (
     Task
     | Response
@@ -801,6 +825,7 @@ Event = (
     | TrajectoryEvent
     | AgentEvent
     | JobEvent
+    | AccessEvent
 )
 EVENTS: tuple[type[Event], ...] = (
     Task,
@@ -816,6 +841,7 @@ EVENTS: tuple[type[Event], ...] = (
     TrajectoryEvent,
     AgentEvent,
     JobEvent,
+    AccessEvent,
 )
 
 
@@ -852,6 +878,8 @@ def problems(event: Event) -> Iterator[str]:
             return _trajectory_problems(event)
         case JobEvent():
             return _job_problems(event)
+        case AccessEvent():
+            return _access_problems(event)
         case _:
             return iter(())
 
@@ -1023,6 +1051,18 @@ def _trajectory_problems(event: TrajectoryEvent) -> Iterator[str]:
         yield "trajectory_id is not uuid5(sampling_id, slot); use schemas.events.derive_id"
     if {event.ending is not None, event.turns is not None} != {event.kind == "ended"}:
         yield f"kind is {event.kind}, ending {event.ending} and turns {event.turns}; ended has both, started neither"
+
+
+def _access_problems(event: AccessEvent) -> Iterator[str]:
+    if event.event_id != derive_id(event.subject_id, event.kind):
+        yield "event_id is not uuid5(subject_id, kind); use schemas.events.derive_id"
+    made = event.kind == "key_created"
+    if {event.role is not None, event.secret_sha256 is not None} != {made}:
+        yield f"kind is {event.kind}, role {event.role} and secret_sha256 set or not; key_created has both, no other any"
+    if event.secret_sha256 is not None and not _SHA256.fullmatch(event.secret_sha256):
+        yield "secret_sha256 is no SHA-256; expected 64 hexadecimal digits in lower case"
+    if not made and (event.name, event.tenant, event.agent_id, event.expires_at) != (None, None, None, None):
+        yield f"kind is {event.kind}; name, tenant, agent_id and expires_at are of key_created alone"
 
 
 def _job_problems(event: JobEvent) -> Iterator[str]:

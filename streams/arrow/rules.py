@@ -28,6 +28,7 @@ from schemas.events import (
     MAX_TURNS,
     NAMESPACE,
     RATIONALE_CHARACTERS,
+    AccessEvent,
     AdapterEvent,
     AdvantagedGroup,
     Event,
@@ -64,7 +65,7 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _turns_hold(events)
     if event is TrajectoryEvent:
         return _trajectories_hold(events)
-    if event is JobEvent:
+    if event in (JobEvent, AccessEvent):
         return False  # there are few, so serde judges them all
     return event is not Reward or _rewards_hold(events)
 

@@ -184,5 +184,13 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("version", lambda e: e.version, 7, right=True),
         Column("reason", lambda e: e.reason),
     ),
+    "AccessEvent": (
+        Column("key", lambda e: e.subject_id, 16),
+        Column("kind", lambda e: e.kind, 11),
+        Column("role", lambda e: e.role, 9),
+        Column("tenant", lambda e: e.tenant, 12),
+        Column("name", lambda e: e.name, 16),
+        Column("actor", lambda e: e.actor),
+    ),
 }
 """The columns of an event in a table, by its type."""

@@ -1,10 +1,10 @@
 """The topics: their names, keys, shapes, and the event type of each.
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
-      └─► turns, trajectories ─┘                                        agents, jobs
+      └─► turns, trajectories ─┘                                        agents, jobs, access
 
 What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
-(experiments, agents and jobs by their name), so one policy's groups have one total order. None is compacted or written
+(experiments, agents, jobs and keys by their name), so one policy's groups have one total order. None is compacted or written
 in transactions: both leave gaps in the offsets, and a batch is a list of offsets.
 """
 
@@ -57,8 +57,9 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("trajectories", events.TrajectoryEvent, "task_id"),
     ("agents", events.AgentEvent, "agent_id"),
     ("jobs", events.JobEvent, "job_id"),
+    ("access", events.AccessEvent, "subject_id"),
 )
-KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs")
+KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs", "access")
 """Decisions and provenance: small, and needed long after the rest is gone."""
 LABELS = tuple(label for label, _, _ in _SHAPES)
 

@@ -13,6 +13,7 @@ from schemas.events import (
     EVENTS,
     MAX_GROUP_SIZE,
     MAX_REWARD,
+    AccessEvent,
     AdapterEvent,
     Branch,
     GroupResponse,
@@ -133,6 +134,16 @@ def _obeying(event: Any) -> Any:
             return _whole_trajectory(event)
         case JobEvent():
             return _whole_job(event)
+        case AccessEvent():
+            made = event.kind == "key_created"
+            what = ("name", "tenant", "agent_id", "expires_at") if not made else ()
+            return dataclasses.replace(
+                event,
+                event_id=derive_id(event.subject_id, event.kind),
+                secret_sha256="0123456789abcdef" * 4 if made else None,
+                role=(event.role or "viewer") if made else None,
+                **dict.fromkeys(what),
+            )
         case JobPrices():
             return JobPrices(**{name: abs(value) for name, value in dataclasses.asdict(event).items()})
         case JobSpec():

@@ -18,6 +18,7 @@ import fastavro
 
 from schemas import versions
 from schemas.events import (
+    AccessEvent,
     AdapterEvent,
     AdapterKind,
     AdvantagedGroup,
@@ -425,6 +426,18 @@ def one_of_each() -> list[Event]:
             tools=(Tool(name="add", description="Add two numbers."),),
         ),
         job_event("created"),
+        AccessEvent(
+            event_id=derive_id("00112233445566ff", "key_created"),
+            subject_id="00112233445566ff",
+            created_at=T0,
+            kind="key_created",
+            actor="ann",
+            reason="asked for",
+            name="notebook",
+            secret_sha256="0123456789abcdef" * 4,
+            role="trainer",
+            tenant="red",
+        ),
     ]
 
 

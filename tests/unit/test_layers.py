@@ -28,7 +28,7 @@ LAYERS = [
     ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker"],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
-    ["streams.jobs"],
+    ["streams.jobs", "streams.access"],
     ["streams.tools", "streams.loop"],
     ["gateway"],
     ["streams.cli", "streamward"],

@@ -1,0 +1,156 @@
+"""Keys to the server: how one is made, recognised, and what the log knows of it.
+
+    new_secret ──► sw_<id>_<secret>, shown once       SHA-256 of the secret ──► AccessEvent ──► access
+    access ──► folded ──► AccessKey of each           sw_<id>_<secret> ──► find ──► AccessKey, or why not
+
+A secret is 256 random bits, so nobody finds it by trying, and one SHA-256 is enough to keep it out of the log. Slow
+hashes such as argon2 make guessing dear where there are few guesses, as with the passwords that people choose; here
+they would cost every request a tenth of a second and protect nothing.
+
+Not covered: users, and keys that are exchanged while in use: make the second, then revoke the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from schemas.events import AccessEvent, AccessRole, derive_id
+
+_KEY = re.compile(r"sw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+SECRET_BYTES = 32
+ID_BYTES = 8
+_NOBODY = "0" * 64
+"""What a secret is compared with if there is no such key, so that both take as long."""
+
+
+class NewSecret(NamedTuple):
+    """A secret that was just made."""
+
+    key_id: str
+    secret: str
+
+    @property
+    def text(self) -> str:
+        """What a client sends. Nothing but the terminal of who made it may ever show it."""
+        return f"sw_{self.key_id}_{self.secret}"
+
+    def __repr__(self) -> str:
+        return f"NewSecret({self.key_id})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessKey:
+    """A key as the log has it."""
+
+    key_id: str
+    secret_sha256: str = field(repr=False)
+    role: AccessRole
+    name: str | None
+    tenant: str | None
+    agent_id: str | None
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None = None
+
+    def why_refused(self, now_ms: int) -> str | None:
+        """Return why it opens nothing at a time; None if it does."""
+        if self.revoked_at is not None:
+            return f"key {self.key_id} was revoked"
+        if self.expires_at is not None and now_ms >= self.expires_at:
+            return f"key {self.key_id} has expired"
+        return None
+
+
+def new_secret() -> NewSecret:
+    """Return a secret that nobody has, with the id of its key."""
+    return NewSecret(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
+
+
+def digest(secret: str) -> str:
+    """Return what the log keeps of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def created(
+    secret: NewSecret,
+    *,
+    role: AccessRole,
+    actor: str,
+    now_ms: int,
+    name: str | None = None,
+    tenant: str | None = None,
+    agent_id: str | None = None,
+    expires_at: int | None = None,
+) -> AccessEvent:
+    """Return the event that makes a secret a key."""
+    return AccessEvent(
+        event_id=derive_id(secret.key_id, "key_created"),
+        subject_id=secret.key_id,
+        created_at=now_ms,
+        kind="key_created",
+        actor=actor,
+        reason="asked for",
+        name=name,
+        secret_sha256=digest(secret.secret),
+        role=role,
+        tenant=tenant,
+        agent_id=agent_id,
+        expires_at=expires_at,
+    )
+
+
+def revoked(key_id: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+    """Return the event that ends a key."""
+    return AccessEvent(
+        event_id=derive_id(key_id, "key_revoked"),
+        subject_id=key_id,
+        created_at=now_ms,
+        kind="key_revoked",
+        actor=actor,
+        reason=reason,
+    )
+
+
+def folded(before: AccessKey | None, event: AccessEvent) -> AccessKey | None:
+    """Return a key after one more event about it.
+
+    The first `key_created` counts: whoever may write a second cannot put another secret behind a known id. A revoked
+    key stays so, and its first revocation says since when. What is revoked before it was made changes nothing.
+    """
+    if event.kind == "key_revoked":
+        if before is None or before.revoked_at is not None:
+            return before
+        return replace(before, revoked_at=event.created_at)
+    if before is not None or event.role is None or event.secret_sha256 is None:
+        return before
+    return AccessKey(
+        key_id=event.subject_id,
+        secret_sha256=event.secret_sha256,
+        role=event.role,
+        name=event.name,
+        tenant=event.tenant,
+        agent_id=event.agent_id,
+        created_at=event.created_at,
+        expires_at=event.expires_at,
+    )
+
+
+def find(keys: Mapping[str, AccessKey], sent: str, now_ms: int) -> AccessKey | str:
+    """Return the key that a client sent, or why it is none; the reason never repeats what was sent.
+
+    Who does not know the secret is told the same for an id that exists and for one that does not.
+    """
+    parts = _KEY.fullmatch(sent)
+    if parts is None:
+        return "this is no key of Streamward; expected sw_<id>_<secret>"
+    key = keys.get(parts[1])
+    known = _NOBODY if key is None else key.secret_sha256
+    if not hmac.compare_digest(digest(parts[2]), known) or key is None:
+        return "there is no such key"
+    return key.why_refused(now_ms) or key

@@ -1,0 +1,135 @@
+"""Keys and roles: what is kept of a secret, what its events make of a key, and what each role may do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from schemas.events import AccessRole, derive_id, problems
+from streams.access import keys
+from streams.access.roles import ACTIONS, ROLES, decide
+from tests.support.factories import T0
+
+SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
+MATRIX = """
+                  viewer submitter trainer promoter admin
+models.read       yes    yes       yes     yes      yes
+jobs.read         yes    yes       yes     yes      yes
+files.read        yes    yes       yes     yes      yes
+agents.read       yes    yes       yes     yes      yes
+chat.call         -      yes       yes     -        yes
+feedback.give     -      yes       yes     -        yes
+runs.write        -      yes       yes     -        yes
+files.write       -      yes       yes     -        yes
+jobs.order        -      yes       yes     -        yes
+jobs.command      -      -         yes     -        yes
+agents.write      -      -         yes     -        yes
+adapters.promote  -      -         -       yes      yes
+code.run          -      -         -       -        yes
+"""
+
+
+def key(role: AccessRole = "admin", **given: Any) -> keys.AccessKey:
+    found = keys.folded(None, keys.created(SECRET, role=role, actor="ann", now_ms=T0, **given))
+    assert found is not None
+    return found
+
+
+def cells() -> list[tuple[str, str, bool]]:
+    roles, *rows = (line.split() for line in MATRIX.strip().splitlines())
+    return [(action, role, said == "yes") for action, *row in rows for role, said in zip(roles, row, strict=True)]
+
+
+def test_the_matrix_names_every_action_and_role() -> None:
+    assert {(action, role) for action, role, _ in cells()} == {(a, r) for a in ACTIONS for r in ROLES}
+
+
+@pytest.mark.parametrize(("action", "role", "allowed"), cells())
+def test_a_role_may(action: Any, role: Any, allowed: bool) -> None:
+    found = decide(key(role), action)
+    assert found.allowed is allowed
+    assert action in found.why and role in found.why
+
+
+def test_a_key_of_a_tenant_reaches_only_what_is_the_tenants() -> None:
+    mine = key(tenant="red")
+    assert decide(mine, "jobs.read", tenant="red").allowed
+    assert decide(mine, "jobs.read").allowed
+    assert not decide(mine, "jobs.read", tenant="blue").allowed
+    assert decide(key(), "jobs.read", tenant="blue").allowed
+
+
+def test_a_key_of_an_agent_acts_as_no_other() -> None:
+    mine = key(agent_id="calc")
+    assert decide(mine, "chat.call", agent_id="calc").allowed
+    assert not decide(mine, "chat.call", agent_id="other").allowed
+
+
+def test_a_key_is_found_by_what_was_made_and_by_nothing_else() -> None:
+    known = {SECRET.key_id: key()}
+    assert keys.find(known, SECRET.text, T0) == known[SECRET.key_id]
+    for sent in ("", "sk-abc", SECRET.text + "x", SECRET.text[:-1] + "t", SECRET.text.replace("ff_", "fe_")):
+        why = keys.find(known, sent, T0)
+        assert isinstance(why, str) and (not sent or sent not in why)
+    unknown, wrong = keys.find({}, SECRET.text, T0), keys.find(known, SECRET.text[:-1] + "t", T0)
+    assert unknown == wrong, "who guesses learns which ids exist"
+
+
+def test_new_secrets_differ_and_can_be_found() -> None:
+    one, other = keys.new_secret(), keys.new_secret()
+    assert one.key_id != other.key_id and one.secret != other.secret
+    made = keys.folded(None, keys.created(one, role="viewer", actor="ann", now_ms=T0))
+    assert made is not None
+    assert keys.find({one.key_id: made}, one.text, T0) == made
+
+
+def test_an_expired_or_revoked_key_opens_nothing() -> None:
+    known = key(expires_at=T0 + 10)
+    assert keys.find({known.key_id: known}, SECRET.text, T0 + 9) == known
+    assert keys.find({known.key_id: known}, SECRET.text, T0 + 10) == f"key {known.key_id} has expired"
+    ended = keys.folded(known, keys.revoked(known.key_id, actor="bob", reason="lost", now_ms=T0 + 5))
+    assert ended is not None and ended.revoked_at == T0 + 5
+    assert keys.find({known.key_id: ended}, SECRET.text, T0 + 6) == f"key {known.key_id} was revoked"
+
+
+def test_no_later_event_gives_a_key_another_secret_or_makes_it_valid_again() -> None:
+    known = key("viewer")
+    again = keys.created(keys.NewSecret(SECRET.key_id, "t" * 43), role="admin", actor="eve", now_ms=T0 + 1)
+    assert keys.folded(known, again) == known
+    first = keys.revoked(SECRET.key_id, actor="bob", reason="lost", now_ms=T0 + 2)
+    ended = keys.folded(known, first)
+    assert keys.folded(ended, again) == ended
+    assert keys.folded(ended, replace(first, created_at=T0 + 9)) == ended
+    assert keys.folded(None, first) is None
+
+
+def test_a_secret_is_in_no_event_and_in_no_repr() -> None:
+    event = keys.created(SECRET, role="viewer", actor="ann", now_ms=T0)
+    assert SECRET.secret not in json.dumps(asdict(event))
+    assert SECRET.secret not in repr((SECRET, event, key()))
+    assert keys.digest(SECRET.secret) not in repr(key())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"event_id": derive_id("other")}, "event_id"),
+        ({"role": None}, "key_created has both"),
+        ({"secret_sha256": None}, "key_created has both"),
+        ({"secret_sha256": "s" * 43}, "no SHA-256"),
+        ({"kind": "key_revoked", "event_id": derive_id(SECRET.key_id, "key_revoked")}, "no other any"),
+    ],
+)
+def test_an_event_that_breaks_a_rule_is_named(changes: dict[str, Any], said: str) -> None:
+    whole = keys.created(SECRET, role="viewer", actor="ann", now_ms=T0)
+    assert list(problems(whole)) == []
+    assert any(said in problem for problem in problems(replace(whole, **changes)))
+
+
+def test_a_revocation_has_nothing_of_the_key() -> None:
+    whole = keys.revoked(SECRET.key_id, actor="ann", reason="lost", now_ms=T0)
+    assert list(problems(whole)) == []
+    assert any("of key_created alone" in problem for problem in problems(replace(whole, tenant="red")))
