@@ -1058,7 +1058,7 @@ def _access_problems(event: AccessEvent) -> Iterator[str]:
         yield "event_id is not uuid5(subject_id, kind); use schemas.events.derive_id"
     made = event.kind == "key_created"
     if {event.role is not None, event.secret_sha256 is not None} != {made}:
-        yield f"kind is {event.kind}, role {event.role} and secret_sha256 set or not; key_created has both, no other any"
+        yield f"kind is {event.kind}, role {event.role}, secret_sha256 maybe set; key_created has both, no other any"
     if event.secret_sha256 is not None and not _SHA256.fullmatch(event.secret_sha256):
         yield "secret_sha256 is no SHA-256; expected 64 hexadecimal digits in lower case"
     if not made and (event.name, event.tenant, event.agent_id, event.expires_at) != (None, None, None, None):

@@ -1,4 +1,4 @@
-"""Keys to the server: how one is made, recognised, and what the log knows of it.
+"""Keys for callers: how one is made, recognised, and what the log knows of it.
 
     new_secret ──► sw_<id>_<secret>, shown once       SHA-256 of the secret ──► AccessEvent ──► access
     access ──► folded ──► AccessKey of each           sw_<id>_<secret> ──► find ──► AccessKey, or why not
@@ -18,11 +18,15 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.events import AccessEvent, AccessRole, derive_id
+from streams.errors import SettingsError
 
 _KEY = re.compile(r"sw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_ID = re.compile(r"[0-9a-f]{16}")
+_DURATION = re.compile(r"([0-9]{1,5})([mhdw])")
+_UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 SECRET_BYTES = 32
 ID_BYTES = 8
 _NOBODY = "0" * 64
@@ -70,6 +74,39 @@ class AccessKey:
 def new_secret() -> NewSecret:
     """Return a secret that nobody has, with the id of its key."""
     return NewSecret(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
+
+
+def shown(key_id: str) -> str:
+    """Return an id as messages may repeat it: who gives a whole key in its place must not find it in a log."""
+    return key_id if _ID.fullmatch(key_id) else "of that name (an id has 16 hexadecimal digits)"
+
+
+def duration_ms(text: str) -> int:
+    """Return milliseconds. Raises SettingsError.
+
+    >>> duration_ms("12h"), duration_ms("2d")
+    (43200000, 172800000)
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise SettingsError(f"{text!r} is no duration; expected a whole number and a unit: 90m, 12h, 30d or 8w")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def row(key: AccessKey, now_ms: int) -> dict[str, Any]:
+    """Return what people and programs are shown of a key."""
+    expired = key.expires_at is not None and now_ms >= key.expires_at
+    return {
+        "key_id": key.key_id,
+        "name": key.name,
+        "role": key.role,
+        "tenant": key.tenant,
+        "agent_id": key.agent_id,
+        "status": "revoked" if key.revoked_at is not None else "expired" if expired else "valid",
+        "created_at": key.created_at,
+        "expires_at": key.expires_at,
+        "revoked_at": key.revoked_at,
+    }
 
 
 def digest(secret: str) -> str:

@@ -12,6 +12,7 @@
                 ├─ agents                            what agents did, call by call        agents.py
                 ├─ environments                      what agents act in                   environments.py
                 ├─ jobs  costs                       training that somebody orders        jobs.py
+                ├─ access                            who may call the server              access.py
                 ├─ evaluate                          a version on held-out tasks          evaluate.py
                 ├─ rollout                           the state of a rollout               rollout.py
                 ├─ query                             SQL over the log                     query.py
@@ -40,6 +41,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from streams.cli.access import access
 from streams.cli.agents import agents
 from streams.cli.archive import archive
 from streams.cli.ask import ask, reward
@@ -189,6 +191,7 @@ for command in (
     environments,
     jobs,
     costs,
+    access,
     rollout,
     dlq,
     archive,

@@ -4,8 +4,8 @@
       └─► turns, trajectories ─┘                                        agents, jobs, access
 
 What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
-(experiments, agents, jobs and keys by their name), so one policy's groups have one total order. None is compacted or written
-in transactions: both leave gaps in the offsets, and a batch is a list of offsets.
+(experiments, agents, jobs and keys by their name), so one policy's groups have one total order. None is compacted or
+written in transactions: both leave gaps in the offsets, and a batch is a list of offsets.
 """
 
 from __future__ import annotations

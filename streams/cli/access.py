@@ -1,0 +1,126 @@
+"""The commands of access: make, list and revoke keys; say what a key may do.
+
+create ──► key_created ──► access, and the key to stdout, once        check ──► allowed or not, and why
+list ──► rows        revoke ──► key_revoked ──► access ──► whoever follows
+
+Not covered: `streamward serve` does not ask for keys yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.cli.runtime import AppContext, json_option, output_option, pass_call, user_name
+
+if TYPE_CHECKING:
+    from streams.output import Output
+
+ROLES = ("viewer", "submitter", "trainer", "promoter", "admin")
+
+
+@click.group()
+def access() -> None:
+    """Say who may call, and as what. `streamward serve` does not ask for keys yet: it listens on loopback only."""
+
+
+@access.group("keys")
+def access_keys() -> None:
+    """Make, list and revoke keys."""
+
+
+@access_keys.command("create")
+@click.option("--role", type=click.Choice(ROLES), required=True, help="What it may do.")
+@click.option("--tenant", help="Whose jobs and files it sees; without it, all of them.")
+@click.option("--name", help="What people call it.")
+@click.option("--expires", metavar="DURATION", help="How long it is good for: 12h, 30d, 8w; without it, for ever.")
+@click.option("--agent", "agent_id", metavar="ID", help="The only agent that it may be.")
+@pass_call
+def keys_create(
+    call: AppContext,
+    /,
+    role: Any,
+    tenant: str | None,
+    name: str | None,
+    expires: str | None,
+    agent_id: str | None,
+) -> None:
+    """Make a key, and print it: once, since the log has only what recognises it."""
+    from streams.access.access_log import AccessLog
+    from streams.access.keys import duration_ms
+
+    lasts = None if expires is None else duration_ms(expires)
+    with AccessLog(call.settings_to_write) as log:
+        made = log.create(role=role, actor=user_name(), name=name, tenant=tenant, agent_id=agent_id, lasts_ms=lasts)
+    click.echo(made.text)
+    click.echo(f"key {made.key_id} has role {role}. It is shown this once: keep it where secrets are kept", err=True)
+
+
+@access_keys.command("list")
+@output_option
+@pass_call
+def keys_list(call: AppContext, /, output: Output) -> None:
+    """List every key, the oldest first."""
+    from streams import output as show
+    from streams.access import keys
+    from streams.access.access_log import AccessLog
+    from streams.kafka import times
+
+    with AccessLog(call.settings) as log:
+        found = [keys.row(key, times.now_ms()) for key in log.keys.values()]
+    show.rows(found, _columns(), output)
+
+
+@access_keys.command("revoke")
+@click.argument("key_id", metavar="ID")
+@click.option("--reason", default="asked for", help="Why, for whoever reads the log.")
+@json_option
+@pass_call
+def keys_revoke(call: AppContext, /, key_id: str, reason: str, output: Output) -> None:
+    """Revoke a key for ever. Whoever follows the log knows it once it has read the record."""
+    from streams import output as show
+    from streams.access import keys
+    from streams.access.access_log import AccessLog
+    from streams.kafka import times
+
+    with AccessLog(call.settings_to_write) as log:
+        show.record(keys.row(log.revoke(key_id, actor=user_name(), reason=reason), times.now_ms()), output)
+
+
+@access.command("check")
+@click.argument("key_id", metavar="KEY-ID")
+@click.argument("action")
+@json_option
+@pass_call
+def access_check(call: AppContext, /, key_id: str, action: str, output: Output) -> None:
+    """Say whether a key may do ACTION, and why; it ends with code 4 if not."""
+    from streams import output as show
+    from streams.access import roles
+    from streams.access.access_log import AccessLog
+    from streams.errors import RefusedError, SettingsError
+    from streams.kafka import times
+
+    wanted = next((known for known in roles.ACTIONS if known == action), None)
+    if wanted is None:
+        raise SettingsError(f"there is no action {action!r}; expected one of {', '.join(roles.ACTIONS)}")
+    with AccessLog(call.settings) as log:
+        key = log.get(key_id)
+    why = key.why_refused(times.now_ms())
+    decision = roles.decide(key, wanted) if why is None else roles.Decision(False, why)
+    if not decision.allowed:
+        raise RefusedError(decision.why)
+    show.record({"allowed": True, "why": decision.why}, output)
+
+
+def _columns() -> list[Any]:
+    from streams import output as show
+
+    return [
+        show.Column("key", "key_id"),
+        show.Column("name", "name"),
+        show.Column("role", "role"),
+        show.Column("tenant", "tenant"),
+        show.Column("agent", "agent_id"),
+        show.Column("status", "status"),
+    ]

@@ -1,0 +1,70 @@
+"""Keys on a real log: made, followed by a server, listed, checked and revoked by commands."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import AccessEvent
+from streams.access.access_log import AccessLog
+from streams.access.keys import AccessKey
+from streams.cli.root import cli
+from streams.kafka import admin
+from streams.kafka.admin import read_topic
+from streams.settings.load import to_env
+from streams.settings.model import Kafka, Settings, Topics
+from tests.support.log.shared_node import own_prefix
+
+WITHIN_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def made(kafka_bootstrap: str) -> Settings:
+    settings = Settings(
+        kafka=Kafka(bootstrap=kafka_bootstrap), topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2)
+    )
+    admin.apply_topics(settings)
+    return settings
+
+
+def run(settings: Settings, *args: str) -> Result:
+    return CliRunner().invoke(cli, args, env=to_env(settings))
+
+
+def test_a_key_opens_until_a_server_that_follows_reads_that_it_was_revoked(made: Settings) -> None:
+    with AccessLog(made) as person:
+        secret = person.create(role="trainer", actor="ann", tenant="red")
+    with AccessLog(made) as server, AccessLog(made) as person:
+        found = server.find(secret.text)
+        assert isinstance(found, AccessKey) and (found.role, found.tenant) == ("trainer", "red")
+        person.revoke(secret.key_id, actor="bob", reason="lost")
+        assert server.wait_revoked(secret.key_id, WITHIN_S)
+        assert server.find(secret.text) == f"key {secret.key_id} was revoked"
+
+
+def test_a_key_is_made_listed_checked_and_revoked_by_commands_and_the_log_has_no_secret(made: Settings) -> None:
+    result = run(made, "access", "keys", "create", "--role", "viewer", "--name", "notebook", "--expires", "30d")
+    assert result.exit_code == 0, result.output
+    text = result.stdout.strip()
+    key_id, secret = text.split("_", 2)[1:]
+    assert secret not in result.stderr
+
+    listed = [json.loads(line) for line in run(made, "access", "keys", "list", "--output", "jsonl").stdout.splitlines()]
+    [row] = [row for row in listed if row["key_id"] == key_id]
+    assert (row["name"], row["role"], row["status"]) == ("notebook", "viewer", "valid")
+
+    assert run(made, "access", "check", key_id, "jobs.read").exit_code == 0
+    denied = run(made, "access", "check", key_id, "code.run")
+    assert denied.exit_code == 4 and "code.run is for: admin" in denied.output
+
+    assert run(made, "access", "keys", "revoke", key_id).exit_code == 0
+    assert "was revoked" in run(made, "access", "check", key_id, "jobs.read").output
+
+    given_whole = run(made, "access", "keys", "revoke", text)
+    assert given_whole.exit_code == 3 and secret not in given_whole.output
+    records: list[Any] = list(read_topic(made, "access"))
+    assert any(isinstance(record.decode(AccessEvent), AccessEvent) for record in records)
+    assert not any(secret.encode() in (record.payload or b"") + (record.key or b"") for record in records)
