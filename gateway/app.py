@@ -9,7 +9,7 @@
 Who calls is in the path (`/agents/AGENT_ID/v1`, `/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`) or in the header
 X-Agent-ID; without either it is the agent `default`. Nothing is kept here: what the recorder knows is in the log.
 
-Not covered: keys. Whoever reaches the port may call, so it belongs on the loopback interface.
+Not covered: keys, which door.py asks for before anything comes here; without it, whoever reaches the port may call.
 """
 
 from __future__ import annotations

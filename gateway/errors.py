@@ -63,10 +63,8 @@ def response(problem: CallError, path: str) -> JSONResponse:
     headers = {"Retry-After": str(RETRY_AFTER_S)} if problem.kind == "busy" else None
     if problem.kind == "conflict":
         headers = {"x-should-retry": "false"}  # OpenAI's clients would send it again, and be told the same
-    if path.startswith(tuple(prefix + begin for prefix in REST_PREFIXES for begin in REST)):
-        body = rest(problem)
-    else:
-        body = anthropic.error(problem) if speaks_anthropic(path) else openai(problem)
+    speaks = rest if is_rest(path) else anthropic.error if speaks_anthropic(path) else openai
+    body = speaks(problem)
     return JSONResponse(body, STATUS[problem.kind], headers)
 
 
@@ -82,6 +80,11 @@ async def apart(call: Callable[..., T], *given: Any) -> T:
         raise CallError("conflict", str(exc)) from exc
     except (LogError, SettingsError) as exc:  # the broker, or the store
         raise CallError("busy", str(exc)) from exc
+
+
+def is_rest(path: str) -> bool:
+    """Return whether a path is of jobs in Streamward's own REST."""
+    return path.startswith(tuple(prefix + begin for prefix in REST_PREFIXES for begin in REST))
 
 
 def speaks_anthropic(path: str) -> bool:

@@ -1,6 +1,7 @@
 """Serve the policy to agents on this machine until it is asked to stop.
 
 engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
+access ──► AccessLog ──► the door, with serve.auth=keys
 jobs ──► JobLog ──► jobs, fine_tuning, rest ──┘   files ◄──► the store of adapters
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
@@ -23,10 +24,12 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from gateway import files, fine_tuning, jobs, rest, runs
 from gateway.app import BODIES, create_app
+from gateway.door import Door
 from gateway.errors import REST_PREFIXES
 from gateway.fine_tuning_body import CreateFineTuningBody
 from gateway.openapi import describe
 from streams import garbage
+from streams.access.access_log import AccessLog
 from streams.adapters import signing
 from streams.engines.build import build_tokens
 from streams.errors import SettingsError
@@ -78,12 +81,16 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         meter.ready("engine")
         try:
             schema_registry.wait(settings, meter, stop)
-            with opened(settings, engine, rendering, stop, meter) as recorder, JobLog(settings) as orders:
+            with (
+                opened(settings, engine, rendering, stop, meter) as recorder,
+                JobLog(settings) as orders,
+                _keys(settings) as keys,
+            ):
                 meter.begin("answering")
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                    runner.run(_serve(settings, recorder, orders, listening, stop, meter))
+                    runner.run(_serve(settings, recorder, orders, keys, listening, stop, meter))
         finally:
             engine.close()
 
@@ -92,6 +99,7 @@ async def _serve(
     settings: Settings,
     recorder: Recorder,
     orders: JobLog,
+    keys: AccessLog | None,
     listening: socket.socket,
     stop: threading.Event,
     meter: Meter,
@@ -103,7 +111,7 @@ async def _serve(
     app.include_router(job_routes(settings, orders))
     describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES))
     config = uvicorn.Config(
-        app,
+        app if keys is None else Door(app, keys),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -127,6 +135,11 @@ async def _serve(
     server.should_exit = True
     await serving
     await recorder.close()
+
+
+def _keys(settings: Settings) -> contextlib.AbstractContextManager[AccessLog | None]:
+    """Return the keys that open the server; None if it asks for none."""
+    return AccessLog(settings) if settings.serve.auth == "keys" else contextlib.nullcontext()
 
 
 def job_routes(settings: Settings, orders: JobLog) -> APIRouter:

@@ -2,8 +2,6 @@
 
 create ──► key_created ──► access, and the key to stdout, once        check ──► allowed or not, and why
 list ──► rows        revoke ──► key_revoked ──► access ──► whoever follows
-
-Not covered: `streamward serve` does not ask for keys yet.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ ROLES = ("viewer", "submitter", "trainer", "promoter", "admin")
 
 @click.group()
 def access() -> None:
-    """Say who may call, and as what. `streamward serve` does not ask for keys yet: it listens on loopback only."""
+    """Say who may call, and as what: `streamward serve` asks for keys with serve.auth=keys."""
 
 
 @access.group("keys")

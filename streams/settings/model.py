@@ -564,7 +564,10 @@ class Schemas(Section):
 class Serve(Section):
     """The server that answers agents, and records what they ask."""
 
-    host: str = Field("127.0.0.1", description="where to listen: 127.0.0.1, ::1 or localhost")
+    host: str = Field("127.0.0.1", description="where to listen; without keys 127.0.0.1, ::1 or localhost")
+    auth: Literal["none", "keys"] = Field(
+        "none", description="keys: only who sends one of `streamward access keys create` is answered"
+    )
     port: int = Field(8790, ge=0, le=65535, description="0: any free one, which is printed")
     idle_s: float = Field(1800.0, gt=0, description="a trajectory without a call for this long has ended, seconds")
     longest_s: float = Field(
@@ -591,15 +594,15 @@ class Serve(Section):
         """Where it answers, without a path."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
-    @field_validator("host")
-    @classmethod
-    def _is_this_machine(cls, host: str) -> str:
-        if host not in ("127.0.0.1", "::1", "localhost"):
+    @model_validator(mode="after")
+    def _is_guarded(self) -> Serve:
+        if self.auth == "none" and self.host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(
-                f"host {host!r} is reached from other machines, and there are no keys: whoever reaches it may call. "
-                "Use 127.0.0.1, and from elsewhere an ssh tunnel or a proxy that checks who calls"
+                f"host {self.host!r} is reached from other machines, and there are no keys: whoever reaches it may "
+                "call. Use 127.0.0.1, and from elsewhere an ssh tunnel; or serve.auth=keys, and make keys with "
+                "`streamward access keys create`"
             )
-        return host
+        return self
 
 
 class Jobs(Section):

@@ -18,6 +18,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Kafka, Settings, Topics
 from tests.support.log.shared_node import own_prefix
 
+pytestmark = pytest.mark.kafka
 WITHIN_S = 30.0
 
 

@@ -304,6 +304,10 @@ def test_the_first_pattern_that_matches_a_policy_is_its_weight_and_a_name_no_set
     assert [name for name in ("chat-1", "math", "maths", "chat/../x", "") if rule.serves(name)] == ["chat-1", "math"]
 
 
+def test_the_server_listens_anywhere_once_it_asks_for_keys() -> None:
+    assert load(env={}, overrides=["serve.host=10.0.0.1", "serve.auth=keys"]).serve.host == "10.0.0.1"
+
+
 def test_settings_do_not_change_under_a_running_process() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().batches.groups = 2  # type: ignore[misc]

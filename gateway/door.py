@@ -1,0 +1,126 @@
+"""The door: what a request needs to do, and whether its key may.
+
+    request ──► path, method ──► action ┐
+            └─► Bearer, x-api-key ──► AccessLog.find ──► decide ──► the application, or 401, 403, 503
+
+It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
+closed to all but the key of an admin; only /healthz needs no key.
+
+Not covered: what belongs to one tenant. Jobs and files are not divided by tenant here yet, so a key of a tenant is let
+to models, calls and feedback alone. JSON-RPC has its method in the body, so all of it needs jobs.command.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway import errors, jobs
+from gateway.app import DEFAULT_AGENT
+from streams.access.keys import AccessKey
+from streams.access.roles import Action, decide
+from streams.errors import LogError
+from streams.kafka import times
+from streams.output import moment
+from streams.stages.agents.calls import CallError
+
+_AGENT = r"(?:/agents/(?P<agent>[^/]+)(?:/trajectories/[^/]+)?)?"
+_REST = r"(?:/api/v1)?"
+TABLE: tuple[tuple[str, str, Action], ...] = (
+    ("POST", rf"{_AGENT}/v1/(?:chat/completions|completions|responses|messages|messages/count_tokens)", "chat.call"),
+    ("POST", rf"{_AGENT}/v1/feedback", "feedback.give"),
+    ("GET", rf"{_AGENT}/v1/models(?:/[^/]+)?", "models.read"),
+    ("POST", r"/agents/(?P<agent>[^/]+)/trajectories/[^/]+/(?:begin|end)", "runs.write"),
+    ("POST", r"/v1/files", "files.write"),
+    ("DELETE", r"/v1/files/[^/]+", "files.write"),
+    ("GET", r"/v1/files(?:/[^/]+(?:/content)?)?", "files.read"),
+    ("POST", r"/v1/fine_tuning/jobs", "jobs.order"),
+    ("POST", r"/v1/fine_tuning/jobs/[^/]+/[^/]+", "jobs.command"),
+    ("GET", r"/v1/fine_tuning/jobs(?:/.+)?", "jobs.read"),
+    ("POST", rf"{_REST}/finetune/(?:jobs|peft)", "jobs.order"),
+    ("GET", rf"{_REST}/(?:finetune/jobs|rl/training)/[^/]+/(?:status|metrics)", "jobs.read"),
+    ("POST", rf"{_REST}/rl/environments", "code.run"),
+    ("POST", rf"{_REST}/rl/agents", "agents.write"),
+    ("POST", "|".join(map(re.escape, jobs.PATHS)), "jobs.command"),
+    ("GET", r"/openapi\.json", "models.read"),
+)
+"""Method, path and action. The first that fits counts."""
+_ROUTES = [(method, re.compile(path), action) for method, path, action in TABLE]
+OPEN = ("/healthz",)
+OF_NO_TENANT: frozenset[Action] = frozenset({"models.read", "chat.call", "feedback.give"})
+
+
+class KnowsKeys(Protocol):
+    """Who says whose a key is: AccessLog."""
+
+    def find(self, sent: str) -> AccessKey | str:
+        """Return the key that a client sent, or why it is none. Raises LogError."""
+
+
+class Door:
+    """An application that is reached with a key only."""
+
+    def __init__(self, app: ASGIApp, keys: KnowsKeys) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            refused = self._refusal(scope)
+            if refused is not None:
+                await refused(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers, path = Headers(scope=scope), scope["path"]
+        try:
+            found = self._keys.find(sent_key(headers))
+        except LogError as exc:
+            return errors.response(CallError("busy", str(exc)), path)
+        if isinstance(found, str):
+            why = f"{found}. Send a key as `Authorization: Bearer`; `streamward access keys create` makes one"
+            return refusal(401, why, path)
+        action, agent = wanted(scope["method"], path)
+        decision = decide(found, action, agent_id=agent or headers.get("x-agent-id") or DEFAULT_AGENT)
+        if not decision.allowed:
+            return refusal(403, decision.why, path)
+        if found.tenant is not None and action not in OF_NO_TENANT:
+            return refusal(403, f"key {found.key_id} is of a tenant, and {action} is not divided by tenant yet", path)
+        return None
+
+
+def sent_key(headers: Headers) -> str:
+    """Return the key of a request; empty if it has none."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def wanted(method: str, path: str) -> tuple[Action, str | None]:
+    """Return what a request does, and the agent that its path names."""
+    method = "GET" if method == "HEAD" else method
+    for known, pattern, action in _ROUTES:
+        if known == method and (found := pattern.fullmatch(path.rstrip("/"))) is not None:
+            return action, found.groupdict().get("agent")
+    return "code.run", None
+
+
+def refusal(status: int, why: str, path: str) -> JSONResponse:
+    """Return a 401 or 403 in the words of a path's protocol."""
+    code = "invalid_api_key" if status == 401 else "permission_denied"
+    kind = "authentication_error" if status == 401 else "permission_error"
+    headers = {"WWW-Authenticate": 'Bearer realm="streamward"'} if status == 401 else None
+    error = {"message": why, "type": kind, "param": None, "code": code}
+    if path in jobs.PATHS:
+        body = {"jsonrpc": "2.0", "error": {"code": -32000 - status, "message": code, "data": why}, "id": None}
+    elif errors.speaks_anthropic(path):
+        body = {"type": "error", "error": {"type": kind, "message": why}, "request_id": None}
+    elif errors.is_rest(path):
+        body = {"error": error | {"timestamp": moment(times.now_ms())}}
+    else:
+        body = {"error": error}
+    return JSONResponse(body, status, headers)

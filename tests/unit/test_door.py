@@ -1,0 +1,130 @@
+"""The door: which action a route needs, and what a request with, without and with the wrong key is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from gateway import runs
+from gateway.app import Application, create_app
+from gateway.door import TABLE, Door, wanted
+from gateway.server import job_routes
+from schemas.events import AccessRole
+from streams.access import keys
+from streams.access.keys import AccessKey
+from streams.errors import LogError
+from streams.settings.model import Settings
+from tests.support.factories import T0
+
+SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
+BEARER = {"Authorization": f"Bearer {SECRET.text}"}
+
+
+class Known:
+    """One key, and a log that can be away."""
+
+    def __init__(self, role: AccessRole, **given: Any) -> None:
+        made = keys.folded(None, keys.created(SECRET, role=role, actor="ann", now_ms=T0, **given))
+        assert made is not None
+        self.keys, self.away = {SECRET.key_id: made}, False
+
+    def find(self, sent: str) -> AccessKey | str:
+        if self.away:
+            raise LogError("the log is away")
+        return keys.find(self.keys, sent, T0)
+
+
+def client(known: Known) -> TestClient:
+    app = FastAPI()
+
+    @app.api_route("/{path:path}", methods=["GET", "POST", "DELETE"])
+    async def reached(path: str) -> dict[str, str]:
+        return {"reached": path}
+
+    return TestClient(Door(app, known))
+
+
+def application() -> Application:
+    nothing: Any = None
+    app = create_app(nothing, nothing, version="0", max_body_bytes=1)
+    app.include_router(runs.routes(nothing, max_body_bytes=1))
+    app.include_router(job_routes(Settings(), nothing))
+    return app
+
+
+def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield method and path of every route, those of included routers too."""
+    for route in routes:
+        if (included := getattr(route, "original_router", None)) is not None:
+            yield from paths(included.routes, prefix + route.include_context.prefix)
+        else:
+            yield from ((method, prefix + route.path) for method in route.methods)
+
+
+def test_every_route_names_its_action() -> None:
+    app = application()
+    found = {*paths(app.routes), *paths(app._calls.routes)} - {("GET", "/healthz"), ("HEAD", "/healthz")}
+    assert {path for _, path in found} >= set(app.openapi()["paths"])
+    needs = {one: wanted(one[0], one[1].replace("{", "").replace("}", ""))[0] for one in found}
+    assert [one for one, action in needs.items() if action == "code.run" and not one[1].endswith("/environments")] == []
+    assert set(needs.values()) == {action for _, _, action in TABLE}
+
+
+@pytest.mark.parametrize("headers", [BEARER, {"x-api-key": SECRET.text}, {"Authorization": f"bearer {SECRET.text}"}])
+def test_a_key_opens_as_every_client_sends_it(headers: dict[str, str]) -> None:
+    assert client(Known("submitter")).post("/v1/chat/completions", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Basic abc"}, {"x-api-key": SECRET.text[:-1] + "t"}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/jsonrpc", "/rl/agents", "/nowhere"])
+def test_without_a_key_nothing_is_reached_and_each_protocol_says_so(path: str, headers: dict[str, str]) -> None:
+    answer = client(Known("admin")).post(path, headers=headers)
+    assert answer.status_code == 401 and answer.headers["www-authenticate"].startswith("Bearer")
+    assert "s" * 42 not in answer.text
+    body = answer.json()
+    assert ("jsonrpc" in body) == (path == "/jsonrpc")
+    assert (body.get("type") == "error") == (path == "/v1/messages")
+    assert ("timestamp" in body["error"]) == (path == "/rl/agents")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/rl/environments"),
+        ("POST", "/jsonrpc"),
+        ("POST", "/v1/fine_tuning/jobs/j/cancel"),
+        ("GET", "/nowhere"),
+    ],
+)
+def test_a_role_that_may_not_is_told_who_may(method: str, path: str) -> None:
+    answer = client(Known("submitter")).request(method, path, headers=BEARER)
+    assert answer.status_code == 403 and "is for: " in answer.text
+    assert client(Known("admin")).request(method, path, headers=BEARER).status_code == 200
+
+
+def test_a_key_of_an_agent_acts_as_that_agent_by_path_and_by_header_only() -> None:
+    http = client(Known("submitter", agent_id="calc"))
+    assert http.post("/agents/calc/v1/chat/completions", headers=BEARER).status_code == 200
+    assert http.post("/v1/chat/completions", headers=BEARER | {"X-Agent-ID": "calc"}).status_code == 200
+    assert http.post("/v1/chat/completions", headers=BEARER).status_code == 403
+    assert http.post("/agents/other/v1/chat/completions", headers=BEARER | {"X-Agent-ID": "calc"}).status_code == 403
+    assert http.post("/agents/other/trajectories/t/end", headers=BEARER).status_code == 403
+
+
+def test_a_key_of_a_tenant_reaches_nothing_that_is_not_divided_by_tenant() -> None:
+    http = client(Known("admin", tenant="red"))
+    assert http.post("/v1/chat/completions", headers=BEARER).status_code == 200
+    for path in ("/v1/files", "/v1/fine_tuning/jobs", "/v1/fine_tuning/jobs/j"):
+        assert http.get(path, headers=BEARER).status_code == 403
+
+
+def test_health_needs_no_key_and_a_log_that_is_away_lets_nobody_in() -> None:
+    known = Known("admin")
+    http = client(known)
+    known.away = True
+    assert http.get("/healthz").status_code == 200
+    assert http.get("/v1/models", headers=BEARER).status_code == 503
