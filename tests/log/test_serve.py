@@ -16,10 +16,21 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from openai import APIConnectionError, APIError, APITimeoutError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from openai import (
+    APIConnectionError,
+    APIError,
+    APITimeoutError,
+    AsyncOpenAI,
+    AuthenticationError,
+    BadRequestError,
+    NotFoundError,
+    OpenAI,
+    PermissionDeniedError,
+)
 
 from schemas.events import Message, Reward, Sampling, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
+from streams.access.access_log import AccessLog
 from streams.cli.root import cli
 from streams.engines.build import build_tokens
 from streams.engines.token_stream import Generation, TokenStream
@@ -76,7 +87,7 @@ class Server:
         self.process.wait()
 
     def client(self, agent: str, **options: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/agents/{agent}/v1", api_key="none", **{"max_retries": 0, **options})
+        return OpenAI(base_url=f"{self.url}/agents/{agent}/v1", **{"api_key": "none", "max_retries": 0, **options})
 
     def post(self, body: bytes) -> tuple[int, Any]:
         answer = httpx.post(self.url + "/v1/chat/completions", content=body)
@@ -101,6 +112,33 @@ def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
     yield server
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0, said(server.folder)
+
+
+def test_with_keys_a_client_is_answered_until_its_key_is_revoked(server: Server, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = server.settings.model_copy(update={"serve": Serve(port=port, auth="keys")})
+    with AccessLog(settings) as person:
+        key = person.create(role="submitter", actor="ann")
+        guarded = Server(settings, tmp_path)
+        try:
+            asked: dict[str, Any] = {"model": "sums", "messages": [user("hello")]}
+            client = guarded.client("keyed", api_key=key.text)
+            assert client.chat.completions.create(**asked).choices[0].message.content == "hello"
+            with pytest.raises(AuthenticationError):
+                guarded.client("keyed", api_key="none").chat.completions.create(**asked)
+            with pytest.raises(PermissionDeniedError):
+                client.with_options(base_url=guarded.url + "/rl").post("/environments", cast_to=object)
+            person.revoke(key.key_id, actor="ann", reason="lost")
+            until(lambda: _status(guarded, key.text) == 401, "the key is revoked", folder=tmp_path)
+        finally:
+            guarded.process.send_signal(signal.SIGTERM)
+            assert guarded.process.wait(60) == 0, said(tmp_path)
+    assert key.secret not in said(tmp_path) + (tmp_path / "serve.log").read_text()
+
+
+def _status(server: Server, key: str) -> int:
+    return httpx.get(server.url + "/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
 
 
 def user(text: str) -> Any:
