@@ -13,7 +13,7 @@ to models, calls and feedback alone. JSON-RPC has its method in the body, so all
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -114,7 +114,8 @@ def refusal(status: int, why: str, path: str) -> JSONResponse:
     code = "invalid_api_key" if status == 401 else "permission_denied"
     kind = "authentication_error" if status == 401 else "permission_error"
     headers = {"WWW-Authenticate": 'Bearer realm="streamward"'} if status == 401 else None
-    error = {"message": why, "type": kind, "param": None, "code": code}
+    error: dict[str, Any] = {"message": why, "type": kind, "param": None, "code": code}
+    body: dict[str, Any]
     if path in jobs.PATHS:
         body = {"jsonrpc": "2.0", "error": {"code": -32000 - status, "message": code, "data": why}, "id": None}
     elif errors.speaks_anthropic(path):
