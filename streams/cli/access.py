@@ -20,7 +20,10 @@ ROLES = ("viewer", "submitter", "trainer", "promoter", "admin")
 
 @click.group()
 def access() -> None:
-    """Say who may call, and as what: `streamward serve` asks for keys with serve.auth=keys."""
+    """Say who may call, and as what.
+
+    `streamward serve` asks for keys with serve.auth=keys.
+    """
 
 
 @access.group("keys")
