@@ -52,9 +52,9 @@ and what each part does.
 | a PodMonitor, or a ServiceMonitor and its Service | `metrics.monitor` |
 | PodDisruptionBudgets, NetworkPolicies | unless disabled |
 
-`streamward serve`, the server of agents with JSON-RPC, REST and OpenAI's interface, is not among them: it has no keys,
-so it listens on the loopback interface only and refuses any other, and in a Pod nobody would reach it there. Run it
-beside the programs that call it, on the same log.
+`streamward serve`, the server of agents with JSON-RPC, REST and OpenAI's interface, is not among them. Without
+keys it listens on the loopback interface only, and in a Pod nobody would reach it there. Run it beside the programs that
+call it, on the same log, or elsewhere with `serve.auth = keys`.
 
 ## Values
 
