@@ -142,9 +142,13 @@ def test_a_policy_that_waits_for_its_trainer_holds_up_no_other(settings: Setting
     most = settings.policy.model_copy(update={"max_waiting": 20})
     write(settings, *(task("stuck", number, purpose="train") for number in range(60)))
     write(settings, *(task("free", number) for number in range(6)))
+
+    def by_policy() -> Counter[str]:
+        return Counter(name.partition("-")[0] for name in answered(settings))
+
     with running(settings.model_copy(update={"policy": most})):
-        until(lambda: sum(name.startswith("free") for name in answered(settings)) == 6, "answers of the other policy")
-    assert sum(name.startswith("stuck") for name in answered(settings)) == 2
+        until(lambda: by_policy() == Counter(free=6, stuck=2), "answers of both policies")
+    assert by_policy() == Counter(free=6, stuck=2)
 
 
 class WithWeights(ScriptedEngine):
