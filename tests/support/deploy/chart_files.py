@@ -53,8 +53,8 @@ and what each part does.
 | PodDisruptionBudgets, NetworkPolicies | unless disabled |
 
 `streamward serve`, the server of agents with JSON-RPC, REST and OpenAI's interface, is not among them. Without
-keys it listens on the loopback interface only, and in a Pod nobody would reach it there. Run it beside the programs that
-call it, on the same log, or elsewhere with `serve.auth = keys`.
+keys it listens on the loopback interface only, and in a Pod nobody would reach it there. Run it beside the programs
+that call it, on the same log, or elsewhere with `serve.auth = keys`.
 
 ## Values
 
