@@ -10,17 +10,14 @@ another request is refused.
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from schemas.events import AdapterEvent, Coordinates, JobEvent, derive_id
+from schemas.events import AdapterEvent, JobEvent, derive_id
 from schemas.serde import EncodeError, Poison
-from streams.errors import EventError, JobRequestError, LogError, NotFoundError, RefusedError, StreamwardError
+from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.months import MonthBudget
@@ -30,19 +27,14 @@ from streams.jobs.spending import CostName
 from streams.jobs.state import JobState, fold, refusal
 from streams.jobs.tuning_reducer import TUNER
 from streams.kafka import times
-from streams.kafka.admin import offsets, read_topic
+from streams.kafka.admin import read_topic
 from streams.kafka.client import POLL_S
-from streams.kafka.producer import Producer
-from streams.kafka.reader import PartitionReader
+from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.settings.model import Settings
 from streams.stages.agents.registration import registrations
 
 JobCommandKind = Literal["paused", "resumed", "cancelled"]
-CATCH_UP_S = 60.0
-"""How long the log may take to be read, or an event to be read back."""
-
-log = logging.getLogger("streamward.jobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,37 +50,14 @@ class JobCommand:
     """The sequence it was decided at; None: whatever it is now."""
 
 
-class JobLog:
+class JobLog(FollowedTopic):
     """Every job, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        self._settings = settings
-        bounds = offsets(settings, ["jobs"])
-        starts = {tp: low for tp, (low, _) in bounds.items()}
-        self._ends = {tp: end for tp, (_, end) in bounds.items()}
-        self._reader = PartitionReader(settings, starts)
-        self._positions = dict(starts)
+        super().__init__(settings, "jobs")
         self._all = AllJobs(settings.topics.policy_partitions)
         self._events: dict[str, list[JobEvent]] = {}
-        self._changed = threading.Condition()
-        self._writing = threading.Lock()
-        self._error: StreamwardError | None = None
-        self._over = threading.Event()
-        self._producer: Producer | None = None
-        self._thread = threading.Thread(target=self._follow, name="follows-jobs", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        for tp, end in self._ends.items():
-            self._wait_for(Coordinates(*tp, end - 1))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        if self._producer is not None:
-            self._producer.__exit__(None)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -240,48 +209,7 @@ class JobLog:
             reason=command.reason,
         )
 
-    def _write(self, event: JobEvent) -> Coordinates:
-        """Write an event, and return once it is folded."""
-        with self._writing:
-            if self._producer is None:
-                self._producer = Producer(self._settings, linger_ms=0)
-            written: list[Coordinates] = []
-            self._producer.send(event, on_ack=written.append)
-            self._producer.flush()
-        self._wait_for(written[0])
-        return written[0]
-
     # --- following ----------------------------------------------------------------------------------------------------
-
-    def _wait_for(self, at: Coordinates) -> None:
-        """Return once the record at `at` is folded. Raises LogError if it does not come."""
-        deadline = time.monotonic() + CATCH_UP_S
-        with self._changed:
-            while self._positions[at.topic, at.partition] <= at.offset:
-                self._raise_error()
-                if time.monotonic() > deadline:
-                    raise LogError(f"{at} was not read within {CATCH_UP_S:g} s; check Kafka with `streamward doctor`")
-                self._changed.wait(POLL_S)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _follow(self) -> None:
-        with self._reader:
-            while not self._over.is_set():
-                try:
-                    records = self._reader.poll()
-                except StreamwardError as exc:
-                    with self._changed:
-                        self._error = exc
-                        self._changed.notify_all()
-                    return
-                with self._changed:
-                    for record in records:
-                        self._take(record)
-                    self._positions = self._reader.position
-                    self._changed.notify_all()
 
     def _take(self, record: Record) -> None:
         found = self._all.take(record)

@@ -34,7 +34,7 @@ class Known:
 
     def find(self, sent: str) -> AccessKey | str:
         if self.away:
-            raise LogError("the log is away")
+            raise LogError("the log cannot be read")
         return keys.find(self.keys, sent, T0)
 
 

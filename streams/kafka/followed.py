@@ -1,0 +1,103 @@
+"""A topic that is followed in a thread, and written to by people: whoever writes sees what became of it.
+
+    topic ──► a thread ──► `_take` of each record, in order
+    _write(event) ──► topic ──► that record was taken ──► answer
+
+Not covered: a group. Each follower reads every partition from its first record.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Self
+
+from schemas.events import Coordinates, Event
+from streams.errors import LogError, StreamwardError
+from streams.kafka.admin import offsets
+from streams.kafka.client import POLL_S
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader
+from streams.kafka.record import Record
+from streams.settings.model import Settings
+
+CATCH_UP_S = 60.0
+"""How long the log may take to be read, or an event to be read back."""
+
+
+class FollowedTopic:
+    """A base class. Use as a context manager; methods may be called from any thread."""
+
+    def __init__(self, settings: Settings, label: str) -> None:
+        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
+        self._settings = settings
+        bounds = offsets(settings, [label])
+        starts = {tp: low for tp, (low, _) in bounds.items()}
+        self._ends = {tp: end for tp, (_, end) in bounds.items()}
+        self._reader = PartitionReader(settings, starts)
+        self._positions = dict(starts)
+        self._changed = threading.Condition()
+        """Held while records are taken; notified afterwards."""
+        self._writing = threading.Lock()
+        self._error: StreamwardError | None = None
+        self._over = threading.Event()
+        self._producer: Producer | None = None
+        self._thread = threading.Thread(target=self._follow, name=f"follows-{label}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        for tp, end in self._ends.items():
+            self._wait_for(Coordinates(*tp, end - 1))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._producer is not None:
+            self._producer.__exit__(None)
+
+    def _take(self, record: Record) -> None:
+        """Take in a record."""
+        raise NotImplementedError
+
+    def _write(self, event: Event) -> Coordinates:
+        """Write an event, and return where it is once it was taken in. Raises LogError."""
+        with self._writing:
+            if self._producer is None:
+                self._producer = Producer(self._settings, linger_ms=0)
+            written: list[Coordinates] = []
+            self._producer.send(event, on_ack=written.append)
+            self._producer.flush()
+        self._wait_for(written[0])
+        return written[0]
+
+    def _wait_for(self, at: Coordinates) -> None:
+        """Return once the record at `at` was taken in. Raises LogError if it does not come."""
+        deadline = time.monotonic() + CATCH_UP_S
+        with self._changed:
+            while self._positions[at.topic, at.partition] <= at.offset:
+                self._raise_error()
+                if time.monotonic() > deadline:
+                    raise LogError(f"{at} was not read within {CATCH_UP_S:g} s; check Kafka with `streamward doctor`")
+                self._changed.wait(POLL_S)
+
+    def _raise_error(self) -> None:
+        """Raise what ended the thread, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def _follow(self) -> None:
+        with self._reader:
+            while not self._over.is_set():
+                try:
+                    records = self._reader.poll()
+                except StreamwardError as exc:
+                    with self._changed:
+                        self._error = exc
+                        self._changed.notify_all()
+                    return
+                with self._changed:
+                    for record in records:
+                        self._take(record)
+                    self._positions = self._reader.position
+                    self._changed.notify_all()
