@@ -32,7 +32,6 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, de
 from schemas.serde import Poison
 from streams.adapters import signing, store
 from streams.adapters.versions import Version, read_state
-from streams.engines.base_model import load_base
 from streams.errors import OtherBaseError, RefusedError, SettingsError
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
@@ -52,7 +51,7 @@ from streams.settings.model import Settings
 from trainer import checkpoint, metrics as step_metrics, ranks
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.launch import Place
-from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
+from trainer.learner import BatchGroups, Learner, base_of, cut, due, out_of_turn, where
 from trainer.model import pin
 from trainer.presence import Presence, source_of
 from trainer.ranks import Ranks
@@ -117,7 +116,7 @@ def learner_of(settings: Settings, io: TrainerIO, stop: threading.Event) -> Lear
     """Return a learner at version 0, with the base model. Raises as `Learner`."""
     schema_registry.wait(settings, io.meter, stop)
     io.meter.begin("loading the base model", within_s=START_S)
-    return Learner(settings, load_base(settings.model), io.others)
+    return Learner(settings, base_of(settings), io.others)
 
 
 @dataclass(frozen=True, slots=True)

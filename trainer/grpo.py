@@ -15,7 +15,9 @@ gradient, computed here or by another process, and the step is taken on their su
 
 Nothing is drawn or shuffled: a step is a function of weights, optimizer state and groups.
 
-Not covered: more than one step per batch, gradient checkpointing, a model that does not fit one device.
+With trainer.shard_base each rank holds a part of the base (trainer/sharded.py), and all take as many passes.
+
+Not covered: more than one step per batch.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat, zip_longest
 from typing import Any
 
 import torch
@@ -39,7 +42,9 @@ from streams.settings.model import Trainer
 from trainer import prefix_tree
 from trainer.collate import Micro, collate, micro_batches, scaled, side_by_side
 from trainer.ranks import Ranks, Share, gradient_of, set_gradient, split, weights_of
+from trainer.sharded import Rhythm, losing, shard
 from trainer.step import BatchTotals, MicroPass, StepSums
+from trainer.tree_attention import attention_of
 
 _LOSS = {"gspo": ("grpo", "sequence")}
 """Our name of a loss to TRL's loss type and level of importance sampling, where they differ (arXiv:2507.18071)."""
@@ -56,6 +61,11 @@ def check(settings: Trainer) -> None:
         raise SettingsError(
             "trainer.importance=mask drops single tokens, but loss gspo has one ratio per response; "
             "set trainer.importance=none or truncate"
+        )
+    if settings.shard_base and settings.processes == 1:
+        raise SettingsError(
+            "trainer.shard_base=true has no effect with trainer.processes=1, since nobody is there to hold the other "
+            "parts; set trainer.processes to 2 or more, or trainer.shard_base=false"
         )
 
 
@@ -93,6 +103,8 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self.parameters = parameters
         self.others = others
         self.model.train()
+        if settings.gradient_checkpointing:
+            model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
         self.plain_because = prefix_tree.unshareable(model.get_base_model())
         """Why TRL's plain pass is run instead of the shared one; None when prefixes are shared."""
         if self.aux_loss_enabled:
@@ -103,6 +115,22 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._pass: MicroPass | None = None
         self._micro: Micro | None = None
         """That is going through the model."""
+        self._passes = 0
+        """How many each pass over a micro-batch takes at least, since other ranks take as many."""
+        self._rhythm: Rhythm | None = None
+
+    def shard(self, device: str, within_s: float) -> None:
+        """Keep this rank's part of the base, on `device`, from now on. Every rank calls it, once all have met.
+
+        Raises SettingsError if the model cannot be held in parts, LostProcessError if another rank is lost.
+        """
+        if self.plain_because:
+            raise SettingsError(
+                f"trainer.shard_base: this base cannot be held in parts, since {self.plain_because}; set "
+                "trainer.shard_base=false"
+            )
+        with losing():
+            self._rhythm = shard(self.model, device, within_s)
 
     def train_batch(
         self, groups: Sequence[AdvantagedGroup], beat: Callable[[], None] = lambda: None
@@ -144,8 +172,12 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         }
 
     def share(self, groups: Sequence[AdvantagedGroup], number: int, beat: Callable[[], None] = lambda: None) -> Share:
-        """Return share `number` of the step on the batch `groups`. Changes nothing."""
-        sums = self._differentiate(groups, number, beat)
+        """Return share `number` of the step on the batch `groups`. Changes nothing.
+
+        Raises LostProcessError if a rank is lost that has a part of the base.
+        """
+        with losing():
+            sums = self._differentiate(groups, number, beat)
         gradient = gradient_of(self.parameters)
         self.optimizer.zero_grad(set_to_none=True)
         return Share(gradient, sums.packed())
@@ -168,7 +200,11 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._batch, self._sums = batch, sums = BatchTotals.of(groups), StepSums()
         self._metrics["train"].clear()
         mine = split(moving, self.settings.processes)[number]
-        for part in micro_batches(mine, self.settings.micro_groups):
+        for part, passes in self._measured(list(micro_batches(mine, self.settings.micro_groups))):
+            self._passes = passes
+            if part is None:
+                self._idle()
+                continue
             inputs = self._prepare_inputs(part)
             assert self._pass is not None  # noqa: S101 - _prepare_inputs sets it
             micro = self._pass.micro
@@ -176,13 +212,41 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             loss = self.compute_loss(self.model, inputs) * batch.weight(micro, self.loss_type)
             sums.forward_s += time.perf_counter() - mark
             mark = time.perf_counter()
-            if loss.requires_grad:  # it does not where the policy wrote nothing
-                loss.backward()
+            self._backward(loss)
             sums.backward_s += time.perf_counter() - mark
             sums.close(loss.item(), micro.loss_tokens / batch.loss_tokens, self._metrics["train"])
             beat()
         self._batch = self._pass = self._micro = None
         return sums
+
+    def _measured(self, parts: Sequence[list[AdvantagedGroup]]) -> Iterator[tuple[list[AdvantagedGroup] | None, int]]:
+        """Yield micro-batches with the passes that each takes at least; None: only other ranks have one."""
+        if self._rhythm is None:
+            return zip(parts, repeat(0))
+        rows = [collate(part, pad_id=self._tokenizer.pad_token_id, device="cpu").rows for part in parts]
+        return zip_longest(parts, self._rhythm.agree([len(prefix_tree.grow(each)) for each in rows]))
+
+    def _idle(self) -> None:
+        """Take the passes that other ranks take for a micro-batch, for nothing."""
+        base = self.model.get_base_model()
+
+        def run() -> Tensor:
+            return prefix_tree.logprobs(base, (), (0, 0), self.temperature, passes=self._passes)[0].sum()
+
+        if self.beta:
+            with torch.no_grad():
+                run()
+        self._backward(run())
+
+    def _backward(self, loss: Tensor) -> None:
+        """Add the gradient of `loss` to the parameters'."""
+        if not loss.requires_grad:  # the policy wrote nothing
+            return
+        if self.plain_because is None:  # with gradient checkpointing layers attend once more
+            with attention_of(self.model.get_base_model()):
+                loss.backward()
+        else:
+            loss.backward()
 
     def _prepare_inputs(self, generation_batch: list[AdvantagedGroup]) -> dict[str, Any]:
         """Return what TRL's `_compute_loss` reads, for the groups of one micro-batch."""
@@ -222,7 +286,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         entropies: Tensor | None
         if self.plain_because is None:
             base = self.accelerator.unwrap_model(model).get_base_model()
-            logps, entropies, run = prefix_tree.logprobs(base, micro.rows, shape, self.temperature)
+            logps, entropies, run = prefix_tree.logprobs(base, micro.rows, shape, self.temperature, passes=self._passes)
         else:
             rows = side_by_side(micro.rows, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
             plain, wide, aux = super()._get_per_token_logps_and_entropies(

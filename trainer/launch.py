@@ -1,17 +1,17 @@
-"""The trainer as several processes of one machine: which is which, and how they end.
+"""The trainer as several processes: which is which, and how they end.
 
     streamward train, trainer.processes = N ──► rank 0   the trainer: Kafka, checkpoints, metrics   ──► its exit code
                                             ├─► rank 1   its share of every batch (trainer/ranks.py)
                                             └─► …        if one dies, all end: exit code 75
 
-This file starts them with the variables that `accelerate launch` sets (RANK, LOCAL_RANK, WORLD_SIZE), so that may start
-them too: `accelerate launch --multi_gpu --num_processes N -m streams.cli train`. They differ in how they end. Here
+This file starts them with the variables that torchrun and `accelerate launch` set (RANK, LOCAL_RANK, WORLD_SIZE), which
+may start them too, on several machines: docs/scale.md. They differ in how they end. Here
 SIGTERM or Ctrl-C reaches only rank 0, which finishes its step, however long that takes, and ends the others; the exit
 code is rank 0's.
 
 With model.device=cuda rank n sees only the n-th device.
 
-Not covered: ranks on several machines.
+Not covered: starting ranks on other machines, which torchrun does.
 """
 
 from __future__ import annotations

@@ -137,6 +137,15 @@ class Learner:
         """How many numbers are trained."""
         if others is not None:
             others.meet(self.recipe)
+            self.shard()
+
+    def shard(self) -> None:
+        """Keep only this rank's part of the base, if the settings say so. Every rank calls it once all have met.
+
+        Raises SettingsError if the model cannot be held in parts, LostProcessError if another rank is lost.
+        """
+        if self._settings.trainer.shard_base:
+            self._trainer.shard(self._settings.model.device, self._settings.metrics.stuck_s)
 
     def restore(self, path: Path, state: State) -> None:
         """Continue from a complete checkpoint. Raises SettingsError if it is of another shape."""
@@ -239,6 +248,12 @@ class Learner:
         return checkpoint.save(folder, state, self._trainer.model, self._trainer.optimizer, name, keep)
 
 
+def base_of(settings: Settings) -> Base:
+    """Return the base to train from; one that will be held in parts is on no device yet. Raises as `load_base`."""
+    device = {"device": "cpu"} if settings.trainer.shard_base else {}
+    return load_base(settings.model.model_copy(update=device))
+
+
 def help_out(settings: Settings, place: Place) -> None:
     """Be a rank other than 0: compute what rank 0 sends, until the run is over.
 
@@ -248,5 +263,7 @@ def help_out(settings: Settings, place: Place) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, signal.SIG_IGN)
     pin(settings)
-    learner = Learner(settings, load_base(settings.model))
-    ranks.help_out(place, learner.recipe, learner.numbers, learner.share)
+    learner = Learner(settings, base_of(settings))
+    ranks.meet(place, learner.recipe)
+    learner.shard()
+    ranks.help_out(place, learner.numbers, learner.share)

@@ -26,13 +26,11 @@ from transformers import PreTrainedModel
 
 from streams.errors import SettingsError
 from streams.settings.load import dotted
-from streams.settings.model import Settings, Trainer
+from streams.settings.model import NOT_RECIPE, Settings, Trainer
 from trainer.step import STEP_VERSION
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-_NOT_RECIPE = {"trainer.checkpoints", "trainer.keep_checkpoints"}
-"""Settings of the trainer about storage, which change no byte of an adapter."""
 
 
 def pin(settings: Settings) -> None:
@@ -114,7 +112,7 @@ def recipe(settings: Settings) -> dict[str, str]:
     chosen = {
         key: str(value)
         for key, value in dotted(settings)
-        if key.split(".")[0] in ("trainer", "model") and key not in _NOT_RECIPE
+        if key.split(".")[0] in ("trainer", "model") and key not in NOT_RECIPE
     }
     libraries = {f"version.{name}": version(name) for name in ("torch", "transformers", "peft", "trl", "safetensors")}
     return {

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trainer.sharded import whole_head
 from trainer.tree_attention import Paths, Run, attention_of, paths
 
 NODES = 4096
@@ -49,6 +50,10 @@ class PrefixTrees(NamedTuple):
     target_heads: Tensor  # [M] int64 into heads
     target_ids: Tensor  # [M] int64, vocabulary
     target_places: Tensor  # [M] int64 into the flat [B * T] output
+
+    def to(self, device: torch.device) -> PrefixTrees:
+        """Return the same on `device`."""
+        return PrefixTrees(*(part.to(device) for part in self))
 
 
 class Row(NamedTuple):
@@ -134,6 +139,10 @@ class _Builder:
         )
 
 
+_ONE_TOKEN = grow([Row((0, 0), 1, (0,), 0)])
+"""The shortest pass there is."""
+
+
 class NextToken(torch.autograd.Function):  # type: ignore[misc]
     """Logprob of given next tokens, and the entropy of their distributions, without keeping logits.
 
@@ -156,16 +165,17 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
         """Return logprob per target and entropy per head."""
         expected = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
         normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        rows = max(1, LOGITS // len(weight))
-        for start in range(0, len(hidden), rows):
-            part = slice(start, start + rows)
+        alive = max(1, LOGITS // len(weight))
+        for start in range(0, len(hidden), alive):
+            part = slice(start, start + alive)
             logits = (hidden[part] @ weight.T).float().div_(temperature)
             normalizer[part] = logits.logsumexp(-1)
             probabilities = logits.sub_(normalizer[part, None]).exp_()
             expected[part] = (probabilities.to(weight.dtype) @ weight).float()
-        chosen = (hidden[heads].float() * weight[ids].float()).sum(-1) / temperature
+        rows = weight[ids]  # kept in place of the weight, which may be here for this pass only (trainer/sharded.py)
+        chosen = (hidden[heads].float() * rows.float()).sum(-1) / temperature
         entropy = normalizer - (hidden.float() * expected).sum(-1) / temperature
-        ctx.save_for_backward(expected, weight, heads, ids)
+        ctx.save_for_backward(expected, rows, heads)
         ctx.temperature, ctx.dtype = temperature, hidden.dtype
         ctx.mark_non_differentiable(entropy)
         return chosen - normalizer[heads], entropy
@@ -173,31 +183,47 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of `hidden`; nothing else has one."""
-        expected, weight, heads, ids = ctx.saved_tensors
+        expected, rows, heads = ctx.saved_tensors
         pulled = grads[0][:, None] / ctx.temperature
-        hidden = torch.zeros_like(expected).index_add_(0, heads, pulled * (weight[ids].float() - expected[heads]))
+        hidden = torch.zeros_like(expected).index_add_(0, heads, pulled * (rows.float() - expected[heads]))
         return hidden.to(ctx.dtype), None, None, None, None
 
 
 def logprobs(
-    model: PreTrainedModel, rows: Sequence[Row], shape: tuple[int, int], temperature: float, nodes: int = NODES
+    model: PreTrainedModel,
+    rows: Sequence[Row],
+    shape: tuple[int, int],
+    temperature: float,
+    nodes: int = NODES,
+    passes: int = 0,
 ) -> tuple[Tensor, Tensor, int]:
-    """Return logprobs and entropies [*shape] (float32, nats, 0 where not needed), and how many tokens were run."""
-    weight = model.get_output_embeddings().weight
-    flat = torch.zeros(shape[0] * shape[1], device=weight.device)
+    """Return logprobs and entropies [*shape] (float32, nats, 0 where not needed), and how many tokens were run.
+
+    If the rows take fewer than `passes` through the model, one token is run for each that is missing, and counts for 0.
+    """
+    flat = torch.zeros(shape[0] * shape[1], device=model.device)
     entropies = flat.clone()
-    run = 0
-    for trees in grow(rows, nodes):
-        trees = PrefixTrees(*(part.to(weight.device) for part in trees))
-        with attention_of(model):
-            hidden = model.base_model(
-                input_ids=trees.tokens[None], position_ids=trees.positions[None], paths=trees.paths, use_cache=False
-            ).last_hidden_state[0, trees.heads]
-        logps, entropy = NextToken.apply(hidden, weight, trees.target_heads, trees.target_ids, temperature)
-        flat = flat.scatter(0, trees.target_places, logps)
-        entropies = entropies.scatter(0, trees.target_places, entropy[trees.target_heads])
-        run += len(trees.tokens)
-    return flat.view(shape), entropies.view(shape), run
+    forest = [trees.to(model.device) for trees in grow(rows, nodes)]
+    one_token = _ONE_TOKEN[0].to(model.device)
+    found = [_hidden(model, trees)[trees.heads] for trees in forest]
+    idle = [_hidden(model, one_token) for _ in range(len(forest), passes)]
+    with whole_head(model) as weight:
+        for trees, hidden in zip(forest, found, strict=True):
+            logps, entropy = NextToken.apply(hidden, weight, trees.target_heads, trees.target_ids, temperature)
+            flat = flat.scatter(0, trees.target_places, logps)
+            entropies = entropies.scatter(0, trees.target_places, entropy[trees.target_heads])
+    for hidden in idle:
+        flat = flat + 0.0 * hidden.sum()
+    return flat.view(shape), entropies.view(shape), sum(len(trees.tokens) for trees in forest)
+
+
+def _hidden(model: PreTrainedModel, trees: PrefixTrees) -> Tensor:
+    """Return the states [N, D] of all nodes after the final norm."""
+    with attention_of(model):
+        states: Tensor = model.base_model(
+            input_ids=trees.tokens[None], position_ids=trees.positions[None], paths=trees.paths, use_cache=False
+        ).last_hidden_state
+    return states[0]
 
 
 def unshareable(model: PreTrainedModel) -> str | None:

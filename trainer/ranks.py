@@ -15,8 +15,8 @@ The others keep nothing, so a step is the same whoever was restarted before it. 
 numbers, a few megabytes per step, through the host's memory and its loopback device (gloo), also on GPUs. A rank that
 is lost is noticed by the next one that waits for it: at once if its connection broke, else after metrics.stuck_s.
 
-Not covered: NCCL, and models in parts. Each rank has the whole base model on its own device. A group is never split
-between two shares: its responses share their prompt, which is run once.
+Not covered: NCCL for what is sent here. A group is never split between two shares: its responses share their prompt,
+which is run once.
 """
 
 from __future__ import annotations
@@ -162,18 +162,20 @@ def others(place: Place | None, stuck_s: float) -> Iterator[Ranks | None]:
         found.end()
 
 
-def help_out(
-    place: Place,
-    recipe: dict[str, str],
-    numbers: int,
-    compute: Callable[[int, Tensor, Sequence[AdvantagedGroup]], Share],
-) -> None:
-    """Be a rank other than 0: `compute` its share of what rank 0 sends, until rank 0 says that the run is over.
+def meet(place: Place, recipe: dict[str, str]) -> None:
+    """As a rank other than 0, return when rank 0 has the model and uses the same `recipe`.
 
-    `numbers` are trained, by `recipe`. Raises LostProcessError if rank 0 is lost, SettingsError if its recipe differs.
+    Raises LostProcessError if rank 0 is lost, SettingsError if its recipe differs.
     """
     _join(place)
     _agree(recipe, place)
+
+
+def help_out(place: Place, numbers: int, compute: Callable[[int, Tensor, Sequence[AdvantagedGroup]], Share]) -> None:
+    """Be a rank other than 0: `compute` its share of what rank 0 sends, until rank 0 says that the run is over.
+
+    `numbers` are trained. Raises LostProcessError if rank 0 is lost.
+    """
     while groups := _groups(place):
         weights = _receive(torch.zeros(numbers), 0, READY_S)
         share = compute(place.rank, weights, groups)

@@ -112,7 +112,9 @@ def reproduce(
 
 
 def _is_recipe(key: str) -> bool:
-    return key.split(".")[0] in ("model", "trainer") and key not in ("trainer.checkpoints", "trainer.keep_checkpoints")
+    from streams.settings.model import NOT_RECIPE  # late: --help needs no settings
+
+    return key.split(".")[0] in ("model", "trainer") and key not in NOT_RECIPE
 
 
 def row(planned: ReproductionPlan, made: ReproducedVersion, seconds: float, *, version: int) -> dict[str, Any]:

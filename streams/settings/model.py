@@ -402,8 +402,14 @@ class Canary(Section):
         return self
 
 
+NOT_RECIPE = frozenset(
+    f"trainer.{name}" for name in ("checkpoints", "keep_checkpoints", "shard_base", "gradient_checkpointing")
+)
+"""Settings of the trainer about storage and memory, which change no byte of an adapter."""
+
+
 class Trainer(Section):
-    """The optimizer's step. Everything here is part of the recipe recorded with each adapter."""
+    """The optimizer's step. Everything here but NOT_RECIPE is part of the recipe recorded with each adapter."""
 
     seed: int = 0
     processes: int = Field(
@@ -412,6 +418,16 @@ class Trainer(Section):
         le=64,
         description="each computes a fixed share of every batch, on a device of its own if model.device=cuda; part of "
         "what makes bytes equal",
+    )
+    shard_base: bool = Field(
+        False,
+        description="each process holds its part of the base model's weights and gathers the rest layer by layer "
+        "(FSDP2), for a base that no device holds whole; the bytes stay the same",
+    )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="keep only the inputs of each layer for the backward pass, and run the layer again there: less "
+        "memory for more time; the bytes stay the same",
     )
     threads: int = Field(
         1, ge=0, description="torch threads of a process; part of what makes bytes equal; 0: all cores, shared equally"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from streams.errors import EXIT_RESTART
 from streams.kafka import admin
 from streams.settings.model import Adapters, Metrics, Model, Settings, Topics, Trainer
 from streams.tools.archive import history
+from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny_log import manifests, trained, write
-from tests.support.processes import command, environment, running, until
+from tests.support.processes import command, environment, running, said, until
 from trainer import consumer, reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
@@ -30,11 +32,11 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def in_two(settings: Settings, base: Base) -> Settings:
+def in_two(settings: Settings, base: Base, **trainer: Any) -> Settings:
     """The settings of a trainer in two processes, of which neither may be silent for long; its topics exist."""
     changes = {
         "model": Model(base=base.model.config._name_or_path),
-        "trainer": settings.trainer.model_copy(update={"processes": 2}),
+        "trainer": settings.trainer.model_copy(update={"processes": 2, **trainer}),
         "metrics": Metrics(stuck_s=2.0),
     }
     two = settings.model_copy(update=changes)
@@ -58,6 +60,17 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     write(alone, base, range(3))
     consumer.run(alone, steps=3, stop=threading.Event())
     return manifests(alone)
+
+
+def torchrun(machine: int, port: int, settings: Settings, folder: Path) -> subprocess.Popen[bytes]:
+    """Two more steps, as one of two machines that have one rank each and meet at `port`."""
+    meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meet]
+    env = environment(settings) | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with (folder / f"machine-{machine}.log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, "-m", "streamward", "train", "--steps", "2"], env=env, cwd=folder, stdout=log, stderr=log
+        )
 
 
 def ends_when_rank_1_gets(sign: signal.Signals, settings: Settings, base: Base, folder: Path) -> int:
@@ -92,6 +105,23 @@ def test_a_rank_that_dies_ends_all_and_two_others_go_on_with_what_one_process_re
     kept = history.of(two, "log")
     made = list(reproduce.run(reproduce.plan(two, "default", None, kept), two, kept))
     assert [(one.version, one.equal, one.other_recipe) for one in made] == [(n, True, ()) for n in (1, 2, 3)]
+
+
+def test_a_base_in_parts_on_two_machines_of_torchrun_gives_the_same_bytes_after_a_rank_died(
+    settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
+) -> None:
+    parts = in_two(settings, base, shard_base=True)
+    assert ends_when_rank_1_gets(signal.SIGKILL, parts, base, tmp_path) == EXIT_RESTART
+    write(parts, base, range(2, 3))
+    (port,) = free_ports(1)
+    machines = [torchrun(machine, port, parts, tmp_path) for machine in range(2)]
+    try:
+        assert [machine.wait(120) for machine in machines] == [0, 0], said(tmp_path)
+    finally:
+        for machine in machines:
+            machine.terminate()  # a torchrun that is killed leaves its children
+            machine.wait()
+    assert manifests(parts) == expected
 
 
 def test_a_rank_that_says_nothing_more_is_not_waited_for_for_ever(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -42,8 +43,8 @@ def test_equal_groups_are_shared_equally() -> None:
 # --- several processes ------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, *seeds: str) -> int:
-    return launch.run([sys.executable, rank_program.__file__, str(folder), *seeds], 2)
+def run(folder: Path, *changes: str) -> int:
+    return launch.run([sys.executable, rank_program.__file__, str(folder), *changes], 2)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -69,12 +70,39 @@ def test_two_processes_give_the_bytes_that_one_gives_which_computes_both_shares(
     assert json.loads((two / "metrics.json").read_text()) == measured
 
 
+@pytest.mark.usefixtures("importable", "torch_as_before")
+def test_a_base_in_parts_gives_the_bytes_of_one_process_that_holds_it_whole(tmp_path: Path) -> None:
+    """Five groups, one a micro-batch: rank 0 has three and rank 1 two, each with a pass of the base as reference."""
+    changes = {"micro_groups": 1, "beta": 0.1}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        save_tiny(folder / "model")
+    measured = rank_program.steps(rank_program.settings_of(whole, **changes))
+    assert (
+        run(
+            parts,
+            "shard_base=true",
+            "gradient_checkpointing=true",
+            *[f"{name}={value}" for name, value in changes.items()],
+        )
+        == 0
+    )
+    assert digests(parts) == digests(whole)
+    assert json.loads((parts / "metrics.json").read_text()) == measured
+    for rank in range(2):
+        line = re.search(r"holds (\d+) of the (\d+) bytes", (parts / f"rank-{rank}.log").read_text())
+        assert line is not None
+        here, everything = int(line[1]), int(line[2])
+        adapter = sum(path.stat().st_size for path in (parts / "adapter").glob("*.safetensors"))
+        assert here - adapter <= 0.51 * (everything - adapter)
+
+
 @pytest.mark.usefixtures("importable")
 def test_a_rank_that_would_compute_otherwise_is_refused_by_name(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     save_tiny(tmp_path / "model")
-    assert run(tmp_path, "5", "6") == SettingsError.exit_code
+    assert run(tmp_path, "seed=5,6") == SettingsError.exit_code
     assert (
         "rank 1 of 2: trainer.seed is 6 here and 5 at rank 0; all ranks need the same settings"
         in capfd.readouterr().err

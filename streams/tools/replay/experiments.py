@@ -29,13 +29,12 @@ from streams.kafka.admin import read_topic
 from streams.kafka.producer import Producer
 from streams.scorers.verdict import nearest
 from streams.settings.load import changed, dotted
-from streams.settings.model import Settings
+from streams.settings.model import NOT_RECIPE, Settings
 
 PREFIX = "experiment."
 FOLDER = Path(".streamward/experiments")
 DECIDING = ("advantages", "batches", "model", "trainer")
 """Sections of the settings that decide the result of an experiment."""
-_WHERE = ("trainer.checkpoints", "trainer.keep_checkpoints")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}")
 
 
@@ -98,7 +97,9 @@ def of(source: Settings, experiment: Experiment) -> Settings:
 def deciding(settings: Settings) -> dict[str, str]:
     """Return every setting that decides the result of an experiment, as text."""
     return {
-        key: str(value) for key, value in dotted(settings) if key.partition(".")[0] in DECIDING and key not in _WHERE
+        key: str(value)
+        for key, value in dotted(settings)
+        if key.partition(".")[0] in DECIDING and key not in NOT_RECIPE
     }
 
 

@@ -1,8 +1,10 @@
-"""Steps of a trainer in one of several processes: `python rank_program.py FOLDER [SEED …]`, as trainer/launch.py starts
-it. With seeds each rank has its own.
+"""Steps of a trainer in one of several processes, as trainer/launch.py starts it.
+
+`python rank_program.py FOLDER [SETTING=VALUE …]`; `seed=5,6` gives each rank its own value.
 
 FOLDER/model ──► rank 0: three steps, on the groups of tiny_log ──► FOLDER/adapter, FOLDER/metrics.json
                  the others: their share of each
+                 each: FOLDER/rank-N.log
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -40,7 +43,7 @@ def steps(settings: Settings, others: Any = None) -> list[dict[str, float]]:
     learner = Learner(settings, base, others)
     measured = []
     for number in range(STEPS):
-        groups = [*groups_of(base, number), *groups_of(base, number + 7)]
+        groups = [*groups_of(base, number), *groups_of(base, number + 7), *groups_of(base, number + 9)][:5]
         measured.append(learner._trainer.train_batch(groups))
     folder = settings.trainer.checkpoints / "adapter"
     folder.mkdir()
@@ -48,10 +51,11 @@ def steps(settings: Settings, others: Any = None) -> list[dict[str, float]]:
     return [{name: value for name, value in one.items() if not name.endswith("_s")} for one in measured]
 
 
-def main(folder: Path, *seeds: str) -> None:
-    settings = settings_of(folder, **({"seed": seeds[int(os.environ["RANK"])]} if seeds else {}))
+def main(folder: Path, *changes: str) -> None:
+    settings = settings_of(folder, **dict(_of_rank(change) for change in changes))
     place = launch.place(settings)
     assert place is not None
+    logging.basicConfig(filename=folder / f"rank-{place.rank}.log", level=logging.INFO)
     with importing():
         from trainer import learner, ranks
 
@@ -60,6 +64,12 @@ def main(folder: Path, *seeds: str) -> None:
         return
     with ranks.others(place, stuck_s=60) as others:
         (folder / "metrics.json").write_text(json.dumps(steps(settings, others)))
+
+
+def _of_rank(change: str) -> tuple[str, str]:
+    name, _, values = change.partition("=")
+    each = values.split(",")
+    return name, each[int(os.environ["RANK"]) % len(each)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""The base model in parts: each rank holds 1/N of every weight matrix, and borrows the rest layer by layer.
+
+    fully_shard (FSDP2) ──► a layer's pass: gather its matrices from all ranks ──► compute ──► give them back
+    counts of passes of each rank ──► Rhythm: the most of any rank ──► the others run idle passes to match
+
+Only where the frozen base lives changes: a gathered matrix has the bytes it had, the adapter is whole on every rank,
+and its gradients never meet but in rank 0's ordered sum (trainer/ranks.py). So a version has the bytes it would have
+had with the whole base on every rank, and one process that fits it can check it.
+
+Gathering is a collective: every rank must ask for the same layers in the same order. Shares differ in length, so a rank
+with fewer passes runs one token as often as it takes, multiplied by 0.
+
+FSDP2: Zhao et al., arXiv:2304.11277, and torch.distributed.fsdp.fully_shard. Between CPUs matrices travel by gloo, and
+between GPUs by NCCL.
+
+Not covered: models that take no prefix tree (trainer/prefix_tree.py), and loading: each rank reads the whole base to
+the memory of its host first, mapped from files, before it keeps its part.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from peft import PeftModel
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from streams.errors import LostProcessError, SettingsError
+
+log = logging.getLogger(__name__)
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def shard(model: PeftModel, device: str, within_s: float) -> Rhythm:
+    """Keep this rank's part of the base of `model` on `device`, and the whole adapter. Every rank calls it.
+
+    A rank that does not take part within `within_s` seconds is lost. Raises SettingsError if the model names no layers.
+    """
+    kind = torch.device(device).type
+    group = dist.new_group(backend=_BACKENDS[kind], timeout=timedelta(seconds=within_s))
+    base = model.get_base_model()
+    trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    for parameter in trained:
+        parameter.data = parameter.data.to(device)
+    layers = _layers(base)
+    mesh = DeviceMesh.from_group(group, kind)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, ignored_params=trained)
+    embeddings, head = base.get_input_embeddings(), base.get_output_embeddings()
+    tied = embeddings.weight is head.weight
+    for unit in [[embeddings, head]] if tied else [embeddings, head]:
+        fully_shard(unit, mesh=mesh, ignored_params=trained)
+    whole = sum(parameter.nbytes for parameter in base.parameters())
+    fully_shard(base.base_model, mesh=mesh, ignored_params=trained)
+    held = sum(_here(parameter).untyped_storage().nbytes() for parameter in base.parameters())
+    log.info("this rank holds %d of the %d bytes of base and adapter", held, whole)
+    return Rhythm()
+
+
+def _here(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _layers(base: PreTrainedModel) -> list[torch.nn.Module]:
+    names = set(base._no_split_modules or ())
+    found = [module for module in base.modules() if type(module).__name__ in names]
+    if not found:
+        raise SettingsError(
+            f"trainer.shard_base: {type(base).__name__} does not say which of its modules are layers "
+            "(_no_split_modules), so it cannot be held in parts; set trainer.shard_base=false"
+        )
+    return found
+
+
+@contextmanager
+def whole_head(model: PreTrainedModel) -> Iterator[Tensor]:
+    """Yield the weight [V, D] of the head; it is whole in this block, if the base is held in parts."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, FSDPModule):
+        yield head.weight
+        return
+    head.unshard()
+    try:
+        yield head.weight
+    finally:
+        head.reshard()
+
+
+class Rhythm:
+    """How many passes each micro-batch takes, so that all ranks take as many."""
+
+    def agree(self, counts: Sequence[int]) -> list[int]:
+        """Return the most passes of any rank, for each micro-batch of the rank that has most; here it is `counts`.
+
+        Raises LostProcessError.
+        """
+        with losing():
+            (length,) = _most([len(counts)])
+            return _most([*counts, *[0] * (length - len(counts))])
+
+
+def _most(values: Sequence[int]) -> list[int]:
+    """Return the largest of every rank's `values`, number by number."""
+    largest = torch.tensor(values, dtype=torch.int64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return [int(value) for value in largest.tolist()]
+
+
+@contextmanager
+def losing() -> Iterator[None]:
+    """Raise LostProcessError for what torch raises in this block when another rank is lost."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as exc:
+        first = str(exc).splitlines()[0]
+        if not isinstance(exc, dist.DistError) and not any(word in first for word in ("gloo", "NCCL", "onnection")):
+            raise
+        raise LostProcessError(
+            f"another rank is lost or does not answer: {first}. Restart all ranks: the newest checkpoint is complete, "
+            "and nothing is lost"
+        ) from exc
