@@ -13,6 +13,7 @@
                 ├─ environments                      what agents act in                   environments.py
                 ├─ jobs  costs                       training that somebody orders        jobs.py
                 ├─ access                            who may call the server              access.py
+                ├─ capacity                          what a load needs                    capacity.py
                 ├─ evaluate                          a version on held-out tasks          evaluate.py
                 ├─ rollout                           the state of a rollout               rollout.py
                 ├─ query                             SQL over the log                     query.py
@@ -46,6 +47,7 @@ from streams.cli.agents import agents
 from streams.cli.archive import archive
 from streams.cli.ask import ask, reward
 from streams.cli.audit import audit
+from streams.cli.capacity import capacity
 from streams.cli.dashboards import dashboards
 from streams.cli.demo import demo
 from streams.cli.dlq import dlq
@@ -191,6 +193,7 @@ for command in (
     environments,
     jobs,
     costs,
+    capacity,
     access,
     rollout,
     dlq,

@@ -1,0 +1,112 @@
+"""`streamward capacity`: what a load needs, and what is full first.
+
+options, settings ──► Load, Plan ──► tools.capacity.needs ──► a row for each multiple
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call
+from streams.errors import SettingsError
+
+if TYPE_CHECKING:
+    from streams.output import Output
+    from streams.tools.capacity import Rates
+
+_COUNT = click.IntRange(min=1)
+_RATE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command()
+@click.option("--responses-per-s", type=_RATE, default=10.0, show_default=True, help="On average.")
+@click.option("--prompt-tokens", type=_COUNT, default=200, show_default=True, help="Of a task.")
+@click.option("--tokens", type=_COUNT, default=256, show_default=True, help="Of a response.")
+@click.option("--slots", type=_COUNT, default=8, show_default=True, help="Responses to a task.")
+@click.option("--scorers", type=_COUNT, default=1, show_default=True, help="Rewards of a response.")
+@click.option("--score-s", type=_RATE, default=0.001, show_default=True, help="CPU seconds of one score.")
+@click.option("--answer-s", type=_RATE, default=10.0, show_default=True, help="From a task to its last reward.")
+@click.option("--policies", type=_COUNT, default=1, show_default=True, help="That share the load equally.")
+@click.option("--sampler-tokens-per-s", type=_RATE, default=None, help="Of one process or device.")
+@click.option("--trainer-tokens-per-s", type=_RATE, default=None, help="Of one process or device, prompts included.")
+@click.option(
+    "--times", default="1,10,100,1000", show_default=True, metavar="N,…", help="Multiples of the responses, a row each."
+)
+@output_option
+@pass_call
+def capacity(
+    call: AppContext,
+    /,
+    responses_per_s: float,
+    prompt_tokens: int,
+    tokens: int,
+    slots: int,
+    scorers: int,
+    score_s: float,
+    answer_s: float,
+    policies: int,
+    sampler_tokens_per_s: float | None,
+    trainer_tokens_per_s: float | None,
+    times: str,
+    output: Output,
+) -> None:
+    """Print what a load needs, and which setting ends first.
+
+    Bytes and the cost of the join are those of this implementation (docs/scale.md). How fast a sampler and a trainer
+    are depends on model and device, so say it, for one process or device; for the model of the demo it is known, for
+    one thread of a CPU. Processes are planned to be busy for 0.7 of their time. Nothing is read from the log.
+    """
+    from streams import output as show
+    from streams.tools.capacity import Load, Plan, needs
+
+    settings = call.settings
+    load = Load(
+        responses_s=responses_per_s,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=tokens,
+        slots=slots,
+        scorers=scorers,
+        score_s=score_s,
+        answer_s=answer_s,
+        retention_days=settings.topics.retention_days,
+        rates=_rates(settings.model.base, sampler_tokens_per_s, trainer_tokens_per_s),
+    )
+    plan = Plan(partitions=settings.topics.partitions, batch_groups=settings.batches.groups, policies=policies)
+    columns = [
+        show.Column("responses/s", lambda row: f"{row['responses_s']:g}", right=True),
+        show.Column("records/s", lambda row: f"{row['records_s']:.4g}", right=True),
+        show.Column("log MiB/s", lambda row: f"{row['log_mib_s']:.3g}", right=True),
+        *(show.Column(name.replace("_", " "), name, right=True) for name in ("samplers", "scoring", "streams")),
+        *(show.Column(name.replace("_", " "), name, right=True) for name in ("trainers", "open_groups")),
+        show.Column("broker GiB", lambda row: f"{row['broker_gib']:.3g}", right=True),
+        show.Column("archive GiB/month", lambda row: f"{row['archive_gib_month']:.3g}", right=True),
+        show.Column("full", lambda row: "; ".join(row["full"]) or "nothing"),
+    ]
+    show.rows([asdict(each) for each in needs(load, plan, _factors(times))], columns, output)
+
+
+def _rates(base: str, sampler: float | None, trainer: float | None) -> Rates:
+    from streams.tools.capacity import MODELS, Rates
+
+    known = MODELS.get(base)
+    if known is not None:
+        return Rates(sampler or known.sampler, trainer or known.trainer)
+    if sampler is None or trainer is None:
+        raise SettingsError(
+            f"model.base={base}: how fast it is on your devices is not known here; measure, and give both "
+            "--sampler-tokens-per-s and --trainer-tokens-per-s"
+        )
+    return Rates(sampler, trainer)
+
+
+def _factors(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) <= 0:
+        raise SettingsError(f"--times={text}: expected numbers above 0 with commas between, e.g. 1,10,100")
+    return found

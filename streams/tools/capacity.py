@@ -1,0 +1,150 @@
+"""What a load needs: processes, partitions, bytes; and what is full first when it grows.
+
+    Load ──► records and bytes of the log ──► Need: cores of each stage, disk ──► limits: which setting ends it
+
+Everything here is arithmetic. Its constants are what `make bench` printed and what events of the tests encode to
+(tests/unit/test_capacity.py compares both). The rates of sampler and trainer are the user's, since they depend on model
+and device; MODELS has those that were measured here.
+
+Not covered: networks, and brokers: a broker is one until its disk or its network is full.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from streams.errors import SettingsError
+
+MIB, GIB, DAY_S = 2**20, 2**30, 86_400.0
+BUSY: Final = 0.7
+"""The share of its time that a process is planned to work: a queue before one that is busier grows long."""
+MAX_RANKS: Final = 64
+"""The most that trainer.processes may be."""
+
+
+class Rates(NamedTuple):
+    """Tokens a second of one process or device."""
+
+    sampler: float
+    trainer: float
+
+
+MODELS: Final = {"smollm2-135m-instruct": Rates(268.0, 527.0)}
+"""One thread of a CPU: BENCH=sampling, 16 prompts x 8; BENCH=trainer, 8 x (256 + 32) tokens in 4.367 s."""
+
+TASK_BYTES, RESPONSE_BYTES, REWARD_BYTES, GROUP_BYTES, SLOT_BYTES = 250, 420, 175, 470, 100
+"""Of an event, besides its tokens; SLOT_BYTES: of a response in its group."""
+TOKEN_BYTES, PROMPT_TOKEN_BYTES = 9, 4
+"""Id, logprob and mask of a token that was sampled; id, or about as much text, of one of a prompt."""
+JOIN_S, JOIN_TOKEN_S = 637e-6, 3.5e-8
+"""CPU seconds of the live loop for a group of 8, and for each token in it: BENCH=join, at 32 and 1,024 tokens."""
+ON_DISK = 0.6
+"""Bytes of a topic's files, lz4, to those of its records: BENCH=columns."""
+ARCHIVED = 0.8
+"""Bytes of an archive to those of the topic's files: BENCH=columns, whole groups of 256 tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked of the loop. Rates are averages a second."""
+
+    responses_s: float
+    prompt_tokens: int
+    completion_tokens: int
+    slots: int
+    scorers: int
+    score_s: float
+    """CPU seconds of one score."""
+    answer_s: float
+    """From a task to its last reward."""
+    retention_days: float
+    rates: Rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The settings that a load meets."""
+
+    partitions: int
+    batch_groups: int
+    policies: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a load needs. Counts are single cores, or devices for sampler and trainer."""
+
+    responses_s: float
+    records_s: float
+    log_mib_s: float
+    samplers: int
+    scoring: int
+    streams: int
+    trainers: int
+    open_groups: int
+    broker_gib: float
+    """One copy of all topics, for the retention."""
+    archive_gib_month: float
+    full: tuple[str, ...]
+    """What the plan has too little of."""
+
+
+def needs(load: Load, plan: Plan, factors: tuple[float, ...]) -> list[Need]:
+    """Return what `load` needs, multiplied by each of `factors`. Raises SettingsError for numbers of 0 or less."""
+    for name in ("responses_s", "prompt_tokens", "completion_tokens", "slots", "answer_s", "retention_days"):
+        if not getattr(load, name) > 0:
+            raise SettingsError(f"{name} is {getattr(load, name)}; a load needs more than 0 of it")
+    return [_need(replace(load, responses_s=load.responses_s * factor), plan) for factor in factors]
+
+
+def join_s(slots: int, tokens: int) -> float:
+    """Return the CPU seconds of the live loop for one group."""
+    return JOIN_S * slots / 8 + JOIN_TOKEN_S * slots * tokens
+
+
+def bytes_of_group(load: Load) -> int:
+    """Return the bytes of all records about one group: task, responses, rewards, and the group itself."""
+    prompt, tokens = PROMPT_TOKEN_BYTES * load.prompt_tokens, TOKEN_BYTES * load.completion_tokens
+    return (
+        TASK_BYTES + GROUP_BYTES + 2 * prompt
+        + load.slots * (RESPONSE_BYTES + prompt + tokens + load.scorers * REWARD_BYTES + SLOT_BYTES + tokens)
+    )  # fmt: skip
+
+
+def _need(load: Load, plan: Plan) -> Need:
+    groups_s = load.responses_s / load.slots
+    sampled = load.responses_s * load.completion_tokens
+    bytes_s = groups_s * bytes_of_group(load)
+    streams = _processes(groups_s * join_s(load.slots, load.completion_tokens))
+    trainers = _processes((sampled + groups_s * load.prompt_tokens) / load.rates.trainer)
+    return Need(
+        responses_s=load.responses_s,
+        records_s=groups_s * (2 + load.slots * (1 + load.scorers)),
+        log_mib_s=bytes_s / MIB,
+        samplers=_processes(sampled / load.rates.sampler),
+        scoring=_processes(load.responses_s * load.scorers * load.score_s),
+        streams=streams,
+        trainers=trainers,
+        open_groups=math.ceil(groups_s * load.answer_s),
+        broker_gib=bytes_s * ON_DISK * load.retention_days * DAY_S / GIB,
+        archive_gib_month=bytes_s * ON_DISK * ARCHIVED * 30 * DAY_S / GIB,
+        full=tuple(_full(streams, trainers, plan)),
+    )
+
+
+def _full(streams: int, trainers: int, plan: Plan) -> list[str]:
+    full = []
+    if streams > plan.partitions:
+        full.append(f"topics.partitions={plan.partitions}: {streams} stream workers need a partition each")
+    ranks = math.ceil(trainers / plan.policies)
+    if ranks > plan.batch_groups:
+        full.append(f"batches.groups={plan.batch_groups}: {ranks} ranks of a policy need a group each")
+    if ranks > MAX_RANKS:
+        full.append(f"trainer.processes: {ranks} ranks of a policy, and {MAX_RANKS} is the most")
+    return full
+
+
+def _processes(busy: float) -> int:
+    return max(1, math.ceil(busy / BUSY))
