@@ -32,6 +32,7 @@ def _etag(data: bytes) -> str:
 
 class _S3(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each body waits for its headers to be acknowledged, 40 ms
     objects: ClassVar[dict[str, bytes]] = {}
     parts: ClassVar[dict[str, dict[int, bytes]]] = {}
     lock = threading.Lock()

@@ -251,6 +251,7 @@ def replay(mode: str = "processed_logprobs") -> Iterator[Replay]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or each body waits for its headers to be acknowledged, 40 ms
 
         def do_GET(self) -> None:
             self._answer({})
