@@ -109,7 +109,7 @@ def files(settings: Settings) -> set[str]:
 
 def test_a_killed_sync_leaves_nothing_that_the_next_one_does_not_put_right(made: Settings, tmp_path: Path) -> None:
     settings = small(made, 10)
-    write(settings, 1500)
+    write(settings, 500)
     rng = random.Random(5)
     for _ in range(2):
         seen = len(files(settings))

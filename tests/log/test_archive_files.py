@@ -62,7 +62,8 @@ def test_small_files_become_one_and_what_they_hold_stays(made: Settings) -> None
 
 
 def test_a_sync_merges_many_small_files_by_itself(made: Settings) -> None:
-    written(made, MANY - 1)
+    write(made, 10 * (MANY - 1))
+    sync(small(made), ["rewards"])
     assert len(ranges(made)) == MANY - 1
     write(made, 10, first=1000)
     sync(made, ["rewards"])
