@@ -22,6 +22,8 @@ __all__ = ["bench"]
 
 pytestmark = pytest.mark.kafka
 
+SESSION = {"STREAMWARD_KAFKA__SESSION_TIMEOUT_S": "3"}
+
 
 def test_two_workers_killed_under_traffic_lose_nothing_and_keep_the_order(bench: Bench) -> None:
     # Stock Faust loses events here: a restarted or remaining worker resumes partitions before it seeks them, commits
@@ -33,12 +35,14 @@ def test_two_workers_killed_under_traffic_lose_nothing_and_keep_the_order(bench:
         parts = [("questions", group, {})] + [("answers", group, {"slot": str(slot)}) for slot in range(ANSWERS)]
         waiting += parts + ([rng.choice(parts)] if rng.random() < 0.33 else [])
     window: list[tuple[str, str, dict[str, Any]]] = []
-    one, two = bench.start(), bench.start()
+    one, two = bench.start(**SESSION), bench.start(**SESSION)
     wait_until(lambda: sum(len(w.told()[-1]["owned"]) if w.told() else 0 for w in (one, two)) == PARTITIONS, one.log)
 
+    def another() -> None:
+        bench.start(**SESSION)
+
     began, sent = time.monotonic(), 0
-    deaths = [(1.5, lambda: one.process.kill()), (2.5, lambda: bench.start()), (8.5, lambda: two.process.kill())]
-    deaths.append((9.0, lambda: bench.start()))
+    deaths = [(1.5, one.process.kill), (2.5, another), (6.5, two.process.kill), (7.0, another)]
     while waiting or window or deaths:
         passed = time.monotonic() - began
         while deaths and deaths[0][0] < passed:

@@ -90,10 +90,10 @@ def test_a_worker_of_one_driver_replaces_one_of_the_other_under_traffic(bench: B
     drivers = cycle([FAUST, LOOP])
     active = bench.start(**next(drivers))
     wait_until(lambda: bool(active.told()) and len(active.told()[-1]["owned"]) == PARTITIONS, active.log)
-    traffic = Traffic(bench, 600)
+    traffic = Traffic(bench, 300)
     for how in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
         waiting = bench.start(**next(drivers))
-        traffic.during(2.5)
+        traffic.during(1.2)
         wait_until(lambda one=waiting: "of another driver" in one.log(), waiting.log)
         active.process.send_signal(how)
         active.ends(with_code=0 if how == signal.SIGTERM else -signal.SIGKILL)
@@ -123,8 +123,8 @@ def test_sigterm_under_work_settles_and_nothing_is_written_twice(bench: Bench) -
     assert [group for group, found in joined.items() if len(found) != 1] == []
 
 
-def test_ten_thousand_open_groups_are_back_after_a_kill(bench: Bench) -> None:
-    groups = [f"g{i}" for i in range(10_000)]
+def test_thousands_of_open_groups_are_back_after_a_kill(bench: Bench) -> None:
+    groups = [f"g{i}" for i in range(3000)]
     for group in groups:
         bench.send("questions", group, {})
     bench.producer.flush()
@@ -138,7 +138,7 @@ def test_ten_thousand_open_groups_are_back_after_a_kill(bench: Bench) -> None:
     bench.producer.flush()
     second = bench.start(**LOOP)
     wait_until(lambda: bench.lag() == 0, second.log, timeout_s=90)
-    assert "reads on: 10000 rows" in second.log()
+    assert "reads on: 3000 rows" in second.log()
     assert bench.joined().keys() == set(groups)
 
 
