@@ -140,7 +140,7 @@ def test_what_the_log_has_lost_is_read_from_the_archive(own: Settings) -> None:
 
 def test_what_is_neither_in_the_archive_nor_in_the_log_is_named(own: Settings) -> None:
     write(own, "a", "b")
-    sync.sync(own)
+    sync.sync(own, ["tasks"])
     write(own, "a", "a")
     cut(own, "tasks")
     done = run(own, "tasks", "--output", "csv")
@@ -167,7 +167,7 @@ def test_segments_in_an_object_store_are_read_from_there_and_nothing_else_is(
 
 def _read_from(own: Settings) -> None:
     write(own, "a", "b")
-    sync.sync(own)
+    sync.sync(own, ["tasks"])
     cut(own, "tasks")
     with Session(own) as session:
         assert answer(session, "SELECT task_id FROM tasks ORDER BY 1") == [["a"], ["b"]]
@@ -205,11 +205,11 @@ def test_a_segment_from_before_a_field_was_there_has_its_default(
             producer.send_bytes(own.topics.prefix + "tasks", b"old", in_version_1(task(task_id="old"), before))
         with monkeypatch.context() as then:  # the release that wrote this segment had no rule about tenants
             then.setattr(rules, "hold", lambda event, events: True)
-            sync.sync(own)
+            sync.sync(own, ["tasks"])
     with older_schemas.in_use(after):
         with Producer(own) as producer:
             producer.send(task(task_id="new", tenant="us"))
-        sync.sync(own)
+        sync.sync(own, ["tasks"])
         with Session(own) as session:
             found = answer(session, "SELECT task_id, tenant, policy, _schema_id FROM tasks ORDER BY task_id")
     first, second = (schema.id for schema in after.versions("Task"))
@@ -324,7 +324,7 @@ def label_of(record: Record) -> str:
 
 def test_a_segment_that_is_gone_or_changed_is_named(own: Settings) -> None:
     write(own, "a")
-    sync.sync(own)
+    sync.sync(own, ["tasks"])
     (segment,) = [s for p in (0, 1) for s in ArchiveReader(own).segments("tasks", p)]
     data = Path(segment.path).read_bytes()
     Path(segment.path).write_bytes(data[:-9] + b"x" + data[-8:])
