@@ -30,8 +30,9 @@ from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.topics import LABELS
 from streams.loop import demo, run as loop
 from streams.settings.load import load
-from streams.settings.model import Settings
+from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.policy import agent as policy
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import command, environment, read, records, running, until
 
@@ -145,18 +146,21 @@ def test_a_demo_without_weights_ends_by_itself_with_a_line_of_json(tmp_path: Pat
 
 
 def test_up_trains_on_a_table_of_questions_goes_on_where_it_stopped_and_ends_when_all_have_a_fate(
-    tmp_path: Path,
+    kafka_bootstrap: str, tmp_path: Path
 ) -> None:
+    """On a Kafka that is there; `up` with a node of its own is in tests/pipeline/test_own_data.py."""
     (tmp_path / "sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(10)))
     (tmp_path / "own.csv").write_text("question,answer\n20 + 1,21\n")
     scripted = ("policy.engine=scripted", 'policy.script={"accuracy": 0.5}', f"batches.groups={GROUPS}")
     words = ["up", "--tasks", "sums.csv", "--map", "prompt=question", "--group-size", "4", "--epochs", "2"]
     words += ["--held-out", "own.csv", "--output", "json", "--minutes", "5"]
+    topics = Topics(prefix=own_prefix(), partitions=2, policy_partitions=1)
+    there = environment(Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=topics))
 
     def up(*more: str) -> tuple[dict[str, Any], str]:
         chosen = [word for text in scripted for word in ("--set", text)]
         line = command(*chosen, *words, *more)
-        done = subprocess.run(line, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(line, env=there, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), done.stderr
 
