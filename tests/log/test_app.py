@@ -55,7 +55,9 @@ def test_two_workers_killed_under_traffic_lose_nothing_and_keep_the_order(bench:
         time.sleep(0.01)
     bench.producer.flush()
 
-    wait_until(lambda: bench.lag() == 0, lambda: "\n".join(p.read_text() for p in bench.folder.glob("*.err")))
+    wait_until(
+        lambda: bench.lag() == 0, lambda: "\n".join(p.read_text() for p in bench.folder.glob("*.err")), timeout_s=90
+    )
     expected, joined = bench.expected(), bench.joined()
     assert len(expected) == len(groups)
     assert [group for group in expected if group not in joined] == []

@@ -102,21 +102,22 @@ class Bench:
                     group["answers"].setdefault(json.loads(message.value())["slot"], at)
         return {k: group for k, group in groups.items() if group["question"] and len(group["answers"]) == ANSWERS}
 
-    def ends(self, topic: str) -> list[int]:
-        """The next offset of each partition of a topic."""
-        tps = [ck.TopicPartition(topic, p) for p in range(PARTITIONS)]
+    def ends(self, *topics: str) -> list[int]:
+        """The next offset of each partition of some topics, in one request: tests look every few moments."""
+        asked = {ck.TopicPartition(topic, p): admin.OffsetSpec.latest() for topic in topics for p in range(PARTITIONS)}
         deadline = time.monotonic() + 20
         while True:
             try:
-                return [self.group.get_watermark_offsets(tp, 10)[1] for tp in tps]
+                found = self.admin.list_offsets(asked, request_timeout=10)
+                return [found[tp].result().offset for tp in asked]
             except ck.KafkaException as exc:  # what a topic that was just made answers for a moment
                 if exc.args[0].code() != ck.KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 
-    def written(self, label: str) -> int:
-        """How many records lie in a topic."""
-        return sum(self.ends(self.prefix + label))
+    def written(self, *labels: str) -> int:
+        """How many records lie in some topics."""
+        return sum(self.ends(*(self.prefix + label for label in labels)))
 
     def lag(self) -> int:
         """Records of the sources that are not committed."""
@@ -127,7 +128,7 @@ class Bench:
             if exc.args[0].code() != ck.KafkaError.NOT_COORDINATOR:  # the node makes the topic of commits just now
                 raise
             committed = []
-        return sum(map(self.written, SOURCES)) - sum(max(tp.offset, 0) for tp in committed)
+        return self.written(*SOURCES) - sum(max(tp.offset, 0) for tp in committed)
 
 
 class Worker:
@@ -169,10 +170,15 @@ class Worker:
 
 
 def wait_until(true: Callable[[], bool], explain: Callable[[], str] = str, timeout_s: float = 45) -> None:
+    """Look for a third of the time at most: the node that answers is the one that the workers need."""
     deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s; {explain()}"
-        time.sleep(0.05)
+    while True:
+        looked = time.monotonic()
+        if true():
+            return
+        now = time.monotonic()
+        assert now < deadline, f"not within {timeout_s} s; {explain()}"
+        time.sleep(min(0.5, max(0.05, 2 * (now - looked))))
 
 
 @pytest.fixture
