@@ -25,8 +25,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
 from streams.settings.model import Fleet, Model, Settings
-from tests.support.log.shared_node import own_prefix
-from tests.support.models.tiny_log import manifests_of, write
+from tests.support.models.tiny_log import manifests_of, settings_in, write
 from tests.support.processes import until
 from trainer import consumer, fleet
 from trainer.consumer import TrainerIO
@@ -79,17 +78,7 @@ Expected = dict[str, tuple[list[tuple[int, Any]], dict[str, str]]]
 @pytest.fixture(scope="module")
 def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, base: Base) -> Expected:
     """Of each policy, the manifests of its versions and its last checkpoint, as a trainer of its own makes them."""
-    folder = tmp_path_factory.mktemp("alone")
-    alone = Settings.model_validate(
-        {
-            "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": own_prefix(), "partitions": 4, "policy_partitions": 2},
-            "trainer": {"checkpoints": folder / "checkpoints"},
-            "adapters": {"store": str(folder / "adapters")},
-            "model": {"base": base.model.config._name_or_path},
-        }
-    )
-    admin.apply_topics(alone)
+    alone = settings_in(tmp_path_factory.mktemp("alone"), kafka_bootstrap, base)
     write_all(alone, base)
     for policy in POLICIES:
         consumer.run(of_policy(alone, policy), steps=BATCHES, stop=threading.Event())

@@ -24,9 +24,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
-from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny, tiny_model
-from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, trained, write
+from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, settings_in, trained, write
 from trainer import checkpoint, consumer
 from trainer.grpo import LogGRPOTrainer
 from trainer.learner import Learner
@@ -51,17 +50,7 @@ def train(settings: Settings, steps: int) -> None:
 @pytest.fixture(scope="module")
 def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, base: Base) -> list[tuple[int, Any]]:
     """The manifests of versions 1 to 4, trained in one go."""
-    folder = tmp_path_factory.mktemp("whole")
-    whole = Settings.model_validate(
-        {
-            "kafka": {"bootstrap": kafka_bootstrap},
-            "topics": {"prefix": own_prefix(), "partitions": 4, "policy_partitions": 2},
-            "trainer": {"checkpoints": folder / "checkpoints"},
-            "adapters": {"store": str(folder / "adapters")},
-            "model": {"base": base.model.config._name_or_path},
-        }
-    )
-    admin.apply_topics(whole)
+    whole = settings_in(tmp_path_factory.mktemp("whole"), kafka_bootstrap, base)
     write(whole, base, range(4))
     train(whole, 4)
     found = manifests(whole)

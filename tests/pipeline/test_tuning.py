@@ -25,7 +25,7 @@ from schemas.events import (
 from streams.adapters import store
 from streams.adapters.versions import manifest_digest, read_state
 from streams.cli.root import cli
-from streams.engines.base_model import Base, load_base
+from streams.engines.base_model import Base
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka import admin
 from streams.kafka.history import LogHistory
@@ -34,8 +34,8 @@ from streams.kafka.topics import LABELS
 from streams.settings.model import Archive, Model, Settings
 from streams.tools.archive import history, sync
 from tests.support.factories import changed, response
-from tests.support.models.chat_tiny import chat_tokenizer
-from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
+from tests.support.models.chat_tiny import base
+from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
 from tests.support.processes import command as process, environment
 from trainer import checkpoint, consumer, reproduce
@@ -46,15 +46,9 @@ from trainer.tuning.examples import answer_of, digest
 from trainer.tuning.run import StartVersion, TuningOrder, tune
 from trainer.tuning.tuner import TuningSteps
 
+__all__ = ["base"]
+
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    """The tiny model, with a chat template that has roles."""
-    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
-    chat_tokenizer().save_pretrained(folder)
-    return load_base(Model(base=str(folder)))
 
 
 @pytest.fixture
@@ -183,7 +177,7 @@ def test_answers_whose_tokens_a_group_left_in_their_responses_are_fetched_and_th
     settings = settings.model_copy(update={"archive": Archive(store=str(tmp_path / "archive"))})
     sent(settings, [without_tokens(settings, one) for one in groups(base)])
     slim = made(settings, "dpo")
-    sync.sync(settings)
+    sync.sync(settings, ["groups", "responses", "adapters"])
     cut(settings, "groups", 3)
     archived = history.of(settings, "auto")
     planned = reproduce.plan(settings, "default", None, archived)
@@ -287,11 +281,8 @@ def test_killed_while_it_trains_it_leaves_nothing_and_the_same_command_makes_the
     running.communicate()
     assert not list(admin.read_topic(settings, "adapters"))
     assert not Path(settings.adapters.store).exists()
-    done = subprocess.run(
-        process("tune", "sft", "--batch", "2", "--output", "jsonl"),
-        env=environment(settings), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = command(settings, "tune", "sft", "--batch", "2", "--output", "jsonl")
+    assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["version"], found["examples"], found["start"]) == (1, 5, "default:0")
     shown = command(settings, "reproduce", "--output", "json")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from schemas.events import AdapterEvent, JobEvent
 from streams.adapters.versions import empty, read_state
 from streams.cli.root import cli
-from streams.engines.base_model import Base, load_base
+from streams.engines.base_model import Base
 from streams.jobs import training_files, tuner, tuning_reducer, tuning_request
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
@@ -30,25 +30,18 @@ from streams.settings.model import Model, Policy, Settings
 from tests.log.test_fine_tuning_over_http import gateway
 from tests.pipeline.test_tuning import DPO, SFT, Crash, groups, order as tuning_order, sent
 from tests.support.agent_server import settings_of
-from tests.support.models.chat_tiny import chat_tokenizer
-from tests.support.models.tiny import save_tiny
+from tests.support.models.chat_tiny import base
 from tests.support.processes import read, running, until
 from trainer import reproduce
 from trainer.tuning import run as tuning
 from trainer.tuning.examples import all_tokens
 from trainer.tuning.run import TunedJob, read_file, tune
 
+__all__ = ["base"]
+
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 PRICES = {"prompt": 1e6, "completion": 1e6, "trainer_hour": 0.0}
 """A dollar a token."""
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
-    """The tiny model, with a chat template that has roles."""
-    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
-    chat_tokenizer().save_pretrained(folder)
-    return load_base(Model(base=str(folder)))
 
 
 @pytest.fixture

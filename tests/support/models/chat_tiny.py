@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from transformers import PreTrainedTokenizerFast
 
-from streams.engines.base_model import Base
-from tests.support.models.tiny import tiny_model, tiny_tokenizer
+from streams.engines.base_model import Base, load_base
+from streams.settings.model import Model
+from tests.support.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 
 CHAT_TEMPLATE = (
     "{%- set role = {'system': '6', 'user': '7', 'assistant': '8', 'tool': '9'} -%}"
@@ -27,3 +29,11 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
 def chat_base(seed: int = 0) -> Base:
     """Return a fresh tiny model with this tokenizer."""
     return Base(tiny_model(seed), chat_tokenizer(), "base", "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """The tiny model with this tokenizer, from a folder."""
+    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
+    chat_tokenizer().save_pretrained(folder)
+    return load_base(Model(base=str(folder)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka as ck
@@ -18,9 +19,25 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import tiny_group, tiny_model
 
 PER_BATCH = 2
+
+
+def settings_in(folder: Path, bootstrap: str, base: Base) -> Settings:
+    """Settings of topics of their own, which exist, with the tiny model as base; all else lies in `folder`."""
+    made = Settings.model_validate(
+        {
+            "kafka": {"bootstrap": bootstrap},
+            "topics": {"prefix": own_prefix(), "partitions": 4, "policy_partitions": 2},
+            "trainer": {"checkpoints": folder / "checkpoints"},
+            "adapters": {"store": str(folder / "adapters")},
+            "model": {"base": base.model.config._name_or_path},
+        }
+    )
+    cluster.apply_topics(made)
+    return made
 
 
 def groups_of(base: Base, sequence: int, policy: str = "default") -> list[AdvantagedGroup]:
