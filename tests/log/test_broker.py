@@ -106,14 +106,20 @@ def test_a_node_keeps_its_folder_its_port_and_its_records_through_kill_9_and_a_c
 
 
 def test_two_processes_that_ensure_at_the_same_time_get_one_node_and_a_second_start_is_refused(node: Broker) -> None:
+    """On another port than the remembered one, which a stranger has taken."""
     code = "import sys; from pathlib import Path; from streams.kafka.node import process; "
     code += "from streams.settings.model import Broker; print(process.ensure(Broker(data_dir=Path(sys.argv[1]))).pid)"
     command = [sys.executable, "-c", code, str(node.data_dir)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    pids = {process.communicate(timeout=60)[0] for process in both}
+    node.data_dir.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = stranger.getsockname()[1]
+        remember(node.data_dir, Node(pid=0, port=taken, controller_port=taken, cluster_id="c", client={}))
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        pids = {process.communicate(timeout=120)[0] for process in both}
     running = broker.status(node)
     assert running is not None
     assert pids == {f"{running.pid}\n"}
+    assert running.bootstrap != f"127.0.0.1:{taken}"
 
     with pytest.raises(RefusedError, match=rf"pid {running.pid}, bootstrap {running.bootstrap}"):
         broker.start(node)
@@ -125,16 +131,6 @@ def test_status_does_not_take_a_stranger_with_the_pid_for_the_node(tmp_path: Pat
     remember(tmp_path, Node(pid=os.getpid(), port=9, controller_port=9, cluster_id="c", client={}))
     assert broker.status(settings) is None
     assert not broker.stop(settings), "this very process would have got the signal"
-
-
-def test_another_port_is_taken_when_the_remembered_one_is_not_free(node: Broker) -> None:
-    node.data_dir.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        taken = stranger.getsockname()[1]
-        remember(node.data_dir, Node(pid=0, port=taken, controller_port=taken, cluster_id="c", client={}))
-        running = broker.start(node)
-        assert running.bootstrap != f"127.0.0.1:{taken}"
-        create_topic(running.bootstrap)
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_an_error(node: Broker) -> None:

@@ -473,4 +473,11 @@ def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -
     finally:
         stopped = run(settings, "broker", "stop")
     assert (stopped.exit_code, stopped.stdout) == (0, "")
-    assert run(settings, "broker", "status").exit_code == 3
+    status = run(settings, "broker", "status")
+    assert (status.exit_code, status.stdout) == (3, "")
+    assert "start it with `streamward broker start`" in status.stderr
+    (node,) = lines(restarted)
+    gone = settings.model_copy(update={"kafka": Kafka(bootstrap=node["bootstrap"], request_timeout_s=1.0)})
+    listed = run(gone, "topics", "list")
+    assert (listed.exit_code, listed.stdout) == (5, "")
+    assert f"{node['bootstrap']}, is stopped; start it with `streamward broker start`" in listed.stderr
