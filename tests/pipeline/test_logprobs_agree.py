@@ -47,7 +47,7 @@ def requests() -> list[SamplingRequest]:
                 task_id=f"task-{index}",
                 created_at=0,
                 policy="default",
-                group_size=4,
+                group_size=2,
                 sampling=sampling,
                 reward_sources=(RewardSource(name="exact"),),
                 messages=(Message(role="user", content=question),),
@@ -73,7 +73,7 @@ def lora_that_matters(plain: PreTrainedModel, folder: Path) -> Path:
 def test_engine_and_trainer_agree_on_every_logprob_of_a_served_adapter(
     base: Base, engine: TransformersEngine, tmp_path: Path
 ) -> None:
-    of_base = engine.sample(requests())
+    of_base = [[completion.text for completion in slots] for slots in engine.sample(requests()[:2])]
     plain = load_base(Model()).model
     store = str(tmp_path / "store")
     uri, files = publish(lora_that_matters(plain, tmp_path / "trained"), store, "default", 1)
@@ -81,7 +81,7 @@ def test_engine_and_trainer_agree_on_every_logprob_of_a_served_adapter(
     engine.serve(1, folder)
     answers = engine.sample(requests())
     texts = [[completion.text for completion in slots] for slots in answers]
-    assert texts != [[completion.text for completion in slots] for slots in of_base], "the adapter was meant to matter"
+    assert texts[:2] != of_base, "the adapter was meant to matter"
     trainer = PeftModel.from_pretrained(plain, folder).eval()
     worst = 0.0
     for request, slots in zip(requests(), answers, strict=True):
