@@ -52,6 +52,7 @@ from streams.stages.tasks.submit import submit
 from streams.stages.tasks.suites import generated
 from streams.tools.dead_letters.refusals import Refusals
 from tests.support import factories
+from tests.support.beside import running_beside
 from tests.support.factories import group, member
 from tests.support.processes import until
 
@@ -138,23 +139,8 @@ def answers(settings: Settings) -> dict[str, list[Response]]:
 @contextmanager
 def running(settings: Settings, engine: ScriptedEngine | None = None) -> Iterator[threading.Thread]:
     """Run an agent beside the test. Leaving stops it, and raises what it raised."""
-    stop, raised = threading.Event(), []
-
-    def work() -> None:
-        try:
-            policy.run(settings, stop=stop, engine=engine or ScriptedEngine())
-        except Exception as exc:
-            raised.append(exc)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with running_beside(lambda stop: policy.run(settings, stop=stop, engine=engine or ScriptedEngine())) as (thread,):
         yield thread
-    finally:
-        stop.set()
-        thread.join(60)
-    if raised:
-        raise raised[0]
 
 
 def until_answered(settings: Settings, *names: str) -> dict[str, list[Response]]:

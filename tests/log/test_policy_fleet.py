@@ -24,6 +24,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Batches, Fleet, Policy, Settings
 from streams.stages.policy import fleet
 from tests.support import factories
+from tests.support.beside import running_beside
 from tests.support.processes import until
 
 pytestmark = pytest.mark.kafka
@@ -89,23 +90,8 @@ def answered(settings: Settings) -> Counter[str]:
 @contextmanager
 def running(settings: Settings, engine: ScriptedEngine | None = None) -> Iterator[None]:
     """Run a fleet beside the test. Leaving stops it, and raises what it raised."""
-    stop, raised = threading.Event(), []
-
-    def work() -> None:
-        try:
-            fleet.run(settings, stop=stop, engine=engine or ScriptedEngine())
-        except Exception as exc:
-            raised.append(exc)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with running_beside(lambda stop: fleet.run(settings, stop=stop, engine=engine or ScriptedEngine())):
         yield
-    finally:
-        stop.set()
-        thread.join(60)
-    if raised:
-        raise raised[0]
 
 
 def forget_commits(settings: Settings) -> None:

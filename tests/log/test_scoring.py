@@ -31,6 +31,7 @@ from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import Reading, check_rows
 from streams.stages.tasks.rows import json_lines
 from streams.stages.tasks.submit import submit
+from tests.support.beside import running_beside
 from tests.support.doubles.judge import judging, says
 from tests.support.log.members import member_of
 from tests.support.processes import command, environment, until
@@ -121,25 +122,10 @@ def dead_letters(settings: Settings) -> list[DeadLetter]:
 
 
 @contextmanager
-def agent(settings: Settings) -> Iterator[threading.Event]:
+def agent(settings: Settings) -> Iterator[None]:
     """A running agent; leaving stops it, and raises what it raised."""
-    stop, raised = threading.Event(), []
-
-    def work() -> None:
-        try:
-            scoring.run(settings, stop=stop)
-        except BaseException as exc:
-            raised.append(exc)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield stop
-    finally:
-        stop.set()
-        thread.join(timeout=60)
-    assert not thread.is_alive()
-    assert raised == []
+    with running_beside(lambda stop: scoring.run(settings, stop=stop)):
+        yield
 
 
 def lag(settings: Settings) -> int:
