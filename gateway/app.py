@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -34,7 +35,9 @@ from gateway import anthropic, chat, completions, errors, feedback, observed, re
 from gateway.body import Caller, Read, read_call, sent
 from gateway.openapi import ANSWERS, describe, requested
 from gateway.responses_body import ResponsesBody
+from gateway.whose import key_of, sees, tenant_of
 from schemas.events import Message
+from streams.access.tenants import is_of, named
 from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece, ServedModel
 
 PREFIXES = ("/v1", "/agents/{agent_id}/v1", "/agents/{agent_id}/trajectories/{trajectory_id}/v1")
@@ -64,6 +67,9 @@ class AnswersCalls(feedback.FindsAnswers, Protocol):
 
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
+
+    async def agent_of(self, name: str) -> str | None:
+        """Return whose a turn or a trajectory is; None if there is none of this id."""
 
     def models(self) -> Sequence[ServedModel]:
         """Return what can be asked for, the policy itself first."""
@@ -142,7 +148,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
 
     @router.post("/chat/completions", **requested(chat.ChatBody))
     async def chat_completions(request: Request) -> Response:
-        body, caller = await _received(request, chat.ChatBody, max_body_bytes)
+        body, caller = await _received(request, recorder, chat.ChatBody, max_body_bytes)
         at, asked = time.time(), chat.call(body, caller)
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
@@ -152,7 +158,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
 
     @router.post("/completions", **requested(completions.CompletionsBody))
     async def text_completions(request: Request) -> Response:
-        body, caller = await _received(request, completions.CompletionsBody, max_body_bytes)
+        body, caller = await _received(request, recorder, completions.CompletionsBody, max_body_bytes)
         at, asked = time.time(), completions.call(body, caller)
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
@@ -162,8 +168,11 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
 
     @router.post("/responses", **requested(ResponsesBody))
     async def one_response(request: Request) -> Response:
-        body, caller = await _received(request, ResponsesBody, max_body_bytes)
-        at, asked = time.time(), responses.call(body, caller, await _before(recorder, body.previous_response_id))
+        body, caller = await _received(request, recorder, ResponsesBody, max_body_bytes)
+        at, asked = (
+            time.time(),
+            responses.call(body, caller, await _before(request, recorder, body.previous_response_id)),
+        )
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
             return _stream(responses.events(body, begun, pieces, at), asked, begun, sse.END)
@@ -172,7 +181,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
 
     @router.post("/messages", **requested(anthropic.MessagesBody))
     async def one_message(request: Request) -> Response:
-        body, caller = await _received(request, anthropic.MessagesBody, max_body_bytes)
+        body, caller = await _received(request, recorder, anthropic.MessagesBody, max_body_bytes)
         asked = anthropic.call(body, caller)
         begun, pieces = await _begun(recorder, asked)
         if body.stream:
@@ -182,7 +191,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
 
     @router.post("/messages/count_tokens", **requested(anthropic.CountTokensBody))
     async def count_tokens(request: Request) -> Response:
-        body, caller = await _received(request, anthropic.CountTokensBody, max_body_bytes)
+        body, caller = await _received(request, recorder, anthropic.CountTokensBody, max_body_bytes)
         return JSONResponse({"input_tokens": await recorder.count_tokens(anthropic.call(body, caller))})
 
     @router.get("/models")
@@ -202,18 +211,21 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
 def _add_feedback(router: APIRouter, box: feedback.FeedbackBox, max_body_bytes: int) -> None:
     @router.post("/feedback", **requested(feedback.FeedbackBody))
     async def give(request: Request) -> Response:
-        body, caller = await _received(request, feedback.FeedbackBody, max_body_bytes)
-        return JSONResponse(await box.take(body, caller.agent_id))
+        body, caller = await _received(request, box.answers, feedback.FeedbackBody, max_body_bytes)
+        return JSONResponse(await box.take(body, caller.agent_id, partial(sees, key_of(request))))
 
 
-async def _received(request: Request, model: type[Read], most: int) -> tuple[Read, Caller]:
+async def _received(
+    request: Request, knows: feedback.FindsAnswers, model: type[Read], most: int
+) -> tuple[Read, Caller]:
     """Return the body and who sent it. Raises CallError."""
     raw = await sent(request, most)
     if len(raw) > LARGE_BYTES:  # the event loop has other calls to answer between the steps
         body, digest = await asyncio.to_thread(read_call, model, raw)
     else:
         body, digest = read_call(model, raw)
-    return body, _caller(request, digest)
+    caller = _caller(request, digest)
+    return body, caller if (tenant := tenant_of(request)) is None else await _of_tenant(tenant, caller, knows)
 
 
 def _caller(request: Request, digest: str) -> Caller:
@@ -236,11 +248,30 @@ def _caller(request: Request, digest: str) -> Caller:
     )
 
 
-async def _before(recorder: AnswersCalls, response_id: str | None) -> tuple[Message, ...]:
-    """Return the conversation that a response continues. Raises CallError if the log has no such response."""
+async def _of_tenant(tenant: str, caller: Caller, knows: feedback.FindsAnswers) -> Caller:
+    """Return who calls by the names that the log has for a tenant's agents and trajectories. Raises CallError.
+
+    A trajectory that the server named, and told the tenant, has no tenant in its name; it is known by its agent.
+    """
+    agent_id, trajectory_id = named(tenant, caller.agent_id), caller.trajectory_id
+    if trajectory_id is not None:
+        owner = await knows.agent_of(trajectory_id)
+        if owner is None or not is_of(tenant, owner):
+            trajectory_id = named(tenant, trajectory_id)
+    for name in (agent_id, trajectory_id or agent_id):
+        if not NAME.fullmatch(name):
+            raise CallError("invalid", f"{name!r} is too long: with the tenant's name it has to match {NAME.pattern}")
+    return caller._replace(agent_id=agent_id, trajectory_id=trajectory_id)
+
+
+async def _before(request: Request, recorder: AnswersCalls, response_id: str | None) -> tuple[Message, ...]:
+    """Return the conversation that a response continues. Raises CallError if the key may see no such response."""
     if response_id is None:
         return ()
-    found = await recorder.conversation(response_id.removeprefix("resp_"))
+    turn_id, found = response_id.removeprefix("resp_"), None
+    agent_id = await recorder.agent_of(turn_id)
+    if agent_id is not None and sees(key_of(request), agent_id):
+        found = await recorder.conversation(turn_id)
     if found is None:
         raise CallError("not_found", f"there is no response {response_id}", "previous_response_id")
     return found

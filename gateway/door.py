@@ -1,13 +1,14 @@
 """The door: what a request needs to do, and whether its key may.
 
     request ──► path, method ──► action ┐
-            └─► Bearer, x-api-key ──► AccessLog.find ──► decide ──► the application, or 401, 403, 503
+            └─► Bearer, x-api-key ──► AccessLog.find ──► decide ──► the application, which sees the key
+                                                               └──► or 401, 403, 503
 
 It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
 closed to all but the key of an admin; only /healthz needs no key.
 
-Not covered: what belongs to one tenant. Jobs and files are not divided by tenant here yet, so a key of a tenant is let
-to models, calls and feedback alone. JSON-RPC has its method in the body, so all of it needs jobs.command.
+The routes look for what is a tenant's own (whose.py), and another's does not exist for them. What all tenants share is
+changed only with a key of none. JSON-RPC has its method in the body, and jobs.py decides it there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors, jobs
 from gateway.app import DEFAULT_AGENT
+from gateway.whose import opened_by
 from streams.access.keys import AccessKey
 from streams.access.roles import Action, decide
 from streams.errors import LogError
@@ -45,13 +47,14 @@ TABLE: tuple[tuple[str, str, Action], ...] = (
     ("GET", rf"{_REST}/(?:finetune/jobs|rl/training)/[^/]+/(?:status|metrics)", "jobs.read"),
     ("POST", rf"{_REST}/rl/environments", "code.run"),
     ("POST", rf"{_REST}/rl/agents", "agents.write"),
-    ("POST", "|".join(map(re.escape, jobs.PATHS)), "jobs.command"),
+    ("POST", "|".join(map(re.escape, jobs.PATHS)), "models.read"),  # what every role may; jobs.py decides each call
     ("GET", r"/openapi\.json", "models.read"),
 )
 """Method, path and action. The first that fits counts."""
 _ROUTES = [(method, re.compile(path), action) for method, path, action in TABLE]
 OPEN = ("/healthz",)
-OF_NO_TENANT: frozenset[Action] = frozenset({"models.read", "chat.call", "feedback.give"})
+OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "adapters.promote", "code.run"})
+"""What touches that which tenants share."""
 
 
 class KnowsKeys(Protocol):
@@ -89,8 +92,10 @@ class Door:
         decision = decide(found, action, agent_id=agent or headers.get("x-agent-id") or DEFAULT_AGENT)
         if not decision.allowed:
             return refusal(403, decision.why, path)
-        if found.tenant is not None and action not in OF_NO_TENANT:
-            return refusal(403, f"key {found.key_id} is of a tenant, and {action} is not divided by tenant yet", path)
+        if found.tenant is not None and action in OF_ALL_TENANTS:
+            why = f"key {found.key_id} is of a tenant, and {action} is for keys without one: it is about all of them"
+            return refusal(403, why, path)
+        opened_by(scope, found)
         return None
 
 

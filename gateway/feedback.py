@@ -8,6 +8,7 @@ It enters no group and ends no trajectory: a conversation may continue after a r
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from pydantic import Field
@@ -44,6 +45,9 @@ class FindsAnswers(Protocol):
     async def rated(self, answer_id: str, choice: int | None) -> RatedAnswer | None:
         """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""
 
+    async def agent_of(self, name: str) -> str | None:
+        """Return whose a turn or a trajectory is; None if there is none of this id."""
+
 
 class WritesFeedback(Protocol):
     """Who writes an opinion to the log, once: streams/tools/asking.py."""
@@ -56,12 +60,14 @@ class FeedbackBox:
     """Takes opinions one after the other, so that the same one twice at once is written once."""
 
     def __init__(self, answers: FindsAnswers, write: WritesFeedback) -> None:
-        self._answers, self._write, self._one = answers, write, asyncio.Lock()
+        self.answers, self._write, self._one = answers, write, asyncio.Lock()
 
-    async def take(self, body: FeedbackBody, agent_id: str) -> dict[str, Any]:
-        """Record an opinion; return what the client gets. Raises CallError."""
-        source = body.source or agent_id
-        answer = await self._answers.rated(bare_id(body.id), body.choice)
+    async def take(self, body: FeedbackBody, agent_id: str, sees: Callable[[str], bool]) -> dict[str, Any]:
+        """Record an opinion; return what the client gets. `sees`: the answers of which agents. Raises CallError."""
+        source, answer_id = body.source or agent_id, bare_id(body.id)
+        owner = await self.answers.agent_of(answer_id)
+        known = owner is not None and sees(owner)
+        answer = await self.answers.rated(answer_id, body.choice) if known else None
         if answer is None:
             which = "" if body.choice is None else f" with a choice {body.choice}"
             raise CallError(

@@ -3,7 +3,7 @@
 POST /v1/files (a form) ──► each line is a JSON object ──► the store of adapters, by sha256 ──► its id
 GET, DELETE /v1/files/FILE_ID, GET …/content
 
-Nothing is kept here: the store says which files there are.
+Nothing is kept here: the store says which files there are, and whose.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gateway.body import PathQuery, read_query, sent
 from gateway.errors import apart
 from gateway.openapi import described
 from gateway.pages import page
+from gateway.whose import tenant_of
 from streams.jobs import training_files
 from streams.jobs.training_files import TrainingFile
 from streams.kafka import times
@@ -49,32 +50,34 @@ def routes(store: str, *, max_body_bytes: int) -> APIRouter:
     @router.post("", **described({"multipart/form-data": {"schema": FORM}}))
     async def create(request: Request) -> Response:
         form = form_data.parts(request.headers.get("content-type", ""), await sent(request, max_body_bytes))
-        return JSONResponse(_file(await apart(_put, store, form)))
+        return JSONResponse(_file(await apart(_put, store, form, tenant_of(request))))
 
     @router.get("", **described(query=FilesQuery))
     async def list_(request: Request) -> Response:
         asked = read_query(FilesQuery, request.query_params.multi_items())
-        found = [one for one in await apart(training_files.listed, store) if asked.purpose in (None, one.purpose)]
+        every = await apart(training_files.listed, store, tenant_of(request))
+        found = [one for one in every if asked.purpose in (None, one.purpose)]
         in_order = found if asked.order == "asc" else found[::-1]
         return JSONResponse(page([_file(one) for one in in_order], asked.after, asked.limit))
 
     @router.get("/{file_id}", **described())
-    async def retrieve(file_id: str) -> Response:
-        return JSONResponse(_file(await apart(training_files.find, store, file_id)))
+    async def retrieve(request: Request, file_id: str) -> Response:
+        return JSONResponse(_file(await apart(training_files.find, store, file_id, tenant_of(request))))
 
     @router.get("/{file_id}/content", **described())
-    async def content(file_id: str) -> Response:
-        return Response(await apart(training_files.content, store, file_id), media_type="application/octet-stream")
+    async def content(request: Request, file_id: str) -> Response:
+        raw = await apart(training_files.content, store, file_id, tenant_of(request))
+        return Response(raw, media_type="application/octet-stream")
 
     @router.delete("/{file_id}", **described())
-    async def delete(file_id: str) -> Response:
-        await apart(training_files.delete, store, file_id)
+    async def delete(request: Request, file_id: str) -> Response:
+        await apart(training_files.delete, store, file_id, tenant_of(request))
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     return router
 
 
-def _put(store: str, form: list[form_data.FormPart]) -> TrainingFile:
+def _put(store: str, form: list[form_data.FormPart], tenant: str | None) -> TrainingFile:
     """Keep the file of a form. Raises CallError that names the field which is wrong."""
     given: dict[str, form_data.FormPart] = {}
     for part in form:
@@ -96,7 +99,12 @@ def _put(store: str, form: list[form_data.FormPart]) -> TrainingFile:
         raise CallError("unsupported", what, "purpose")
     file = given["file"]
     return training_files.put(
-        store, file.content, filename=file.filename or "file.jsonl", purpose=purpose, now_ms=times.now_ms()
+        store,
+        file.content,
+        filename=file.filename or "file.jsonl",
+        purpose=purpose,
+        now_ms=times.now_ms(),
+        tenant=tenant,
     )
 
 

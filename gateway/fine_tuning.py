@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -26,10 +25,11 @@ from gateway.errors import apart
 from gateway.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
 from gateway.openapi import described, requested
 from gateway.pages import page
+from gateway.tenant_jobs import TenantJobs, jobs_of
 from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, NotFoundError
 from streams.jobs import training_files
-from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
+from streams.jobs.job_log import JobCommandKind, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.kafka import times
@@ -69,24 +69,24 @@ class NothingBody(Body):
 
 
 class FineTuning:
-    """Jobs over one JobLog. Methods wait for the broker, or the store."""
+    """The jobs that one request may see. Methods wait for the broker, or the store."""
 
-    def __init__(self, settings: Settings, log: JobLog) -> None:
-        self._settings, self._log = settings, log
+    def __init__(self, settings: Settings, jobs: TenantJobs) -> None:
+        self._settings, self._jobs = settings, jobs
 
     def create(self, body: CreateFineTuningBody, key: str | None, retried: bool) -> dict[str, Any]:
-        """Order a job. Raises CallError, and as JobLog.start."""
+        """Order a job. Raises CallError, and as TenantJobs.start."""
         if body.method.type == "reinforcement":
             order = self._on_questions(body)
         else:
-            order = tuning_orders.fine_tuning(body, self._settings, partial(read_state, self._settings))
+            order = tuning_orders.fine_tuning(body, self._settings, self._jobs.adapters, self._jobs.tenant)
         if key is None and retried:
             since = times.now_ms() - RETRIED_MS
-            for job in reversed(list(self._log.jobs.values())):
+            for job in reversed(list(self._jobs.jobs.values())):
                 if job.request_digest == order.digest and job.created_at >= since:
                     return self._shown(job)
         try:
-            return self._shown(self._log.start(order, actor="api", key=key))
+            return self._shown(self._jobs.start(order, key=key))
         except JobRequestError as exc:  # more questions than a record holds
             raise CallError("invalid", str(exc).replace("training_queries", "training_file"), "training_file") from exc
 
@@ -94,8 +94,8 @@ class FineTuning:
         """Return a job on the questions of a file. Raises CallError."""
         store = self._settings.adapters.store
         try:
-            about = training_files.find(store, body.training_file)
-            lines = training_files.lines_of(training_files.content(store, about.file_id))
+            raw = training_files.content(store, body.training_file, self._jobs.tenant)
+            lines = training_files.lines_of(raw)
         except NotFoundError as exc:
             raise CallError("not_found", f"training_file: {exc}", "training_file") from exc
         except JobRequestError as exc:
@@ -104,54 +104,51 @@ class FineTuning:
 
     def get(self, job_id: str) -> dict[str, Any]:
         """Return a job. Raises NotFoundError."""
-        return self._shown(job_of(self._log, job_id))
+        return self._shown(self._jobs.whole(job_id))
 
     def listed(self, wanted: Mapping[str, str] | None, *, without: bool = False) -> list[dict[str, Any]]:
         """Return jobs, the newest first; with these metadata, or without any."""
         found = []
-        for job in reversed(list(self._log.jobs.values())):
-            events = self._log.events(job.job_id)
+        for job in reversed(list(self._jobs.jobs.values())):
+            events = self._jobs.events(job)
             noted = view.metadata(events)
             if (without and noted is None) or (not without and (wanted or {}).items() <= (noted or {}).items()):
                 found.append(view.job(job, events))
         return found
 
     def command(self, job_id: str, kind: JobCommandKind, key: str | None) -> dict[str, Any]:
-        """Pause, resume or cancel. Raises as JobLog.command."""
-        command = JobCommand(kind=kind, actor="api", reason="asked for", key=key)
-        return self._shown(self._log.command(job_of(self._log, job_id).job_id, command))
+        """Pause, resume or cancel. Raises as TenantJobs.command."""
+        job = self._jobs.whole(job_id)
+        return self._shown(self._jobs.command(job.job_id, kind, reason="asked for", key=key))
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """Return the events of a job, the newest first. Raises NotFoundError."""
-        return [view.event(one) for one in reversed(self._log.events(job_of(self._log, job_id).job_id))]
+        return [view.event(one) for one in reversed(self._jobs.events(self._jobs.whole(job_id)))]
 
     def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
         """Return the checkpoints of a job, the newest first. Raises NotFoundError, LogError."""
-        job = job_of(self._log, job_id)
+        job = self._jobs.whole(job_id)
         versions = read_state(self._settings, job.policy).versions
         usable = {number for number, one in versions.items() if one.status != "retired"}
-        return view.checkpoints(job, self._log.events(job.job_id), usable)
+        return view.checkpoints(job, self._jobs.events(job), usable)
 
     def _shown(self, job: JobState) -> dict[str, Any]:
-        return view.job(job, self._log.events(job.job_id))
+        return view.job(job, self._jobs.events(job))
 
 
-def job_of(log: JobLog, job_id: str) -> JobState:
-    """Return a job by its whole id: a program that cuts an id off is wrong. Raises NotFoundError."""
-    if (found := log.jobs.get(job_id)) is None:
-        raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
-    return found
-
-
-def routes(api: FineTuning, *, max_body_bytes: int) -> APIRouter:
+def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
     router = APIRouter(prefix="/v1/fine_tuning/jobs")
+    jobs = jobs_of(settings, log)
+
+    def api(request: Request) -> FineTuning:
+        return FineTuning(settings, jobs(request))
 
     @router.post("", **requested(CreateFineTuningBody))
     async def create(request: Request) -> Response:
         body = read(CreateFineTuningBody, await sent(request, max_body_bytes))
         retried = request.headers.get("x-stainless-retry-count", "0") != "0"
-        return JSONResponse(await apart(api.create, body, idempotency_key(request), retried))
+        return JSONResponse(await apart(api(request).create, body, idempotency_key(request), retried))
 
     @router.get("", **described(query=JobsQuery))
     async def list_(request: Request) -> Response:
@@ -166,28 +163,28 @@ def routes(api: FineTuning, *, max_body_bytes: int) -> APIRouter:
         if without and wanted:
             raise CallError("invalid", "metadata=null and metadata[…] contradict each other; send one", "metadata")
         asked = read_query(JobsQuery, pairs)
-        return JSONResponse(page(api.listed(wanted, without=without), asked.after, asked.limit))
+        return JSONResponse(page(api(request).listed(wanted, without=without), asked.after, asked.limit))
 
     @router.get("/{job_id}", **described())
-    async def retrieve(job_id: str) -> Response:
-        return JSONResponse(await apart(api.get, job_id))
+    async def retrieve(request: Request, job_id: str) -> Response:
+        return JSONResponse(await apart(api(request).get, job_id))
 
     @router.get("/{job_id}/events", **described(query=EventsQuery))
     async def events(request: Request, job_id: str) -> Response:
         asked = read_query(EventsQuery, request.query_params.multi_items())
-        return JSONResponse(page(await apart(api.events, job_id), asked.after, asked.limit))
+        return JSONResponse(page(await apart(api(request).events, job_id), asked.after, asked.limit))
 
     @router.get("/{job_id}/checkpoints", **described(query=CheckpointsQuery))
     async def checkpoints(request: Request, job_id: str) -> Response:
         asked = read_query(CheckpointsQuery, request.query_params.multi_items())
-        return JSONResponse(page(await apart(api.checkpoints, job_id), asked.after, asked.limit))
+        return JSONResponse(page(await apart(api(request).checkpoints, job_id), asked.after, asked.limit))
 
     def add(name: str, kind: JobCommandKind) -> None:
         @router.post(f"/{{job_id}}/{name}", name=name, **described())
         async def command(request: Request, job_id: str) -> Response:
             if (raw := await sent(request, max_body_bytes)).strip():
                 read(NothingBody, raw)
-            return JSONResponse(await apart(api.command, job_id, kind, idempotency_key(request)))
+            return JSONResponse(await apart(api(request).command, job_id, kind, idempotency_key(request)))
 
     add("pause", "paused")
     add("resume", "resumed")

@@ -4,13 +4,13 @@
 
 Nothing is kept here: what a job is, the log says. A command is answered once the fold of this process has passed its
 event. With the header Idempotency-Key, or the parameter `idempotency_key`, a request that is sent again has its effect
-once.
+once. What a key may do is decided method by method, in a batch too: the door sees a path, and not what is in the body.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,12 +21,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway import jsonrpc
 from gateway.body import sent
 from gateway.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcError, RpcMethod
+from gateway.tenant_jobs import TenantJobs
+from gateway.whose import actor_of, key_of, tenant_of
+from streams.access.keys import AccessKey
+from streams.access.roles import Action, decide
 from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import run as evaluation
-from streams.jobs import job_log, request as requests, view
+from streams.jobs import request as requests, view
 from streams.jobs.answers import JobAnswers, answers
-from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
+from streams.jobs.job_log import JobCommandKind, JobLog
 from streams.jobs.questions import suite, suite_name
 from streams.jobs.state import JobState, JobStatus
 from streams.kafka import times
@@ -36,8 +40,20 @@ from streams.stages.agents.calls import CallError
 from streams.stages.tasks.submit import submit
 
 PATHS = ("/api/v1/jsonrpc", "/jsonrpc")
-NOT_FOUND, REFUSED, UNREACHABLE = -32001, -32002, -32003
-"""Codes of our own: no such job or agent; a rule or another command forbids it; the log does not answer."""
+NOT_FOUND, REFUSED, UNREACHABLE, FORBIDDEN = -32001, -32002, -32003, -32403
+"""Codes of our own: no such job or agent; a rule or another command forbids it; the log does not answer; the key may
+not."""
+ACTIONS: dict[str, Action] = {
+    "training.start_grpo": "jobs.order",
+    "training.get_status": "jobs.read",
+    "training.evaluate": "jobs.command",
+    "training.export_trajectories": "jobs.read",
+    "training.list_jobs": "jobs.read",
+    "training.cancel": "jobs.command",
+    "training.pause": "jobs.command",
+    "training.resume": "jobs.command",
+}
+"""What each method does. To evaluate is to ask the policy for answers, at the job's cost."""
 PAGE = 100
 """Jobs, or answers, in one result by default."""
 
@@ -88,10 +104,10 @@ class ListParameters(_Parameters):
 
 
 class JobsOverHttp:
-    """The methods, over one JobLog."""
+    """The methods of one request, over the jobs that its key may see."""
 
-    def __init__(self, settings: Settings, log: JobLog) -> None:
-        self._settings, self._log = settings, log
+    def __init__(self, settings: Settings, jobs: TenantJobs, holder: AccessKey | None) -> None:
+        self._settings, self._jobs, self._holder = settings, jobs, holder
 
     def methods(self, key: str | None) -> dict[str, RpcMethod]:
         """Return what can be called; `key` is the request's Idempotency-Key."""
@@ -105,7 +121,17 @@ class JobsOverHttp:
         commands: dict[str, JobCommandKind] = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
         for name, kind in commands.items():
             calls[f"training.{name}"] = (partial(self._command, kind, key), ("job_id", "reason"))
-        return {name: RpcMethod(partial(_apart, call), order) for name, (call, order) in calls.items()}
+        return {name: RpcMethod(self._guarded(name, call), order) for name, (call, order) in calls.items()}
+
+    def _guarded(self, name: str, call: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+        """Return a method that is called only if the key may."""
+
+        async def guarded(given: dict[str, Any]) -> Any:
+            if self._holder is not None and not (decision := decide(self._holder, ACTIONS[name])).allowed:
+                raise RpcError(FORBIDDEN, "permission_denied", _details(decision.why))
+            return await _apart(call, given)
+
+        return guarded
 
     # each of these runs in a thread of its own: some wait for the broker
 
@@ -115,25 +141,20 @@ class JobsOverHttp:
         if key is not None and not isinstance(key, str):
             raise JobRequestError("idempotency_key has to be a text", "idempotency_key")
         asked = requests.read_request(given)
-        order = requests.order(
-            asked,
-            self._settings,
-            policies=job_log.known_policies(self._settings),
-            agents=job_log.known_agents(self._settings),
-        )
-        return _described(self._log.start(order, actor="api", key=key))
+        order = requests.order(asked, self._settings, policies=self._jobs.policies(), agents=self._jobs.agents())
+        return _described(self._jobs.start(order, key=key))
 
     def _status(self, given: dict[str, Any]) -> dict[str, Any]:
-        return _described(self._log.get(_read(JobName, given).job_id))
+        return _described(self._jobs.get(_read(JobName, given).job_id))
 
     def _command(self, kind: JobCommandKind, key: str | None, given: dict[str, Any]) -> dict[str, Any]:
         asked = _read(CommandParameters, given)
-        command = JobCommand(kind=kind, actor="api", reason=asked.reason, key=asked.idempotency_key or key)
-        return _described(self._log.command(asked.job_id, command))
+        key = asked.idempotency_key or key
+        return _described(self._jobs.command(asked.job_id, kind, reason=asked.reason, key=key))
 
     def _evaluate(self, given: dict[str, Any]) -> dict[str, Any]:
         asked = _read(EvaluateParameters, given)
-        job = self._log.get(asked.job_id)
+        job = self._jobs.get(asked.job_id)
         version = job.version if asked.version is None else asked.version
         if job.base_version is None or version is None or not job.held_out:
             raise RefusedError(f"job {job.job_id} has not started, or holds no questions out: nothing can be measured")
@@ -158,7 +179,7 @@ class JobsOverHttp:
 
     def _export(self, given: dict[str, Any]) -> dict[str, Any]:
         asked = _read(ExportParameters, given)
-        job = self._log.get(asked.job_id)
+        job = self._jobs.get(asked.job_id)
         wanted = JobAnswers(**asked.model_dump(exclude={"job_id"}))
         found = list(answers(self._settings, job, wanted))
         return {"job_id": job.job_id, "count": len(found), "trajectories": found}
@@ -167,14 +188,14 @@ class JobsOverHttp:
         asked = _read(ListParameters, given)
         found = [
             job
-            for job in self._log.jobs.values()
+            for job in self._jobs.jobs.values()
             if asked.agent_id in (None, job.policy, job.spec.agent) and asked.status in (None, job.status)
         ]
         page = found[asked.offset : asked.offset + asked.limit]
         return {"total": len(found), "jobs": [_described(job) for job in page]}
 
 
-def routes(api: JobsOverHttp, *, max_body_bytes: int) -> APIRouter:
+def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
     router = APIRouter()
 
@@ -184,6 +205,8 @@ def routes(api: JobsOverHttp, *, max_body_bytes: int) -> APIRouter:
         except CallError as exc:
             error = {"code": INVALID_REQUEST, "message": jsonrpc.MEANING[INVALID_REQUEST], "data": exc.message}
             return JSONResponse({"jsonrpc": "2.0", "error": error, "id": None}, 413)
+        jobs = TenantJobs(settings, log, tenant_of(request), actor_of(request))
+        api = JobsOverHttp(settings, jobs, key_of(request))
         found = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))
         return Response(status_code=204) if found is None else JSONResponse(found)
 

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -25,8 +24,9 @@ from gateway import tuning_orders
 from gateway.app import NAME
 from gateway.body import Body, Refused, ToolSchema, Whole, compact, read, sent
 from gateway.errors import apart
-from gateway.fine_tuning import idempotency_key, job_of
+from gateway.fine_tuning import idempotency_key
 from gateway.openapi import described, requested
+from gateway.tenant_jobs import TenantJobs, jobs_of
 from schemas import json_text
 from schemas.events import AgentEvent, AgentType, EpisodeStart, Tool
 from streams.adapters.versions import read_state
@@ -111,41 +111,43 @@ BODIES = (TrainingOrderBody, PeftBody, AgentConfig, EnvironmentBody)
 
 
 class TrainingApi:
-    """What the routes do. Methods wait for the broker, or for an environment."""
+    """What the routes do for one request. Methods wait for the broker, or for an environment."""
 
-    def __init__(self, settings: Settings, log: JobLog) -> None:
-        self._settings, self._log = settings, log
+    def __init__(self, settings: Settings, jobs: TenantJobs) -> None:
+        self._settings, self._jobs = settings, jobs
 
     def start(self, body: TrainingOrderBody, key: str | None) -> dict[str, Any]:
-        """Order a job. Raises CallError, and as requests.order and JobLog.start."""
+        """Order a job. Raises CallError, and as requests.order and TenantJobs.start."""
         asked = requests.read_request(body.model_dump(exclude={"type"}))
-        policies, agents = job_log.known_policies(self._settings), job_log.known_agents(self._settings)
+        policies, agents = self._jobs.policies(), self._jobs.agents()
         try:
             order = requests.order(asked, self._settings, policies=policies, agents=agents)
         except NotFoundError as exc:
             raise CallError("not_found", str(exc), "agent_id") from exc
         except RefusedError as exc:  # its estimate is over its budget
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
-        return _training_job(self._log.start(order, actor="api", key=key))
+        return _training_job(self._jobs.start(order, key=key))
 
     def tune(self, body: PeftBody, key: str | None) -> dict[str, Any]:
-        """Order a job that tunes. Raises CallError, and as JobLog.start."""
+        """Order a job that tunes. Raises CallError, and as TenantJobs.start."""
         config = {name: value for name, value in (body.config or {}).items() if value is not None}
         given = {"policy": body.agent_id, "method": body.method, "config": config, "tenant": body.tenant}
-        adapters = partial(read_state, self._settings)
         names = {"policy": "agent_id"}
-        order = tuning_orders.tuning(given, body.training_file, self._settings, adapters, names=names)
-        return _training_job(self._log.start(order, actor="api", key=key))
+        jobs = self._jobs
+        order = tuning_orders.tuning(
+            given, body.training_file, self._settings, jobs.adapters, names=names, tenant=jobs.tenant
+        )
+        return _training_job(self._jobs.start(order, key=key))
 
     def status(self, job_id: str) -> dict[str, Any]:
         """Return a job. Raises NotFoundError."""
-        return _training_job(job_of(self._log, job_id))
+        return _training_job(self._jobs.whole(job_id))
 
     def metrics(self, job_id: str) -> dict[str, Any]:
         """Return the figures of a job, iteration by iteration. Raises NotFoundError."""
-        job = job_of(self._log, job_id)
+        job = self._jobs.whole(job_id)
         figures: dict[str, list[dict[str, Any]]] = {"iteration": [], "evaluated": []}
-        for event in self._log.events(job.job_id):
+        for event in self._jobs.events(job):
             if event.kind in figures:
                 at = {"iteration": event.iteration, "version": event.version, "at": moment(event.created_at)}
                 figures[event.kind].append(at | dict(event.metrics))
@@ -200,39 +202,43 @@ class TrainingApi:
         return _environment(body, tried)
 
 
-def routes(api: TrainingApi, *, max_body_bytes: int) -> APIRouter:
+def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
-    router = APIRouter()
+    router, jobs = APIRouter(), jobs_of(settings, log)
+
+    def api(request: Request) -> TrainingApi:
+        return TrainingApi(settings, jobs(request))
+
     trying = asyncio.Lock()
 
     @router.post("/finetune/jobs", status_code=201, **requested(TrainingOrderBody))
     async def start(request: Request) -> Response:
         body = read(TrainingOrderBody, await sent(request, max_body_bytes))
-        return JSONResponse(await apart(api.start, body, idempotency_key(request)), 201)
+        return JSONResponse(await apart(api(request).start, body, idempotency_key(request)), 201)
 
     @router.get("/finetune/jobs/{job_id}/status", **described())
-    async def status(job_id: str) -> Response:
-        return JSONResponse(await apart(api.status, job_id))
+    async def status(request: Request, job_id: str) -> Response:
+        return JSONResponse(await apart(api(request).status, job_id))
 
     @router.post("/finetune/peft", status_code=201, **requested(PeftBody))
     async def peft(request: Request) -> Response:
         body = read(PeftBody, await sent(request, max_body_bytes))
-        return JSONResponse(await apart(api.tune, body, idempotency_key(request)), 201)
+        return JSONResponse(await apart(api(request).tune, body, idempotency_key(request)), 201)
 
     @router.post("/rl/environments", **requested(EnvironmentBody))
     async def environment(request: Request) -> Response:
         body = read(EnvironmentBody, await sent(request, max_body_bytes))
         async with trying:  # one at a time: each may take minutes, and a process of its own
-            return JSONResponse(await apart(api.environment, body))
+            return JSONResponse(await apart(api(request).environment, body))
 
     @router.post("/rl/agents", status_code=201, **requested(AgentConfig))
     async def agent(request: Request) -> Response:
         body = read(AgentConfig, await sent(request, max_body_bytes))
-        return JSONResponse(await apart(api.register, body, idempotency_key(request)), 201)
+        return JSONResponse(await apart(api(request).register, body, idempotency_key(request)), 201)
 
     @router.get("/rl/training/{job_id}/metrics", **described())
-    async def metrics(job_id: str) -> Response:
-        return JSONResponse(await apart(api.metrics, job_id))
+    async def metrics(request: Request, job_id: str) -> Response:
+        return JSONResponse(await apart(api(request).metrics, job_id))
 
     return router
 

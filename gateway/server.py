@@ -146,11 +146,11 @@ def job_routes(settings: Settings, orders: JobLog) -> APIRouter:
     """Return everything about jobs: JSON-RPC, OpenAI's interface, and REST."""
     most = int(settings.serve.max_body_mb * 1_000_000)
     router = APIRouter()
-    rpc = jobs.routes(jobs.JobsOverHttp(settings, orders), max_body_bytes=most)
+    rpc = jobs.routes(settings, orders, max_body_bytes=most)
     router.include_router(rpc, include_in_schema=False)
     router.include_router(files.routes(settings.adapters.store, max_body_bytes=most))
-    router.include_router(fine_tuning.routes(fine_tuning.FineTuning(settings, orders), max_body_bytes=most))
-    own = rest.routes(rest.TrainingApi(settings, orders), max_body_bytes=most)
+    router.include_router(fine_tuning.routes(settings, orders, max_body_bytes=most))
+    own = rest.routes(settings, orders, max_body_bytes=most)
     for prefix in REST_PREFIXES:
         router.include_router(own, prefix=prefix, include_in_schema=prefix == REST_PREFIXES[0])
     return router

@@ -32,7 +32,9 @@ Adapters = Callable[[str], AdapterState]
 """Returns what the log knows of a policy's adapters."""
 
 
-def fine_tuning(body: CreateFineTuningBody, settings: Settings, adapters: Adapters) -> JobOrder:
+def fine_tuning(
+    body: CreateFineTuningBody, settings: Settings, adapters: Adapters, tenant: str | None = None
+) -> JobOrder:
     """Return the job that an OpenAI client orders. Raises CallError that names what is wrong, in its words."""
     check_whose(body, settings)
     kind = body.method.type
@@ -49,7 +51,8 @@ def fine_tuning(body: CreateFineTuningBody, settings: Settings, adapters: Adapte
         own[mine] = float(value) if mine == "beta" else value
     names = {f"config.{mine}": f"{where}.{name}" for mine, name in theirs.items() if mine not in (body.config or {})}
     given = {"policy": body.model, "method": method, "config": own}
-    order = tuning(given, body.training_file, settings, adapters, names={**names, "policy": "model"})
+    names["policy"] = "model"
+    order = tuning(given, body.training_file, settings, adapters, names=names, tenant=tenant)
     made = order.spec.tuning
     assert made is not None  # noqa: S101 - `tuning` makes no other
     hyperparameters = {"n_epochs": made.epochs, "batch_size": made.batch}
@@ -73,10 +76,12 @@ def tuning(
     adapters: Adapters,
     *,
     names: Mapping[str, str],
+    tenant: str | None = None,
 ) -> JobOrder:
     """Return the job that a request asks for; `names`: what its parameters are called there, by ours.
 
-    Raises CallError, NotFoundError or SettingsError as the log or the store does.
+    The file is looked for among those of `tenant`; None: among all. Raises CallError, NotFoundError or SettingsError as
+    the log or the store does.
     """
     try:
         request = tuning_request.read_request(given)
@@ -85,7 +90,7 @@ def tuning(
             tuning_request.refuse_trained(state)
         except RefusedError as exc:
             raise CallError("invalid", str(exc), names.get("policy", "policy")) from exc
-        file = None if file_id is None else _file(settings, file_id, request.method)
+        file = None if file_id is None else _file(settings, file_id, tenant, request.method)
         return tuning_request.order(request, settings, state, file, times.now_ms())
     except JobRequestError as exc:
         raise CallError("invalid", _renamed(str(exc), names), _name(exc.parameter, names)) from exc
@@ -93,12 +98,13 @@ def tuning(
         raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
 
 
-def _file(settings: Settings, file_id: str, method: TuningMethod) -> TrainingFile:
+def _file(settings: Settings, file_id: str, tenant: str | None, method: TuningMethod) -> TrainingFile:
     """Return what is known of a file whose lines may be examples. Raises CallError."""
     store = settings.adapters.store
     try:
-        about = training_files.find(store, file_id)
-        tuning_request.check_lines(method, training_files.lines_of(training_files.content(store, about.file_id)))
+        about = training_files.find(store, file_id, tenant)
+        lines = training_files.lines_of(training_files.content(store, file_id, tenant))
+        tuning_request.check_lines(method, lines)
     except NotFoundError as exc:
         raise CallError("not_found", f"training_file: {exc}", "training_file") from exc
     except JobRequestError as exc:

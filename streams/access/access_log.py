@@ -16,9 +16,9 @@ from collections.abc import Mapping
 
 from schemas.events import AccessEvent, AccessRole
 from schemas.serde import Poison
-from streams.access import keys
+from streams.access import keys, tenants
 from streams.access.keys import AccessKey, NewSecret
-from streams.errors import NotFoundError
+from streams.errors import NotFoundError, SettingsError
 from streams.kafka import times
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
@@ -69,7 +69,9 @@ class AccessLog(FollowedTopic):
         agent_id: str | None = None,
         lasts_ms: int | None = None,
     ) -> NewSecret:
-        """Return a new key, which is in the log. Raises LogError if the broker does not answer."""
+        """Return a new key, which is in the log. Raises SettingsError for what is no name of a tenant, LogError."""
+        if tenant is not None and (why := tenants.why_no_name(tenant)) is not None:
+            raise SettingsError(f"--tenant: {why}")
         secret, now = keys.new_secret(), times.now_ms()
         self._write(
             keys.created(

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from schemas.events import AccessEvent, AccessRole, derive_id
+from streams.access import tenants
 from streams.errors import SettingsError
 
 _KEY = re.compile(r"sw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -68,6 +69,8 @@ class AccessKey:
             return f"key {self.key_id} was revoked"
         if self.expires_at is not None and now_ms >= self.expires_at:
             return f"key {self.key_id} has expired"
+        if self.tenant is not None and tenants.why_no_name(self.tenant) is not None:
+            return f"key {self.key_id} is of a tenant that cannot be called so: make another key"
         return None
 
 

@@ -2,9 +2,10 @@
 
     bytes ──► each line is a JSON object ──► STORE/_files/file-SHA256/{content, file.json} ──► read back, hash compared
 
-A file is named by the sha256 of its bytes: the same bytes are the same file, whoever uploads them, and a file never
-changes. In a folder it appears by one rename; in an object store `file.json` is written last, and a file without it
-does not exist. No policy can be called `_files`.
+A file is named by the sha256 of its bytes, a tenant's by that of the tenant and its bytes: the same bytes are the same
+file, whoever of the tenant uploads them, another tenant's are another, and a file never changes. In a folder it appears
+by one rename; in an object store `file.json` is written last, and a file without it does not exist. No policy can be
+called `_files`.
 
 A job has its questions in its order, so a file may be deleted once the job is created. One that tunes reads its
 examples from here, so that file has to stay until it has ended.
@@ -46,6 +47,8 @@ class TrainingFile:
     created_at: int
     """Milliseconds since the epoch."""
     purpose: str
+    tenant: str | None = None
+    """Whose it is."""
 
 
 class FileLine(NamedTuple):
@@ -84,8 +87,8 @@ def lines_of(raw: bytes) -> list[FileLine]:
     return found
 
 
-def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int) -> TrainingFile:
-    """Keep a file; return it as it was kept first, if these bytes are there.
+def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int, tenant: str | None = None) -> TrainingFile:
+    """Keep a file; return it as it was kept first, if the tenant has these bytes.
 
     Raises JobRequestError for a line that is no JSON object, SettingsError if the store cannot be used.
     """
@@ -95,11 +98,12 @@ def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int) -> 
             f"the file's name has {len(filename)} characters; 1 to {LONGEST_NAME} are allowed", "file"
         )
     made = TrainingFile(
-        file_id=f"file-{hashlib.sha256(raw).hexdigest()}",
+        file_id=_id(raw, tenant),
         filename=filename,
         size_bytes=len(raw),
         created_at=now_ms,
         purpose=purpose,
+        tenant=tenant,
     )
     about = json.dumps(asdict(made)).encode()
     with _opened(store, f"{filename} cannot be written") as (fs, root):
@@ -114,38 +118,41 @@ def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int) -> 
         return _about(fs, root, made.file_id) or made
 
 
-def find(store: str, file_id: str) -> TrainingFile:
-    """Return what is known of a file. Raises NotFoundError; SettingsError if the store cannot be used."""
+def find(store: str, file_id: str, tenant: str | None = None) -> TrainingFile:
+    """Return what is known of a file of `tenant`; None: of any. Raises NotFoundError; SettingsError if the store cannot
+    be used.
+    """
     with _opened(store, f"{file_id} cannot be read") as (fs, root):
         found = _about(fs, root, file_id)
-    if found is None:
+    if found is None or tenant not in (None, found.tenant):
         raise NotFoundError(f"there is no file {file_id[:80]!r}: it was never uploaded here, or was deleted")
     return found
 
 
-def content(store: str, file_id: str) -> bytes:
+def content(store: str, file_id: str, tenant: str | None = None) -> bytes:
     """Return the bytes of a file. Raises as `find`; SettingsError, too, if the store has other bytes."""
-    find(store, file_id)
+    about = find(store, file_id, tenant)
     with _opened(store, f"{file_id} cannot be read") as (fs, root):
         raw: bytes = fs.cat_file(f"{root}/{file_id}/{CONTENT}")
-    if f"file-{hashlib.sha256(raw).hexdigest()}" != file_id:
+    if _id(raw, about.tenant) != file_id:
         raise SettingsError(f"{file_id}: the store has other bytes than were uploaded; delete it, and upload it again")
     return raw
 
 
-def listed(store: str) -> list[TrainingFile]:
-    """Return every file, the oldest first. Raises SettingsError if the store cannot be used."""
+def listed(store: str, tenant: str | None = None) -> list[TrainingFile]:
+    """Return every file of `tenant`, or of all, the oldest first. Raises SettingsError if the store cannot be used."""
     with _opened(store, "the files cannot be listed") as (fs, root):
         if not fs.exists(root):
             return []
         names = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(root, detail=False)]
         found = [one for name in names if (one := _about(fs, root, name)) is not None]
-    return sorted(found, key=lambda one: (one.created_at, one.file_id))
+    own = [one for one in found if tenant in (None, one.tenant)]
+    return sorted(own, key=lambda one: (one.created_at, one.file_id))
 
 
-def delete(store: str, file_id: str) -> None:
+def delete(store: str, file_id: str, tenant: str | None = None) -> None:
     """Delete a file. Raises as `find`."""
-    find(store, file_id)
+    find(store, file_id, tenant)
     gone = contextlib.suppress(FileNotFoundError)  # another one was quicker
     with _opened(store, f"{file_id} cannot be deleted") as (fs, root), gone:
         fs.rm_file(f"{root}/{file_id}/{ABOUT}")  # without it, the rest is no file any more
@@ -163,14 +170,22 @@ def _opened(store: str, what: str) -> Iterator[tuple[Any, str]]:
         raise SettingsError(f"adapters.store={store}: {what}: {exc}; make room, or check who may write there") from exc
 
 
+def _id(raw: bytes, tenant: str | None) -> str:
+    """Return the id of a file; no line of JSON begins with a name and a zero byte."""
+    return f"file-{hashlib.sha256(raw if tenant is None else tenant.encode() + bytes(1) + raw).hexdigest()}"
+
+
 def _about(fs: Any, root: str, file_id: str) -> TrainingFile | None:
     """Return what the store says of a file; None if it is not there whole."""
     if FILE_ID.fullmatch(file_id) is None:
         return None
     try:
         said = json_text.parse(fs.cat_file(f"{root}/{file_id}/{ABOUT}"))
-        return TrainingFile(**{name: kind(said[name]) for name, kind in _FIELDS.items()})
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        tenant = said.get("tenant")
+        return TrainingFile(
+            **{name: kind(said[name]) for name, kind in _FIELDS.items()}, tenant=None if tenant is None else str(tenant)
+        )
+    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

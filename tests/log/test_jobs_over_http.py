@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway.jobs import NOT_FOUND, PATHS, REFUSED, JobsOverHttp, routes
+from gateway.jobs import NOT_FOUND, PATHS, REFUSED, routes
 from schemas.events import JobEvent, Task
 from streams.jobs.job_log import JobLog
 from streams.kafka import admin
@@ -30,7 +30,7 @@ class Client:
         self.settings = settings
         self._log = JobLog(settings)
         self.app = FastAPI()
-        self.app.include_router(routes(JobsOverHttp(settings, self._log), max_body_bytes=100_000))
+        self.app.include_router(routes(settings, self._log, max_body_bytes=100_000))
 
     def __enter__(self) -> Client:
         self._log.__enter__()

@@ -9,13 +9,15 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gateway import runs
+from gateway import jobs, runs
 from gateway.app import Application, create_app
 from gateway.door import TABLE, Door, wanted
+from gateway.jsonrpc import METHOD_NOT_FOUND
 from gateway.server import job_routes
 from schemas.events import AccessRole
 from streams.access import keys
 from streams.access.keys import AccessKey
+from streams.access.roles import ROLES, decide
 from streams.errors import LogError
 from streams.settings.model import Settings
 from tests.support.factories import T0
@@ -95,7 +97,6 @@ def test_without_a_key_nothing_is_reached_and_each_protocol_says_so(path: str, h
     ("method", "path"),
     [
         ("POST", "/rl/environments"),
-        ("POST", "/jsonrpc"),
         ("POST", "/v1/fine_tuning/jobs/j/cancel"),
         ("GET", "/nowhere"),
     ],
@@ -115,11 +116,33 @@ def test_a_key_of_an_agent_acts_as_that_agent_by_path_and_by_header_only() -> No
     assert http.post("/agents/other/trajectories/t/end", headers=BEARER).status_code == 403
 
 
-def test_a_key_of_a_tenant_reaches_nothing_that_is_not_divided_by_tenant() -> None:
+def test_a_key_of_a_tenant_reaches_nothing_that_tenants_share() -> None:
     http = client(Known("admin", tenant="red"))
-    assert http.post("/v1/chat/completions", headers=BEARER).status_code == 200
-    for path in ("/v1/files", "/v1/fine_tuning/jobs", "/v1/fine_tuning/jobs/j"):
-        assert http.get(path, headers=BEARER).status_code == 403
+    for path in ("/v1/chat/completions", "/v1/files", "/v1/fine_tuning/jobs/j/cancel"):
+        assert http.post(path, headers=BEARER).status_code == 200
+    for path in ("/agents/calc/trajectories/t/begin", "/rl/agents", "/rl/environments", "/nowhere"):
+        assert http.post(path, headers=BEARER).status_code == 403
+
+
+def test_a_key_of_a_tenant_that_could_be_anothers_prefix_opens_nothing() -> None:
+    for tenant in ("red.blue", "", "../red"):
+        assert client(Known("admin", tenant=tenant)).get("/v1/models", headers=BEARER).status_code == 401
+
+
+def test_json_rpc_is_decided_call_by_call_and_in_a_batch_too() -> None:
+    app = FastAPI()
+    nothing: Any = None
+    app.include_router(jobs.routes(Settings(), nothing, max_body_bytes=10_000))
+    calls = [{"jsonrpc": "2.0", "method": name, "params": {}, "id": name} for name in (*jobs.ACTIONS, "training.no")]
+    for role in ROLES:
+        http = TestClient(Door(app, Known(role)))
+        found = {one["id"]: one.get("error", {}) for one in http.post("/jsonrpc", headers=BEARER, json=calls).json()}
+        for name, action in jobs.ACTIONS.items():
+            may = decide(Known(role).keys[SECRET.key_id], action).allowed
+            assert (found[name].get("code") != jobs.FORBIDDEN) == may, (role, name)
+            assert may or "is for: " in found[name]["data"]["message"]
+        assert found["training.no"]["code"] == METHOD_NOT_FOUND
+    assert set(jobs.ACTIONS) == set(jobs.JobsOverHttp(Settings(), nothing, None).methods(None))
 
 
 def test_health_needs_no_key_and_a_log_that_is_away_lets_nobody_in() -> None:

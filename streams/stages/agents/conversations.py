@@ -248,7 +248,7 @@ class Conversations:
         if call.trajectory_id is not None:
             known = self.by_id.get(call.trajectory_id)
             if known is not None and known.agent_id != call.agent_id:
-                what = f"trajectory {call.trajectory_id} is of agent {known.agent_id}, not of {call.agent_id}"
+                what = f"trajectory {call.trajectory_id} is of another agent than {call.agent_id}"
                 raise CallError("conflict", f"{what}; use another trajectory")
             self.check_remembered(call.trajectory_id)
             return known
@@ -269,6 +269,11 @@ class Conversations:
         """Return the messages up to a turn, its answer included."""
         known = self._of_turn.get(turn_id)
         return None if known is None else known.chains.messages(turn_id)
+
+    def agent_of(self, name: str) -> str | None:
+        """Return whose a turn or a trajectory is; None if there is none of this id."""
+        known = self._of_turn.get(name) or self.by_id.get(name)
+        return None if known is None else known.agent_id
 
     def rated(self, answer_id: str, choice: int | None, policy: str) -> RatedAnswer | None:
         """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""

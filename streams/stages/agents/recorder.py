@@ -127,6 +127,10 @@ class Recorder:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
         return self._conversations.messages(turn_id)
 
+    async def agent_of(self, name: str) -> str | None:
+        """Return whose a turn or a trajectory is; None if there is none of this id."""
+        return self._conversations.agent_of(name)
+
     async def rated(self, answer_id: str, choice: int | None) -> RatedAnswer | None:
         """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""
         return self._conversations.rated(answer_id, choice, self._versions.policy)

@@ -1,0 +1,259 @@
+"""Two tenants and one server: what one has is, for the other, what nobody has, on every route and by every method.
+
+what blue has ──► red asks for it, and for the same that nobody has ──► the same answer, without a word of blue's
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+
+from gateway import jobs
+from schemas.events import JobEvent, Reward, Turn
+from streams.access.access_log import AccessLog
+from streams.kafka import admin
+from streams.settings.model import Batches, Settings
+from tests.support.agent_server import serving, settings_of
+from tests.support.processes import read
+from tests.support.thoroughness import examples
+from tests.unit.test_door import application, paths
+
+pytestmark = pytest.mark.kafka
+SCRIPT = {"replies": [{"when": "azure", "reply": "ultramarine"}, {"when": "?", "reply": "fine"}]}
+ROWS = [{"messages": [{"role": "user", "content": f"azure {n} ="}], "answer": str(n)} for n in range(20)]
+EXAMPLES = [{"messages": [{"role": "user", "content": "azure"}, {"role": "assistant", "content": "blue"}]}]
+QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
+SECRETS = ("azure", "ultramarine", "blue", "monday")
+"""What only blue says, in names, contents and keys."""
+ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+class Names(NamedTuple):
+    """What a request can name."""
+
+    job: str
+    file: str
+    answer: str
+    trajectory: str
+    agent: str
+    policy: str
+    key: str
+    tenant: str
+
+
+NOBODYS = Names(
+    job="0000aaaa-0000-5000-8000-000000000000",
+    file=f"file-{3:064x}",
+    answer="0000bbbb-0000-5000-8000-000000000001",
+    trajectory="nobodys-walk",
+    agent="stork",
+    policy="grey.coach",
+    key="sunday",
+    tenant="grey",
+)
+
+
+class Tenants(NamedTuple):
+    """A server, its keys by who has them, and what blue has."""
+
+    settings: Settings
+    url: str
+    keys: dict[str, str]
+    blues: Names
+
+    def ask(self, who: str, method: str, path: str, **how: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.keys[who]}", **how.pop("headers", {})}
+        return httpx.request(method, self.url + path, headers=headers, timeout=60, **how)
+
+
+@pytest.fixture(scope="module")
+def tenants(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
+    found = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("tenants"), SCRIPT, max_body_mb=1, auth="keys")
+    settings = found.model_copy(update={"batches": Batches(groups=4, max_policy_lag=0)})
+    admin.apply_topics(settings)
+    with AccessLog(settings) as person:
+        keys = {who: person.create(role="admin", actor="ann", tenant=who).text for who in ("red", "blue")}
+        keys["operator"] = person.create(role="admin", actor="ann").text
+    with serving(settings) as url:
+        made = Tenants(settings, url, keys, NOBODYS)
+        yield made._replace(blues=blues(made))
+
+
+def blues(server: Tenants) -> Names:
+    """Have blue make one of everything; return what it is called."""
+
+    def done(path: str, body: Any = None, **how: Any) -> Any:
+        answer = server.ask("blue", "POST", path, json=body, **how)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    file = done("/v1/files", **upload(EXAMPLES, "azure.jsonl"))["id"]
+    job = done("/finetune/jobs", order(), headers={"Idempotency-Key": "monday"})["id"]
+    done("/finetune/peft", {"agent_id": "blue.coach", "training_file": file})
+    answer = done("/agents/heron/trajectories/long-walk/v1/responses", {"model": "sums", "input": "azure?"})
+    return Names(job, file, answer["id"].removeprefix("resp_"), "long-walk", "heron", "blue.coach", "monday", "blue")
+
+
+def upload(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return {"files": {"file": (name, content)}, "data": {"purpose": "fine-tune"}}
+
+
+def order(**changes: Any) -> dict[str, Any]:
+    return {
+        "type": "RL_TRAINING",
+        "agent_id": "sums",
+        "training_queries": QUERIES,
+        "config": {"n_iterations": 3},
+        **changes,
+    }
+
+
+# --- what can be asked: every route and method, with everything that a request can name ------------------------------
+
+CHAT = {"model": "sums", "messages": [{"role": "user", "content": "?"}]}
+METHODS: dict[str, Callable[[Names], dict[str, Any]]] = {
+    "training.start_grpo": lambda n: {**order(agent_id=n.policy), "type": None},
+    "training.get_status": lambda n: {"job_id": n.job},
+    "training.evaluate": lambda n: {"job_id": n.job},
+    "training.export_trajectories": lambda n: {"job_id": n.job},
+    "training.list_jobs": lambda n: {"agent_id": n.policy},
+    "training.cancel": lambda n: {"job_id": n.job, "idempotency_key": n.key},
+    "training.pause": lambda n: {"job_id": n.job},
+    "training.resume": lambda n: {"job_id": n.job},
+}
+BODIES: dict[str, Callable[[Names], Any]] = {
+    "/v1/chat/completions": lambda n: CHAT,
+    "/v1/completions": lambda n: {"model": "sums", "prompt": "?"},
+    "/v1/responses": lambda n: {"model": "sums", "input": "?", "previous_response_id": f"resp_{n.answer}"},
+    "/v1/messages": lambda n: {**CHAT, "max_tokens": 9},
+    "/v1/messages/count_tokens": lambda n: CHAT,
+    "/v1/feedback": lambda n: {"id": n.answer, "value": 1},
+    "/v1/fine_tuning/jobs": lambda n: {
+        "model": "sums",
+        "training_file": n.file,
+        "method": {"type": "reinforcement", "reinforcement": {"grader": {}}},
+    },
+    "/finetune/jobs": lambda n: order(tenant=n.tenant),
+    "/finetune/peft": lambda n: {"agent_id": n.policy, "training_file": n.file},
+    "/jsonrpc": lambda n: [
+        {"jsonrpc": "2.0", "method": name, "params": given(n), "id": name} for name, given in METHODS.items()
+    ],
+}
+MORE: tuple[tuple[str, str, Callable[[Names], Any]], ...] = (
+    ("POST", "/finetune/peft", lambda n: {"agent_id": "red.coach", "config": {"groups_of": n.policy}}),
+    ("POST", "/finetune/peft", lambda n: {"agent_id": "red.coach", "training_file": n.file}),
+    ("POST", "/v1/feedback", lambda n: {"id": n.trajectory, "value": 1}),
+    ("POST", "/finetune/jobs", lambda n: order(agent_id=n.policy)),
+    ("POST", "/finetune/jobs", lambda n: order(config={"n_iterations": 4})),  # with the same key as another's
+    ("GET", "/v1/fine_tuning/jobs?after={job}", lambda n: None),
+    ("GET", "/v1/files?after={file}", lambda n: None),
+)
+
+
+class Question(NamedTuple):
+    """One request, for whatever names it is given."""
+
+    method: str
+    path: str
+    body: Callable[[Names], Any]
+
+    def asked(self, server: Tenants, names: Names, who: str = "red") -> tuple[int, str]:
+        """Return status and body of the answer, with what differs from one request to the next taken out."""
+        path = self.path.replace("{job_id}", names.job).replace("{file_id}", names.file)
+        path = path.replace("{agent_id}", names.agent).replace("{trajectory_id}", names.trajectory)
+        path = path.replace("{name}", names.policy).replace("{job}", names.job).replace("{file}", names.file)
+        how: dict[str, Any] = {"headers": {"Idempotency-Key": names.key, "X-Stainless-Retry-Count": "1"}}
+        if (body := self.body(names)) is not None:
+            how["json"] = body
+        answer = server.ask(who, self.method, path, **how)
+        text = answer.text
+        for name, value in names._asdict().items():
+            text = text.replace(value, f"<{name}>")
+        return answer.status_code, re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", ID.sub("<id>", text))
+
+
+def questions() -> list[Question]:
+    app = application()
+    found = {*paths(app.routes), *paths(app._calls.routes)}
+    every = []
+    for method, path in sorted(found):
+        if method == "HEAD" or path == "/healthz":
+            continue
+        bare = re.sub(r"^(?:/api/v1|/agents/\{agent_id\}(?:/trajectories/\{trajectory_id\})?)(?=/)", "", path)
+        every.append(Question(method, path, BODIES.get(bare, lambda n: None)))
+    return [*every, *(Question(*one) for one in MORE)]
+
+
+QUESTIONS = questions()
+
+
+def test_every_method_is_asked() -> None:
+    assert set(METHODS) == set(jobs.ACTIONS)
+    assert {question.path for question in QUESTIONS} >= set(application().openapi()["paths"]) | set(jobs.PATHS)
+
+
+def is_told_nothing(server: Tenants, question: Question, names: Names) -> None:
+    nobodys = question.asked(server, NOBODYS)
+    said = question.asked(server, names)
+    assert said == nobodys, question
+    assert said[0] < 500, question
+    assert not [word for word in SECRETS if word in said[1]], question
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one.method} {one.path}")
+def test_what_another_tenant_has_is_what_nobody_has(tenants: Tenants, question: Question) -> None:
+    is_told_nothing(tenants, question, tenants.blues)
+
+
+@hypothesis_settings(max_examples=examples(25))
+@given(st.data())
+def test_no_other_way_of_naming_it_tells_more(tenants: Tenants, data: st.DataObject) -> None:
+    question = data.draw(st.sampled_from(QUESTIONS))
+    kept = data.draw(st.sets(st.sampled_from(Names._fields)))
+    cut = data.draw(st.sampled_from([None, 8]))
+    changed = {field: getattr(tenants.blues, field)[: cut if field in ("job", "answer") else None] for field in kept}
+    is_told_nothing(tenants, question, NOBODYS._replace(**changed))
+
+
+def test_blue_has_everything_as_it_was_and_the_operator_sees_it_all(tenants: Tenants) -> None:
+    for who in ("blue", "operator"):
+        found = tenants.ask(who, "GET", f"/v1/fine_tuning/jobs/{tenants.blues.job}").json()
+        assert (found["status"], found["organization_id"]) == ("queued", "blue")
+        assert tenants.ask(who, "GET", f"/v1/files/{tenants.blues.file}/content").text.startswith('{"messages"')
+        listed = tenants.ask(who, "GET", "/v1/fine_tuning/jobs?limit=1000").json()["data"]
+        assert tenants.blues.job in [one["id"] for one in listed]
+        assert {one["organization_id"] for one in listed} >= {"blue"} and (len(listed) == 2) == (who == "blue")
+    assert {event.tenant for _, event in read(tenants.settings, JobEvent)} <= {"red", "blue"}
+    assert {turn.agent_id.partition(".")[0] for _, turn in read(tenants.settings, Turn)} <= {"red", "blue"}
+    assert read(tenants.settings, Reward) == []
+
+
+def test_the_same_bytes_of_two_tenants_are_two_files(tenants: Tenants) -> None:
+    sent = upload(EXAMPLES, "mine.jsonl")
+    reds = tenants.ask("red", "POST", "/v1/files", **sent).json()
+    assert (reds["id"] != tenants.blues.file, reds["filename"]) == (True, "mine.jsonl")
+    assert [one["id"] for one in tenants.ask("red", "GET", "/v1/files").json()["data"]] == [reds["id"]]
+    assert len(tenants.ask("operator", "GET", "/v1/files").json()["data"]) == 2
+    assert tenants.ask("red", "DELETE", f"/v1/files/{reds['id']}").is_success
+    assert tenants.ask("blue", "GET", f"/v1/files/{tenants.blues.file}").is_success
+
+
+def test_an_answer_is_continued_and_rated_by_whoever_it_is_of_alone(tenants: Tenants) -> None:
+    more = {"model": "sums", "input": "?", "previous_response_id": f"resp_{tenants.blues.answer}"}
+    assert tenants.ask("red", "POST", "/agents/heron/v1/responses", json=more).status_code == 404
+    assert tenants.ask("blue", "POST", "/agents/heron/v1/responses", json=more).is_success
+    with AccessLog(tenants.settings) as person:
+        key = person.create(role="submitter", actor="ann", tenant="blue", agent_id="other").text
+    other = tenants._replace(keys={"other": key})
+    for _ in range(200):
+        found = other.ask("other", "POST", "/agents/other/v1/responses", json=more)
+        if found.status_code != 401:  # the server follows the log of keys
+            break
+    assert (found.status_code, found.json()["error"]["param"]) == (404, "previous_response_id")
