@@ -278,6 +278,7 @@ async def events(begun: Begun, pieces: AsyncIterator[Piece]) -> AsyncIterator[di
 ERRORS = {
     "not_found": "not_found_error",
     "too_large": "request_too_large",
+    "request_timeout": "timeout_error",
     "busy": "overloaded_error",
     "internal": "api_error",
 }

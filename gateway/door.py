@@ -1,8 +1,8 @@
 """The door: what a request needs to do, and whether its key may.
 
-    request ──► path, method ──► action ┐
-            └─► Bearer, x-api-key ──► AccessLog.find ──► decide ──► the application, which sees the key
-                                                               └──► or 401, 403, 503
+    request ──► path, method ──► action ──────────────────────────────┐
+            └─► Bearer, x-api-key ──► AccessLog.find ──► KeyLimits ──► decide ──► the application, which sees the key
+                                                └──► 401, 503   └──► 429     └──► 403
 
 It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
 closed to all but the key of an admin; only /healthz needs no key.
@@ -14,7 +14,7 @@ changed only with a key of none. JSON-RPC has its method in the body, and jobs.p
 from __future__ import annotations
 
 import re
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -22,12 +22,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors, jobs
 from gateway.app import DEFAULT_AGENT
+from gateway.limits import KeyLimits
+from gateway.refusals import refusal
 from gateway.whose import opened_by
 from streams.access.keys import AccessKey
 from streams.access.roles import Action, decide
 from streams.errors import LogError
-from streams.kafka import times
-from streams.output import moment
 from streams.stages.agents.calls import CallError
 
 _AGENT = r"(?:/agents/(?P<agent>[^/]+)(?:/trajectories/[^/]+)?)?"
@@ -67,36 +67,51 @@ class KnowsKeys(Protocol):
 class Door:
     """An application that is reached with a key only."""
 
-    def __init__(self, app: ASGIApp, keys: KnowsKeys) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, keys: KnowsKeys, limits: KeyLimits) -> None:
+        self._app, self._keys, self._limits = app, keys, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] == "http" and scope["path"] not in OPEN:
-            refused = self._refusal(scope)
-            if refused is not None:
-                await refused(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        found = self._found(Headers(scope=scope), path)
+        if not isinstance(found, AccessKey):
+            await found(scope, receive, send)
+            return
+        if (limited := self._limits.begin(found.key_id)) is not None:
+            await refusal(429, limited.why, path, retry_after_s=limited.retry_after_s)(scope, receive, send)
+            return
+        try:
+            await (_refusal(found, scope) or self._app)(scope, receive, send)
+        finally:
+            self._limits.end(found.key_id)
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
-        headers, path = Headers(scope=scope), scope["path"]
+    def _found(self, headers: Headers, path: str) -> AccessKey | JSONResponse:
+        """Return the key of a request, or what its client is told for having none."""
         try:
             found = self._keys.find(sent_key(headers))
         except LogError as exc:
             return errors.response(CallError("busy", str(exc)), path)
-        if isinstance(found, str):
-            why = f"{found}. Send a key as `Authorization: Bearer`; `streamward access keys create` makes one"
-            return refusal(401, why, path)
-        action, agent = wanted(scope["method"], path)
-        decision = decide(found, action, agent_id=agent or headers.get("x-agent-id") or DEFAULT_AGENT)
-        if not decision.allowed:
-            return refusal(403, decision.why, path)
-        if found.tenant is not None and action in OF_ALL_TENANTS:
-            why = f"key {found.key_id} is of a tenant, and {action} is for keys without one: it is about all of them"
-            return refusal(403, why, path)
-        opened_by(scope, found)
-        return None
+        if isinstance(found, AccessKey):
+            return found
+        why = f"{found}. Send a key as `Authorization: Bearer`; `streamward access keys create` makes one"
+        return refusal(401, why, path)
+
+
+def _refusal(found: AccessKey, scope: Scope) -> JSONResponse | None:
+    """Return what a key is told that may not; None if it may, and then the routes see it."""
+    headers, path = Headers(scope=scope), scope["path"]
+    action, agent = wanted(scope["method"], path)
+    decision = decide(found, action, agent_id=agent or headers.get("x-agent-id") or DEFAULT_AGENT)
+    if not decision.allowed:
+        return refusal(403, decision.why, path)
+    if found.tenant is not None and action in OF_ALL_TENANTS:
+        why = f"key {found.key_id} is of a tenant, and {action} is for keys without one: it is about all of them"
+        return refusal(403, why, path)
+    opened_by(scope, found)
+    return None
 
 
 def sent_key(headers: Headers) -> str:
@@ -112,21 +127,3 @@ def wanted(method: str, path: str) -> tuple[Action, str | None]:
         if known == method and (found := pattern.fullmatch(path.rstrip("/"))) is not None:
             return action, found.groupdict().get("agent")
     return "code.run", None
-
-
-def refusal(status: int, why: str, path: str) -> JSONResponse:
-    """Return a 401 or 403 in the words of a path's protocol."""
-    code = "invalid_api_key" if status == 401 else "permission_denied"
-    kind = "authentication_error" if status == 401 else "permission_error"
-    headers = {"WWW-Authenticate": 'Bearer realm="streamward"'} if status == 401 else None
-    error: dict[str, Any] = {"message": why, "type": kind, "param": None, "code": code}
-    body: dict[str, Any]
-    if path in jobs.PATHS:
-        body = {"jsonrpc": "2.0", "error": {"code": -32000 - status, "message": code, "data": why}, "id": None}
-    elif errors.speaks_anthropic(path):
-        body = {"type": "error", "error": {"type": kind, "message": why}, "request_id": None}
-    elif errors.is_rest(path):
-        body = {"error": error | {"timestamp": moment(times.now_ms())}}
-    else:
-        body = {"error": error}
-    return JSONResponse(body, status, headers)

@@ -23,6 +23,7 @@ STATUS: dict[CallErrorKind, int] = {
     "not_found": 404,
     "too_large": 413,
     "conflict": 409,
+    "request_timeout": 408,
     "busy": 503,
     "internal": 500,
 }
@@ -38,6 +39,7 @@ ACTIONS: dict[CallErrorKind, str] = {
     "not_found": "check the id: GET /v1/fine_tuning/jobs lists jobs, GET /v1/models what can be trained",
     "too_large": "send less, or raise serve.max_body_mb",
     "conflict": "look at it as it is now, and decide anew; an Idempotency-Key of another request cannot be used again",
+    "request_timeout": "send it faster, or less of it; or raise serve.body_s",
     "busy": "try again; `streamward doctor` says what is wrong if it stays so",
     "internal": "report it with the server's output",
 }
@@ -64,6 +66,8 @@ def response(problem: CallError, path: str) -> JSONResponse:
     if problem.kind == "conflict":
         headers = {"x-should-retry": "false"}  # OpenAI's clients would send it again, and be told the same
     speaks = rest if is_rest(path) else anthropic.error if speaks_anthropic(path) else openai
+    if problem.kind == "request_timeout":
+        headers = {"Connection": "close"}  # the rest of the body may still come
     body = speaks(problem)
     return JSONResponse(body, STATUS[problem.kind], headers)
 

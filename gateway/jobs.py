@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway import jsonrpc
+from gateway import errors, jsonrpc
 from gateway.body import sent
 from gateway.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcError, RpcMethod
 from gateway.tenant_jobs import TenantJobs
@@ -204,7 +204,7 @@ def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter
             raw = await sent(request, max_body_bytes)
         except CallError as exc:
             error = {"code": INVALID_REQUEST, "message": jsonrpc.MEANING[INVALID_REQUEST], "data": exc.message}
-            return JSONResponse({"jsonrpc": "2.0", "error": error, "id": None}, 413)
+            return JSONResponse({"jsonrpc": "2.0", "error": error, "id": None}, errors.STATUS[exc.kind])
         jobs = TenantJobs(settings, log, tenant_of(request), actor_of(request))
         api = JobsOverHttp(settings, jobs, key_of(request))
         found = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))

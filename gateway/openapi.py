@@ -15,10 +15,15 @@ REFERENCE = "#/components/schemas/{model}"
 JSON: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A parameter is wrong, unknown or not supported; the error names it", "content": JSON},
+    401: {"description": "No key that is valid, with serve.auth=keys", "content": JSON},
+    403: {"description": "The key may not; the error says who may", "content": JSON},
     404: {"description": "No such model, version, trajectory, response, job or file", "content": JSON},
     409: {"description": "It contradicts what is recorded, or path and header disagree", "content": JSON},
+    408: {"description": "The body did not arrive within serve.body_s", "content": JSON},
     413: {"description": "The body, or the conversation, is too long", "content": JSON},
+    429: {"description": "The key asks too often, or too much at once; see Retry-After", "content": JSON},
     503: {"description": "The log or the engine cannot take it now", "content": JSON},
+    504: {"description": "There is no answer after serve.answer_s", "content": JSON},
 }
 
 

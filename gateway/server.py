@@ -1,7 +1,7 @@
 """Serve the policy to agents on this machine until it is asked to stop.
 
 engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
-access ──► AccessLog ──► the door, with serve.auth=keys
+access ──► AccessLog ──► the door, with serve.auth=keys; every request has its time
 jobs ──► JobLog ──► jobs, fine_tuning, rest ──┘   files ◄──► the store of adapters
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
@@ -27,7 +27,9 @@ from gateway.app import BODIES, create_app
 from gateway.door import Door
 from gateway.errors import REST_PREFIXES
 from gateway.fine_tuning_body import CreateFineTuningBody
+from gateway.limits import KeyLimits
 from gateway.openapi import describe
+from gateway.time_limits import TimeLimits
 from streams import garbage
 from streams.access.access_log import AccessLog
 from streams.adapters import signing
@@ -111,7 +113,7 @@ async def _serve(
     app.include_router(job_routes(settings, orders))
     describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES))
     config = uvicorn.Config(
-        app if keys is None else Door(app, keys),
+        TimeLimits(app if keys is None else Door(app, keys, KeyLimits(settings.serve)), settings.serve),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -47,8 +47,9 @@ such as embeddings, gets status 404.
 
 Every other parameter is unknown, and refused by its name. Errors have the format of the protocol: 400 for a parameter,
 404 for an unknown model, version or response, 409 for a contradiction with what is recorded, 413 for too long a body,
-503 for a log or an engine that cannot take the call now. The answer's `model` says which version answered, and the
-headers `x-request-id` and `x-streamward-trajectory` name its turn and its trajectory.
+503 for a log or an engine that cannot take the call now; those of keys and limits are in [security](security.md). The
+answer's `model` says which version answered, and the headers `x-request-id` and `x-streamward-trajectory` name its turn
+and its trajectory.
 
 Content is text: images, sound and files are refused. Several text parts of one message are joined by line breaks. The
 role `developer` is `system`. Tool calls are streamed when they are complete; a call that does not parse stays text.

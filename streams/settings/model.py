@@ -604,6 +604,21 @@ class Serve(Section):
         gt=0,
         description="an answer that the broker has not acknowledged after this long gets status 503, seconds",
     )
+    body_s: float = Field(
+        60.0, gt=0, description="a body that has not arrived after this long gets status 408, seconds"
+    )
+    answer_s: float = Field(
+        900.0, ge=0, description="a request without an end after this long gets status 504, seconds; 0: no limit"
+    )
+    key_per_s: float = Field(
+        50.0,
+        ge=0,
+        description="requests a second that one key may send, in the long run; others get status 429; 0: any",
+    )
+    key_burst: int = Field(200, ge=1, description="requests that one key may send at once, after a pause")
+    key_at_once: int = Field(
+        128, ge=0, description="requests of one key in progress, streams among them; another gets status 429; 0: any"
+    )
 
     @property
     def url(self) -> str:
@@ -618,6 +633,10 @@ class Serve(Section):
                 "call. Use 127.0.0.1, and from elsewhere an ssh tunnel; or serve.auth=keys, and make keys with "
                 "`streamward access keys create`"
             )
+        of_keys = ("key_per_s", "key_burst", "key_at_once")
+        changed = [name for name in of_keys if getattr(self, name) != type(self).model_fields[name].default]
+        if self.auth == "none" and changed:
+            raise ValueError(f"{changed[0]} has no effect without keys; set auth=keys, or leave {changed[0]} out")
         return self
 
 

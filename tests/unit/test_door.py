@@ -13,13 +13,14 @@ from gateway import jobs, runs
 from gateway.app import Application, create_app
 from gateway.door import TABLE, Door, wanted
 from gateway.jsonrpc import METHOD_NOT_FOUND
+from gateway.limits import KeyLimits
 from gateway.server import job_routes
 from schemas.events import AccessRole
 from streams.access import keys
 from streams.access.keys import AccessKey
 from streams.access.roles import ROLES, decide
 from streams.errors import LogError
-from streams.settings.model import Settings
+from streams.settings.model import Serve, Settings
 from tests.support.factories import T0
 
 SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
@@ -47,7 +48,7 @@ def client(known: Known) -> TestClient:
     async def reached(path: str) -> dict[str, str]:
         return {"reached": path}
 
-    return TestClient(Door(app, known))
+    return TestClient(Door(app, known, KeyLimits(Serve())))
 
 
 def application() -> Application:
@@ -135,7 +136,7 @@ def test_json_rpc_is_decided_call_by_call_and_in_a_batch_too() -> None:
     app.include_router(jobs.routes(Settings(), nothing, max_body_bytes=10_000))
     calls = [{"jsonrpc": "2.0", "method": name, "params": {}, "id": name} for name in (*jobs.ACTIONS, "training.no")]
     for role in ROLES:
-        http = TestClient(Door(app, Known(role)))
+        http = TestClient(Door(app, Known(role), KeyLimits(Serve())))
         found = {one["id"]: one.get("error", {}) for one in http.post("/jsonrpc", headers=BEARER, json=calls).json()}
         for name, action in jobs.ACTIONS.items():
             may = decide(Known(role).keys[SECRET.key_id], action).allowed

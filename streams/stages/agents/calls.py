@@ -25,6 +25,7 @@ CallErrorKind = Literal[
     "not_found",  # a model, a version, a trajectory or a turn
     "too_large",
     "conflict",  # it contradicts what is recorded
+    "request_timeout",  # its body did not arrive in time
     "busy",  # the broker or the engine cannot take it now; try again later
     "internal",
 ]
