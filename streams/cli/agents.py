@@ -94,8 +94,9 @@ def agents_run(
     With --environments there is no program: the policy is shown what the task's environment shows, and what it writes
     is carried out there, turn by turn, until the episode ends. AGENT is then `environment`, unless tasks name another.
 
-    `streamward serve` has to run: it answers the calls, and records them. SIGTERM or Ctrl-C ends this command once the
-    runs in progress have ended. Several may run the same agent: each task is run by one of them.
+    `streamward serve` has to run: it answers the calls, and records them. Where it asks for keys, serve.key is sent,
+    which programs find as OPENAI_API_KEY and ANTHROPIC_API_KEY; it needs the role submitter. SIGTERM or Ctrl-C ends
+    this command once the runs in progress have ended. Several may run the same agent: each task is run by one of them.
     """
     from streams import output as show
     from streams.environments.sandbox import EnvironmentPool
@@ -105,12 +106,12 @@ def agents_run(
 
     if sum((environments, command is not None, entry_point is not None)) != 1:
         raise SettingsError("name what is run: --command, --entry-point, or --environments for the built-in agent")
-    address = server or call.settings.serve.url
+    address, key = server or call.settings.serve.url, call.settings.serve.key
     agent_id = agent_id or (episodes.AGENT if environments else None)
     if agent_id is None:
         raise SettingsError("name the agent: `streamward agents run AGENT ...`")
     pool = EnvironmentPool(call.settings.environments)
-    player = episodes.EpisodeAgent(address, pool.open, time_limit_s=time_limit)
+    player = episodes.EpisodeAgent(address, pool.open, time_limit_s=time_limit, key=key)
     if file is not None:
         _submit(call, read_tasks(call.settings, file, reading, agent=agent_id).tasks, agent_id)
     call.working = True
@@ -118,6 +119,7 @@ def agents_run(
         agent_id=agent_id,
         work=player.work if environments else _program(command, entry_point, time_limit),
         server=address,
+        key=key,
         parallel=parallel or (EPISODES_AT_ONCE if environments else PROGRAMS_AT_ONCE),
         folder=folder.absolute(),
         until_done=until_done or file is not None,

@@ -620,6 +620,10 @@ class Serve(Section):
         128, ge=0, description="requests of one key in progress, streams among them; another gets status 429; 0: any"
     )
 
+    key: SecretStr | None = Field(
+        None, description="what `streamward agents run` and its programs send to a server that asks for keys"
+    )
+
     @property
     def url(self) -> str:
         """Where it answers, without a path."""

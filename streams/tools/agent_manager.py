@@ -134,6 +134,7 @@ class AgentManager:
             agent_id=self.agent_id,
             work=lambda _: RunWork(work),
             server=self.settings.serve.url,
+            key=self.settings.serve.key,
             parallel=parallel,
             folder=self._folder,
             until_done=True,

@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
+from pydantic import SecretStr
 
 from gateway import jobs
 from schemas.events import JobEvent, Reward, Turn
 from streams.access.access_log import AccessLog
 from streams.kafka import admin
 from streams.settings.model import Batches, Settings
+from streams.stages.agents.processes import AgentProcess, run_process
+from streams.stages.agents.run import AgentPlan, RunWork, run
+from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of
-from tests.support.processes import read
+from tests.support.factories import task
+from tests.support.processes import read, until
 from tests.support.thoroughness import examples
 from tests.unit.test_door import application, paths
 
@@ -252,8 +261,35 @@ def test_an_answer_is_continued_and_rated_by_whoever_it_is_of_alone(tenants: Ten
     with AccessLog(tenants.settings) as person:
         key = person.create(role="submitter", actor="ann", tenant="blue", agent_id="other").text
     other = tenants._replace(keys={"other": key})
-    for _ in range(200):
-        found = other.ask("other", "POST", "/agents/other/v1/responses", json=more)
-        if found.status_code != 401:  # the server follows the log of keys
-            break
+    until_known(other, "other")
+    found = other.ask("other", "POST", "/agents/other/v1/responses", json=more)
     assert (found.status_code, found.json()["error"]["param"]) == (404, "previous_response_id")
+
+
+def until_known(server: Tenants, who: str) -> None:
+    """Return once the server, which follows the log of keys, has read of this one."""
+    until(lambda: server.ask(who, "GET", "/v1/models").status_code != 401, "the server knows the key")
+
+
+def test_runs_of_an_agent_and_its_programs_send_the_key_of_their_server(tenants: Tenants, tmp_path: Path) -> None:
+    with AccessLog(tenants.settings) as person:
+        key = person.create(role="submitter", actor="ann", agent_id="adder").text
+    until_known(tenants._replace(keys={"adder": key}), "adder")
+    code = """if True:
+        import json, os, urllib.request
+        body = json.dumps({"model": "sums", "messages": [{"role": "user", "content": "?"}]}).encode()
+        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+        url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+        urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()"""
+    program = AgentProcess(command=(sys.executable, "-S", "-c", code))
+    submit(tenants.settings, [task(task_id="keyed", policy="sums", agent="adder", purpose="eval", group_size=2)])
+    plan = AgentPlan(
+        agent_id="adder",
+        work=lambda _: RunWork(partial(run_process, program)),
+        server=tenants.url,
+        key=SecretStr(key),
+        parallel=2,
+        folder=tmp_path,
+        until_done=True,
+    )
+    assert run(tenants.settings, plan, stop=threading.Event()) == {"completed": 2}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import SecretStr
 
 from schemas.events import Message
 from streams.errors import SettingsError
@@ -79,6 +80,24 @@ def test_a_program_has_its_task_its_server_and_a_folder_and_not_the_right_answer
     assert env["OPENAI_BASE_URL"].endswith("/agents/ann/trajectories/run-1/v1")
     assert "four" not in seen and "hunter2" not in seen
     assert "verifier" not in seen
+
+
+def test_the_servers_key_is_a_programs_key_and_in_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-server")
+    code = (
+        "import json, os; every = {}\n"
+        "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
+        "  try: every[pid] = open(f'/proc/{pid}/cmdline').read()\n"
+        "  except OSError: pass\n"
+        "json.dump([every, os.environ['OPENAI_API_KEY'], os.environ['ANTHROPIC_API_KEY']], open('seen', 'w'))"
+    )
+    process = AgentProcess(command=(sys.executable, "-S", "-c", code))
+    with_key = context(tmp_path)._replace(key=SecretStr("sw_00112233445566ff_planted"))
+    assert run_process(process, with_key, threading.Event()).ending == "completed"
+    arguments, *found = json.loads((tmp_path / "seen").read_text())
+    assert found == ["sw_00112233445566ff_planted"] * 2
+    assert str(os.getpid()) in arguments and not any("planted" in line for line in arguments.values())
+    assert "planted" not in repr(with_key)
 
 
 def test_a_prompt_that_no_variable_can_hold_is_in_the_file_alone(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from pydantic import SecretStr
+
 from schemas.events import EpisodeStart, Task
 from streams.environments.episode import RunningEpisode
 from streams.environments.protocol import Environment, EpisodeError, Shown, StepResult
@@ -32,9 +34,16 @@ AGENT = "environment"
 class EpisodeAgent:
     """Runs episodes: `work` is that of an AgentPlan. Any number of threads may ask it."""
 
-    def __init__(self, server: str, opens: Callable[[EpisodeStart], Environment], *, time_limit_s: float) -> None:
+    def __init__(
+        self,
+        server: str,
+        opens: Callable[[EpisodeStart], Environment],
+        *,
+        time_limit_s: float,
+        key: SecretStr | None = None,
+    ) -> None:
         """`opens` returns an environment of one episode, or raises EpisodeError. Raises SettingsError for `server`."""
-        self._http, self._opens, self._time_limit_s = KeptAlive(server), opens, time_limit_s
+        self._http, self._opens, self._time_limit_s = KeptAlive(server, key), opens, time_limit_s
 
     def close(self) -> None:
         """Close its connections; no run is in progress any more."""

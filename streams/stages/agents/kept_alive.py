@@ -5,6 +5,7 @@ post(path, value) ──► JSON ──► an idle connection, opened again if t
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 from collections.abc import Mapping
@@ -12,9 +13,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from schemas import json_text
 from streams.errors import SettingsError
 
+LATER = frozenset({http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS})
+"""Statuses below 500 of requests that are worth making again."""
 CLOSED = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ConnectionAbortedError)
 """What a request meets on a connection that the server has closed since the last one, as servers do with idle ones."""
 
@@ -37,8 +42,8 @@ class HttpAnswer(NamedTuple):
 class KeptAlive:
     """The server at one address. Any number of threads may ask it; `close` comes when none does any more."""
 
-    def __init__(self, url: str) -> None:
-        """Raises SettingsError for what is no address of a server."""
+    def __init__(self, url: str, key: SecretStr | None = None) -> None:
+        """With `key` every request has it as its bearer. Raises SettingsError for what is no address of a server."""
         parts = urlsplit(url)
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         try:
@@ -46,6 +51,7 @@ class KeptAlive:
         except (KeyError, ValueError) as exc:
             raise SettingsError(f"{url!r} is no address of a server; expected e.g. http://127.0.0.1:8000") from exc
         self._idle: list[http.client.HTTPConnection] = []
+        self._bearer = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
 
     def close(self) -> None:
         """Close what is kept."""
@@ -57,7 +63,8 @@ class KeptAlive:
 
         A request that finds its connection closed is made again, so it has to be one that may be repeated.
         """
-        body, sent = json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})}
+        body = json.dumps(value).encode()
+        sent = {"Content-Type": "application/json", **self._bearer, **(headers or {})}
         try:
             kept = self._idle.pop()  # the one used last is the likeliest to be open
         except IndexError:

@@ -22,7 +22,7 @@ from schemas import json_text
 from schemas.events import Ending, Observed, ToolCall
 from streams.environments.protocol import Action
 from streams.errors import StreamwardError
-from streams.stages.agents.kept_alive import KeptAlive
+from streams.stages.agents.kept_alive import LATER, KeptAlive
 from streams.stages.agents.processes import RunContext
 
 PAUSE_S = 0.5
@@ -70,7 +70,7 @@ class ModelCalls:
             except (OSError, http.client.HTTPException):  # it is unreachable, or was killed
                 self._stop.wait(PAUSE_S)
                 continue
-            if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            if answer.status == http.HTTPStatus.SERVICE_UNAVAILABLE or answer.status in LATER:
                 self._stop.wait(PAUSE_S)
             elif answer.status == http.HTTPStatus.OK:
                 return _message(answer.body)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 import psutil
+from pydantic import SecretStr
 
 from schemas.events import Ending, Task
 from streams.errors import SettingsError
@@ -91,6 +92,8 @@ class RunContext(NamedTuple):
     """That of the server for this run, without /v1."""
     folder: Path
     """Its own; it is made. What a run before it left there stays."""
+    key: SecretStr | None = None
+    """What opens the server, where it asks for keys."""
 
 
 def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -> RunEnd:
@@ -160,12 +163,14 @@ def _found(words: list[str]) -> tuple[str, ...]:
 def _environment(process: AgentProcess, run: RunContext) -> dict[str, str]:
     """Return the program's environment: the server for clients of either kind, and which run it is.
 
-    The settings of this process are not in it: they may hold passwords of the log.
+    The settings of this process are not in it: they may hold passwords of the log. The server's key is, as the key of
+    either client: whoever reads the program's environment may call the server.
     """
     prompt = prompt_of(run.task)
     fits = len(prompt.encode()) <= MAX_VARIABLE and "\0" not in prompt
     mine = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
-    keys = {name: mine.get(name, NO_KEY) for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
+    own = None if run.key is None else run.key.get_secret_value()
+    keys = {name: own or mine.get(name, NO_KEY) for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
     python_path = os.pathsep.join(part for part in (os.getcwd(), mine.get("PYTHONPATH", "")) if part)
     return {
         **mine,

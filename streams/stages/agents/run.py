@@ -25,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self, get_args
 
+from pydantic import SecretStr
+
 from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed, Response, Task, derive_id
 from streams.adapters.admission.choose import WaitingTask, choose
 from streams.adapters.admission.held_back import HeldBack, room
@@ -77,6 +79,8 @@ class AgentPlan:
     """Returns the next run of a task. It raises nothing: what goes wrong is the end of that run."""
     server: str
     """The address of `streamward serve`."""
+    key: SecretStr | None = None
+    """What opens it, where it asks for keys."""
     parallel: int
     folder: Path
     """Every run has a folder in it."""
@@ -140,7 +144,7 @@ class AgentRunner:
         )
         self._queue = TaskQueue(settings, self._consumer, self._state, outage, agent=plan.agent_id)
         self._held_back = HeldBack(self._state.router, self._state.admission)
-        self._server = RunServer(plan.server, plan.agent_id, stop, outage.meter)
+        self._server = RunServer(plan.server, plan.agent_id, stop, outage.meter, plan.key)
         self._metrics = RunMetrics(outage.meter, plan.agent_id)
         self._pool = ThreadPoolExecutor(plan.parallel, thread_name_prefix="runs-agent")
         self._attempts: dict[Coordinates, TaskAttempt] = {}
@@ -254,7 +258,8 @@ class AgentRunner:
                 self._metrics.began()
                 began = time.monotonic()
                 url, folder = f"{self._server.url}/{name}", self._plan.folder / name
-                ended = self._work(work, RunContext(self._plan.agent_id, name, task, url, folder), attempt.stop)
+                context = RunContext(self._plan.agent_id, name, task, url, folder, self._plan.key)
+                ended = self._work(work, context, attempt.stop)
             self._server.end(name, ended)  # of one that has ended: if its response is missing, it is made
             log.info("task %s, slot %d: %s: %s", task.task_id, slot, ended.ending, ended.reason)
             return ended.ending

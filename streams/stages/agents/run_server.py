@@ -18,11 +18,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from pydantic import SecretStr
+
 from schemas import json_text
 from schemas.events import Ending, Observed, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
 from streams.observability.metrics import OFF, Meter
-from streams.stages.agents.kept_alive import KeptAlive
+from streams.stages.agents.kept_alive import LATER, KeptAlive
 from streams.stages.agents.run_end import RunEnd
 
 ANSWER_S = 120.0
@@ -59,10 +61,12 @@ def trajectories_url(server: str, agent_id: str) -> str:
 class RunServer:
     """The server at one address, for the runs of one agent. Any number of threads may ask it."""
 
-    def __init__(self, url: str, agent_id: str, stop: threading.Event, meter: Meter = OFF) -> None:
+    def __init__(
+        self, url: str, agent_id: str, stop: threading.Event, meter: Meter = OFF, key: SecretStr | None = None
+    ) -> None:
         """The condition `server` of `meter` fails while nobody answers. Raises SettingsError for what is no address."""
         self.url, self._stop = trajectories_url(url, agent_id), stop
-        self._http, self._path = KeptAlive(self.url), urlsplit(self.url).path
+        self._http, self._path = KeptAlive(self.url, key), urlsplit(self.url).path
         self._away, self._meter = False, meter
         meter.ready(SERVER)
 
@@ -113,7 +117,7 @@ class RunServer:
                     self._answers(True, "")
                     return known
                 said = answer.problem
-                if answer.status < 500:
+                if answer.status < 500 and answer.status not in LATER:
                     raise RefusedError(f"the server does not {what} run {trajectory_id}: {said}")
             except (OSError, http.client.HTTPException, ValueError, TypeError) as exc:
                 said = str(exc)
