@@ -32,6 +32,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from gateway import anthropic, chat, completions, errors, feedback, observed, responses, sse
+from gateway.asked import asked_of, counted
 from gateway.body import Caller, Read, read_call, sent
 from gateway.openapi import ANSWERS, describe, requested
 from gateway.responses_body import ResponsesBody
@@ -150,7 +151,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body, caller = await _received(request, recorder, chat.ChatBody, max_body_bytes)
         at, asked = time.time(), chat.call(body, caller)
-        begun, pieces = await _begun(recorder, asked)
+        begun, pieces = await _begun(request, recorder, asked)
         if body.stream:
             return _openai_stream(chat.chunks(body, begun, pieces, at), asked, begun)
         whole = chat.completion(begun, await _answers(request, pieces), at, with_logprobs=bool(body.logprobs))
@@ -160,7 +161,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
     async def text_completions(request: Request) -> Response:
         body, caller = await _received(request, recorder, completions.CompletionsBody, max_body_bytes)
         at, asked = time.time(), completions.call(body, caller)
-        begun, pieces = await _begun(recorder, asked)
+        begun, pieces = await _begun(request, recorder, asked)
         if body.stream:
             return _openai_stream(completions.chunks(body, begun, pieces, at), asked, begun)
         whole = completions.completion(body, begun, await _answers(request, pieces), at)
@@ -173,7 +174,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
             time.time(),
             responses.call(body, caller, await _before(request, recorder, body.previous_response_id)),
         )
-        begun, pieces = await _begun(recorder, asked)
+        begun, pieces = await _begun(request, recorder, asked)
         if body.stream:
             return _stream(responses.events(body, begun, pieces, at), asked, begun, sse.END)
         [done] = await _answers(request, pieces)
@@ -183,7 +184,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
     async def one_message(request: Request) -> Response:
         body, caller = await _received(request, recorder, anthropic.MessagesBody, max_body_bytes)
         asked = anthropic.call(body, caller)
-        begun, pieces = await _begun(recorder, asked)
+        begun, pieces = await _begun(request, recorder, asked)
         if body.stream:
             return _stream(anthropic.events(begun, pieces), asked, begun)
         [done] = await _answers(request, pieces)
@@ -277,13 +278,16 @@ async def _before(request: Request, recorder: AnswersCalls, response_id: str | N
     return found
 
 
-async def _begun(recorder: AnswersCalls, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:
+async def _begun(
+    request: Request, recorder: AnswersCalls, call: ModelCall
+) -> tuple[Begun, AsyncGenerator[Piece, None]]:
     """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""
     pieces = recorder.answer(call)
     first = await anext(pieces)
     if not isinstance(first, Begun):
         raise TypeError(f"an answer begins with Begun, not with {type(first).__name__}")
-    return first, pieces
+    noted = asked_of(request)
+    return first, pieces if noted is None else counted(noted, first, pieces)
 
 
 async def _answers(request: Request, pieces: AsyncGenerator[Piece, None]) -> list[Done]:

@@ -3,6 +3,7 @@
     request ──► path, method ──► action ──────────────────────────────┐
             └─► Bearer, x-api-key ──► AccessLog.find ──► KeyLimits ──► decide ──► the application, which sees the key
                                                 └──► 401, 503   └──► 429     └──► 403
+    answered, or refused ──► Asked ──► RequestLog
 
 It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
 closed to all but the key of an admin; only /healthz needs no key.
@@ -14,21 +15,23 @@ changed only with a key of none. JSON-RPC has its method in the body, and jobs.p
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import errors, jobs
+from gateway import jobs
 from gateway.app import DEFAULT_AGENT
+from gateway.asked import Asked
 from gateway.limits import KeyLimits
-from gateway.refusals import refusal
 from gateway.whose import opened_by
+from schemas.events import RequestEvent
 from streams.access.keys import AccessKey
-from streams.access.roles import Action, decide
+from streams.access.roles import Action, Decision, decide
 from streams.errors import LogError
-from streams.stages.agents.calls import CallError
+from streams.kafka import times
 
 _AGENT = r"(?:/agents/(?P<agent>[^/]+)(?:/trajectories/[^/]+)?)?"
 _REST = r"(?:/api/v1)?"
@@ -64,54 +67,69 @@ class KnowsKeys(Protocol):
         """Return the key that a client sent, or why it is none. Raises LogError."""
 
 
+class RecordsRequests(Protocol):
+    """Who writes what was asked: RequestLog."""
+
+    def why_not(self) -> str | None:
+        """Return why nothing may be answered now; None if it may."""
+
+    def write(self, events: Iterable[RequestEvent]) -> None:
+        """Take events, without waiting."""
+
+
 class Door:
     """An application that is reached with a key only."""
 
-    def __init__(self, app: ASGIApp, keys: KnowsKeys, limits: KeyLimits) -> None:
-        self._app, self._keys, self._limits = app, keys, limits
+    def __init__(
+        self, app: ASGIApp, keys: KnowsKeys, limits: KeyLimits, requests: RecordsRequests | None = None
+    ) -> None:
+        self._app, self._keys, self._limits, self._requests = app, keys, limits, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http" or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
-        found = self._found(Headers(scope=scope), path)
-        if not isinstance(found, AccessKey):
-            await found(scope, receive, send)
-            return
-        if (limited := self._limits.begin(found.key_id)) is not None:
-            await refusal(429, limited.why, path, retry_after_s=limited.retry_after_s)(scope, receive, send)
-            return
+        headers = Headers(scope=scope)
+        action, agent = wanted(scope["method"], scope["path"])
+        asked = Asked.of(scope, action, agent or headers.get("x-agent-id"))
+        refused = self._refusal(asked, sent_key(headers))
+        if asked.decision.allowed and asked.key is not None:
+            opened_by(scope, asked.key)
         try:
-            await (_refusal(found, scope) or self._app)(scope, receive, send)
+            await (refused or self._app)(scope, receive, asked.watching(send))
         finally:
-            self._limits.end(found.key_id)
+            if asked.in_progress and asked.key is not None:
+                self._limits.end(asked.key.key_id)
+            if self._requests is not None:
+                self._requests.write(asked.events(times.now_ms()))
 
-    def _found(self, headers: Headers, path: str) -> AccessKey | JSONResponse:
-        """Return the key of a request, or what its client is told for having none."""
+    def _refusal(self, asked: Asked, sent: str) -> JSONResponse | None:
+        """Return what its client is told that gets no answer, None if it gets one; note whose it is, and why."""
+        if self._requests is not None and (why := self._requests.why_not()) is not None:
+            return asked.refused(503, why)
         try:
-            found = self._keys.find(sent_key(headers))
+            found = self._keys.find(sent)
         except LogError as exc:
-            return errors.response(CallError("busy", str(exc)), path)
-        if isinstance(found, AccessKey):
-            return found
-        why = f"{found}. Send a key as `Authorization: Bearer`; `streamward access keys create` makes one"
-        return refusal(401, why, path)
+            return asked.refused(503, str(exc))
+        if isinstance(found, str):
+            why = f"{found}. Send a key as `Authorization: Bearer`; `streamward access keys create` makes one"
+            return asked.refused(401, why)
+        asked.key = found
+        if (limited := self._limits.begin(found.key_id)) is not None:
+            return asked.refused(429, limited.why, limited.retry_after_s)
+        asked.in_progress = True
+        asked.decision = decided(found, asked.action, asked.agent_id or DEFAULT_AGENT)
+        return None if asked.decision.allowed else asked.refused(403, asked.decision.why)
 
 
-def _refusal(found: AccessKey, scope: Scope) -> JSONResponse | None:
-    """Return what a key is told that may not; None if it may, and then the routes see it."""
-    headers, path = Headers(scope=scope), scope["path"]
-    action, agent = wanted(scope["method"], path)
-    decision = decide(found, action, agent_id=agent or headers.get("x-agent-id") or DEFAULT_AGENT)
-    if not decision.allowed:
-        return refusal(403, decision.why, path)
-    if found.tenant is not None and action in OF_ALL_TENANTS:
-        why = f"key {found.key_id} is of a tenant, and {action} is for keys without one: it is about all of them"
-        return refusal(403, why, path)
-    opened_by(scope, found)
-    return None
+def decided(key: AccessKey, action: Action, agent_id: str) -> Decision:
+    """Return whether a key may do something as an agent, and why."""
+    decision = decide(key, action, agent_id=agent_id)
+    if decision.allowed and key.tenant is not None and action in OF_ALL_TENANTS:
+        why = f"key {key.key_id} is of a tenant, and {action} is for keys without one: it is about all of them"
+        return Decision(False, why)
+    return decision
 
 
 def sent_key(headers: Headers) -> str:

@@ -32,6 +32,8 @@ RETRY_AFTER_S = 1
 REST = ("/finetune/", "/rl/")
 """How the paths of jobs in Streamward's own REST begin, behind their prefix."""
 REST_PREFIXES = ("", "/api/v1")
+RPC_PATHS = ("/api/v1/jsonrpc", "/jsonrpc")
+"""Where JSON-RPC is spoken."""
 ACTIONS: dict[CallErrorKind, str] = {
     "invalid": "correct what the message names, and send it again",
     "unknown_parameter": "leave it out, or correct its name",

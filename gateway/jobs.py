@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway import errors, jsonrpc
+from gateway.asked import Asked, AskedCall, asked_of
 from gateway.body import sent
 from gateway.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcError, RpcMethod
 from gateway.tenant_jobs import TenantJobs
@@ -39,7 +40,7 @@ from streams.settings.model import Settings
 from streams.stages.agents.calls import CallError
 from streams.stages.tasks.submit import submit
 
-PATHS = ("/api/v1/jsonrpc", "/jsonrpc")
+PATHS = errors.RPC_PATHS
 NOT_FOUND, REFUSED, UNREACHABLE, FORBIDDEN = -32001, -32002, -32003, -32403
 """Codes of our own: no such job or agent; a rule or another command forbids it; the log does not answer; the key may
 not."""
@@ -106,8 +107,10 @@ class ListParameters(_Parameters):
 class JobsOverHttp:
     """The methods of one request, over the jobs that its key may see."""
 
-    def __init__(self, settings: Settings, jobs: TenantJobs, holder: AccessKey | None) -> None:
-        self._settings, self._jobs, self._holder = settings, jobs, holder
+    def __init__(
+        self, settings: Settings, jobs: TenantJobs, holder: AccessKey | None, asked: Asked | None = None
+    ) -> None:
+        self._settings, self._jobs, self._holder, self._asked = settings, jobs, holder, asked
 
     def methods(self, key: str | None) -> dict[str, RpcMethod]:
         """Return what can be called; `key` is the request's Idempotency-Key."""
@@ -127,8 +130,13 @@ class JobsOverHttp:
         """Return a method that is called only if the key may."""
 
         async def guarded(given: dict[str, Any]) -> Any:
-            if self._holder is not None and not (decision := decide(self._holder, ACTIONS[name])).allowed:
-                raise RpcError(FORBIDDEN, "permission_denied", _details(decision.why))
+            if self._holder is not None:
+                decision = decide(self._holder, ACTIONS[name])
+                if self._asked is not None:
+                    about = str(given.get("job_id", ""))
+                    self._asked.calls.append(AskedCall(name, ACTIONS[name], decision, about))
+                if not decision.allowed:
+                    raise RpcError(FORBIDDEN, "permission_denied", _details(decision.why))
             return await _apart(call, given)
 
         return guarded
@@ -206,7 +214,7 @@ def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter
             error = {"code": INVALID_REQUEST, "message": jsonrpc.MEANING[INVALID_REQUEST], "data": exc.message}
             return JSONResponse({"jsonrpc": "2.0", "error": error, "id": None}, errors.STATUS[exc.kind])
         jobs = TenantJobs(settings, log, tenant_of(request), actor_of(request))
-        api = JobsOverHttp(settings, jobs, key_of(request))
+        api = JobsOverHttp(settings, jobs, key_of(request), asked_of(request))
         found = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))
         return Response(status_code=204) if found is None else JSONResponse(found)
 

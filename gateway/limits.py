@@ -3,9 +3,6 @@
     request ──► the bucket of its key ──► a token, or in how many seconds there is one ──► 429, Retry-After
             └─► requests of its key in progress ──► one more, or 429
 
-A bucket holds `burst` tokens at most and gains `rate` a second, so in any time of t seconds a key gets no more than
-burst + rate * t answers. What is refused takes no token.
-
 Not covered: several servers share no bucket, and requests without a key that is valid have none: they are refused
 before anything is read of them. A batch of JSON-RPC is one request.
 """
@@ -17,19 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from streams.access.token_bucket import TokenBucket, take
 from streams.settings.model import Serve
 
 AT_ONCE_RETRY_S = 1.0
 """When to try again where another request has to end first: nobody knows when."""
-ROUNDING = 1e-6
-"""A token that lacks so little is whole: who waited as long as was said gets it."""
-
-
-class TokenBucket(NamedTuple):
-    """What is left of a bucket, at a time."""
-
-    tokens: float
-    at_s: float
 
 
 class Refused429(NamedTuple):
@@ -37,19 +26,6 @@ class Refused429(NamedTuple):
 
     why: str
     retry_after_s: float
-
-
-def take(bucket: TokenBucket | None, now_s: float, *, rate: float, burst: float) -> tuple[TokenBucket, float]:
-    """Return a bucket after one request, and the seconds until there is a token for it: 0 if it got one.
-
-    None is a bucket that was never used, and full. A clock that goes back adds nothing, and takes nothing away.
-    """
-    before = TokenBucket(burst, now_s) if bucket is None else bucket
-    now_s = max(now_s, before.at_s)
-    tokens = min(burst, before.tokens + (now_s - before.at_s) * rate)
-    if tokens >= 1 - ROUNDING:
-        return TokenBucket(max(0.0, tokens - 1), now_s), 0.0
-    return TokenBucket(tokens, now_s), (1 - tokens) / rate
 
 
 class KeyLimits:

@@ -1,7 +1,7 @@
 """Serve the policy to agents on this machine until it is asked to stop.
 
 engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
-access ──► AccessLog ──► the door, with serve.auth=keys; every request has its time
+access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests
 jobs ──► JobLog ──► jobs, fine_tuning, rest ──┘   files ◄──► the store of adapters
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
@@ -20,6 +20,7 @@ from importlib.metadata import version
 
 import uvicorn
 from fastapi import APIRouter
+from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
 from gateway import files, fine_tuning, jobs, rest, runs
@@ -32,6 +33,7 @@ from gateway.openapi import describe
 from gateway.time_limits import TimeLimits
 from streams import garbage
 from streams.access.access_log import AccessLog
+from streams.access.request_log import RequestLog
 from streams.adapters import signing
 from streams.engines.build import build_tokens
 from streams.errors import SettingsError
@@ -87,12 +89,14 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
                 opened(settings, engine, rendering, stop, meter) as recorder,
                 JobLog(settings) as orders,
                 _keys(settings) as keys,
+                _requests(settings) as requests,
             ):
                 meter.begin("answering")
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                    runner.run(_serve(settings, recorder, orders, keys, listening, stop, meter))
+                    app = _application(settings, recorder, orders, keys, requests)
+                    runner.run(_serve(settings, recorder, app, listening, stop, meter))
         finally:
             engine.close()
 
@@ -100,20 +104,13 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 async def _serve(
     settings: Settings,
     recorder: Recorder,
-    orders: JobLog,
-    keys: AccessLog | None,
+    app: ASGIApp,
     listening: socket.socket,
     stop: threading.Event,
     meter: Meter,
 ) -> None:
-    most = int(settings.serve.max_body_mb * 1_000_000)
-    feedback = partial(give_feedback, settings)
-    app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
-    app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
-    app.include_router(job_routes(settings, orders))
-    describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES))
     config = uvicorn.Config(
-        TimeLimits(app if keys is None else Door(app, keys, KeyLimits(settings.serve)), settings.serve),
+        app,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -137,6 +134,25 @@ async def _serve(
     server.should_exit = True
     await serving
     await recorder.close()
+
+
+def _application(
+    settings: Settings, recorder: Recorder, orders: JobLog, keys: AccessLog | None, requests: RequestLog | None
+) -> ASGIApp:
+    """Return every route, behind the door if there are keys."""
+    rule, feedback = settings.serve, partial(give_feedback, settings)
+    most = int(rule.max_body_mb * 1_000_000)
+    app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
+    app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
+    app.include_router(job_routes(settings, orders))
+    describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES))
+    return TimeLimits(app if keys is None else Door(app, keys, KeyLimits(rule), requests), rule)
+
+
+def _requests(settings: Settings) -> contextlib.AbstractContextManager[RequestLog | None]:
+    """Return what writes what is asked; None if nothing does."""
+    written = settings.serve.auth == "keys" and settings.serve.requests != "off"
+    return RequestLog(settings) if written else contextlib.nullcontext()
 
 
 def _keys(settings: Settings) -> contextlib.AbstractContextManager[AccessLog | None]:

@@ -5,7 +5,7 @@
            TrajectoryEvent, AgentEvent: whose turns they are
     ExperimentEvent: a replay of others, in a log of its own
     JobEvent: training that somebody ordered, and how far it is; what a tenant has spent in a month that is closed
-    AccessEvent: who may call, and as what
+    AccessEvent, RequestEvent: who may call, and as what; who did, and what came of it
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
 (`python -m schemas.generate`), `lock.json` gives each its id for ever, and a test fails when the two drift. Times are
@@ -811,6 +811,35 @@ class AccessEvent:
     expires_at: Annotated[Millis | None, "key_created: from when on it is refused; null: never"] = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEvent:
+    """Somebody asked the server for something, and got it or did not. It has no body, of request or answer."""
+
+    event_id: Annotated[str, "uuid5(start of the server, number of the request, of the call in a batch)"]
+    subject_id: Annotated[str, "key of the record: the id of the key; anonymous: none that is valid"]
+    created_at: Annotated[Millis, "when its answer ended"]
+    traceparent: Annotated[str | None, "as the client sent it"] = None
+    metadata: Annotated[
+        dict[str, str],
+        "lost, skipped: how many requests before this one have no event, for want of room or by their rate",
+    ] = field(default_factory=dict)
+    role: AccessRole | None = None
+    tenant: Annotated[str | None, "of the key; null: none"] = None
+    agent_id: Annotated[str | None, "whom path or header name"] = None
+    action: Annotated[str, "what the role has to allow"]
+    method: Annotated[str, "of HTTP, or of JSON-RPC"]
+    resource: Annotated[str, "the path, without its query; no part of it is a key"]
+    allowed: Annotated[bool, "whether the key may; false, too, without a valid key and beyond a limit"]
+    reason: Annotated[str, "why it is allowed or not"]
+    status: Annotated[Int, "of the answer over HTTP"]
+    duration_ms: Annotated[Int, "until its answer ended"]
+    prompt_tokens: Annotated[Int | None, "of a model call; null: none"] = None
+    completion_tokens: Annotated[Int | None, "sampled for it; null: none"] = None
+
+
+ANONYMOUS = "anonymous"
+"""Who asks without a key that is valid."""
+
 Event = (
     Task
     | Response
@@ -826,6 +855,7 @@ Event = (
     | AgentEvent
     | JobEvent
     | AccessEvent
+    | RequestEvent
 )
 EVENTS: tuple[type[Event], ...] = (
     Task,
@@ -842,6 +872,7 @@ EVENTS: tuple[type[Event], ...] = (
     AgentEvent,
     JobEvent,
     AccessEvent,
+    RequestEvent,
 )
 
 
@@ -880,6 +911,8 @@ def problems(event: Event) -> Iterator[str]:
             return _job_problems(event)
         case AccessEvent():
             return _access_problems(event)
+        case RequestEvent():
+            return _request_problems(event)
         case _:
             return iter(())
 
@@ -1063,6 +1096,16 @@ def _access_problems(event: AccessEvent) -> Iterator[str]:
         yield "secret_sha256 is no SHA-256; expected 64 hexadecimal digits in lower case"
     if not made and (event.name, event.tenant, event.agent_id, event.expires_at) != (None, None, None, None):
         yield f"kind is {event.kind}; name, tenant, agent_id and expires_at are of key_created alone"
+
+
+def _request_problems(event: RequestEvent) -> Iterator[str]:
+    if not 100 <= event.status <= 599:
+        yield f"status is {event.status}; expected one of HTTP, 100 to 599"
+    if event.allowed and event.subject_id != ANONYMOUS and event.role is None:
+        yield "it is allowed to a key without a role; every key has one"
+    for name in ("duration_ms", "prompt_tokens", "completion_tokens"):
+        if (getattr(event, name) or 0) < 0:
+            yield f"{name} is {getattr(event, name)}; expected 0 or more"
 
 
 def _job_problems(event: JobEvent) -> Iterator[str]:

@@ -33,6 +33,7 @@ from schemas.events import (
     AdvantagedGroup,
     Event,
     JobEvent,
+    RequestEvent,
     Response,
     Reward,
     Task,
@@ -65,7 +66,7 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _turns_hold(events)
     if event is TrajectoryEvent:
         return _trajectories_hold(events)
-    if event in (JobEvent, AccessEvent):
+    if event in (JobEvent, AccessEvent, RequestEvent):
         return False  # there are few, so serde judges them all
     return event is not Reward or _rewards_hold(events)
 

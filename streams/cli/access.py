@@ -1,7 +1,7 @@
 """The commands of access: make, list and revoke keys; say what a key may do.
 
 create ──► key_created ──► access, and the key to stdout, once        check ──► allowed or not, and why
-list ──► rows        revoke ──► key_revoked ──► access ──► whoever follows
+list ──► rows        revoke ──► key_revoked ──► access ──► whoever follows        audit ◄── requests
 """
 
 from __future__ import annotations
@@ -112,6 +112,45 @@ def access_check(call: AppContext, /, key_id: str, action: str, output: Output) 
     if not decision.allowed:
         raise RefusedError(decision.why)
     show.record({"allowed": True, "why": decision.why}, output)
+
+
+@access.command("audit")
+@click.option("--since", metavar="TIME|AGE", help="From then on: a time as ISO 8601 (UTC), or an age, as 2h.")
+@click.option("--denied", is_flag=True, help="Only what was not allowed.")
+@click.option("--key", "key_id", metavar="ID", help="Only what came with this key; `anonymous`: without one.")
+@click.option("--tenant", help="Only what this tenant's keys asked.")
+@output_option
+@pass_call
+def access_audit(
+    call: AppContext, /, since: str | None, denied: bool, key_id: str | None, tenant: str | None, output: Output
+) -> None:
+    """Print what was asked of servers with keys.
+
+    Who, which action, of what, and whether it was allowed. Servers write it with serve.requests=lossy (the default) or required. It has no bodies.
+    """
+    from schemas.events import RequestEvent
+    from streams import output as show
+    from streams.access.keys import shown
+    from streams.cli import events_view
+    from streams.errors import SettingsError
+    from streams.kafka import times
+
+    if key_id is not None and key_id.startswith("sw_"):
+        raise SettingsError(f"--key: there is no key {shown(key_id)}")
+    begin = times.Begin("start") if since is None else times.Begin("time", times.parse_time(since, "--since"))
+    table = events_view.EventLines(several=False) if output == "table" else None
+    for seen in times.tail(call.settings, times.named(call.settings, ["requests"]), begin, until_end=True):
+        event = seen.event
+        if isinstance(event, RequestEvent):
+            if (denied and event.allowed) or key_id not in (None, event.subject_id):
+                continue
+            if tenant not in (None, event.tenant):
+                continue
+        if table is not None:
+            table.add(seen)
+        else:
+            show.check_reader()
+            print(events_view.json_of(seen), flush=True)
 
 
 def _columns() -> list[Any]:

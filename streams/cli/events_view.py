@@ -192,5 +192,14 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("name", lambda e: e.name, 16),
         Column("actor", lambda e: e.actor),
     ),
+    "RequestEvent": (
+        Column("key", lambda e: e.subject_id, 16),
+        Column("tenant", lambda e: e.tenant, 10),
+        Column("action", lambda e: e.action, 13),
+        Column("status", lambda e: e.status, 6, right=True),
+        Column("ms", lambda e: e.duration_ms, 6, right=True),
+        Column("resource", lambda e: f"{e.method} {e.resource}", 40),
+        Column("why not", lambda e: "" if e.allowed else e.reason),
+    ),
 }
 """The columns of an event in a table, by its type."""

@@ -1,11 +1,11 @@
 """The topics: their names, keys, shapes, and the event type of each.
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
-      └─► turns, trajectories ─┘                                        agents, jobs, access
+      └─► turns, trajectories ─┘                                        agents, jobs, access, requests
 
 What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
-(experiments, agents, jobs and keys by their name), so one policy's groups have one total order. None is compacted or
-written in transactions: both leave gaps in the offsets, and a batch is a list of offsets.
+(experiments, agents, jobs, keys and what is asked with them by their name), so one policy's groups have one total
+order. None is compacted or written in transactions: both leave gaps in the offsets, and a batch is a list of offsets.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("agents", events.AgentEvent, "agent_id"),
     ("jobs", events.JobEvent, "job_id"),
     ("access", events.AccessEvent, "subject_id"),
+    ("requests", events.RequestEvent, "subject_id"),
 )
 KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs", "access")
 """Decisions and provenance: small, and needed long after the rest is gone."""

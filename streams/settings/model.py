@@ -620,6 +620,11 @@ class Serve(Section):
         128, ge=0, description="requests of one key in progress, streams among them; another gets status 429; 0: any"
     )
 
+    requests: Literal["lossy", "required", "off"] = Field(
+        "lossy",
+        description="events of what is asked with keys: lossy loses some while the broker is unreachable; required "
+        "answers nothing while none can be written; off writes none",
+    )
     key: SecretStr | None = Field(
         None, description="what `streamward agents run` and its programs send to a server that asks for keys"
     )
@@ -637,7 +642,7 @@ class Serve(Section):
                 "call. Use 127.0.0.1, and from elsewhere an ssh tunnel; or serve.auth=keys, and make keys with "
                 "`streamward access keys create`"
             )
-        of_keys = ("key_per_s", "key_burst", "key_at_once")
+        of_keys = ("key_per_s", "key_burst", "key_at_once", "requests")
         changed = [name for name in of_keys if getattr(self, name) != type(self).model_fields[name].default]
         if self.auth == "none" and changed:
             raise ValueError(f"{changed[0]} has no effect without keys; set auth=keys, or leave {changed[0]} out")

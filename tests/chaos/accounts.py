@@ -21,7 +21,7 @@ from streams.tools.audit.report import Report
 
 HOSTILE = "hostile-"
 """How every id begins that was made up."""
-UNREAD = ("experiments", "turns", "trajectories", "agents", "jobs", "access")
+UNREAD = ("experiments", "turns", "trajectories", "agents", "jobs", "access", "requests")
 """Topics that no process of the loop reads."""
 
 

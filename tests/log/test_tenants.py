@@ -16,13 +16,16 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from pydantic import SecretStr
 
 from gateway import jobs
-from schemas.events import JobEvent, Reward, Turn
+from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.access.access_log import AccessLog
+from streams.cli.root import cli
 from streams.kafka import admin
+from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
 from streams.stages.agents.processes import AgentProcess, run_process
 from streams.stages.agents.run import AgentPlan, RunWork, run
@@ -242,6 +245,36 @@ def test_blue_has_everything_as_it_was_and_the_operator_sees_it_all(tenants: Ten
     assert {event.tenant for _, event in read(tenants.settings, JobEvent)} <= {"red", "blue"}
     assert {turn.agent_id.partition(".")[0] for _, turn in read(tenants.settings, Turn)} <= {"red", "blue"}
     assert read(tenants.settings, Reward) == []
+
+
+def test_what_was_asked_is_in_the_log_without_a_body_or_a_key(tenants: Tenants) -> None:
+    chat = {"model": "sums", "messages": [{"role": "user", "content": "azure?"}]}
+    assert tenants.ask("blue", "POST", "/agents/owl/v1/chat/completions", json=chat).is_success
+    key_id = tenants.keys["blue"].split("_")[1]
+
+    def owls() -> list[RequestEvent]:
+        return [one for _, one in read(tenants.settings, RequestEvent) if one.agent_id == "owl"]
+
+    until(owls, "an event of the request")
+    [event] = owls()
+    assert (event.subject_id, event.tenant, event.role, event.action) == (key_id, "blue", "admin", "chat.call")
+    assert (event.allowed, event.status, event.method) == (True, 200, "POST")
+    assert event.prompt_tokens and event.completion_tokens
+    raw = b"".join(record.payload or b"" for record in admin.read_topic(tenants.settings, "requests"))
+    for hidden in (*(key.split("_")[2] for key in tenants.keys.values()), "azure", "ultramarine"):
+        assert hidden.encode() not in raw
+
+    def printed(*args: str) -> list[dict[str, Any]]:
+        found = CliRunner().invoke(cli, ["access", "audit", "--output", "jsonl", *args], env=to_env(tenants.settings))
+        assert found.exit_code == 0, found.output
+        return [json.loads(line)["event"] for line in found.stdout.splitlines()]
+
+    assert {one["tenant"] for one in printed("--tenant", "blue", "--since", "1h")} == {"blue"}
+    assert {one["allowed"] for one in printed("--denied")} <= {False}
+    assert {one["subject_id"] for one in printed("--key", key_id)} == {key_id}
+    sql = "SELECT tenant, requests > 0, completion_tokens > 0 FROM key_use WHERE tenant = 'blue' AND name IS NULL"
+    used = CliRunner().invoke(cli, ["query", "--output", "csv", sql], env=to_env(tenants.settings))
+    assert used.stdout.splitlines()[1:] == ["blue,true,true"], used.output
 
 
 def test_the_same_bytes_of_two_tenants_are_two_files(tenants: Tenants) -> None:

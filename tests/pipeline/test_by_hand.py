@@ -133,6 +133,7 @@ def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: T
         "agents": 0,
         "jobs": 0,
         "access": 0,
+        "requests": 0,
     }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from schemas.events import (
     JobSpec,
     JobTuning,
     Message,
+    RequestEvent,
     Response,
     Reward,
     RewardSource,
@@ -143,6 +144,15 @@ def _obeying(event: Any) -> Any:
                 secret_sha256="0123456789abcdef" * 4 if made else None,
                 role=(event.role or "viewer") if made else None,
                 **dict.fromkeys(what),
+            )
+        case RequestEvent():
+            counts = {name: abs(getattr(event, name) or 0) for name in ("prompt_tokens", "completion_tokens")}
+            return dataclasses.replace(
+                event,
+                status=100 + abs(event.status) % 500,
+                role=event.role or "viewer",
+                duration_ms=abs(event.duration_ms) % 2**31,
+                **{name: count % 2**31 for name, count in counts.items()},
             )
         case JobPrices():
             return JobPrices(**{name: abs(value) for name, value in dataclasses.asdict(event).items()})

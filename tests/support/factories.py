@@ -36,6 +36,7 @@ from schemas.events import (
     JobSpec,
     Message,
     Outcome,
+    RequestEvent,
     Response,
     Reward,
     RewardSource,
@@ -438,7 +439,30 @@ def one_of_each() -> list[Event]:
             role="trainer",
             tenant="red",
         ),
+        request_event(),
     ]
+
+
+def request_event(**changes: Any) -> RequestEvent:
+    """Return a call that key 00112233445566ff was allowed."""
+    whole: dict[str, Any] = {
+        "event_id": derive_id("request", 0),
+        "subject_id": "00112233445566ff",
+        "created_at": T0 + 20,
+        "role": "submitter",
+        "tenant": "red",
+        "agent_id": "calc",
+        "action": "chat.call",
+        "method": "POST",
+        "resource": "/agents/calc/v1/chat/completions",
+        "allowed": True,
+        "reason": "key 00112233445566ff has role submitter, which may chat.call",
+        "status": 200,
+        "duration_ms": 20,
+        "prompt_tokens": 9,
+        "completion_tokens": 3,
+    }
+    return RequestEvent(**whole | changes)
 
 
 def in_version_1(event: Event, schemas: versions.SchemaVersions | None = None) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from gateway.door import TABLE, Door, wanted
 from gateway.jsonrpc import METHOD_NOT_FOUND
 from gateway.limits import KeyLimits
 from gateway.server import job_routes
-from schemas.events import AccessRole
+from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys
 from streams.access.keys import AccessKey
 from streams.access.roles import ROLES, decide
@@ -144,6 +144,76 @@ def test_json_rpc_is_decided_call_by_call_and_in_a_batch_too() -> None:
             assert may or "is for: " in found[name]["data"]["message"]
         assert found["training.no"]["code"] == METHOD_NOT_FOUND
     assert set(jobs.ACTIONS) == set(jobs.JobsOverHttp(Settings(), nothing, None).methods(None))
+
+
+class Written:
+    """What a door writes of what is asked, and why it may not be answered."""
+
+    def __init__(self) -> None:
+        self.events: list[RequestEvent] = []
+        self.full: str | None = None
+
+    def why_not(self) -> str | None:
+        return self.full
+
+    def write(self, events: Iterable[RequestEvent]) -> None:
+        self.events += events
+
+
+def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> None:
+    written, trace = Written(), f"00-{'a' * 32}-{'b' * 16}-01"
+    app = FastAPI()
+
+    @app.api_route("/{path:path}", methods=["GET", "POST"])
+    async def reached(path: str) -> dict[str, str]:
+        return {"reached": path}
+
+    known = Known("submitter", tenant="red")
+    http = TestClient(Door(app, known, KeyLimits(Serve(auth="keys", key_per_s=0.001, key_burst=2)), written))
+    http.get("/v1/models?after=planted", headers=BEARER | {"traceparent": trace, "X-Agent-ID": "calc"})
+    http.post(f"/v1/fine_tuning/jobs/{SECRET.text}/cancel", headers=BEARER, content=b"a body")
+    http.get("/v1/models", headers=BEARER)
+    http.get("/v1/models", headers={"Authorization": f"Bearer {SECRET.text}x"})
+    found = [(one.subject_id, one.action, one.status, one.allowed) for one in written.events]
+    assert found == [
+        (SECRET.key_id, "models.read", 200, True),
+        (SECRET.key_id, "jobs.command", 403, False),
+        (SECRET.key_id, "models.read", 429, False),
+        (ANONYMOUS, "models.read", 401, False),
+    ]
+    first, denied, _, anonymous = written.events
+    assert (first.role, first.tenant, first.agent_id, first.traceparent) == ("submitter", "red", "calc", trace)
+    assert (first.method, first.resource) == ("GET", "/v1/models")
+    assert "jobs.command is for: trainer, admin" in denied.reason and anonymous.role is None
+    assert not any(list(problems(one)) for one in written.events)
+    for hidden in (SECRET.secret, "planted", "a body"):
+        assert hidden not in repr(written.events)
+    assert len({one.event_id for one in written.events}) == 4
+
+
+def test_each_call_of_a_batch_leaves_an_event_of_its_own() -> None:
+    app, written = FastAPI(), Written()
+    nothing: Any = None
+    app.include_router(jobs.routes(Settings(), nothing, max_body_bytes=10_000))
+    calls = [
+        {"jsonrpc": "2.0", "method": f"training.{name}", "params": {"job_id": "j1"}, "id": 1}
+        for name in ("list_jobs", "pause")
+    ]
+    TestClient(Door(app, Known("viewer"), KeyLimits(Serve()), written)).post("/jsonrpc", headers=BEARER, json=calls)
+    assert [(one.method, one.action, one.resource, one.allowed) for one in written.events] == [
+        ("training.list_jobs", "jobs.read", "/jsonrpc j1", True),
+        ("training.pause", "jobs.command", "/jsonrpc j1", False),
+    ]
+
+
+def test_where_events_are_required_nothing_is_answered_while_none_can_be_written() -> None:
+    written = Written()
+    http = TestClient(Door(FastAPI(), Known("admin"), KeyLimits(Serve()), written))
+    written.full = "the log has taken no event of a request for 20 s"
+    answer = http.get("/v1/models", headers=BEARER)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1") and written.full in answer.text
+    written.full = None
+    assert http.get("/v1/models", headers=BEARER).status_code == 404
 
 
 def test_health_needs_no_key_and_a_log_that_is_away_lets_nobody_in() -> None:

@@ -17,9 +17,10 @@ from starlette.types import ASGIApp
 
 from gateway.app import create_app
 from gateway.door import Door
-from gateway.limits import ROUNDING, KeyLimits, TokenBucket, take
+from gateway.limits import KeyLimits
 from gateway.server import job_routes
 from gateway.time_limits import TimeLimits
+from streams.access.token_bucket import ROUNDING, TokenBucket, take
 from streams.settings.model import Serve, Settings
 from tests.unit.test_door import BEARER, Known
 

@@ -60,7 +60,7 @@ class Terminal(io.StringIO):
 
 
 def test_there_is_a_view_for_every_topic_and_each_can_be_read(session: Session) -> None:
-    joins = {"group_responses", "lineage", "rollout", "runs", "spans"}
+    joins = {"group_responses", "key_use", "lineage", "rollout", "runs", "spans"}
     assert {label.replace("-", "_") for label in LABELS} | joins == set(session.views)
     assert all(answer(session, f"FROM {name}") == [] for name in session.views)
 

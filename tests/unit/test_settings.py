@@ -31,6 +31,7 @@ from streams.settings.model import (
     Policy,
     Schemas,
     Scoring,
+    Serve,
     Settings,
     Topics,
     Tracing,
@@ -439,6 +440,7 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
             own_ids=False,
         ),
         trainer=Trainer(loss="cispo", epsilon_high=5.0, importance="mask", importance_cap=3.5),
+        serve=Serve(auth="keys", key_per_s=7, key_burst=9, key_at_once=3, requests="required", key=SecretStr("sw_a_b")),
         jobs=Jobs(prompt_usd=0.5, completion_usd=0.0, trainer_hour_usd=3.25, max_budget_usd=7.5),
         tracing=Tracing(otlp_endpoint="https://c:4318", sample_ratio=0.25, queue_spans=7, timeout_s=2.5),
     )
@@ -473,6 +475,7 @@ ALONE |= {"policy.max_concurrent", "policy.verify", "schemas.own_ids"}
 ALONE |= {"jobs.prompt_usd", "jobs.completion_usd", "jobs.trainer_hour_usd", "jobs.max_budget_usd"}
 ALONE |= {"advantages.gamma", "advantages.turn_weight"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
+ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", "requests", "key")}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
 """These mean nothing without others; the test above has them together."""
 

@@ -35,7 +35,8 @@ BACKWARDS = (
     "tasks",
 )
 """Topics, each after those with effects of its records: the end of a trajectory counts its turns, and an event of a job
-names versions. `experiments`, `agents` and `access` are about other logs, programs and keys, so they are not read."""
+names versions. `experiments`, `agents`, `access` and `requests` are about other logs, programs and keys: they are not
+read."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 

@@ -1,0 +1,57 @@
+"""Events of requests where the log takes none: bounded, counted, and in nobody's way unless they are required."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from schemas.events import ANONYMOUS
+from streams.access import request_log
+from streams.access.request_log import FLOOD_BURST, MOST_WAITING, RequestLog
+from streams.settings.model import Kafka, Serve, Settings
+from tests.support.factories import request_event
+
+NOWHERE = Settings(kafka=Kafka(bootstrap="127.0.0.1:1"), serve=Serve(auth="keys"))
+REQUIRED = NOWHERE.model_copy(update={"serve": Serve(auth="keys", requests="required", acknowledge_s=0.001)})
+
+
+def test_a_queue_that_is_full_loses_and_counts_and_stops_answers_only_where_events_are_required() -> None:
+    for settings in (NOWHERE, REQUIRED):
+        requests = RequestLog(settings)  # not entered: nobody takes from its queue
+        assert requests.why_not() is None
+        requests.write(request_event() for _ in range(MOST_WAITING + 5))
+        assert requests.lost == 5
+        assert (requests.why_not() is None) == (settings is NOWHERE)
+
+
+def test_who_is_refused_for_having_no_key_or_asking_too_often_fills_no_topic() -> None:
+    requests = RequestLog(NOWHERE)
+    many = int(FLOOD_BURST) + 50
+    for status in (401, 429):
+        requests.write(request_event(subject_id=ANONYMOUS, allowed=False, status=status) for _ in range(many))
+    waiting = requests._queue.qsize()
+    assert FLOOD_BURST <= waiting < many
+    requests.write([request_event(subject_id=ANONYMOUS, status=404)])
+    while requests._queue.qsize() > 1:
+        requests._queue.get()
+    assert int(requests._queue.get().metadata["skipped"]) + waiting == 2 * many
+
+
+def test_a_broker_that_is_unreachable_costs_events_and_the_end_is_not_held_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(request_log, "offsets", lambda *_: {})  # the broker was there at the start
+    monkeypatch.setattr(request_log, "CLOSE_S", 0.05)
+    stuck = threading.Event()
+    with RequestLog(REQUIRED) as requests:
+        requests.write(request_event() for _ in range(3))
+        for _ in range(10_000):
+            if requests.why_not() is not None:
+                stuck.set()
+                break
+            stuck.wait(0.001)
+        assert stuck.is_set(), "nothing was acknowledged, and it is not said"
+        assert "serve.requests is required" in str(requests.why_not())
+    assert requests.lost == 3
+    assert "3 requests left no event" in caplog.text
