@@ -10,9 +10,10 @@ commit, no offset is ever reset, and trouble is a LogError once the records befo
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import confluent_kafka as ck
@@ -23,6 +24,7 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition
 from streams.settings.model import Settings
 
+_SECOND = itemgetter(1)
 AT_A_TIME = 500
 """Messages held at once: fewer than the 700 new objects that start Python's garbage collector."""
 SILENCE_S = 60.0
@@ -40,31 +42,14 @@ def read(
 
     Headers are left out unless asked for. Raises LogError if a range is no longer there, or nothing comes for a minute.
     """
-    waiting: dict[str, DecodedRows] = {}
-    weights = {topic: 0 for topic, _ in starts}
     with Bulk(settings, starts, ends=ends) as reader:
-        heard_at = time.monotonic()
-        while not reader.at_end():
-            for topic, messages in reader.poll_messages():
-                heard_at = time.monotonic()
-                rows = waiting.setdefault(topic, DecodedRows(topic, [], [], [], [], [], []))
-                _append(rows, messages)
-                if headers:
-                    rows.headers.extend(reader.headers(messages))
-                weights[topic] += sum(map(len, messages))
-                if len(rows.payloads) >= CHUNK_RECORDS or weights[topic] >= CHUNK_BYTES:
-                    yield waiting.pop(topic)
-                    weights[topic] = 0
-            if time.monotonic() - heard_at > SILENCE_S:
-                where = f"nothing came for {SILENCE_S:g} s at {reader.position}, expected up to {dict(ends)}"
-                raise unreachable(settings.kafka, where)
-        yield from waiting.values()
+        yield from reader.pieces(headers=headers)
 
 
 def _append(rows: DecodedRows, messages: list[Any]) -> None:
     rows.partitions.extend(map(ck.Message.partition, messages))
     rows.offsets.extend(map(ck.Message.offset, messages))
-    rows.timestamps.extend([message.timestamp()[1] for message in messages])
+    rows.timestamps.extend(map(_SECOND, map(ck.Message.timestamp, messages)))
     rows.keys.extend(map(ck.Message.key, messages))
     rows.payloads.extend(map(ck.Message.value, messages))
 
@@ -72,16 +57,33 @@ def _append(rows: DecodedRows, messages: list[Any]) -> None:
 class Bulk(PartitionReader):
     """A PartitionReader that returns librdkafka's own messages."""
 
-    @cached_property
-    def _topics(self) -> set[str]:
-        return {topic for topic, _ in self._position}
+    def pieces(self, *, headers: bool = False) -> Iterator[DecodedRows]:
+        """Yield every record up to the bounds. As `read`; what was assigned stays until the last is yielded."""
+        waiting: dict[str, DecodedRows] = {}
+        weights: Counter[str] = Counter()
+        heard_at = time.monotonic()
+        while not self.at_end():
+            for topic, messages in self.poll_messages():
+                heard_at = time.monotonic()
+                rows = waiting.setdefault(topic, DecodedRows(topic, [], [], [], [], [], []))
+                _append(rows, messages)
+                if headers:
+                    rows.headers.extend(self.headers(messages))
+                weights[topic] += sum(map(len, messages))
+                if len(rows.payloads) >= CHUNK_RECORDS or weights[topic] >= CHUNK_BYTES:
+                    yield waiting.pop(topic)
+                    weights[topic] = 0
+            if time.monotonic() - heard_at > SILENCE_S:
+                where = f"nothing came for {SILENCE_S:g} s at {self.position}, expected up to {self._ends}"
+                raise unreachable(self._settings.kafka, where)
+        yield from waiting.values()
 
     def poll_messages(self, count: int = AT_A_TIME, timeout_s: float = POLL_S) -> Iterator[tuple[str, list[Any]]]:
         """Yield up to `count` messages below the bounds, in pieces of one topic. Raises as `poll`."""
         messages = self._messages(count, timeout_s)
         if not messages:
             self._checked([])
-        elif len(self._topics) == 1:
-            yield next(iter(self._topics)), messages
+        elif len({topic for topic, _ in self._position}) == 1:
+            yield messages[0].topic(), messages
         else:
             yield from ((topic, list(each)) for topic, each in groupby(messages, ck.Message.topic))

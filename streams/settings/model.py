@@ -539,7 +539,9 @@ class Archive(Section):
 
     store: str = Field(".streamward/archive", description="a folder, or an object store, e.g. s3://bucket/path")
     segment_records: int = Field(200_000, ge=1, description="most records in one file")
-    segment_bytes: int = Field(256 * 1024 * 1024, ge=1, description="most payload bytes in one file")
+    segment_bytes: int = Field(
+        64 * 1024 * 1024, ge=1, description="most payload bytes in one file; four times as many are in memory for it"
+    )
     follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two syncs")
 
 

@@ -1,16 +1,17 @@
 """Topic to Arrow and to the archive, against a plain consume and fastavro dictionaries; bytes on disk.
 
-All on one core, by turns, over the same records: `streams.arrow.bulk` and `.decode` (every rule of serde checked);
+On one core, by turns, over the same records: `streams.arrow.bulk` and `.decode` (every rule of serde checked);
 confluent-kafka alone, looking at nothing; confluent-kafka and a fastavro dictionary for each record, nothing checked;
 confluent-kafka and pyruhvro, nothing checked and no coordinates, which is the most that these two libraries can reach.
-Then the archive: records a second through `streams.tools.archive.sync`, and the bytes of its files against those of the
-topic's, which hold lz4 batches, with 32 and with 256 tokens a response.
+Then the archive: records a second through `streams.tools.archive.sync`, of whole groups on all cores too, and the bytes
+of its files against those of the topic's, which hold lz4 batches, with 32 and with 256 tokens a response.
 
 Not covered: how fast an archive is read (the benchmark of the queries).
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import tempfile
@@ -56,13 +57,22 @@ def run() -> Iterator[dict[str, Any]]:
             settings = given.model_copy(update={"topics": shapes})
             admin.apply_topics(settings)
             preload(settings, groups, tokens)
-            os.sched_setaffinity(0, {max(cores)})  # threads that are begun from here on stay there too
+            whole = f"whole groups, {tokens} tokens"
+            yield from _archiving(settings, whole, CASES["whole groups"], on=f"{len(cores)} cores")
+            _keep_to({max(cores)})
             try:
                 for case, labels in CASES.items():
                     yield from _decoding(settings, f"{case}, {tokens} tokens", labels)
                     yield from _archiving(settings, f"{case}, {tokens} tokens", labels)
             finally:
-                os.sched_setaffinity(0, cores)
+                _keep_to(cores)
+
+
+def _keep_to(cores: set[int]) -> None:
+    """Have every thread of this process run on these cores, and those that it begins from here on."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _decoding(settings: Settings, case: str, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -157,8 +167,10 @@ def _unchecked(settings: Settings, labels: Sequence[str]) -> int:
     return count
 
 
-def _archiving(settings: Settings, case: str, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
-    say(f"columns: {case} into the archive")
+def _archiving(
+    settings: Settings, case: str, labels: Sequence[str], *, on: str = "one core"
+) -> Iterator[dict[str, Any]]:
+    say(f"columns: {case} into the archive, {on}")
     names = [topics(settings.topics)[label].name for label in labels]
     logs = [path for name in names for path in settings.broker.data_dir.rglob(f"{name}-*/*.log")]
     on_disk = sum(path.stat().st_size for path in logs)
@@ -176,7 +188,7 @@ def _archiving(settings: Settings, case: str, labels: Sequence[str]) -> Iterator
     rates = {name: count / median_s(each) for name, each in measured.items()}
     yield line(
         "columns",
-        f"{case} into the archive, one core",
+        f"{case} into the archive, {on}",
         ours=rates["archive"],
         peer=rates["plain"],
         unit="records/s",
@@ -184,6 +196,8 @@ def _archiving(settings: Settings, case: str, labels: Sequence[str]) -> Iterator
         target=ARCHIVE_OF_PLAIN if len(labels) > 1 else None,
         peer_is="confluent-kafka consume of the same bytes, not decoded",
     )
+    if on != "one core":
+        return
     yield line(
         "columns",
         f"{case}, bytes on disk",

@@ -90,9 +90,9 @@ def _archive() -> tuple[bytes, bytes, bytes]:
         table.create({0: 0})
         log = Path(folder) / "streamward.rewards" / "_delta_log"
         empty = b"".join(path.read_bytes() for path in sorted(log.iterdir()))
-        with RangeWriter(Settings(), store, "rewards", 0) as writer:
-            writer.add(side_by_side("streamward.rewards", records))
-            (file,) = writer.closed(0, 5)
+        writer = RangeWriter(Settings(), store, "rewards", 0)
+        writer.add(side_by_side("streamward.rewards", records))
+        (file,) = writer.closed(0, 5)
         state = table.load()
         assert state is not None and table.commit(state, Change(added=(file,), nexts={0: 5}))
         begun, _, added = (path.read_bytes() for path in sorted(log.iterdir()))

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -23,7 +24,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.tools.archive import sync as archive_sync
-from streams.tools.archive.columns import segment_schema
+from streams.tools.archive.columns import as_archived, segment_schema
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.store import HALF
 from streams.tools.archive.sync import sync
@@ -59,7 +60,7 @@ def test_a_segment_has_the_events_as_columns_and_says_why_a_record_is_none(made:
     write_odd(made)
     sync(made, ["rewards"])
     (segment,) = ArchiveReader(made).segments("rewards", ONE)
-    table = pq.ParquetFile(segment.path).read()
+    table = as_archived(pq.ParquetFile(segment.path).read())
     assert table.schema.equals(segment_schema(Reward))
     decoded = decode(Reward, in_the_log(made))
     names = [name for name in decoded.table.column_names if name != "_partition"]
@@ -172,8 +173,9 @@ def test_another_sync_may_have_seen_a_longer_log(made: Settings) -> None:
     bounds = admin.offsets(made, ["rewards"])
     write(made, 2, first=5)
     sync(made, ["rewards"])
-    slow = archive_sync.TopicSync(made, "rewards")
-    (done,) = slow.archived({ONE: bounds[name(made), ONE]}, threading.Event())
+    with ThreadPoolExecutor(1) as writers:
+        slow = archive_sync.TopicSync(made, "rewards", writers)
+        (done,) = slow.archived({ONE: bounds[name(made), ONE]}, threading.Event())
     assert (done.next, slow.troubles) == (7, [])
 
 

@@ -85,8 +85,10 @@ def _as_stored(kind: pa.DataType) -> pa.DataType:
 
 def days_of(timestamps: list[int]) -> list[str]:
     """Return the day of each time, in UTC."""
-    times = np.clip(np.asarray(timestamps, np.int64), FIRST_MS, LAST_MS)
-    numbers, places = np.unique(times // _DAY_MS, return_inverse=True)
+    days = np.clip(np.asarray(timestamps, np.int64), FIRST_MS, LAST_MS) // _DAY_MS
+    if len(days) and days.min() == days.max():
+        return [str(days[0].astype("datetime64[D]"))] * len(days)
+    numbers, places = np.unique(days, return_inverse=True)
     names = [str(day) for day in numbers.astype("datetime64[D]")]
     return [names[place] for place in places]
 
@@ -213,8 +215,7 @@ def records_of(topic: str, partition: int, schema: Schema, batch: Any) -> Iterat
 
     `schema`: the one that its columns were written for. Raises what pyarrow and pyruhvro do for what is none.
     """
-    table = pa.table(batch) if isinstance(batch, pa.RecordBatch) else batch
-    table = table.combine_chunks()
+    table = as_archived(pa.table(batch) if isinstance(batch, pa.RecordBatch) else batch).combine_chunks()
     offsets, times, keys, odd_keys, odd_times, headers = (
         table.column(name)
         for name in ("_offset", "_timestamp", "_key", "_key_bytes", "_time_ms", "_headers")
@@ -241,6 +242,7 @@ def records_of(topic: str, partition: int, schema: Schema, batch: Any) -> Iterat
 
 def payloads_of(schema: Schema, table: pa.Table) -> list[bytes | None]:
     """Return the payloads of a piece of a segment, encoded again where they were not kept."""
+    table = as_archived(table)
     kept: list[bytes | None] = table.column("_payload").to_pylist()
     again = pc.and_(table.column("_payload").is_null(), table.column("_bad").is_null())
     places = np.flatnonzero(np.asarray(again)).tolist()
@@ -253,6 +255,30 @@ def payloads_of(schema: Schema, table: pa.Table) -> list[bytes | None]:
     for place, payload in zip(places, encode.payloads(schema, ids, events), strict=True):
         kept[place] = payload
     return kept
+
+
+def as_archived(table: pa.Table) -> pa.Table:
+    """Return a piece of a segment in the types that its columns had: a file says that texts and lists may be large."""
+    wanted = small(table.schema)
+    return table if wanted == table.schema else table.cast(wanted)
+
+
+@cache
+def small(schema: pa.Schema) -> pa.Schema:
+    """Return a file's columns without large types."""
+    return pa.schema([pa.field(field.name, _small(field.type)) for field in schema])
+
+
+def _small(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _small(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_small(kind.key_type), _small(kind.item_type))
+    return pa.list_(_small(kind.value_type)) if pa.types.is_large_list(kind) or pa.types.is_list(kind) else kind
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

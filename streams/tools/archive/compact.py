@@ -146,6 +146,7 @@ def _mergeable(settings: Settings, extent: ArchiveExtent, least: int) -> Iterato
     for span in _spans(extent):
         is_small = span.records < limits.segment_records * SMALL and span.bytes < limits.segment_bytes * SMALL
         fits = sum(one.records for one in beside) + span.records <= limits.segment_records
+        fits = fits and sum(one.bytes for one in beside) + span.bytes <= limits.segment_bytes * SMALL
         if is_small and fits:
             beside.append(span)
             continue
@@ -165,11 +166,11 @@ def _merge(settings: Settings, archive: ArchiveReader, label: str, partition: in
     state = archive.state(label)
     if state is None or not set(removed) <= set(state.extents[partition].segments):
         return  # another process has replaced them since they were chosen
-    with RangeWriter(settings, archive.store, label, partition) as writing:
-        records = (record for span in spans for record in archive.range((name, partition), span.files))
-        for some in decode.at_once(records):
-            writing.add(decode.side_by_side(name, some))
-        added = tuple(writing.closed(spans[0].first, spans[-1].next))
+    writing = RangeWriter(settings, archive.store, label, partition)
+    records = (record for span in spans for record in archive.range((name, partition), span.files))
+    for some in decode.at_once(records):
+        writing.add(decode.side_by_side(name, some))
+    added = tuple(writing.closed(spans[0].first, spans[-1].next))
     if not archive.table(label).commit(state, Change(added=added, removed=removed, keeps_rows=True)):
         # what was written stays until `vacuum` removes it: who was first may have written the same, under the same name
         log.info("%s[%d]: its files were replaced by another process meanwhile", name, partition)

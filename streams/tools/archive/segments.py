@@ -11,7 +11,7 @@ writes others in its place.
 
 Before the first record of a segment is returned, its sha256 is computed over the whole file, once per reader. Queries
 read columns instead, after `sound`, which checks the file's size and the sha256 of its footer, where all statistics
-are; Parquet has a checksum of each page.
+are.
 """
 
 from __future__ import annotations

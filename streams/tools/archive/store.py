@@ -127,6 +127,13 @@ class Store:
             half.rename(self.local / name)
             _sync((self.local / name).parent)
 
+    def write(self, name: str, data: bytes, *, half_in: str) -> None:
+        """Write a file, which is in the folder `half_in` until it is whole."""
+        with self.half(half_in) as half:
+            with self._translated(f"{name} cannot be written"):
+                half.write_bytes(data)
+            self.put(half, name)
+
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True; or False if the name is taken."""
         if self.local is None:

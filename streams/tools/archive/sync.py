@@ -1,8 +1,10 @@
 """Copy what is new in the log into the archive.
 
-    log, from the table's next offset on ──► chunks ──► Parquet files of a range ──put──► segments ──► one commit
-                                              not an event: payload kept, `_bad` says why        └─ refused: another
+    log, from the table's next offset on ──► columns of a range ──► threads: Parquet files ──► segments ──► one commit
+                            not an event: payload kept, `_bad` says why                        └─ refused: another
                                                                            sync was first; continue after it
+
+Ranges are written by threads while the next is read: compressing, sha256 and waiting for the disk need no Python.
 
 Every record is archived, also one that is not an event. The name of a segment has its range and its sha256, so two
 writers never touch one file. The commit is written last, for all partitions of a topic at once where they are short: a
@@ -18,6 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -39,6 +42,11 @@ from streams.tools.archive.segment_writer import RangeWriter
 from streams.tools.archive.segments import ArchiveReader, fingerprint
 from streams.tools.archive.tables import ArchiveExtent, Change, Segment
 
+WRITERS = 2
+"""Ranges that are written at once, each in memory: one waits for the disk while the other is compressed."""
+FETCH_WAIT_MS = 1
+"""All that is read is there. At a partition's end librdkafka asks for more all the same, and for nothing of the next
+partition until the broker has answered."""
 BEAT_S = 10.0
 """How often it reports that it is alive while it waits."""
 log = logging.getLogger("streamward.archive")
@@ -122,20 +130,21 @@ def _look(settings: Settings, labels: list[str], stop: threading.Event, lag: Arc
     lag.meter.begin("archives what is new")
     bounds = admin.offsets(settings, labels)
     lag.meter.ready("kafka")
-    tables = [TopicSync(settings, label, lag) for label in labels]
     own = [
         {p: bound for (name, p), bound in bounds.items() if name == topics(settings.topics)[label].name}
         for label in labels
     ]
-    for table, ranges in zip(tables, own, strict=True):
-        table.ends(ranges)
     done: list[Synced] = []
     troubles: list[str] = []
-    for table, ranges in zip(tables, own, strict=True):
-        if not stop.is_set():
-            done += table.archived(ranges, stop)
-            troubles += table.troubles
-            table.compacted(stop)
+    with ThreadPoolExecutor(WRITERS, "archive") as writers:
+        tables = [TopicSync(settings, label, writers, lag) for label in labels]
+        for table, ranges in zip(tables, own, strict=True):
+            table.ends(ranges)
+        for table, ranges in zip(tables, own, strict=True):
+            if not stop.is_set():
+                done += table.archived(ranges, stop)
+                troubles += table.troubles
+                table.compacted(stop)
     if troubles:
         raise LogError("\n".join(troubles))
     return done
@@ -146,27 +155,30 @@ class _NotThisLog(LogError):
 
 
 class _NewRange(NamedTuple):
-    """A range whose files are in the store, and not yet in the table."""
+    """A range whose files are written, or being written, and not yet in the table."""
 
     partition: int
     first: int
     next: int
     records: int
     bad: int
-    files: tuple[tuple[Segment, str], ...]
+    files: Future[tuple[tuple[Segment, str], ...]]
     full: bool
 
 
 class TopicSync:
     """One topic and its archive."""
 
-    def __init__(self, settings: Settings, label: str, lag: ArchiveLag = UNREPORTED) -> None:
-        self._settings, self._label, self._lag = settings, label, lag
+    def __init__(
+        self, settings: Settings, label: str, writers: ThreadPoolExecutor, lag: ArchiveLag = UNREPORTED
+    ) -> None:
+        self._settings, self._label, self._writers, self._lag = settings, label, writers, lag
         self._archive = ArchiveReader(settings)
         self._table = self._archive.table(label)
         self._name = topics(settings.topics)[label].name
         self._done: dict[int, Synced] = {}
         self._waiting: list[_NewRange] = []
+        self._reader: bulk.Bulk | None = None
         self._low = 0
         self.troubles: list[str] = []
         """What keeps partitions from being archived, a sentence each."""
@@ -183,6 +195,14 @@ class TopicSync:
     def archived(self, bounds: Bounds, stop: threading.Event) -> list[Synced]:
         """Archive each partition up to its end, or until `stop`."""
         self._begin(bounds)
+        try:
+            self._archive_all(bounds, stop)
+        finally:
+            if self._reader is not None:
+                self._reader.close()
+        return [self._done[partition] for partition in bounds if partition in self._done]
+
+    def _archive_all(self, bounds: Bounds, stop: threading.Event) -> None:
         ahead = list(bounds)
         while not stop.is_set() and ahead:
             partition = ahead.pop(0)
@@ -190,7 +210,7 @@ class TopicSync:
                 for written in self._ranges(partition, *bounds[partition], stop):
                     self._waiting.append(written)
                     if written.full:
-                        lost = self._commit()
+                        lost = self._commit(but=WRITERS)
                         ahead += lost
                         if partition in lost:
                             break
@@ -199,7 +219,6 @@ class TopicSync:
             if not ahead:
                 ahead += self._commit()
         self._commit()
-        return [self._done[partition] for partition in bounds if partition in self._done]
 
     def compacted(self, stop: threading.Event) -> None:
         """Merge small files if there are many."""
@@ -240,17 +259,23 @@ class TopicSync:
         rows = next(rows_of, None) if start < high and not stop.is_set() else None
         while start < high and not stop.is_set():
             self._lag.archived(self._label, partition, start, rows.timestamps[0] if rows is not None else None)
-            with RangeWriter(self._settings, self._archive.store, self._label, partition) as writing:
-                while rows is not None and not writing.full and not stop.is_set():
-                    writing.add(rows)
-                    self._lag.meter.heartbeat()
-                    rows = next(rows_of, None)
-                # after the last record there may be markers of transactions, which take offsets
-                next_ = high if rows is None else writing.next
-                if next_ > start:
-                    files = tuple(writing.closed(start, next_))
-                    yield _NewRange(partition, start, next_, writing.records, writing.bad, files, writing.full)
-                start = next_
+            writing = RangeWriter(self._settings, self._archive.store, self._label, partition)
+            while rows is not None and not writing.full and not stop.is_set():
+                writing.add(rows)
+                self._lag.meter.heartbeat()
+                rows = next(rows_of, None)
+            # after the last record there may be markers of transactions, which take offsets
+            next_ = high if rows is None else writing.next
+            if next_ > start:
+                files = self._written(writing, start, next_)
+                yield _NewRange(partition, start, next_, writing.records, writing.bad, files, writing.full)
+            start = next_
+
+    def _written(self, writing: RangeWriter, first: int, next_: int) -> Future[tuple[tuple[Segment, str], ...]]:
+        """Have a range written. Waits while WRITERS others are, so that no more are in memory."""
+        for each in self._waiting[: max(0, len(self._waiting) - WRITERS + 1)]:
+            each.files.result()
+        return self._writers.submit(lambda: tuple(writing.closed(first, next_)))
 
     def _note(self, partition: int, extent: ArchiveExtent, *ranges: _NewRange) -> None:
         """Note what became of a partition: where its archive ends now, and ranges that are new."""
@@ -260,7 +285,7 @@ class TopicSync:
             next=extent.next,
             records=before.records + sum(each.records for each in ranges),
             bad=before.bad + sum(each.bad for each in ranges),
-            segments=before.segments + sum(len(each.files) for each in ranges),
+            segments=before.segments + sum(len(each.files.result()) for each in ranges),
         )
         self._lag.archived(self._label, partition, extent.next)
 
@@ -288,7 +313,10 @@ class TopicSync:
         last = self._archive.last(self._label, partition) if self._low < start else None
         tp = (self._name, partition)
         limit = max(1, self._settings.archive.segment_records)
-        for rows in bulk.read(self._settings, {tp: start if last is None else start - 1}, {tp: high}, headers=True):
+        if self._reader is None:
+            self._reader = bulk.Bulk(self._settings, {}, ends={}, fetch_wait_ms=FETCH_WAIT_MS)
+        self._reader.assign({tp: start if last is None else start - 1}, {tp: high})
+        for rows in self._reader.pieces(headers=True):
             if last is not None:
                 if rows.offsets[0] < start:
                     self._check_seam(last, rows)
@@ -305,14 +333,24 @@ class TopicSync:
                 "the new log"
             )
 
-    def _commit(self) -> list[int]:
-        """Add the ranges that wait to the table; return the partitions in which another sync was first."""
+    def _commit(self, *, but: int = 0) -> list[int]:
+        """Add the ranges that wait, but the last few, to the table.
+
+        Return the partitions in which another sync was first: none of their ranges waits any more.
+        """
+        count = max(0, len(self._waiting) - but)
+        later, self._waiting = self._waiting[count:], self._waiting[:count]
+        lost = list(dict.fromkeys(self._commit_waiting()))
+        self._waiting = [each for each in later if each.partition not in lost]
+        return lost
+
+    def _commit_waiting(self) -> list[int]:
         lost: list[int] = []
         while self._waiting:
             state = self._archive.state(self._label)
             assert state is not None  # noqa: S101 - `_begin` has created it
             change = Change(
-                added=tuple(file for each in self._waiting for file in each.files),
+                added=tuple(file for each in self._waiting for file in each.files.result()),
                 nexts={each.partition: each.next for each in self._waiting},
             )
             committed = self._table.commit(state, change)
