@@ -127,8 +127,8 @@ class _Log:
     def write(self, groups: int) -> None:
         with Producer(self._settings) as self._producer:
             offsets: list[int] = []
+            version = 0
             for number in range(groups):
-                version = number // BATCH_GROUPS
                 made = _scored(whole(f"{number % 997} + {number % 991}"), number, version)
                 held_out = number % 10 == 0
                 places = [self._send(response) for response in made.responses]
@@ -142,6 +142,7 @@ class _Log:
                     self._send(batch)
                     self._send(trained)
                     offsets.clear()
+                    version += 1
 
     def _send(self, event: Event) -> tuple[int, int]:
         topic = self._topics[type(event)]

@@ -126,6 +126,16 @@ def test_archived_and_live_rows_hold_what_the_events_hold(session: Session, told
     }  # fmt: skip
 
 
+def test_members_of_a_group_are_the_same_from_archive_and_log(told: tuple[Settings, Written]) -> None:
+    sql = "SELECT task_id, members, members[1].components AS parts, len(responses) AS count FROM groups ORDER BY ALL"
+    found = []
+    for source in ("auto", "log"):
+        with Session(told[0], source=source) as session:
+            found.append(answer(session, sql))
+    assert found[0] == found[1]
+    assert all(len(members) == count and "logprobs" not in members[0] for _, members, _, count in found[0])
+
+
 def test_what_the_log_has_lost_is_read_from_the_archive(own: Settings) -> None:
     write(own, "a", "b", "c")
     sync.sync(own)

@@ -16,11 +16,15 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
+from schemas.events import AdvantagedGroup
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka.topics import LABELS
 from streams.settings.load import save
 from streams.settings.model import Archive, Settings
-from streams.tools.query import formats, options as query_options
+from streams.tools.archive.columns import MEMBERS, segment_schema
+from streams.tools.archive.segments import ArchiveReader
+from streams.tools.archive.tables import Segment
+from streams.tools.query import archived, formats, options as query_options
 from streams.tools.query.prompt import Shell, feed_all, is_whole, words
 from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
@@ -57,6 +61,19 @@ class Terminal(io.StringIO):
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
+
+
+def test_groups_from_before_their_members_were_stored_are_decoded_again(settings: Settings, tmp_path: Path) -> None:
+    archive, now = ArchiveReader(settings), segment_schema(AdvantagedGroup)
+    folder = tmp_path / "archive" / archive.folder("groups")
+    folder.mkdir(parents=True)
+    held = []
+    for name, schema in (("now", now), ("before", now.remove(now.get_field_index(MEMBERS)))):
+        parquet.write_table(schema.empty_table(), folder / name)
+        held.append(Segment("groups", 0, "", 0, 1, name, "", "", "", 1, 0, 1, 0, 0, (1,)))
+    found = archived.sort(archive, AdvantagedGroup, held)
+    assert [each.name for each in found.clean] == ["now"]
+    assert [each.name for each in found.older] == ["before"]
 
 
 def test_there_is_a_view_for_every_topic_and_each_can_be_read(session: Session) -> None:

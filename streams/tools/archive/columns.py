@@ -3,6 +3,9 @@
     DecodedRows ──► stored ──► columns, `_bad`              columns ──► records_of ──► Record, exactly as it was
                       └─ the payload is what the columns encode to: `_payload` is null
 
+The members of a group are stored once more without their tokens (`_members`): a reader reads all that is in a list, and
+most questions about rewards are not about tokens.
+
 A record is kept twice only where it must be. Most payloads are, byte for byte, what their columns encode to; that is
 found out by encoding them again when they are archived, and then they are encoded again when they are read. Each other
 payload is kept, and so is what no column can hold: a key that is not text, a time that Delta does not have.
@@ -20,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas import ids as numbering, versions
-from schemas.events import Coordinates, Event
+from schemas.events import AdvantagedGroup, Coordinates, Event
 from schemas.versions import Schema
 from streams.arrow import encode
 from streams.arrow.decode import RECORD_FIELDS, DecodedRows, Judged, arrow_schema, judge, texts
@@ -37,6 +40,9 @@ RAW_FIELDS = [
 ]
 """What the other columns do not tell: the key if that is not text, the time if it is beyond LAST_MS or before FIRST_MS,
 the payload unless it is what the columns encode to, and why it is not an event, else null."""
+MEMBERS = "_members"
+"""What `responses` of a group holds, without PER_TOKEN."""
+PER_TOKEN = ("prompt_token_ids", "completion_token_ids", "logprobs", "loss_mask", "branches")
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999: no engine that reads Delta tables has other days."""
 OUT_OF_RANGE = "out_of_range"
@@ -57,13 +63,28 @@ def segment_schema(event: type[Event]) -> pa.Schema:
 
     Times have microseconds, as Delta wants them.
     """
-    return _stored_schema(arrow_schema(event))
+    return _stored_schema(event, arrow_schema(event))
 
 
 @cache
-def _stored_schema(decoded: pa.Schema) -> pa.Schema:
-    fields = [field for field in (*decoded, *RAW_FIELDS) if field.name not in SPLIT_BY]
-    return pa.schema([field.with_type(_as_stored(field.type)) for field in fields])
+def _stored_schema(event: type[Event], decoded: pa.Schema) -> pa.Schema:
+    fields = [*decoded, *RAW_FIELDS]
+    if event is AdvantagedGroup:
+        members = _kept_of(decoded.field("responses").type.value_type)
+        fields.insert(len(decoded), pa.field(MEMBERS, pa.list_(pa.struct(members))))
+    return pa.schema([field.with_type(_as_stored(field.type)) for field in fields if field.name not in SPLIT_BY])
+
+
+def _kept_of(kind: pa.StructType) -> list[pa.Field]:
+    return [field for field in kind if field.name not in PER_TOKEN]
+
+
+def _members(responses: pa.ListArray) -> pa.ListArray:
+    """Return the members of groups without what is per token, over the same memory."""
+    kept = _kept_of(responses.type.value_type)
+    each = pa.StructArray.from_arrays([responses.values.field(field.name) for field in kept], fields=kept)
+    mask = responses.is_null() if responses.null_count else None
+    return pa.ListArray.from_arrays(responses.offsets, each, mask=mask)
 
 
 def table_schema(event: type[Event]) -> pa.Schema:
@@ -116,13 +137,14 @@ def stored(event: type[Event], rows: DecodedRows) -> Stored:
     )
     times = np.asarray(rows.timestamps, np.int64)
     beyond = (times < FIRST_MS) | (times > LAST_MS)
-    keys = texts(rows.keys)
+    keys, place = texts(rows.keys), arrow_schema(event).get_field_index("responses") - len(RECORD_FIELDS)
     columns = [
         pa.array(np.asarray(rows.offsets, np.int64)),
         pa.array(np.clip(times, FIRST_MS, LAST_MS)).cast(TIME),
         keys,
         schema_ids,
         *fields,
+        *([_members(fields[place])] if event is AdvantagedGroup else []),
         _odd_keys(rows.keys, keys),
         pa.array(times, mask=~beyond) if beyond.any() else pa.nulls(count, pa.int64()),
         _headers(rows),

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas import ids as numbering, versions
-from schemas.events import Coordinates, Event
+from schemas.events import AdvantagedGroup, Coordinates, Event
 from streams.arrow import decode
 from streams.arrow.decode import Bad, DecodedRows
 from streams.errors import LogError
@@ -39,12 +39,13 @@ class Sorted(NamedTuple):
 
 
 def sort(archive: ArchiveReader, event: type[Event], segments: Iterable[Segment]) -> Sorted:
-    """Return the segments by how they must be read. Only those without a record of the newest schema are opened."""
+    """Return the segments by how they must be read. Those of groups are opened, and others without a newest record."""
     found = Sorted([], [], [])
     newest = versions.files().newest(event)
     ids = numbering.current().ids_meaning(newest) if newest.version > 1 else frozenset()
     for segment in segments:
-        if newest.version > 1 and ids.isdisjoint(segment.schema_ids) and not _has_columns(archive, event, segment):
+        unsure = event is AdvantagedGroup or (newest.version > 1 and ids.isdisjoint(segment.schema_ids))
+        if unsure and not _has_columns(archive, event, segment):
             found.older.append(segment)
         else:
             (found.with_bad if segment.bad else found.clean).append(segment)

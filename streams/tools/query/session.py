@@ -277,7 +277,7 @@ class Session:
     def _make_view(self, schema: str, view: SqlView, parts: Parts, scope: Scope) -> None:
         """Create or replace the view of a topic."""
         event = parts.topic.event
-        listed = columns(view.label, decode.arrow_schema(event).names)
+        listed = columns(view.label, decode.arrow_schema(event).names, archived=True)
         selects, older = [], []
         if self._archive is not None and parts.segments:
             by_kind = archived.sort(self._archive, event, parts.segments)

@@ -19,11 +19,14 @@ is not the policy's, which agents never read.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import NamedTuple
 
 from schemas.conventions import UNSCORED
+from schemas.events import GroupResponse
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.tools.archive.columns import MEMBERS, PER_TOKEN
 
 WHOLE = "whole"
 """The schema of the views that no option narrows."""
@@ -42,19 +45,31 @@ class SqlView(NamedTuple):
     """Labels of the other topics of a join."""
 
 
+def quoted(name: str) -> str:
+    """Return a name as SQL reads it literally."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+_KEPT = ", ".join(
+    f"'{each.name}': one.{quoted(each.name)}" for each in fields(GroupResponse) if each.name not in PER_TOKEN
+)
+_MEMBERS = f"list_transform(responses, lambda one: {{{_KEPT}}})"
 HAS_SCORES = f"""group_size > len(list_filter(left_out, lambda slot: slot.reason IN {UNSCORED}))
-    AND (purpose <> 'serve' OR len(list_filter(responses, lambda one: cardinality(one.components) > 0)) > 0)"""
+    AND (purpose <> 'serve' OR len(list_filter({{members}}, lambda one: cardinality(one.components) > 0)) > 0)"""
 """`schemas.conventions.has_scores` in SQL."""
 COMPUTED = {
-    "groups": {name: f"CASE WHEN {HAS_SCORES} THEN {name} END" for name in ("reward_mean", "reward_std")},
+    "groups": {
+        **{name: f"CASE WHEN {HAS_SCORES} THEN {name} END" for name in ("reward_mean", "reward_std")},
+        "members": "{members}",
+    },
 }
-"""By topic: columns that are not the field of their name."""
+"""By topic: columns that are not the field of their name. `members` is stored in the archive, and made of the log's."""
 GROUP_RESPONSES = """
 WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.groups GROUP BY _partition, group_id),
 members AS (
-    SELECT g.* EXCLUDE (responses), unnest(g.responses) AS m FROM
+    SELECT g.* EXCLUDE (members), unnest(g.members) AS m FROM
     (SELECT _partition, _offset, _timestamp, _key, group_id, task_id, policy, purpose, scenario, tenant,
-            adapter_version, complete, dropped_reason, formula, reward_mean, reward_std, responses FROM groups) AS g
+            adapter_version, complete, dropped_reason, formula, reward_mean, reward_std, members FROM groups) AS g
     SEMI JOIN first USING (_partition, _offset)
 )
 SELECT
@@ -71,9 +86,9 @@ LEFT JOIN whole.responses AS r ON r._partition = m."partition" AND r._offset = m
 SPANS = """
 WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.groups GROUP BY _partition, group_id),
 members AS (
-    SELECT g.* EXCLUDE (responses), unnest(g.responses) AS m FROM
+    SELECT g.* EXCLUDE (members), unnest(g.members) AS m FROM
     (SELECT _partition, _offset, _timestamp, _key, group_id, task_id, policy, purpose, scenario, adapter_version,
-            credit, responses FROM groups) AS g
+            credit, members FROM groups) AS g
     SEMI JOIN first USING (_partition, _offset)
 ), said AS (
     SELECT g.*, r.success, unnest(r.turns) AS t
@@ -108,7 +123,7 @@ LINEAGE = """, steps AS (
     SELECT policy, sequence, groups_partition, unnest(groups_offsets) AS group_offset, _partition, _offset FROM (
         FROM whole.batches QUALIFY row_number() OVER (PARTITION BY policy, sequence ORDER BY _offset) = 1)
 ), made AS (
-    SELECT _partition, _offset, group_id, task_id, adapter_version, unnest(responses) AS m FROM whole.groups
+    SELECT _partition, _offset, group_id, task_id, adapter_version, unnest(members) AS m FROM whole.groups
 )
 SELECT
     a.policy, a.version, b.sequence AS batch, g.group_id, g.task_id, g.adapter_version AS sampled_by,
@@ -267,15 +282,13 @@ def name_of(label: str) -> str:
     return label.replace("-", "_")
 
 
-def columns(label: str, names: Iterable[str]) -> str:
-    """Return the columns of a topic's view, as a SELECT of its fields lists them."""
-    computed = COMPUTED.get(label, {})
-    return ", ".join(f"{computed[name]} AS {name}" if name in computed else quoted(name) for name in names)
-
-
-def quoted(name: str) -> str:
-    """Return a name as SQL reads it literally."""
-    return '"' + name.replace('"', '""') + '"'
+def columns(label: str, names: Iterable[str], *, archived: bool = False) -> str:
+    """Return the columns of a topic's view, as a SELECT of its fields lists them, or of a file of the archive."""
+    made = {
+        name: sql.format(members=MEMBERS if archived else _MEMBERS) for name, sql in COMPUTED.get(label, {}).items()
+    }
+    every = dict.fromkeys([*names, *made])
+    return ", ".join(f"{made[name]} AS {name}" if name in made else quoted(name) for name in every)
 
 
 def literal(text: str) -> str:
