@@ -20,6 +20,7 @@ NAMES = (
     "join",
     "replay",
     "overhead",
+    "restart",
     "sampling",
     "conversations",
     "agents",
