@@ -8,7 +8,7 @@ ENGINE ?=
 BENCH ?=
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers check lint types bench chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers test-spark check lint types bench chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -125,6 +125,15 @@ test-strangers: .venv/ready-test .venv-strangers/ready
 	tar -xzf .venv-strangers/openai-$(OPENAI).tar.gz -C .venv-strangers
 	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node)
 	@touch $@
+
+# Spark reads an archive: in an environment of its own, since it is large, with Delta's jars from Maven Central and the Java
+# 17 or 21 on PATH or in JAVA_HOME
+test-spark: .venv/ready-test setup-spark
+	TEST_SPARK=1 $(BIN)/python -m pytest tests/log/test_archive_readers.py $(ARGS)
+
+setup-spark:
+	@test -x .venv-spark/bin/python || $(PYTHON) -m venv .venv-spark
+	.venv-spark/bin/python -m pip --disable-pip-version-check install --quiet pyspark==4.0.1
 
 # what is generated: schema files, schemas/README.md, docs/cli.md, known-failures.md, metrics.md, modules.md, protocols.md; of helm/: README.md, values.schema.json,
 # files, dashboards, alerts; the version in chart and docker compose

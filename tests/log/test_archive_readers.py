@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import duckdb
 import polars
 import pyarrow.compute as pc
@@ -14,11 +17,14 @@ from streams.settings.model import Settings
 from streams.tools.archive.compact import compact
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
+from tests.skips import needs
 from tests.support.log.archived import ONE, in_the_log, settings, small, write, write_odd
+from tests.support.spark import environment
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
 
+SPARK_PROMISED = "TEST_SPARK"
 COLUMNS = ["_partition", "_offset", "reward_id", "value", "task_id"]
 
 
@@ -55,6 +61,16 @@ def test_pandas_reads_the_same_rows(made: Settings, expected: list[tuple[object,
     frame = DeltaTable(where(made)).to_pandas(columns=[*COLUMNS, "_bad"])
     rows = frame[frame["_bad"].isna()][COLUMNS].itertuples(index=False, name=None)
     assert sorted(tuple(row) for row in rows) == expected
+
+
+@pytest.mark.spark
+def test_spark_reads_the_same_rows(made: Settings, expected: list[tuple[object, ...]], tmp_path: Path) -> None:
+    try:
+        rows = environment.rows(where(made), "_bad IS NULL", COLUMNS, tmp_path)
+    except environment.NoSpark as exc:
+        assert os.environ.get(SPARK_PROMISED) != "1", f"Spark was promised, but there is no {exc}"
+        pytest.skip(needs(str(exc), "make setup-spark && make test-spark"))
+    assert sorted(map(tuple, rows)) == expected
 
 
 def test_a_day_and_a_partition_leave_other_files_out(made: Settings, expected: list[tuple[object, ...]]) -> None:

@@ -57,10 +57,10 @@ def compiled(source: str, name: str, folder: Path, libraries: Sequence[Jar]) -> 
 
     Raises MissingJar if a jar is not here and cannot be fetched, RuntimeError with the compiler's words if it fails.
     """
-    classpath = os.pathsep.join([jvm.kafka_classpath(), *map(str, map(_fetched, libraries))])
+    classpath = os.pathsep.join([jvm.kafka_classpath(), *map(str, map(fetched, libraries))])
     file = folder / f"{name}.java"
     file.write_text(source)
-    compile_with = [str(jvm.java()), *SMALL, "-jar", str(_fetched(COMPILER)), "-17", "-proc:none", "-nowarn"]
+    compile_with = [str(jvm.java()), *SMALL, "-jar", str(fetched(COMPILER)), "-17", "-proc:none", "-nowarn"]
     done = subprocess.run(
         [*compile_with, "-cp", classpath, "-d", str(folder), str(file)], capture_output=True, text=True
     )
@@ -69,7 +69,7 @@ def compiled(source: str, name: str, folder: Path, libraries: Sequence[Jar]) -> 
     return os.pathsep.join([str(folder), classpath])
 
 
-def _fetched(jar: Jar) -> Path:
+def fetched(jar: Jar) -> Path:
     """Return one jar, without what it depends on: Kafka brings Jackson and slf4j."""
     config = GlobalSettings.load()
     central = {**config.repositories, "central": MAVEN_CENTRAL_URL}

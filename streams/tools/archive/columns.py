@@ -63,13 +63,13 @@ def segment_schema(event: type[Event]) -> pa.Schema:
 
     Times have microseconds, as Delta wants them.
     """
-    return _stored_schema(event, arrow_schema(event))
+    return _stored_schema(arrow_schema(event), has_members=event is AdvantagedGroup)
 
 
 @cache
-def _stored_schema(event: type[Event], decoded: pa.Schema) -> pa.Schema:
+def _stored_schema(decoded: pa.Schema, *, has_members: bool) -> pa.Schema:
     fields = [*decoded, *RAW_FIELDS]
-    if event is AdvantagedGroup:
+    if has_members:
         members = _kept_of(decoded.field("responses").type.value_type)
         fields.insert(len(decoded), pa.field(MEMBERS, pa.list_(pa.struct(members))))
     return pa.schema([field.with_type(_as_stored(field.type)) for field in fields if field.name not in SPLIT_BY])

