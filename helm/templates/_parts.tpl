@@ -1,9 +1,9 @@
-{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, jobs, audit, archive, topics,
-     schemas, and vllm, which has no settings. */}}
+{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, jobs, tuner, audit, archive,
+     topics, schemas, and vllm, which has no settings. */}}
 
 {{- define "streamward.components" -}}
 {{- $found := list "streams" "scoring" "policy" "trainer" -}}
-{{- range $component := list "jobs" "audit" "archive" -}}
+{{- range $component := list "jobs" "tuner" "audit" "archive" -}}
 {{- if (index $.Values $component).enabled -}}{{- $found = append $found $component -}}{{- end -}}
 {{- end -}}
 {{- join " " $found -}}
@@ -39,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if eq .component "vllm" -}}
 {{- ternary (printf "%s@%s" $pinned.repository $pinned.digest) (printf "%s:%s" $pinned.repository $pinned.tag) (ne $pinned.digest "") -}}
 {{- else -}}
-{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "archive")) -}}
+{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "tuner" "archive")) -}}
 {{- $image := index .root.Values.images $kind -}}
 {{- $suffix := "" -}}
 {{- if eq $kind "model" -}}
@@ -128,7 +128,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if and (eq .component "trainer") (gt (int $own.gpus) 1) -}}
 {{- $_ := set $derived.trainer "processes" (int $own.gpus) -}}
 {{- end -}}
-{{- if and .root.Values.signing.privateSecret (eq .component "trainer") -}}
+{{- if and .root.Values.signing.privateSecret (has .component (list "trainer" "tuner")) -}}
 {{- $_ := set $derived.adapters "signing_key" "/etc/streamward/signing/adapters.key" -}}
 {{- end -}}
 {{- if eq .component "policy" -}}
@@ -142,7 +142,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if eq .component "archive" -}}
 {{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}
 {{- end -}}
-{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "archive")) -}}
+{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "archive")) -}}
 {{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}
 {{- end -}}
 {{- range $section, $keys := $derived -}}
@@ -160,13 +160,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
 {{- define "streamward.signingSecret" -}}
-{{- if eq .component "trainer" }}{{ .root.Values.signing.privateSecret }}{{ end -}}
+{{- if has .component (list "trainer" "tuner") }}{{ .root.Values.signing.privateSecret }}{{ end -}}
 {{- if eq .component "policy" }}{{ .root.Values.signing.publicSecret }}{{ end -}}
 {{- end -}}
 
 {{/* Credentials for the object store of the adapters, or of the archive. */}}
 {{- define "streamward.storeSecret" -}}
-{{- $store := get (dict "policy" .root.Values.adapterStore "trainer" .root.Values.adapterStore "archive" .root.Values.archive) .component -}}
+{{- $store := get (dict "policy" .root.Values.adapterStore "trainer" .root.Values.adapterStore "tuner" .root.Values.adapterStore "archive" .root.Values.archive) .component -}}
 {{- with $store }}{{ if .url }}{{ .credentialsSecret }}{{ end }}{{ end -}}
 {{- end -}}
 
@@ -241,7 +241,7 @@ capabilities:
 {{- if (index .root.Values .component).secretSettings }}
 - {name: secrets, mountPath: /etc/streamward/secrets, readOnly: true}
 {{- end }}
-{{- if has .component (list "policy" "trainer") }}
+{{- if has .component (list "policy" "trainer" "tuner") }}
 - {name: cache, mountPath: /var/lib/streamward/cache}
 {{- if not .root.Values.adapterStore.url }}
 - {name: adapters, mountPath: /var/lib/streamward/adapters}
@@ -319,7 +319,7 @@ capabilities:
           items: [{key: {{ $from.key }}, path: {{ $setting }}}]
     {{- end }}
 {{- end }}
-{{- if has .component (list "policy" "trainer") }}
+{{- if has .component (list "policy" "trainer" "tuner") }}
 - name: cache
   emptyDir: {sizeLimit: {{ (index .root.Values .component).cache.size }}}
 {{- if not .root.Values.adapterStore.url }}
@@ -346,7 +346,7 @@ capabilities:
     claimName: {{ default (printf "%s-checkpoints" $name) .root.Values.trainer.checkpoints.existingClaim }}
 {{- end }}
 {{- with include "streamward.signingSecret" . }}
-{{- $key := ternary "adapters.key" "adapters.pub" (eq $.component "trainer") }}
+{{- $key := ternary "adapters.key" "adapters.pub" (has $.component (list "trainer" "tuner")) }}
 - name: signing
   secret:
     secretName: {{ . }}

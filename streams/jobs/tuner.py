@@ -2,6 +2,7 @@
 
     jobs ──► JobLog ──► the oldest job of each policy that tunes, and is ours ──► trainer/tuning ──► adapters: trained
     between two steps: cancelled, paused, over its budget? ──► nothing is written      iteration, completed ──► jobs
+    each step ──► tuning_metrics.py ──► /metrics, /healthz
 
 One job at a time. A job is done once, by the version that it announces: `trained` names the job, so who finds it in
 `adapters` only writes the job's end. A process that is killed before has left nothing, and the next one makes the same
@@ -30,6 +31,7 @@ from streams.jobs import training_files, tuning_reducer
 from streams.jobs.job_log import JobLog
 from streams.jobs.membership import JobMembership
 from streams.jobs.state import JobState, JobUsage
+from streams.jobs.tuning_metrics import TuningMetrics, TuningOutcome
 from streams.jobs.tuning_reducer import NO_EXAMPLES, NOT_TUNED
 from streams.jobs.tuning_request import BETA, start_of
 from streams.kafka import times
@@ -39,11 +41,13 @@ from streams.kafka.record import cut, partition_of
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
+from streams.observability import metrics
+from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from trainer.tuning.choose import Curation
 from trainer.tuning.examples import TunedExample, all_tokens, loss_tokens
 from trainer.tuning.run import JOB, StartVersion, TunedJob, TuningOrder, tune
-from trainer.tuning.tuner import TuningSteps
+from trainer.tuning.tuner import TuningStep, TuningSteps
 
 GROUP = "tuning"
 LOOK_S = 0.5
@@ -66,14 +70,16 @@ class _EndedBetweenSteps(Exception):
 def run(settings: Settings, *, stop: threading.Event) -> None:
     """Carry out jobs until `stop` is set; one that is under way is then given up, and begun again by the next process.
 
-    Raises NotFoundError for a missing topic, LogError if the broker refuses or does not answer.
+    Raises NotFoundError for a missing topic, LogError if the broker refuses or does not answer, SettingsError if
+    metrics.port is taken.
     """
     try:
-        schema_registry.wait(settings, stop=stop)
-        with JobLog(settings) as known, TuningWorker(settings, known, stop) as worker:
-            while not stop.is_set():
-                if not worker.step():
-                    stop.wait(LOOK_S)
+        with metrics.served(settings, "tune") as meter:
+            schema_registry.wait(settings, meter, stop)
+            with JobLog(settings) as known, TuningWorker(settings, known, stop, meter) as worker:
+                while not stop.is_set():
+                    if not worker.step():
+                        stop.wait(LOOK_S)
     except StoppedWaiting as exc:
         log.warning("%s", exc)
 
@@ -81,9 +87,10 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 class TuningWorker:
     """One process. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, known: JobLog, stop: threading.Event) -> None:
+    def __init__(self, settings: Settings, known: JobLog, stop: threading.Event, meter: Meter = OFF) -> None:
         self._settings, self._log, self._stop = settings, known, stop
-        self._members = JobMembership(settings, GROUP, BrokerOutage(settings.kafka, stop))
+        self._members = JobMembership(settings, GROUP, BrokerOutage(settings.kafka, stop, meter))
+        self.metrics = TuningMetrics(meter)
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +100,7 @@ class TuningWorker:
 
     def step(self) -> bool:
         """Carry out a job that is due; return whether there was one. Raises LogError."""
+        self.metrics.waits()
         self._members.poll(timeout_s=0.0)
         for job in self._log.next_of_each_policy():
             tuning = job.spec.tuning
@@ -101,7 +109,12 @@ class TuningWorker:
             if job.status == "queued":
                 job = self._start(job, tuning)
             if job.status == "running":
-                self._carry_out(job, tuning)
+                self.metrics.begins(job.policy)
+                outcome: TuningOutcome = "stopped"
+                try:
+                    outcome = self._carry_out(job, tuning)
+                finally:
+                    self.metrics.ended(job.policy, outcome)
                 return True
         return False
 
@@ -112,23 +125,24 @@ class TuningWorker:
         groups_next = offsets(self._settings, ["groups"])[groups, of][1]
         return self._log.append(tuning_reducer.started(job, newest, groups_next, times.now_ms()))
 
-    def _carry_out(self, job: JobState, tuning: JobTuning) -> None:
-        """Make the version of a running job, or find it made; then write its end."""
+    def _carry_out(self, job: JobState, tuning: JobTuning) -> TuningOutcome:
+        """Make the version of a running job, or find it made; then write its end. Return what came of it."""
         log.info("job %s: %s of %s", job.job_id, tuning.method, job.policy)
         if job.iteration == 0:
             try:
                 made = self._made(job, tuning)
             except _EndedBetweenSteps as exc:
                 log.info("job %s: %s", job.job_id, exc)
-                return
+                return "stopped"
             except LogError:
                 raise
             except StreamwardError as exc:
                 self._fail(job, exc)
-                return
+                return "failed"
             job = self._log.append(tuning_reducer.trained(job, made))
         if job.status == "running" and job.iteration == 1:
             self._log.append(tuning_reducer.completed(job))
+        return "completed"
 
     def _fail(self, job: JobState, exc: StreamwardError) -> None:
         log.warning("job %s: %s", job.job_id, exc)
@@ -158,7 +172,7 @@ class TuningWorker:
                 groups_before=job.groups_next,
                 job=TunedJob(job.job_id, version),
             )
-            return tune(self._settings, order, LogHistory(self._settings), _Between(self, job, self._members)).event
+            return tune(self._settings, order, LogHistory(self._settings), _Between(self, job)).event
 
     def _file(self, tuning: JobTuning, folder: Path) -> Path | None:
         """Return the examples of a job that were uploaded, as a file under the name that they had."""
@@ -171,6 +185,7 @@ class TuningWorker:
 
     def check(self, job: JobState, used: JobUsage) -> None:
         """Raise _EndedBetweenSteps if a job is not to be continued; over its budget it is ended before."""
+        self._members.poll(timeout_s=0.0)
         if self._stop.is_set():
             raise _EndedBetweenSteps("this process is stopping: another one begins it again")
         now = self._log.get(job.job_id)
@@ -188,14 +203,14 @@ class TuningWorker:
 class _Between:
     """What happens between two steps of a job."""
 
-    def __init__(self, worker: TuningWorker, job: JobState, members: JobMembership) -> None:
-        self._worker, self._job, self._members = worker, job, members
+    def __init__(self, worker: TuningWorker, job: JobState) -> None:
+        self._worker, self._job = worker, job
         self._began = time.monotonic()
         self._whole: JobUsage | None = None
 
-    def __call__(self, number: int, of: int, examples: Sequence[TunedExample]) -> None:
-        """Look whether to take the next step. Raises _EndedBetweenSteps."""
-        self._members.poll(timeout_s=0.0)
+    def __call__(self, number: int, of: int, examples: Sequence[TunedExample], step: TuningStep) -> None:
+        """Report a step, and look whether to take the next one. Raises _EndedBetweenSteps."""
+        self._worker.metrics.step(self._job.policy, number, of, loss=step.loss, grad_norm=step.grad_norm)
         if self._whole is None:
             tokens = {"context_tokens": all_tokens(examples) - loss_tokens(examples), "tokens": loss_tokens(examples)}
             self._whole = tuning_reducer.used_by(self._job, tokens)

@@ -25,13 +25,14 @@ VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 CREDITS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """… of advantages, which are of the order of 1 where they are divided by a group's spread."""
 
-Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve", "agents", "jobs"]
+Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve", "agents", "jobs", "tune"]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
 READERS: tuple[Process, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
-SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs")
-"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, and the controller of jobs."""
+SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs", "tune")
+"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, and
+`tune --jobs`."""
 
 
 class Metric(NamedTuple):
@@ -118,7 +119,7 @@ REBALANCES = Metric(
     "counter",
     ("stage",),
     "Assignments of partitions.",
-    ("streams", "policy", "scoring", "agents", "jobs"),
+    ("streams", "policy", "scoring", "agents", "jobs", "tune"),
 )
 
 SPANS_DROPPED = Metric(
@@ -544,6 +545,47 @@ TENANT_MONTH = Metric(
     "a job",
 )
 
+# --- tune --jobs ------------------------------------------------------------------------------------------------------
+
+TUNING_DONE = Metric(
+    "streamward_tuning_done_ratio",
+    "gauge",
+    ("policy",),
+    "Share of the steps that the job being carried out here has taken.",
+    ("tune",),
+    "a job that tunes",
+)
+TUNING_AGE = Metric(
+    "streamward_tuning_step_age_seconds",
+    "gauge",
+    ("policy",),
+    "Since its newest step, or since it was taken up; no series when nothing is carried out.",
+    ("tune",),
+    "a job that tunes",
+)
+TUNING_STEPS = Metric(
+    "streamward_tuning_steps_total", "counter", ("policy",), "Steps taken for jobs.", ("tune",), "a job that tunes"
+)
+TUNING_LOSS = Metric(
+    "streamward_tuning_loss", "gauge", ("policy",), "The loss. Of the last step.", ("tune",), "a job that tunes"
+)
+TUNING_GRADIENT = Metric(
+    "streamward_tuning_gradient_norm",
+    "gauge",
+    ("policy",),
+    "Norm of the gradient before it is clipped. Of the last step.",
+    ("tune",),
+    "a job that tunes",
+)
+TUNING_ENDED = Metric(
+    "streamward_tuning_attempts_total",
+    "counter",
+    ("policy", "outcome"),
+    "Jobs that were taken up, by what came of it: completed, failed, or stopped between two steps.",
+    ("tune",),
+    "a job that tunes",
+)
+
 # --- archive sync --follow --------------------------------------------------------------------------------------------
 
 ARCHIVE_LAG_RECORDS = Metric(
@@ -590,7 +632,8 @@ server of agents `engine` (loaded, and its last request did not fail), of `agent
 last asked), and with `schemas.registry_url` everywhere
 `schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit
 --follow` has an address of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
-`streamward jobs run` are watched as the loop is.
+`streamward jobs run` are watched as the loop is, and so is `streamward tune --jobs`, which may take an hour until the
+first step of a job.
 
 Dashboards, alerts, and what to do: [operations.md](operations.md).
 
@@ -614,7 +657,12 @@ def _sections() -> Iterator[str]:
         ("scoring",): "Scoring",
     }
     titles |= {("train",): "Trainer", ("audit",): "The audit", ("serve",): "The server of agents"}
-    titles |= {("agents",): "Runs of agents", ("jobs",): "Jobs", ("archive",): "The archive"}
+    titles |= {
+        ("agents",): "Runs of agents",
+        ("jobs",): "Jobs",
+        ("tune",): "Jobs that tune",
+        ("archive",): "The archive",
+    }
     rest = [metric for metric in every() if metric.processes not in titles]
     for processes, title in titles.items():
         yield f"\n## {title}\n\n{_table([metric for metric in every() if metric.processes == processes])}"

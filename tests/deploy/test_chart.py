@@ -67,6 +67,8 @@ def test_the_program_takes_every_command_line(case: str) -> None:
     expected |= {"jobs": "jobs run"} if VALUES[case].get("jobs", {}).get("enabled", True) else {}
     if VALUES[case].get("topics", {}).get("kind", "job") == "job":
         expected["topics"] = "topics apply"
+    if "tuner" in VALUES[case]:
+        expected["tuner"] = "tune"
     if "audit" in VALUES[case]:
         expected["audit"] = "audit"
     if "archive" in VALUES[case]:
@@ -401,7 +403,7 @@ def test_the_page_tells_every_value() -> None:
 
 
 def test_the_values_are_few_enough_to_read() -> None:
-    assert len((CHART / "values.yaml").read_text(encoding="utf-8").splitlines()) < 250
+    assert len((CHART / "values.yaml").read_text(encoding="utf-8").splitlines()) < 270
 
 
 def test_chart_and_program_have_one_version() -> None:
@@ -416,4 +418,6 @@ def test_compose_and_chart_run_the_same_commands_from_the_same_images() -> None:
     assert repositories == {
         name for name in (service["image"].partition(":")[0] for service in compose.values()) if "streamward" in name
     }
-    assert set(itertools.chain(["topics"], ("streams", "scoring", "policy", "trainer", "jobs"))) <= set(compose)
+    assert set(itertools.chain(["topics"], ("streams", "scoring", "policy", "trainer", "jobs", "tuner"))) <= set(
+        compose
+    )

@@ -94,7 +94,7 @@ def test_keda_asks_prometheus_for_the_lag_of_that_component() -> None:
 
 def test_a_budget_goes_by_the_most_replicas() -> None:
     budgets = {name_of(one).rpartition("-")[2] for one in of_kind("scaled", "PodDisruptionBudget")}
-    assert budgets == {"streams", "scoring", "policy", "jobs"}
+    assert budgets == {"streams", "scoring", "policy", "jobs", "tuner"}
     assert {name_of(one).rpartition("-")[2] for one in of_kind("least", "PodDisruptionBudget")} == {
         "streams",
         "scoring",
@@ -230,6 +230,28 @@ def test_controllers_of_jobs_share_them_and_are_replaced_one_by_one(tmp_path: Pa
     assert component("scaled", "PodDisruptionBudget", "jobs")["spec"]["maxUnavailable"] == 1
     assert settings_of("scaled", "jobs", tmp_path).metrics.port == 9464
     assert not any(name_of(one).endswith("-jobs") for one in objects("bare"))
+
+
+def test_who_tunes_has_the_store_the_key_and_a_place_for_the_model_and_none_of_the_trainers_checkpoints(
+    tmp_path: Path,
+) -> None:
+    found = component("scaled", "Deployment", "tuner")
+    assert found["spec"]["replicas"] == 2 and "Recreate" not in str(found["spec"]["strategy"])
+    (container,) = spec_of(found)["containers"]
+    assert container["args"] == ["tune", "--jobs"] and container["image"].endswith("-cpu")
+    assert {probe: container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} == {
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz",
+    }
+    claims = {
+        one["persistentVolumeClaim"]["claimName"]
+        for one in spec_of(found)["volumes"]
+        if len(one) == 2 and "persistentVolumeClaim" in one
+    }
+    assert claims == {"one-streamward-adapters"}
+    settings = settings_of("scaled", "tuner", tmp_path)
+    assert (settings.metrics.port, str(settings.adapters.signing_key)) == (9464, "/etc/streamward/signing/adapters.key")
+    assert not any(name_of(one).endswith("-tuner") for one in objects("least"))
 
 
 def test_no_pod_runs_the_server_of_agents_as_its_address_is_that_of_one_machine() -> None:

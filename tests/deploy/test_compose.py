@@ -203,9 +203,9 @@ def test_what_a_process_writes_lies_in_a_volume_and_the_rest_is_read_only(name: 
     assert service["read_only"] is True and service["tmpfs"] == ["/tmp"]  # noqa: S108, the container's own
     settings = loaded({key: _filled(value) for key, value in service["environment"].items()})
     mounted = {mount.split(":")[1] for mount in service.get("volumes", [])}
-    if parsed(service["command"]) in ("policy", "train"):
+    if parsed(service["command"]) in ("policy", "train", "tune"):
         assert {settings.adapters.store, "/var/lib/streamward/cache"} <= mounted
-    if parsed(service["command"]) == "train":
+    if parsed(service["command"]) in ("train", "tune"):
         assert str(settings.trainer.checkpoints) in mounted
     if settings.policy.engine == "vllm":
         assert str(settings.policy.server_folder) in mounted
@@ -215,7 +215,16 @@ def test_what_a_process_writes_lies_in_a_volume_and_the_rest_is_read_only(name: 
 def test_each_profile_runs_the_whole_loop_with_one_trainer(profile: str) -> None:
     running = [name for name in OURS if profile in SERVICES[name].get("profiles", [profile])]
     commands = [parsed(SERVICES[name]["command"]) for name in running]
-    assert sorted(commands) == ["jobs run", "policy", "schemas serve", "scoring", "streams", "topics apply", "train"]
+    assert sorted(commands) == [
+        "jobs run",
+        "policy",
+        "schemas serve",
+        "scoring",
+        "streams",
+        "topics apply",
+        "train",
+        "tune",
+    ]
 
 
 def test_the_vllm_of_the_profile_is_started_as_the_engine_wants_it() -> None:

@@ -1,6 +1,6 @@
 """The services of docker-compose.yml, profile cpu, started as it says, on a Kafka that is set up as its service is.
 
-    kafka, with its listeners ──► topics (ends) ──► streams, scoring, jobs, schemas, policy, trainer, audit
+    kafka, with its listeners ──► topics (ends) ──► streams, scoring, jobs, schemas, policy, trainer, tuner, audit
                               ──► their health checks pass ──► tasks from the host ──► a version, trained and served
 
 The base model is the tiny one, as BASE_MODEL names another. It runs with `make test-deploy`, in about a minute.
@@ -35,7 +35,7 @@ from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
 
-SERVICES = ("streams", "scoring", "jobs", "schemas", "policy", "trainer", "audit")
+SERVICES = ("streams", "scoring", "jobs", "schemas", "policy", "trainer", "tuner", "audit")
 MODEL = "/models/tiny"
 INSIDE, HOST, CONTROLLER = "19092", "9092", "29093"
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")

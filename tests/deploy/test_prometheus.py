@@ -38,6 +38,7 @@ COMMANDS = {
     "archive": "archive sync --follow",
     "agents": "agents run guide --command true",
     "jobs": "jobs run",
+    "tune": "tune --jobs",
 }
 """Where that is not the name of the process."""
 pytestmark = [

@@ -1,6 +1,6 @@
 """The processes of the chart, started as it renders them, on a real log: command, environment and mounted files.
 
-    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, jobs, audit, archive, all replicas
+    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, jobs, tuner, audit, archive, all replicas
                       ──► their probes say ready ──► tasks ──► a version, trained and served ──► helm test, audit
 
 The log is behind TLS and a password for each principal. Both come from Secrets as mounted files, as do the keys that
@@ -43,7 +43,7 @@ from tests.unit.test_adapter_signing import key_pair
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
-COMPONENTS = ("streams", "scoring", "policy", "trainer", "jobs", "audit", "archive")
+COMPONENTS = ("streams", "scoring", "policy", "trainer", "jobs", "tuner", "audit", "archive")
 PREFIX = "secured."
 USERS = {name: f'{name} "and"; = \\\\ü' for name in ("topics", *COMPONENTS)}
 """Passwords by user; no two are alike, and each has what a format might stumble over."""
@@ -159,6 +159,7 @@ SECURED: Object = {
         "tls": {"caSecret": "authority"},
     },
     **{name: {"saslSecret": f"for-{name}"} for name in USERS},
+    "tuner": {"saslSecret": "for-tuner", "enabled": True},
     "audit": {"saslSecret": "for-audit", "enabled": True, "everySeconds": 2},
     "archive": {"saslSecret": "for-archive", "enabled": True, "settings": {"archive": {"follow_s": 1}}},
     "signing": {"privateSecret": "signs", "publicSecret": "verifies"},
@@ -272,13 +273,13 @@ def test_the_topics_are_those_of_the_program(release: Release) -> None:
 
 
 def test_a_principal_may_not_write_what_is_not_its_own(release: Release) -> None:
-    for name in ("scoring", "policy", "trainer", "audit", "archive"):
+    for name in ("scoring", "policy", "trainer", "tuner", "audit", "archive"):
         done = release.by_name[name][0].execute("streamward", "tasks", "submit", "-", stdin=asked(17))
         assert done.returncode == 5 and "authorization failed" in done.stderr
 
 
-def test_only_the_trainer_can_sign_and_only_agents_have_what_they_verify_with(release: Release) -> None:
-    for file, who in {"adapters.key": {"trainer"}, "adapters.pub": {"policy"}}.items():
+def test_only_who_makes_versions_can_sign_and_only_agents_have_what_they_verify_with(release: Release) -> None:
+    for file, who in {"adapters.key": {"trainer", "tuner"}, "adapters.pub": {"policy"}}.items():
         having = {process.container.name for process in release.every if list(process.root.rglob(f"signing/{file}"))}
         assert having == who
 

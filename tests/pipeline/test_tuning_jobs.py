@@ -25,13 +25,16 @@ from streams.jobs.training_files import TrainingFile
 from streams.jobs.tuner import TuningWorker
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
+from streams.observability import catalog
 from streams.settings.load import to_env
-from streams.settings.model import Model, Policy, Settings
+from streams.settings.model import Metrics, Model, Policy, Settings
+from tests.chaos.proxy import free_ports
 from tests.log.test_fine_tuning_over_http import gateway
 from tests.pipeline.test_tuning import DPO, SFT, Crash, groups, order as tuning_order, sent
 from tests.support.agent_server import settings_of
 from tests.support.models.chat_tiny import base
 from tests.support.processes import read, running, until
+from tests.support.scrape import get, parse
 from trainer import reproduce
 from trainer.tuning import run as tuning
 from trainer.tuning.examples import all_tokens
@@ -217,8 +220,18 @@ def test_jobs_are_ordered_by_the_command_line_and_carried_out_by_the_command(
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     job = json.loads(found.stdout)
-    with running(settings, tmp_path, "tune --jobs"), JobLog(settings) as log:
+    (port,) = free_ports(1)
+    watched = settings.model_copy(update={"metrics": Metrics(port=port)})
+    with running(watched, tmp_path, "tune --jobs"), JobLog(settings) as log:
         until(lambda: log.get(job["job_id"]).ended, "the end of the job", folder=tmp_path)
+
+        def ended() -> bool:
+            seen = parse(get(f"http://127.0.0.1:{port}/metrics")[1])
+            return seen.total(catalog.TUNING_ENDED.name, policy="default", outcome="completed") == 1
+
+        until(ended, "its end in the metrics", folder=tmp_path)
+        assert parse(get(f"http://127.0.0.1:{port}/metrics")[1]).total(catalog.TUNING_STEPS.name) == 2
+        assert get(f"http://127.0.0.1:{port}/readyz")[0] == get(f"http://127.0.0.1:{port}/healthz")[0] == 200
     shown = json.loads(command("show", job["job_id"], "--output", "json").stdout)
     assert (shown["status"], shown["version"], shown["order"]["method"]) == ("completed", 1, "sft")
     assert (shown["order"]["file"], shown["order"]["epochs"]) == ("a.jsonl", 2)

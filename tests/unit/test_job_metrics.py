@@ -1,4 +1,4 @@
-"""What a controller reports of its jobs."""
+"""What a controller reports of its jobs, and who tunes of the one that it carries out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures, month_figures
 from streams.jobs.months import MonthBudget
 from streams.jobs.state import JobState, fold
+from streams.jobs.tuning_metrics import TuningMetrics
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from tests.support.factories import job_event, job_spec
@@ -68,3 +69,34 @@ def test_what_a_tenant_has_spent_is_said_in_dollars_and_as_a_share_of_what_it_ma
     found = month_figures([MonthBudget("shop", "2026-11", 25.0, 100.0), MonthBudget("", "2026-11", 7.0, 0.0)])
     assert [found[catalog.TENANT_SPENT, (name,)] for name in ("shop", "")] == [25.0, 7.0]
     assert [found[catalog.TENANT_MONTH, (name,)] for name in ("shop", "")] == [0.25, 0.0]
+
+
+# --- tune --jobs ------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_job_that_tunes_it_says_how_far_it_is_and_how_old_its_newest_step_is_until_it_has_ended() -> None:
+    meter = Meter("tune")
+    found = TuningMetrics(meter)
+    found.begins("coach")
+    found.step("coach", 1, 4, loss=0.5, grad_norm=2.0)
+    found.step("coach", 2, 4, loss=0.25, grad_norm=1.0)
+    seen = parse(meter.text())
+    assert (seen.total(catalog.TUNING_DONE.name), seen.total(catalog.TUNING_STEPS.name)) == (0.5, 2)
+    assert (seen.total(catalog.TUNING_LOSS.name), seen.total(catalog.TUNING_GRADIENT.name)) == (0.25, 1.0)
+    assert 0 <= seen.total(catalog.TUNING_AGE.name) < 60
+    found.ended("coach", "stopped")
+    seen = parse(meter.text())
+    assert seen.family(catalog.TUNING_AGE.name) == seen.family(catalog.TUNING_DONE.name) == []
+    assert seen.total(catalog.TUNING_ENDED.name, policy="coach", outcome="stopped") == 1
+
+
+def test_whatever_who_tunes_reports_is_in_the_table_and_the_table_has_nothing_else() -> None:
+    meter = Meter("tune")
+    found = TuningMetrics(meter)
+    found.begins("coach")
+    found.step("coach", 1, 1, loss=0.5, grad_norm=2.0)
+    meter.text()  # the age is set when somebody looks
+    during = set(parse(meter.text()).kinds.items())
+    found.ended("coach", "completed")
+    wanted = {(metric.name, metric.kind) for metric in catalog.every() if metric.processes == ("tune",)}
+    assert during | set(parse(meter.text()).kinds.items()) == wanted

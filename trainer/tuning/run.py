@@ -50,7 +50,7 @@ JOB = "job"
 """In the metadata of `trained`: which job asked for the version."""
 REPORT_EVERY = 20
 """Steps between two lines of the log, besides the first and the last."""
-Report = Callable[[int, int, Sequence[TunedExample]], None]
+Report = Callable[[int, int, Sequence[TunedExample], TuningStep], None]
 log = logging.getLogger(__name__)
 
 
@@ -120,8 +120,8 @@ class _Examples(NamedTuple):
 def tune(settings: Settings, order: TuningOrder, history: History, report: Report | None = None) -> TunedVersion:
     """Make the next version of `order.policy`; `history` has the groups.
 
-    `report` is called after each step, with its number, how many there are and the examples; whatever it raises ends
-    the tuning, and nothing is written.
+    `report` is called after each step, with its number, how many there are, the examples and what the step came to;
+    whatever it raises ends the tuning, and nothing is written.
 
     Raises NotFoundError if the file, a version or a single example is missing; SettingsError for lines that are no
     examples, or settings without effect; RefusedError if the policy is trained from batches, is in use, or got another
@@ -159,7 +159,7 @@ def _tune(settings: Settings, order: TuningOrder, history: History, report: Repo
         def step(number: int, of: int, taken: TuningStep) -> None:
             _log(number, of, taken)
             if report is not None:
-                report(number, of, found.examples)
+                report(number, of, found.examples, taken)
 
         metrics = tuner.tune(found.examples, step)
         tuner.save(scratch / "tuned")

@@ -114,6 +114,8 @@ FAILED_RUNS = share(
 UNUSABLE_ACTIONS = share(
     _rate(catalog.SERVE_ACTIONS, window="30m", use="unusable"), _rate(catalog.SERVE_ACTIONS, window="30m")
 )
+JOB_SILENT = f"{largest(select(catalog.TUNING_AGE), 'policy')} or {largest(select(catalog.JOB_AGE), 'policy')}"
+"""Since a job's newest event; since its newest step where it tunes, and the process that carries it out answers."""
 LOST_CALLS = share(
     _rate(catalog.SERVE_TURNS, window="15m", fate="~not_delivered|failed"), _rate(catalog.SERVE_TURNS, window="15m")
 )
@@ -229,8 +231,8 @@ ALERTS = (
     ),
     # --- jobs ---
     Alert(
-        "JobStuck", "warning", "5m", Limit(or_zero(largest(select(catalog.JOB_AGE), "policy")), ">", 7200),
-        "The job of `{{ $labels.policy }}` that runs has had no event for {{ $value | humanizeDuration }}.",
+        "JobStuck", "warning", "5m", Limit(or_zero(JOB_SILENT), ">", 7200),
+        "Nothing has happened to the job of `{{ $labels.policy }}` for {{ $value | humanizeDuration }}.",
     ),
     Alert(
         "BudgetNearlySpent", "warning", "0m",

@@ -208,11 +208,22 @@ JOBS = (
     _panel("Jobs", "short", (or_zero(total(select(catalog.JOBS), "policy", "status")), "{{policy}} {{status}}")),
     _gauge("Iterations of the job that runs", "short", catalog.JOB_ITERATIONS, zero=True),
     _gauge("How far it is", "percentunit", catalog.JOB_DONE, zero=True),
-    _gauge("Since its newest event", "s", catalog.JOB_AGE, zero=True),
+    _panel("Since its newest event or step", "s", (or_zero(alerts.JOB_SILENT), "{{policy}}")),
     _panel("Spent by all jobs", "currencyUSD", (or_zero(total(select(catalog.JOB_SPENT), "policy")), "{{policy}}")),
     _gauge("Share of its budget", "percentunit", catalog.JOB_BUDGET, zero=True),
     _gauge("Spent this month", "currencyUSD", catalog.TENANT_SPENT, label="tenant", zero=True),
     _gauge("Share of the month's budget", "percentunit", catalog.TENANT_MONTH, label="tenant", zero=True),
+)
+TUNING = (
+    _gauge("How far the version is", "percentunit", catalog.TUNING_DONE, zero=True),
+    _speed("Steps a second", "ops", catalog.TUNING_STEPS, "policy"),
+    _panel(
+        "Loss and gradient of a tuning",
+        "short",
+        (or_zero(largest(select(catalog.TUNING_LOSS), "policy")), "{{policy}} loss"),
+        (or_zero(largest(select(catalog.TUNING_GRADIENT), "policy")), "{{policy}} gradient norm"),
+    ),
+    _counted("Jobs taken up, in an hour", catalog.TUNING_ENDED, "policy", "outcome", window="1h"),
 )
 
 
@@ -331,6 +342,7 @@ TRAINING = Dashboard(
             ),
         ),
         PanelRow("For which job?", JOBS),
+        PanelRow("Jobs that tune", TUNING),
     ),
 )
 POLICY = Dashboard(

@@ -47,6 +47,7 @@ and what each part does.
 | a HorizontalPodAutoscaler, or a ScaledObject of KEDA | `streams`, `scoring`, `policy`: `autoscaling.kind` |
 | a StatefulSet of vLLM servers, its Service and a volume claim | `vllm.enabled` |
 | a Deployment `jobs`, the controller | `jobs.enabled` |
+| a Deployment `tuner`, which carries out the jobs that tune | `tuner.enabled` |
 | a Deployment `audit` | `audit.enabled` |
 | a Deployment `archive`, and a volume claim, kept too | `archive.enabled` |
 | a PodMonitor, or a ServiceMonitor and its Service | `metrics.monitor` |

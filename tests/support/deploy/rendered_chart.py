@@ -82,6 +82,7 @@ VALUES: dict[str, Object] = {
         "topics": {"kind": "strimzi", "strimzi": {"cluster": "events", "namespace": "kafka"}},
         "signing": {"privateSecret": "private", "publicSecret": "public"},
         "jobs": {"replicas": 2, "settings": {"jobs": {"max_budget_usd": 100.0}}},
+        "tuner": {"enabled": True, "replicas": 2},
         "audit": {"enabled": True},
         "archive": {"enabled": True, "settings": {"archive": {"follow_s": 300}}},
     },
@@ -151,6 +152,7 @@ FACTORS: dict[str, tuple[Object, ...]] = {
     ),
     "signing": ({}, {"signing": {"privateSecret": "private", "publicSecret": "public"}}),
     "jobs": ({}, {"jobs": {"replicas": 2}}, {"jobs": {"enabled": False}}),
+    "tuner": ({}, {"tuner": {"enabled": True, "gpus": 1}}),
     "audit": ({}, {"audit": {"enabled": True}}),
     "archive": (
         {},
