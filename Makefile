@@ -6,9 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 ARGS ?=
 ENGINE ?=
 BENCH ?=
+JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers test-spark check lint types bench chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers test-spark check lint types bench load chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -44,6 +45,11 @@ types: .venv/ready-test
 
 bench: .venv/ready-test
 	@$(BIN)/python -m tests.benchmarks $(BENCH)
+
+# many jobs at once, killed on the way, with Locust's load on the server at their end; JOBS says how many (default: 100)
+export JOBS
+load: .venv/ready-test .venv-strangers/ready
+	@$(BIN)/python -m tests.benchmarks jobs
 
 # FAULT and SEED choose runs, and nothing else is written then; DRIVER is loop or mixed for other stream workers
 FAULT ?=

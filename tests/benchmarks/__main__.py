@@ -32,6 +32,8 @@ NAMES = (
     "queries",
     "convergence",
     "fleet",
+    "jobs",
+    "learning",
     "vllm",
 )
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"

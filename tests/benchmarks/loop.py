@@ -24,6 +24,8 @@ from streams.settings.model import Broker, Kafka, Settings, Topics
 REPO = Path(__file__).parents[2]
 LIMIT_S = 300.0
 """For groups to come."""
+REQUEST_S = 60.0
+"""For an answer of the broker: a machine that is busy takes its time until every new partition has a leader."""
 
 
 @contextmanager
@@ -31,7 +33,7 @@ def node() -> Iterator[Settings]:
     """Run an embedded broker with Streamward's topics; yields the settings that lead there."""
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder, broker.embedded(Path(folder)) as running:
         settings = Settings(
-            kafka=Kafka(bootstrap=running.bootstrap),
+            kafka=Kafka(bootstrap=running.bootstrap, request_timeout_s=REQUEST_S),
             topics=Topics(prefix="bench."),
             broker=Broker(data_dir=Path(folder)),
         )
