@@ -16,6 +16,7 @@ from schemas.events import Batch, Response, TokensElsewhere, derive_id
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import advantage_formulas
 from streams.kafka.record import Record, dead_letter
+from streams.settings.model import Fleet, Settings
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.groups import expected_numbers
 from streams.tools.audit.metrics import text
@@ -171,6 +172,29 @@ def test_a_task_that_the_policy_agent_has_passed_without_an_answer_is_lost() -> 
     commits |= passed(log.records, "streams")
     report = recount(log.records, SETTINGS, Reach(committed=commits, ends=log.ends, now_ms=T0 + 1))
     assert [(found.category, found.at) for found in report.wrong] == [("lost", at)]
+
+
+def test_a_task_that_every_fleet_has_passed_without_an_answer_is_lost_if_its_policy_is_answered_by_one() -> None:
+    log = Written()
+    at = log.write(task(task_id="asked"), T0).at
+
+    def wrong(settings: Settings = SETTINGS, **commits: int) -> list[tuple[str, str]]:
+        found = passed(log.records, "streams")
+        for name, offset in commits.items():
+            group = f"policy-{name.replace('_', '@')}"
+            found |= {key: min(offset, value) for key, value in passed(log.records, group).items()}
+        report = recount(log.records, settings, Reach(committed=found, ends=log.ends, now_ms=T0 + 1))
+        return [(one.category, one.what) for one in report.wrong if one.at == at]
+
+    assert wrong(_one=99) == [], "a policy that nobody ever answered may wait for a fleet of its base model"
+    log.write(task(task_id="other"), T0)
+    log.write(response(task_id="other"), T0)
+    assert wrong(_one=99) == [("lost", "policy-@one has passed it, but no sampling has every slot")]
+    assert wrong(_one=99, _two=0) == [] and wrong(_one=99, default=0) == []
+    assert wrong(_one=99, _two=99) == [
+        ("lost", "policy-@one, policy-@two has passed it, but no sampling has every slot")
+    ]
+    assert wrong(SETTINGS.model_copy(update={"fleet": Fleet(policies="others-*")}), _one=99) == []
 
 
 def test_a_task_that_names_an_agent_is_answered_by_its_manager_whatever_the_policy_agent_has_passed() -> None:

@@ -10,7 +10,7 @@ stage may write at another time. Digests have 64 bits: two of a million records 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -340,6 +340,8 @@ class AuditFinding(NamedTuple):
     """The log is right: the record has its dead letter, or a repetition changed nothing."""
 
 
+FLEETS = "policy-@"
+"""How the consumer groups of fleets that answer begin."""
 RECORDED_LAG = "policy_lag"
 """Key of a replayed group: how many versions behind its sampler was."""
 
@@ -353,10 +355,27 @@ class AuditView:
         reach: Reach,
         letters: Mapping[Coordinates, list[LetterFact]],
         exists: Callable[[Coordinates], bool],
+        answered: Collection[str] = (),
     ) -> None:
+        """`answered`: the policies that have answered anything."""
         self.settings, self.reach, self.exists = settings, reach, exists
+        self._answered = answered
         self.names = {label: topic.name for label, topic in topics(settings.topics).items()}
         self._letters = letters
+
+    def has_passed(self, task: TaskFact) -> str | None:
+        """Return who has passed a task that it should have answered by then; None if that is still to come.
+
+        Without an agent of its own a policy is answered by a fleet. Which one, if there are several, the log does not
+        say, so all of them have to be behind it. One that never answered may wait for a fleet of its base model.
+        """
+        own, reach = task.answered_by, self.reach
+        groups = {name for name, topic, _ in reach.committed if topic == self.names["tasks"]}
+        fleets = sorted(name for name in groups if name.startswith(FLEETS))
+        if reach.settled or task.agent is not None or own in groups or not fleets:
+            return own if reach.passed(own, task.at) else None
+        is_theirs = self.settings.fleet.serves(task.policy) and task.policy in self._answered
+        return ", ".join(fleets) if is_theirs and all(reach.passed(name, task.at) for name in fleets) else None
 
     def lettered(self, at: Coordinates, *stages: str) -> bool:
         """Return whether one of these stages, or any if none is named, wrote a dead letter about the record at `at`."""

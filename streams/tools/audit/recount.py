@@ -216,7 +216,8 @@ class Ledger:
 
     def report(self, reach: Reach, *, policy: str | None = None) -> Report:
         """Return what is wrong with what was taken in, and what is in flight, as far as `reach` goes."""
-        view = AuditView(self._settings, reach, self._letters, self._exists)
+        answered = {response.policy for story in self._stories.values() for response in story.responses}
+        view = AuditView(self._settings, reach, self._letters, self._exists, answered)
         whole = TaskOutcome(findings=[*self._holes(reach)])
         versions = VersionLedger({name: line.adapters for name, line in self._policies.items()}, view)
         horizons = [self._horizon_ms(reach, partition) for partition in range(self._settings.topics.partitions)]

@@ -276,8 +276,8 @@ class _TaskRecount:
             self._found("lost", task.at, "every slot is answered and scored, but its group is not in groups")
         elif self._reach.settled:
             self._found("lost", task.at, "it has no group, and nothing is in flight")
-        elif self._is_unanswered():
-            self._found("lost", task.at, f"{task.answered_by} has passed it, but no sampling has every slot")
+        elif (who := self._left_unanswered_by()) is not None:
+            self._found("lost", task.at, f"{who} has passed it, but no sampling has every slot")
         else:
             self._out.in_flight["tasks"] += 1
 
@@ -290,16 +290,16 @@ class _TaskRecount:
                 reward = self._scores.get((response.response_id, source))
                 yield nowhere if reward is None else reward.at
 
-    def _is_unanswered(self) -> bool:
-        """Return whether who answers it should have done so and did not: what has expired is skipped."""
+    def _left_unanswered_by(self) -> str | None:
+        """Return who should have answered it and did not; None if nobody: what has expired is skipped."""
         seen: dict[str, set[int]] = {}
         for response in self._story.responses:
             seen.setdefault(response.sampling_id, set()).add(response.slot)
             if len(seen[response.sampling_id]) >= response.group_size:
-                return False
+                return None
         deadline = self._deadline_ms()
         may_be_over = self._task.purpose != "serve" and deadline is not None and deadline < self._reach.now_ms
-        return not may_be_over and self._reach.passed(self._task.answered_by, self._task.at)
+        return None if may_be_over else self._view.has_passed(self._task)
 
     def _left_behind(self, group: GroupFact, chosen: Slots) -> None:
         """Account for what could have counted and is in no group: superseded, or later than the group."""
