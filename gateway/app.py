@@ -371,4 +371,5 @@ def _listed(request: Request, models: Sequence[ServedModel]) -> dict[str, Any]:
         }
         for model in models
     ]
-    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    first, last = (models[0].name, models[-1].name) if models else (None, None)  # a fleet begins without any
+    return {"data": data, "has_more": False, "first_id": first, "last_id": last}

@@ -71,15 +71,17 @@ class NothingBody(Body):
 class FineTuning:
     """The jobs that one request may see. Methods wait for the broker, or the store."""
 
-    def __init__(self, settings: Settings, jobs: TenantJobs) -> None:
-        self._settings, self._jobs = settings, jobs
+    def __init__(self, settings: Settings, jobs: TenantJobs, *, fleet: bool = False) -> None:
+        """`fleet`: a job may train any policy that the fleet serves; else that of the settings."""
+        self._settings, self._jobs, self._fleet = settings, jobs, fleet
 
     def create(self, body: CreateFineTuningBody, key: str | None, retried: bool) -> dict[str, Any]:
         """Order a job. Raises CallError, and as TenantJobs.start."""
+        settings = self._settings_of(body.model)
         if body.method.type == "reinforcement":
-            order = self._on_questions(body)
+            order = self._on_questions(body, settings)
         else:
-            order = tuning_orders.fine_tuning(body, self._settings, self._jobs.adapters, self._jobs.tenant)
+            order = tuning_orders.fine_tuning(body, settings, self._jobs.adapters, self._jobs.tenant)
         if key is None and retried:
             since = times.now_ms() - RETRIED_MS
             for job in reversed(list(self._jobs.jobs.values())):
@@ -90,7 +92,14 @@ class FineTuning:
         except JobRequestError as exc:  # more questions than a record holds
             raise CallError("invalid", str(exc).replace("training_queries", "training_file"), "training_file") from exc
 
-    def _on_questions(self, body: CreateFineTuningBody) -> JobOrder:
+    def _settings_of(self, model: str) -> Settings:
+        """Return the settings of the server that has a model: of a fleet those of the policy, if it has a version."""
+        if not self._fleet or model not in self._jobs.policies() or not self._settings.fleet.serves(model):
+            return self._settings
+        own = self._settings.policy.model_copy(update={"name": model})
+        return self._settings.model_copy(update={"policy": own})
+
+    def _on_questions(self, body: CreateFineTuningBody, settings: Settings) -> JobOrder:
         """Return a job on the questions of a file. Raises CallError."""
         store = self._settings.adapters.store
         try:
@@ -100,7 +109,7 @@ class FineTuning:
             raise CallError("not_found", f"training_file: {exc}", "training_file") from exc
         except JobRequestError as exc:
             raise CallError("invalid", f"training_file: {exc}", "training_file") from exc
-        return FineTuningOrder(body, lines).job(self._settings)
+        return FineTuningOrder(body, lines).job(settings)
 
     def get(self, job_id: str) -> dict[str, Any]:
         """Return a job. Raises NotFoundError."""
@@ -136,13 +145,13 @@ class FineTuning:
         return view.job(job, self._jobs.events(job))
 
 
-def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter:
+def routes(settings: Settings, log: JobLog, *, max_body_bytes: int, fleet: bool = False) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
     router = APIRouter(prefix="/v1/fine_tuning/jobs")
     jobs = jobs_of(settings, log)
 
     def api(request: Request) -> FineTuning:
-        return FineTuning(settings, jobs(request))
+        return FineTuning(settings, jobs(request), fleet=fleet)
 
     @router.post("", **requested(CreateFineTuningBody))
     async def create(request: Request) -> Response:

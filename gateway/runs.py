@@ -8,7 +8,7 @@ Both may be sent again until there is an answer. Between them the process calls 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -19,7 +19,17 @@ from gateway.observed import ObservedBody
 from schemas.events import Ending, Observed, Purpose, Sampling
 from streams.stages.agents.conversations import Conversation
 from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.task_runs import RunOrder, TaskRuns
+from streams.stages.agents.task_runs import RunOrder
+
+
+class BeginsAndEnds(Protocol):
+    """Who knows the runs: `TaskRuns` of one policy, or `FleetRuns`."""
+
+    async def begin(self, order: RunOrder) -> Conversation:
+        """Return the run once its beginning is in the log. Raises CallError."""
+
+    async def end(self, agent_id: str, trajectory_id: str, end: RunEnd) -> Conversation:
+        """Return the run once its end and its response are in the log. Raises CallError."""
 
 
 class SamplingBody(Body):
@@ -58,7 +68,7 @@ class EndBody(Body):
     success: bool | None = None
 
 
-def routes(runs: TaskRuns, *, max_body_bytes: int) -> APIRouter:
+def routes(runs: BeginsAndEnds, *, max_body_bytes: int) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
     router = APIRouter(prefix="/agents/{agent_id}/trajectories/{trajectory_id}")
 

@@ -1,4 +1,4 @@
-"""Serve the policy to agents on this machine until it is asked to stop.
+"""Serve the policy, or every policy of a fleet, to agents until it is asked to stop.
 
 engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
 access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests
@@ -42,8 +42,9 @@ from streams.kafka.registry import client as schema_registry
 from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.settings.model import Serve, Settings
+from streams.stages.agents.fleet import FleetRecorder
 from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.service import opened
+from streams.stages.agents.service import opened, opened_fleet
 from streams.tools.asking import give_feedback
 
 LOOK_S = 0.1
@@ -70,8 +71,8 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-def run(settings: Settings, *, stop: threading.Event) -> None:
-    """Answer agents until `stop` is set; answers in progress are finished and recorded.
+def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> None:
+    """Answer agents until `stop` is set; answers in progress are finished and recorded. `fleet`: for every policy.
 
     Raises SettingsError if address or engine cannot be used, LogError if the broker refuses or is unreachable too long.
     """
@@ -86,7 +87,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
         try:
             schema_registry.wait(settings, meter, stop)
             with (
-                opened(settings, engine, rendering, stop, meter) as recorder,
+                (opened_fleet if fleet else opened)(settings, engine, rendering, stop, meter) as recorder,
                 JobLog(settings) as orders,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
@@ -103,7 +104,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 
 async def _serve(
     settings: Settings,
-    recorder: Recorder,
+    recorder: Recorder | FleetRecorder,
     app: ASGIApp,
     listening: socket.socket,
     stop: threading.Event,
@@ -121,7 +122,8 @@ async def _serve(
     server = QuietServer(config)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    log.info("%s (%s) answers at http://%s/v1", settings.policy.name, settings.policy.engine, where)
+    who = "every policy" if isinstance(recorder, FleetRecorder) else settings.policy.name
+    log.info("%s (%s) answers at http://%s/v1", who, settings.policy.engine, where)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     recorder.runs.finish()
     rounds = 0
@@ -137,14 +139,18 @@ async def _serve(
 
 
 def _application(
-    settings: Settings, recorder: Recorder, orders: JobLog, keys: AccessLog | None, requests: RequestLog | None
+    settings: Settings,
+    recorder: Recorder | FleetRecorder,
+    orders: JobLog,
+    keys: AccessLog | None,
+    requests: RequestLog | None,
 ) -> ASGIApp:
     """Return every route, behind the door if there are keys."""
     rule, feedback = settings.serve, partial(give_feedback, settings)
     most = int(rule.max_body_mb * 1_000_000)
     app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
-    app.include_router(job_routes(settings, orders))
+    app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
     describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES))
     return TimeLimits(app if keys is None else Door(app, keys, KeyLimits(rule), requests), rule)
 
@@ -160,14 +166,14 @@ def _keys(settings: Settings) -> contextlib.AbstractContextManager[AccessLog | N
     return AccessLog(settings) if settings.serve.auth == "keys" else contextlib.nullcontext()
 
 
-def job_routes(settings: Settings, orders: JobLog) -> APIRouter:
-    """Return everything about jobs: JSON-RPC, OpenAI's interface, and REST."""
+def job_routes(settings: Settings, orders: JobLog, *, fleet: bool = False) -> APIRouter:
+    """Return everything about jobs: JSON-RPC, OpenAI's interface, and REST. `fleet`: of every policy that it serves."""
     most = int(settings.serve.max_body_mb * 1_000_000)
     router = APIRouter()
     rpc = jobs.routes(settings, orders, max_body_bytes=most)
     router.include_router(rpc, include_in_schema=False)
     router.include_router(files.routes(settings.adapters.store, max_body_bytes=most))
-    router.include_router(fine_tuning.routes(settings, orders, max_body_bytes=most))
+    router.include_router(fine_tuning.routes(settings, orders, max_body_bytes=most, fleet=fleet))
     own = rest.routes(settings, orders, max_body_bytes=most)
     for prefix in REST_PREFIXES:
         router.include_router(own, prefix=prefix, include_in_schema=prefix == REST_PREFIXES[0])

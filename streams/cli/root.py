@@ -80,7 +80,7 @@ from streams.cli.tasks import tasks
 from streams.cli.topics import topics
 from streams.cli.tune import tune
 from streams.cli.up import up
-from streams.errors import NotFoundError, SettingsError
+from streams.errors import NotFoundError
 
 if TYPE_CHECKING:
     from streams.kafka.node.process import RunningBroker
@@ -381,7 +381,7 @@ def policy(call: AppContext, fleet: bool) -> None:
     """
     call.working = True
     if fleet:
-        refuse_one_policy(call, "policy")
+        call.refuse_one_policy("policy")
     with until_stopped() as stop:
         whose = "every policy" if fleet else call.settings.policy.name
         _begin(call, f"policy agent of {whose} ({call.settings.policy.engine})", "tasks")
@@ -415,7 +415,7 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool) 
     from trainer import launch
 
     if fleet:
-        refuse_one_policy(call, "train")
+        call.refuse_one_policy("train")
     place = launch.place(call.settings)
     if place is None and (processes := call.settings.trainer.processes) > 1:
         own = ["train", *(["--fleet"] if fleet else []), *([] if steps is None else ["--steps", str(steps)])]
@@ -438,16 +438,6 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool) 
             from trainer import consumer
 
         consumer.run(call.settings, steps=steps, stop=stop, place=place)
-
-
-def refuse_one_policy(call: AppContext, command: str) -> None:
-    """Raise SettingsError if a policy is named for a process that is to serve them all."""
-    settings, origins = call.loaded
-    if (origin := origins.get("policy.name")) is not None:
-        raise SettingsError(
-            f"{command} --fleet serves every policy, and policy.name={settings.policy.name} ({origin}) names one: "
-            "leave --fleet out, or policy.name; which policies a fleet serves is fleet.policies"
-        )
 
 
 # --- how it is set up -------------------------------------------------------------------------------------------------

@@ -84,6 +84,15 @@ class AppContext:
             click.echo(f"warning: {unnamed}", err=True)
         return settings
 
+    def refuse_one_policy(self, command: str) -> None:
+        """Raise SettingsError if a policy is named for a process that is to serve them all."""
+        settings, origins = self.loaded
+        if (origin := origins.get("policy.name")) is not None:
+            raise SettingsError(
+                f"{command} --fleet serves every policy, and policy.name={settings.policy.name} ({origin}) names one: "
+                "leave --fleet out, or policy.name; which policies a fleet serves is fleet.policies"
+            )
+
     def again(self, *command: str) -> list[str]:
         """Return the command line of a process with the same global options that runs `command`."""
         config = [] if self.config is None else ["--config", str(self.config)]

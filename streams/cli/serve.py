@@ -20,23 +20,31 @@ ANSWER_S = 600.0
 
 
 @click.command()
+@click.option(
+    "--fleet", is_flag=True, help="Answer for every policy in the log (fleet.policies), not policy.name alone."
+)
 @pass_call
-def serve(call: AppContext, /) -> None:
+def serve(call: AppContext, /, fleet: bool) -> None:
     """Serve the policy to agents, and record every call.
 
     It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages, at serve.host and
     serve.port (http://127.0.0.1:8790/v1). Each call is a turn in the log before its answer ends. An agent's name is in
     the base URL, /agents/NAME/v1, or in the header X-Agent-ID. Jobs are ordered at /api/v1/jsonrpc. SIGTERM or Ctrl-C
     ends it, once answers in progress are finished and recorded.
+
+    With --fleet the model of a call says which policy answers, or a registered agent whose policy it is: one base
+    model, and fleet.states policies in memory (docs/fleet.md).
     """
     call.working = True
+    if fleet:
+        call.refuse_one_policy("serve")
     with until_stopped() as stop:
         from streams.kafka import admin
 
         admin.check_topics(call.settings, patient=True)
         with importing():
             from gateway import server
-        server.run(call.settings, stop=stop)
+        server.run(call.settings, stop=stop, fleet=fleet)
 
 
 @click.command()

@@ -52,7 +52,7 @@ def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
         from streams.engines.continuous import ContinuousEngine
 
         base = load_base(settings.model)
-        engine = ContinuousEngine(base, settings.policy.threads)
+        engine = ContinuousEngine(base, settings.policy.threads, weight=settings.fleet.weight_of)
     return engine, ChatRendering(base.tokenizer, engine.ends, base.tokenizer_digest)
 
 

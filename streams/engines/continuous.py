@@ -19,6 +19,7 @@ Not covered: rows that share a beginning have a copy each while they run.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,16 @@ class ContinuousEngine:
 
     name = "transformers"
 
-    def __init__(self, base: Base, threads: int = 1, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        base: Base,
+        threads: int = 1,
+        cache_bytes: int = CACHE_BYTES,
+        weight: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
         """Take over `base`: nothing else may run its model until `close`. `threads` 0 uses all cores.
+
+        `weight`: of the turns of an owner (`Generation.owner`) while those of several wait for a row.
 
         Raises SettingsError for a model without chat template, or whose attention cannot be packed.
         """
@@ -57,7 +66,7 @@ class ContinuousEngine:
         self.vocabulary_size = int(self._model.get_input_embeddings().num_embeddings)
         self._plain_attention = self._model.config._attn_implementation
         self._versions = {0: LoadedVersion(None, {})}
-        self._decoder = PackedDecoder(self._model, prompts, self._versions, cache_bytes)
+        self._decoder = PackedDecoder(self._model, prompts, self._versions, cache_bytes, weight)
         check_decoding(self._model, self._decoder.check)
         self._few_rows = FewRows(self._model)
         self._loop = DecodingLoop(self._decoder)

@@ -10,7 +10,8 @@ One thread calls this: that of the decoding loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -27,6 +28,7 @@ from streams.engines.packed_pass import ATTENTION, PackedPass
 from streams.engines.prompts import Prompts
 from streams.engines.protocol import EngineCounts
 from streams.engines.token_stream import TokenStream
+from streams.engines.turns import Turns, next_turn, took
 
 MOST_ROWS = 64
 """Most rows run together: bounds the logits. The others wait."""
@@ -73,8 +75,15 @@ Piece = tuple[PackedRow, int]
 class PackedDecoder:
     """Decodes streams in packed passes; a `Decoder`."""
 
-    def __init__(self, model: Any, prompts: Prompts, versions: Mapping[int, LoadedVersion], cache_bytes: int) -> None:
-        """Take the model, and `versions`, which another thread may change."""
+    def __init__(
+        self,
+        model: Any,
+        prompts: Prompts,
+        versions: Mapping[int, LoadedVersion],
+        cache_bytes: int,
+        weight: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
+        """Take the model, and `versions`, which another thread may change. `weight`: of an owner's turns."""
         self._model, self._prompts, self._versions = model, prompts, versions
         self._shape = CacheShape.of(model)
         self._most_bytes = max(cache_bytes, (prompts.context_tokens + BLOCK) * self._shape.token_bytes)
@@ -82,6 +91,7 @@ class PackedDecoder:
         self._waiting: list[PackedRow] = []
         self._running: list[PackedRow] = []  # in the order of their admission
         self._kept = PrefixStore()
+        self._turns, self._weight = Turns(), weight
         self._run_tokens = self._reused_tokens = self._drawn_tokens = 0
 
     # --- what the loop calls -----------------------------------------------------------------------------------------
@@ -145,8 +155,8 @@ class PackedDecoder:
     # --- admission ---------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Admit those that wait, in their order, while there is room."""
-        for row in tuple(self._waiting):
+        """Admit those that wait, by turns of their owners and in the order of each, while there is room."""
+        for row in self._by_turns():
             if len(self._running) == MOST_ROWS:
                 return
             source, shared = self._source(row)
@@ -158,6 +168,17 @@ class PackedDecoder:
             self._waiting.remove(row)
             self._begin(row, source, shared)
             self._running.append(row)
+            self._turns = took(self._turns, row.stream.generation.owner, self._weight)
+
+    def _by_turns(self) -> Iterator[PackedRow]:
+        """Yield each row that waits once. Whose turn it is depends on what was admitted meanwhile."""
+        queues: dict[str, deque[PackedRow]] = {}
+        for row in self._waiting:
+            queues.setdefault(row.stream.generation.owner, deque()).append(row)
+        while (owner := next_turn(self._turns, queues)) is not None:
+            yield queues[owner].popleft()
+            if not queues[owner]:
+                del queues[owner]
 
     def _source(self, row: PackedRow) -> tuple[KeptPrefix | PackedRow | None, int]:
         """Return where the row's beginning has been computed, and how much of it; one token is always left to run."""

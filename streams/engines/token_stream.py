@@ -38,6 +38,8 @@ class Generation:
     """What the answer may be, compiled by the engine that is to give it; None: anything."""
     conversation: str = ""
     """What it continues: an engine of several servers asks the one that has the beginning in its cache."""
+    owner: str = ""
+    """The policy, where an engine answers for several: those that wait begin by turns."""
 
 
 class TokenStream:

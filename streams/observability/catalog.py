@@ -298,28 +298,36 @@ OF_STEP = {
 # --- fleets -----------------------------------------------------------------------------------------------------------
 
 FLEET: tuple[Process, ...] = ("policy", "train")
-"""The processes that may serve many policies."""
+"""The processes that may serve many policies by turns."""
+FLEET_MEMORY: tuple[Process, ...] = (*FLEET, "serve")
+"""Those that hold adapters of many policies."""
 FLEET_HELD = Metric(
-    "streamward_fleet_policies_held", "gauge", (), "Policies whose adapter is in memory.", FLEET, "`--fleet`"
+    "streamward_fleet_policies_held", "gauge", (), "Policies whose adapter is in memory.", FLEET_MEMORY, "`--fleet`"
 )
 FLEET_SWAPS = Metric(
     "streamward_fleet_swaps_total",
     "counter",
     ("source",),
     "Changes from one policy to another, by where the adapter came from: memory, or checkpoint (trainer) and store "
-    "(policy agent).",
-    FLEET,
+    "(policy agent, server).",
+    FLEET_MEMORY,
     "`--fleet`",
 )
 FLEET_SWAP_SECONDS = Metric(
-    "streamward_fleet_swap_seconds", "histogram", ("source",), "Time of these.", FLEET, "`--fleet`", buckets=TIMES
+    "streamward_fleet_swap_seconds",
+    "histogram",
+    ("source",),
+    "Time of these.",
+    FLEET_MEMORY,
+    "`--fleet`",
+    buckets=TIMES,
 )
 FLEET_EVICTIONS = Metric(
     "streamward_fleet_evictions_total",
     "counter",
     (),
     "Policies that left memory because fleet.states were there.",
-    FLEET,
+    FLEET_MEMORY,
     "`--fleet` with more policies than fleet.states",
 )
 FLEET_WAITING = Metric(

@@ -66,11 +66,11 @@ def settings_of(bootstrap: str, folder: Path, script: dict[str, Any] = CALCULATO
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[str]:
+def serving(settings: Settings, *, fleet: bool = False) -> Iterator[str]:
     """Yield the address of a server that runs while the block does."""
     admin.apply_topics(settings)
     stop, url = threading.Event(), f"http://127.0.0.1:{settings.serve.port}"
-    thread = threading.Thread(target=server.run, args=(settings,), kwargs={"stop": stop}, name="serve")
+    thread = threading.Thread(target=server.run, args=(settings,), kwargs={"stop": stop, "fleet": fleet}, name="serve")
     thread.start()
 
     def answers() -> bool:

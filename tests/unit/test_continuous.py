@@ -5,6 +5,7 @@ The tiny model is enough for what is decided here; SmolLM2 is asked once, with p
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from streams.engines.base_model import load_base
 from streams.engines.continuous import ContinuousEngine
 from streams.engines.few_rows import MOST_ROWS, FewRows
 from streams.engines.key_values import BLOCK, CacheShape
+from streams.engines.packed_decoder import PackedDecoder, PackedRow
 from streams.engines.self_check import AGREEMENT
 from streams.engines.token_stream import Generation, TokenStream
 from streams.engines.transformers_engine import TransformersEngine
@@ -225,6 +227,28 @@ def test_more_rows_than_run_together_wait_for_their_turn(
     monkeypatch.setattr(packed_decoder, "MOST_ROWS", 2)
     streams = [engine.submit(asked(LONG, slot=slot)) for slot in range(7)]
     assert [tokens(stream) for stream in streams] == expected
+
+
+def test_rows_of_several_owners_begin_by_turns_and_an_owners_own_in_their_order(
+    engine: ContinuousEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_decoder, "MOST_ROWS", 1)
+    began: list[str] = []
+    begin = PackedDecoder._begin
+
+    def noted(self: PackedDecoder, row: PackedRow, *how: Any) -> None:
+        began.append(row.row.key)
+        begin(self, row, *how)
+
+    monkeypatch.setattr(PackedDecoder, "_begin", noted)
+    gate = threading.Event()
+    engine._loop.post(gate.wait)  # type: ignore[arg-type]
+    owners = ["busy", "busy", "busy", "", "quiet"]
+    streams = [engine.submit(asked(key=f"{owner}{n}", owner=owner, max_tokens=2)) for n, owner in enumerate(owners)]
+    gate.set()
+    for stream in streams:
+        tokens(stream)
+    assert began == ["3", "busy0", "quiet4", "busy1", "busy2"]
 
 
 def test_a_row_that_decodes_gets_a_token_between_the_pieces_of_a_long_prompt(

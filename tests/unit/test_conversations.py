@@ -132,9 +132,9 @@ def test_the_longest_unused_does_not_leave_while_it_is_needed() -> None:
 def test_a_trajectory_that_began_long_ago_is_known_by_its_name_and_ends_if_it_has_no_end() -> None:
     remembered = Conversations()
     for name in ("open", "over"):
-        remembered.restore(trajectory("started", trajectory_id=name, task_id=name, sampling_id=None), "default", T0 + 1)
-    remembered.restore(trajectory("ended", trajectory_id="over", task_id="over", sampling_id=None), "default", T0 + 1)
-    remembered.restore(trajectory("started", trajectory_id="other", policy="other"), "default", T0 + 1)
+        remembered.restore(trajectory("started", trajectory_id=name, task_id=name, sampling_id=None), T0 + 1)
+    remembered.restore(trajectory("ended", trajectory_id="over", task_id="over", sampling_id=None), T0 + 1)
+    remembered.is_of_another("other")
     remembered.take(turn(6, trajectory_id="open", task_id="open", sampling_id=None))
     [known] = remembered.idle(T0, T0)
     assert (known.trajectory_id, known.number, known.nbytes) == ("open", 7, 0)

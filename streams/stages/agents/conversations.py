@@ -110,6 +110,17 @@ class Conversations:
         under None is the newest of any, for those that name none.
         """
 
+    @property
+    def count(self) -> int:
+        """How many are remembered."""
+        return len(self.by_id)
+
+    def limit(self, most_bytes: int) -> None:
+        """Remember turns up to this many bytes from now on."""
+        self._most_bytes = most_bytes
+        if self.by_id:
+            self._make_room(next(reversed(self.by_id.values())))
+
     # --- taking in ----------------------------------------------------------------------------------------------------
 
     def take(self, event: Turn | TrajectoryEvent) -> None:
@@ -139,11 +150,12 @@ class Conversations:
         if after is not None and after.ok is not None:
             self.actions["usable" if after.ok else "unusable"] += 1
 
-    def restore(self, event: TrajectoryEvent, policy: str, oldest_ms: int) -> None:
+    def is_of_another(self, trajectory_id: str) -> None:
+        """Take in that a trajectory of this name is another policy's."""
+        self._gone.add(trajectory_id)
+
+    def restore(self, event: TrajectoryEvent, oldest_ms: int) -> None:
         """Take in what the log had before the server began, as far as it matters of what began before `oldest_ms`."""
-        if event.policy != policy:
-            self._gone.add(event.trajectory_id)
-            return
         self.take(event)
         known = self.by_id.get(event.trajectory_id)
         if known is None or known.begun_at >= oldest_ms:

@@ -48,7 +48,7 @@ from streams.stages.agents.calls import (
 )
 from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.conversations import Conversation, Conversations, has_key, request_of
-from streams.stages.agents.served_versions import ServedVersions
+from streams.stages.agents.served_versions import PolicyVersions
 from streams.stages.agents.task_runs import TaskRuns
 from streams.stages.agents.turn_events import (
     Answered,
@@ -74,7 +74,7 @@ class Recorder:
         rule: Serve,
         engine: TokenEngine,
         rendering: Rendering,
-        versions: ServedVersions,
+        versions: PolicyVersions,
         writer: TurnWriter,
         conversations: Conversations,
     ) -> None:
@@ -146,6 +146,15 @@ class Recorder:
         ]
         primary = router.primary
         return [ServedModel(policy, primary, known[primary].created_at, "primary"), *each]
+
+    @property
+    def calls_in_progress(self) -> int:
+        """How many calls are being answered."""
+        return len(self._tasks)
+
+    def has(self, trajectory_id: str) -> bool:
+        """Return whether a trajectory is remembered."""
+        return trajectory_id in self._conversations.by_id
 
     async def close(self) -> None:
         """Return once no call is in progress any more."""

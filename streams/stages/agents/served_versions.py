@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+from collections.abc import Iterable
 from itertools import count
+from pathlib import Path
 
 from schemas.events import AdapterEvent
 from schemas.serde import Poison
@@ -34,39 +36,18 @@ KEPT = 4
 log = logging.getLogger("streamward.agents")
 
 
-class ServedVersions:
-    """The fold of one policy's adapters, and an engine that follows it. Use as a context manager."""
+class PolicyVersions:
+    """The fold of one policy's adapters, and an engine that has what answers."""
 
-    def __init__(self, settings: Settings, engine: TokenEngine, outage: BrokerOutage) -> None:
-        """Read the log, and load what answers. Raises LogError, NotFoundError for a topic that is missing."""
-        self._settings, self._engine = settings, engine
+    def __init__(self, settings: Settings, engine: TokenEngine, folder: Path) -> None:
+        """Begin before anything was trained; `folder` gets the adapters."""
+        self._settings, self.engine, self._folder = settings, engine, folder
         self.policy = settings.policy.name
         self.router = VersionRouter(self.policy)
-        self._scratch = Scratch("served")
         self._lock = threading.Lock()
         self._loaded = {BASE}
         self._used, self._uses = dict[int, int](), count()
         """When each version was last asked for, as a number of uses."""
-        tp = topics(settings.topics)["adapters"].name, partition_of(self.policy, settings.topics.policy_partitions)
-        first, end = offsets(settings, ["adapters"])[tp]
-        for record in read(settings, {tp: first}, {tp: end}, outage=outage):
-            self._take(record)
-        self._reader = PartitionReader(settings, {tp: end}, outage=outage)
-        self._load_what_answers()
-
-    def __enter__(self) -> ServedVersions:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reader.__exit__()
-        self._scratch.close()
-
-    def follow(self, stop: threading.Event) -> None:
-        """Take in decisions until `stop` is set. Raises LogError."""
-        while not stop.is_set():
-            for record in self._reader.poll():
-                self._take(record)
-            self._load_what_answers()
 
     def version_for(self, name: str, key: str, pin: int | None) -> int:
         """Return the version that answers a call of model `name`. Raises CallError (not_found).
@@ -104,20 +85,29 @@ class ServedVersions:
         self._used[version] = next(self._uses)
         return version in self._loaded
 
+    def unload(self) -> None:
+        """Leave the engine no adapter of this policy; those whose answers are in progress finish."""
+        with self._lock:
+            self._drop(self._loaded - {BASE})
+
     def _fetch(self, version: int) -> None:
-        base_digest = None if self._engine.name == "scripted" else self._engine.base_digest
-        found, folder = self.router.adapters.versions[version], self._scratch.folder / str(version)
-        self._engine.load(version, fetch_version(self._settings, found, base_digest, folder))
-        log.info("version %d is loaded", version)
+        base_digest = None if self.engine.name == "scripted" else self.engine.base_digest
+        found, folder = self.router.adapters.versions[version], self._folder / str(version)
+        self.engine.load(version, fetch_version(self._settings, found, base_digest, folder))
+        log.info("version %d of %s is loaded", version, self.policy)
 
     def _tidy(self) -> None:
         others = self._loaded - {BASE, self.router.primary, self.router.candidate}
-        for version in sorted(others, key=lambda version: self._used.get(version, -1))[:-KEPT]:
-            self._loaded.remove(version)
-            self._engine.unload(version)
-            shutil.rmtree(self._scratch.folder / str(version), ignore_errors=True)
+        self._drop(sorted(others, key=lambda version: self._used.get(version, -1))[:-KEPT])
 
-    def _load_what_answers(self) -> None:
+    def _drop(self, versions: Iterable[int]) -> None:
+        for version in tuple(versions):
+            self._loaded.remove(version)
+            self.engine.unload(version)
+            shutil.rmtree(self._folder / str(version), ignore_errors=True)
+
+    def load_what_answers(self) -> None:
+        """Load primary and candidate; one that cannot be loaded is not tried again, and the one before it answers."""
         for version in (self.router.candidate, self.router.primary):
             if version is None or version in self._loaded:
                 continue
@@ -125,10 +115,39 @@ class ServedVersions:
                 self.load(version)
             except EventError as exc:
                 if exc.reason == "store_unreachable":
-                    log.warning("version %d is not loaded yet: %s", version, exc)
+                    log.warning("version %d of %s is not loaded yet: %s", version, self.policy, exc)
                     continue
                 self.router.unusable.add(version)
                 log.error("version %d cannot be used, version %d answers: %s", version, self.router.primary, exc)
+
+
+class ServedVersions(PolicyVersions):
+    """Those of one policy, as the log has them. Use as a context manager."""
+
+    def __init__(self, settings: Settings, engine: TokenEngine, outage: BrokerOutage) -> None:
+        """Read the log, and load what answers. Raises LogError, NotFoundError for a topic that is missing."""
+        self._scratch = Scratch("served")
+        super().__init__(settings, engine, self._scratch.folder)
+        tp = topics(settings.topics)["adapters"].name, partition_of(self.policy, settings.topics.policy_partitions)
+        first, end = offsets(settings, ["adapters"])[tp]
+        for record in read(settings, {tp: first}, {tp: end}, outage=outage):
+            self._take(record)
+        self._reader = PartitionReader(settings, {tp: end}, outage=outage)
+        self.load_what_answers()
+
+    def __enter__(self) -> ServedVersions:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.__exit__()
+        self._scratch.close()
+
+    def follow(self, stop: threading.Event) -> None:
+        """Take in decisions until `stop` is set. Raises LogError."""
+        while not stop.is_set():
+            for record in self._reader.poll():
+                self._take(record)
+            self.load_what_answers()
 
     def _take(self, record: Record) -> None:
         event = record.decode(AdapterEvent)

@@ -2,6 +2,7 @@
 
 trajectories, and responses and turns of the last serve.longest_s ──► Conversations ─┐
 adapters ──► ServedVersions, in a thread ────────────────────────────────────────────┴──► Recorder ──► TurnWriter
+the same for every policy of a fleet ──► FleetRecorder
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from schemas.events import Event, Response, TrajectoryEvent, Turn
 from schemas.serde import Poison
@@ -24,6 +25,7 @@ from streams.kafka.topics import topics
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.stages.agents.conversations import Conversations
+from streams.stages.agents.fleet import FleetConversations, FleetRecorder, FleetVersions
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.served_versions import ServedVersions
 from streams.stages.agents.server_metrics import ServerMetrics
@@ -40,6 +42,34 @@ def opened(
 
     Raises LogError if the broker does not answer, NotFoundError for a topic that is missing.
     """
+    outage = BrokerOutage(settings.kafka, stop, meter)
+    conversations = remembered(settings, outage, times.now_ms())
+    ServerMetrics(meter, engine, conversations)
+    with ServedVersions(settings, engine, outage) as versions, _writing(settings, stop, meter, versions) as writer:
+        yield Recorder(settings.serve, engine, rendering, versions, writer, conversations)
+
+
+@contextlib.contextmanager
+def opened_fleet(
+    settings: Settings, engine: TokenEngine, rendering: Rendering, stop: threading.Event, meter: Meter
+) -> Iterator[FleetRecorder]:
+    """Yield a recorder for every policy of the fleet. Ends and raises as `opened`."""
+    outage = BrokerOutage(settings.kafka, stop, meter)
+    conversations = FleetConversations(settings)
+    remember(settings, outage, times.now_ms(), conversations.of)
+    ServerMetrics(meter, engine, conversations)
+    with (
+        FleetVersions(settings, engine, outage, meter) as versions,
+        _writing(settings, stop, meter, versions) as writer,
+    ):
+        yield FleetRecorder(settings, rendering, versions, writer, conversations)
+
+
+@contextlib.contextmanager
+def _writing(
+    settings: Settings, stop: threading.Event, meter: Meter, versions: ServedVersions | FleetVersions
+) -> Iterator[TurnWriter]:
+    """Yield a writer, and follow the versions while the block runs. Raises what either ended with."""
     errors: list[StreamwardError] = []
 
     def failed(exc: StreamwardError) -> None:
@@ -54,14 +84,11 @@ def opened(
         except StreamwardError as exc:
             failed(exc)
 
-    outage = BrokerOutage(settings.kafka, stop, meter)
-    conversations = remembered(settings, outage, times.now_ms())
-    ServerMetrics(meter, engine, conversations)
-    with ServedVersions(settings, engine, outage) as versions, TurnWriter(settings, stop, meter, failed) as writer:
+    with TurnWriter(settings, stop, meter, failed) as writer:
         follower = threading.Thread(target=follow, name="follows-adapters")
         follower.start()
         try:
-            yield Recorder(settings.serve, engine, rendering, versions, writer, conversations)
+            yield writer
         finally:
             stop.set()
             follower.join()
@@ -74,10 +101,26 @@ def remembered(settings: Settings, outage: BrokerOutage, now_ms: int) -> Convers
 
     Of one that is older than serve.longest_s only the name is remembered, and until it is ended how many turns it has.
     """
+    found = Conversations(int(settings.serve.remembered_mb * 1_000_000))
+    remember(settings, outage, now_ms, lambda policy: found if policy == settings.policy.name else None, found)
+    return found
+
+
+def remember(
+    settings: Settings,
+    outage: BrokerOutage,
+    now_ms: int,
+    of: Callable[[str], Conversations | None],
+    others: Conversations | None = None,
+) -> None:
+    """Have each policy's trajectories taken in, `of` says by whom. `others` gets the names of those of no such policy.
+
+    Raises as `opened`.
+    """
     bounds = outage.ask(lambda: offsets(settings, ("trajectories", "responses", "turns")), "to where topics end")
     ends = {tp: end for tp, (_, end) in bounds.items()}
     oldest_ms = now_ms - int(settings.serve.longest_s * 1000)
-    conversations = Conversations(int(settings.serve.remembered_mb * 1_000_000))
+    every: list[Conversations] = []
 
     def since(label: str, time_ms: int) -> Iterator[Event]:
         found = outage.ask(lambda: offsets_at(settings, (label,), max(0, time_ms)), "to where a time is")
@@ -96,16 +139,20 @@ def remembered(settings: Settings, outage: BrokerOutage, now_ms: int) -> Convers
 
     for event in events("trajectories", {tp: first for tp, (first, _) in bounds.items()}):
         if isinstance(event, TrajectoryEvent):
-            conversations.restore(event, settings.policy.name, oldest_ms)
-    if ended := [known.end.created_at for known in conversations.by_id.values() if known.end is not None]:
+            if (own := of(event.policy)) is not None:
+                own.restore(event, oldest_ms)
+                every += [] if own in every else [own]
+            elif others is not None:
+                others.is_of_another(event.trajectory_id)
+    whole = [known for own in every for known in own.by_id.values()]
+    if ended := [known.end.created_at for known in whole if known.end is not None]:
         for event in since("responses", min(ended)):
-            if isinstance(event, Response):
-                conversations.take_response(event.response_id)
+            if isinstance(event, Response) and (own := of(event.policy)) is not None:
+                own.take_response(event.response_id)
     count = 0
-    for event in since("turns", min([oldest_ms, *(known.begun_at for known in conversations.by_id.values())])):
-        if isinstance(event, Turn) and event.policy == settings.policy.name:
-            conversations.take(event)
+    for event in since("turns", min([oldest_ms, *(known.begun_at for known in whole)])):
+        if isinstance(event, Turn) and (own := of(event.policy)) is not None:
+            own.take(event)
             count += 1
     if count:
-        log.info("%d turns of %d trajectories are remembered", count, len(conversations.by_id))
-    return conversations
+        log.info("%d turns of %d trajectories are remembered", count, sum(own.count for own in every))

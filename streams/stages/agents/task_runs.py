@@ -28,7 +28,7 @@ from streams.stages.agents.conversations import Conversation, Conversations
 from streams.stages.agents.fold import fold
 from streams.stages.agents.response import response_of
 from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.served_versions import ServedVersions
+from streams.stages.agents.served_versions import PolicyVersions
 from streams.stages.agents.turn_events import ended, started
 from streams.stages.agents.turn_writer import TurnWriter
 
@@ -86,7 +86,7 @@ class RunOrder:
 class TaskRuns:
     """Begins and ends runs. All of it in one event loop."""
 
-    def __init__(self, rule: Serve, versions: ServedVersions, writer: TurnWriter, conversations: Conversations) -> None:
+    def __init__(self, rule: Serve, versions: PolicyVersions, writer: TurnWriter, conversations: Conversations) -> None:
         self._rule, self._versions, self._writer, self._conversations = rule, versions, writer, conversations
         self._beginning: dict[str, asyncio.Future[None]] = {}
         """Beginnings that the broker has not acknowledged, by trajectory."""
