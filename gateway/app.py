@@ -36,7 +36,7 @@ from gateway.asked import asked_of, counted
 from gateway.body import Caller, Read, read_call, sent
 from gateway.openapi import ANSWERS, describe, requested
 from gateway.responses_body import ResponsesBody
-from gateway.whose import key_of, sees, tenant_of
+from gateway.whose import key_of, may_ask, sees, tenant_of
 from schemas.events import Message
 from streams.access.tenants import is_of, named
 from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece, ServedModel
@@ -99,10 +99,15 @@ class Application(FastAPI):
 
 
 def create_app(
-    recorder: AnswersCalls, give_feedback: feedback.WritesFeedback, *, version: str, max_body_bytes: int
+    recorder: AnswersCalls,
+    give_feedback: feedback.WritesFeedback,
+    *,
+    version: str,
+    max_body_bytes: int,
+    shared: str = "",
 ) -> Application:
-    """Return the application; a request with a longer body is refused."""
-    router = _routes(recorder, max_body_bytes)
+    """Return the application; a request with a longer body is refused. `shared` is the policy of every tenant."""
+    router = _routes(recorder, max_body_bytes, shared)
     _add_feedback(router, feedback.FeedbackBox(recorder, give_feedback), max_body_bytes)
     app = Application(router, title="Streamward", version=version)
 
@@ -144,14 +149,23 @@ def _refusal(request: Request, problem: CallError | ClientDisconnect) -> Respons
     return errors.response(problem, request.url.path)
 
 
-def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
+def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRouter:
     router = APIRouter()
+
+    def of(request: Request, call: ModelCall) -> ModelCall:
+        """Return the call. Raises CallError if its model is another tenant's."""
+        if not may_ask(request, call.model, shared):
+            raise CallError("not_found", f"there is no model {call.model}; GET /v1/models lists them", "model")
+        return call
+
+    def known(request: Request) -> list[ServedModel]:
+        return [model for model in recorder.models() if may_ask(request, model.name, shared)]
 
     @router.post("/chat/completions", **requested(chat.ChatBody))
     async def chat_completions(request: Request) -> Response:
         body, caller = await _received(request, recorder, chat.ChatBody, max_body_bytes)
         at, asked = time.time(), chat.call(body, caller)
-        begun, pieces = await _begun(request, recorder, asked)
+        begun, pieces = await _begun(request, recorder, of(request, asked))
         if body.stream:
             return _openai_stream(chat.chunks(body, begun, pieces, at), asked, begun)
         whole = chat.completion(begun, await _answers(request, pieces), at, with_logprobs=bool(body.logprobs))
@@ -161,7 +175,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
     async def text_completions(request: Request) -> Response:
         body, caller = await _received(request, recorder, completions.CompletionsBody, max_body_bytes)
         at, asked = time.time(), completions.call(body, caller)
-        begun, pieces = await _begun(request, recorder, asked)
+        begun, pieces = await _begun(request, recorder, of(request, asked))
         if body.stream:
             return _openai_stream(completions.chunks(body, begun, pieces, at), asked, begun)
         whole = completions.completion(body, begun, await _answers(request, pieces), at)
@@ -174,7 +188,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
             time.time(),
             responses.call(body, caller, await _before(request, recorder, body.previous_response_id)),
         )
-        begun, pieces = await _begun(request, recorder, asked)
+        begun, pieces = await _begun(request, recorder, of(request, asked))
         if body.stream:
             return _stream(responses.events(body, begun, pieces, at), asked, begun, sse.END)
         [done] = await _answers(request, pieces)
@@ -184,7 +198,7 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
     async def one_message(request: Request) -> Response:
         body, caller = await _received(request, recorder, anthropic.MessagesBody, max_body_bytes)
         asked = anthropic.call(body, caller)
-        begun, pieces = await _begun(request, recorder, asked)
+        begun, pieces = await _begun(request, recorder, of(request, asked))
         if body.stream:
             return _stream(anthropic.events(begun, pieces), asked, begun)
         [done] = await _answers(request, pieces)
@@ -193,15 +207,15 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int) -> APIRouter:
     @router.post("/messages/count_tokens", **requested(anthropic.CountTokensBody))
     async def count_tokens(request: Request) -> Response:
         body, caller = await _received(request, recorder, anthropic.CountTokensBody, max_body_bytes)
-        return JSONResponse({"input_tokens": await recorder.count_tokens(anthropic.call(body, caller))})
+        return JSONResponse({"input_tokens": await recorder.count_tokens(of(request, anthropic.call(body, caller)))})
 
     @router.get("/models")
     async def models(request: Request) -> Response:
-        return JSONResponse(_listed(request, recorder.models()))
+        return JSONResponse(_listed(request, known(request)))
 
     @router.get("/models/{name}", responses={404: ANSWERS[404]})
     async def one_model(request: Request, name: str) -> Response:
-        found = [model for model in recorder.models() if model.name == name]
+        found = [model for model in known(request) if model.name == name]
         if not found:
             raise CallError("not_found", f"there is no model {name}; GET /v1/models lists them", "model")
         return JSONResponse(_listed(request, found)["data"][0])

@@ -148,7 +148,8 @@ def _application(
     """Return every route, behind the door if there are keys."""
     rule, feedback = settings.serve, partial(give_feedback, settings)
     most = int(rule.max_body_mb * 1_000_000)
-    app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most)
+    shared = settings.policy.name
+    app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most, shared=shared)
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
     app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
     describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES))

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from streams.access.keys import AccessKey
-from streams.access.tenants import is_of, named
+from streams.access.tenants import SEPARATOR, is_of, named
 
 KEY = "streamward.key"
 """Where the key is in a scope of ASGI."""
@@ -40,6 +40,15 @@ def actor_of(request: HTTPConnection) -> str:
     """Return who is named in the events that a request writes."""
     key = key_of(request)
     return NO_KEY if key is None else f"key {key.key_id}"
+
+
+def may_ask(request: HTTPConnection, model: str, shared: str) -> bool:
+    """Return whether a request may know of a model: what a tenant's name begins is that tenant's.
+
+    `shared` is the policy of the server, which is everyone's even if its name has a dot.
+    """
+    policy = model.partition("@")[0]
+    return policy == shared or SEPARATOR not in policy or is_of(tenant_of(request), policy)
 
 
 def sees(key: AccessKey | None, agent_id: str) -> bool:

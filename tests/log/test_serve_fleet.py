@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from openai import NotFoundError, OpenAI
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from schemas.events import AdapterEvent, AgentEvent, Message, Sampling, Turn
+from streams.access.access_log import AccessLog
 from streams.adapters import store
 from streams.engines.scripted_rendering import ScriptedRendering
 from streams.engines.scripted_tokens import ScriptedTokenEngine
@@ -162,3 +164,21 @@ def test_openais_client_names_the_policy_and_one_that_nobody_trained_is_an_error
         assert [model.id for model in client.models.list()] == ["math", "math@0", "math@1"]
         with pytest.raises(NotFoundError, match="there is no model 'new-one', and no agent of that name"):
             client.chat.completions.create(model="new-one", messages=[{"role": "user", "content": "hi"}])
+
+
+def test_a_tenant_knows_its_own_policies_and_those_of_nobody_else(settings: Settings, tmp_path: Path) -> None:
+    changes = {"serve": settings.serve.model_copy(update={"auth": "keys"}), "fleet": Fleet()}
+    settings = settings.model_copy(update=changes)
+    write(settings, *(published(settings, tmp_path, policy, 1) for policy in ("math", "blue.coach")))
+    with AccessLog(settings) as person:
+        keys = [person.create(role="submitter", actor="ann", tenant=tenant).text for tenant in ("red", "blue")]
+    hi = [ChatCompletionUserMessageParam(role="user", content="hi")]
+    with serving(settings, fleet=True) as url:
+        red, blue = (OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in keys)
+        for model in ("blue.coach", "blue.coach@1", "blue.nothing"):
+            with pytest.raises(NotFoundError, match=f"there is no model {model};"):
+                red.chat.completions.create(model=model, messages=hi)
+        assert {model.id.partition("@")[0] for model in red.models.list()} == {"math"}
+        assert {model.id.partition("@")[0] for model in blue.models.list()} == {"math", "blue.coach"}
+        assert blue.chat.completions.create(model="blue.coach@1", messages=hi).model == "blue.coach@1"
+        assert red.chat.completions.create(model="math@1", messages=hi).model == "math@1"
