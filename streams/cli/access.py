@@ -126,7 +126,8 @@ def access_audit(
 ) -> None:
     """Print what was asked of servers with keys.
 
-    Who, which action, of what, and whether it was allowed. Servers write it with serve.requests=lossy (the default) or required. It has no bodies.
+    Who, which action, of what, and whether it was allowed. Servers write it with serve.requests=lossy (the default) or
+    required. It has no bodies.
     """
     from schemas.events import RequestEvent
     from streams import output as show

@@ -124,6 +124,37 @@ class Lora:
             hook.remove()
 
 
+class BatchedLora:
+    """Several adapters side by side in a padded batch: each changes its own rows [rows, tokens, d], until removed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._hooks: dict[str, Any] = {}
+        self._spans: Sequence[Span] = ()
+
+    def use(self, rows: Sequence[Span]) -> None:
+        """Apply these from now on: which rows of the batch, and what is added to the modules for them."""
+        self._spans = rows
+        for name in {name for _, pairs in rows for name in pairs} - self._hooks.keys():
+            module = self._model.get_submodule(name)
+            self._hooks[name] = module.register_forward_hook(self._adding(name))
+
+    def remove(self) -> None:
+        """Restore the model."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+    def _adding(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            for rows, pairs in self._spans:
+                if name in pairs:
+                    _add(pairs[name], inputs[0][rows], output[rows])
+            return output
+
+        return hook
+
+
 class PackedLora:
     """Several adapters side by side in a packed pass: each changes the tokens of its own rows."""
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from schemas.events import FinishReason, Message, Sampling, Task, Tool
 from streams.engines.answer_form import AnswerForm
@@ -137,6 +137,26 @@ class TokenEngine(Protocol):
 
     def close(self) -> None:
         """End every generation that is not done with an error, and release everything the engine holds."""
+
+
+class EnginePart(NamedTuple):
+    """What is asked of one version in a round of several."""
+
+    version: int
+    adapter: Path | None
+    """Its verified local folder; None for the base model."""
+    requests: Sequence[SamplingRequest]
+
+
+@runtime_checkable
+class MixedEngine(Protocol):
+    """An `Engine` that answers for several versions, of several policies, in one round."""
+
+    def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
+        """Return what `serve` and `sample` would give for each part, to rounding. What is served stays served.
+
+        Raises EventError (bad_adapter) if an adapter cannot be used.
+        """
 
 
 class Rendering(Protocol):

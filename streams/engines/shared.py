@@ -2,16 +2,17 @@
 
 policy ──► EngineShare.serve, sample ──► SharedEngine: whose adapter is in the engine now? ──► engine
                                             └── another's: exchanged first
+several policies ──► sample_mixed: one round, each row by its own policy's adapter
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from streams.engines.protocol import NONE, Completion, Engine, SamplingRequest
+from streams.engines.protocol import NONE, Completion, Engine, EnginePart, MixedEngine, SamplingRequest
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 
@@ -25,6 +26,8 @@ class SharedEngine:
         self.owner: str | None = None
         """The policy that is served."""
         self._kept, self._meter = kept, meter
+        self._folders: dict[str, tuple[int, Path | None]] = {}
+        """What each policy was served by last."""
         self._held: OrderedDict[tuple[str, int], None] = OrderedDict({("", 0): None})
         """What it has in memory, the one unused for longest first; the base model is nobody's."""
 
@@ -36,7 +39,7 @@ class SharedEngine:
         """Exchange what is served. Raises as `Engine.serve`, and then keeps what was served."""
         began = time.perf_counter()
         self.engine.serve(version, adapter)
-        self.owner = policy
+        self.owner, self._folders[policy] = policy, (version, adapter)
         key = ("", 0) if adapter is None else (policy, version)
         source = "memory" if key in self._held else "store"
         self._held[key] = None
@@ -47,6 +50,18 @@ class SharedEngine:
         self._meter.add(catalog.FLEET_SWAPS, source)
         self._meter.observe(catalog.FLEET_SWAP_SECONDS, time.perf_counter() - began, source)
         self._meter.set(catalog.FLEET_HELD, len({policy for policy, _ in self._held if policy}))
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a round may have requests of several policies."""
+        return isinstance(self.engine, MixedEngine)
+
+    def sample_mixed(self, asked: Mapping[str, Sequence[SamplingRequest]]) -> list[list[list[Completion]]]:
+        """Answer requests of several policies in one round, each by the version that it was served by last."""
+        engine = self.engine
+        if not isinstance(engine, MixedEngine):
+            raise TypeError(f"engine {engine.name} answers for one version at a time")
+        return engine.sample_mixed([EnginePart(*self._folders[name], requests) for name, requests in asked.items()])
 
 
 class EngineShare:

@@ -9,17 +9,22 @@ template) is run once per adapter version, and an adapter is applied beside the 
 stay in memory, so that two that take turns are swapped without reading files. What a slot draws depends on its key,
 slot and step (token_draw.py), not on its neighbours.
 
+A round may have requests of several versions, of one policy or of several: rows of one version stand together, and each
+version's factors are applied to its own rows (`sample_mixed`). The weights are read once for all of them, which is what
+a step takes its time for; a row draws from the distribution that it would have alone, to rounding.
+
 Requests do not join a running round: the policy agent hands over the next round when this one is done (continuous.py
 admits them at any step). All tensors are on one device.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +33,9 @@ from transformers.cache_utils import DynamicCache
 from streams.engines.base_model import Base
 from streams.engines.decoding_row import DecodingRow, draw_next
 from streams.engines.key_values import CacheShape
-from streams.engines.lora import Lora, LoraPair, read_lora
+from streams.engines.lora import BatchedLora, Lora, LoraPair, read_lora
 from streams.engines.prompts import Prompts
-from streams.engines.protocol import Completion, SamplingRequest, check_folder, failed
+from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed
 from streams.engines.self_check import check_decoding
 from streams.engines.shared_prefix import ATTENTION, FanOut
 
@@ -60,6 +65,28 @@ class Kept:
     last_prompt: tuple[int, ...] = ()
 
 
+class MixedVersions(NamedTuple):
+    """The versions of a round, and whose each request is."""
+
+    lora: BatchedLora
+    versions: Sequence[Kept]
+    part_of: Sequence[int]
+    """By request: which of the versions answers it."""
+
+    def apply(self, requests: Sequence[int]) -> None:
+        """Have each row of a batch changed by its version; `requests` are those of the rows."""
+        spans, at = [], 0
+        for kept, count in self.counts(requests):
+            spans.append((slice(at, at + count), kept.pairs))
+            at += count
+        self.lora.use(spans)
+
+    def counts(self, requests: Sequence[int]) -> list[tuple[Kept, int]]:
+        """Return each version with how many of these requests, which stand together, are its own."""
+        groups = itertools.groupby(requests, key=lambda request: self.part_of[request])
+        return [(self.versions[part], len(list(group))) for part, group in groups]
+
+
 class TransformersEngine:
     """Serves a `Base` and one adapter at a time, of one policy or of several by turns."""
 
@@ -87,18 +114,22 @@ class TransformersEngine:
 
     def serve(self, version: int, adapter: Path | None) -> None:
         """Serve `version` from now on. Raises EventError (bad_adapter) and keeps the old one if it cannot be used."""
-        check_folder(version, adapter)
-        kept = self._kept.get((version, adapter))
-        if kept is None:
-            kept = Kept(adapter, read_lora(adapter, self._model) if adapter else {})
+        kept = self._keep(version, adapter)
         if self._lora is not None:
             self._lora.remove()
         self._lora, self._now = Lora(self._model, kept.pairs), kept
-        self._kept.pop((version, adapter), None)
+        self.served_version = version
+
+    def _keep(self, version: int, adapter: Path | None) -> Kept:
+        """Return a version that is in memory from now on; who was used the longest ago leaves. Raises EventError."""
+        check_folder(version, adapter)
+        kept = self._kept.pop((version, adapter), None)
+        if kept is None:
+            kept = Kept(adapter, read_lora(adapter, self._model) if adapter else {})
         self._kept[version, adapter] = kept
         for oldest in list(self._kept)[: -self._most]:
             del self._kept[oldest]
-        self.served_version = version
+        return kept
 
     def close(self) -> None:
         """Restore the model."""
@@ -107,6 +138,23 @@ class TransformersEngine:
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         """Answer every slot of every request; see `Engine.sample`."""
+        return self._sampled(requests, None)
+
+    def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
+        """Answer requests of several versions in one round; see `MixedEngine`."""
+        versions = [self._keep(part.version, part.adapter) for part in parts]
+        part_of = [number for number, part in enumerate(parts) for _ in part.requests]
+        if self._lora is not None:
+            self._lora.remove()
+        mixed = MixedVersions(BatchedLora(self._model), versions, part_of)
+        try:
+            answers = iter(self._sampled([request for part in parts for request in part.requests], mixed))
+        finally:
+            mixed.lora.remove()
+            self._lora = Lora(self._model, self._now.pairs)
+        return [list(itertools.islice(answers, len(part.requests))) for part in parts]
+
+    def _sampled(self, requests: Sequence[SamplingRequest], mixed: MixedVersions | None) -> list[list[Completion]]:
         answers: list[list[Completion]] = [[] for _ in requests]
         rows: list[DecodingRow] = []
         for index, request in enumerate(requests):
@@ -118,10 +166,11 @@ class TransformersEngine:
             sampling = request.sampling
             room = min(sampling.max_tokens, self.context_tokens - len(prompt))
             rows += [DecodingRow(index, slot, prompt, sampling, request.draw_key, room) for slot in slots]
-        rows.sort(key=lambda row: len(row.prompt))  # stable: the slots of a request stay adjacent
+        # stable: the slots of a request stay adjacent, and so do the requests of a version
+        rows.sort(key=lambda row: (0 if mixed is None else mixed.part_of[row.request], len(row.prompt)))
         for together in self._rounds(rows):
             with torch.inference_mode():
-                self._decode(together)
+                self._decode(together, mixed)
             for row in together:
                 answers[row.request].append(self._completion(row))
         return answers
@@ -144,10 +193,19 @@ class TransformersEngine:
         if together:
             yield together
 
-    def _begin(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, DynamicCache, Tensor]:
-        """Run each prompt once: return the logits after it [tasks, V], the caches, and their mask [tasks, P]."""
+    def _begin(
+        self, prompts: Sequence[tuple[int, ...]], mixed: MixedVersions | None = None, asked: Sequence[int] = ()
+    ) -> tuple[Tensor, DynamicCache, Tensor]:
+        """Run each prompt once: return the logits after it [tasks, V], the caches, and their mask [tasks, P].
+
+        In a mixed round, `asked` has the requests of the prompts.
+        """
         device = self._model.device
-        shared, cache = self._begin_shared(prompts)
+        if mixed is None:
+            shared, cache = self._begin_shared(prompts, [(self._now, len(prompts))])
+        else:
+            shared, cache = self._begin_shared(prompts, mixed.counts(asked), mixed.lora)
+            mixed.apply(asked)
         own = [prompt[len(shared) :] for prompt in prompts]
         longest = max(map(len, own))
         ids = torch.tensor([[0] * (longest - len(o)) + list(o) for o in own], device=device)
@@ -163,37 +221,61 @@ class TransformersEngine:
         ).logits[:, -1]
         return logits, cache, mask
 
-    def _begin_shared(self, prompts: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], DynamicCache]:
-        """Return the beginning that all prompts share, and its cache, expanded to one row per prompt."""
-        last = self._now.last_prompt
-        known = [*prompts, last] if last else prompts
-        shared = _common(known)[: min(map(len, prompts)) - 1]  # each keeps a token of its own, to have logits after it
-        self._now.last_prompt = prompts[0]
+    def _begin_shared(
+        self, prompts: Sequence[tuple[int, ...]], versions: Sequence[tuple[Kept, int]], lora: BatchedLora | None = None
+    ) -> tuple[tuple[int, ...], DynamicCache]:
+        """Return the beginning that all prompts share, and its cache, expanded to one row per prompt.
+
+        `versions`: whose prompts they are, and how many of each; several need `lora`.
+        """
+        lasts = [kept.last_prompt for kept, _ in versions if kept.last_prompt]
+        shared = _common([*prompts, *lasts])[: min(map(len, prompts)) - 1]  # each keeps a token of its own, for logits
+        at = 0
+        for kept, count in versions:
+            kept.last_prompt = prompts[at]
+            at += count
         cache = DynamicCache()
         if len(shared) < SHORTEST_SHARED:
             return (), cache
-        begun = self._now.shared
-        if begun is None or not _is_nearly(begun[0], shared):
-            fresh = DynamicCache()
-            ids = torch.tensor([shared], device=self._model.device)
-            self._model(input_ids=ids, past_key_values=fresh, logits_to_keep=1)
-            begun = self._now.shared = (shared, fresh)
-        shared, one = begun
-        for index, layer in enumerate(one.layers):
-            keys, values = (x.expand(len(prompts), -1, -1, -1) for x in (layer.keys, layer.values))
-            cache.update(keys, values, index)
+        begun = (kept.shared for kept, _ in versions if kept.shared is not None)
+        shared = next((known for known, _ in begun if _is_nearly(known, shared)), shared)
+        fresh = [kept for kept, _ in versions if kept.shared is None or kept.shared[0] != shared]
+        if fresh:
+            self._run_shared(shared, fresh, lora)
+        caches = [(kept.shared[1], count) for kept, count in versions if kept.shared is not None]
+        for index in range(len(caches[0][0].layers)):
+            layers = [(one.layers[index], count) for one, count in caches]
+            keys = [layer.keys.expand(count, -1, -1, -1) for layer, count in layers]
+            values = [layer.values.expand(count, -1, -1, -1) for layer, count in layers]
+            cache.update(*(one[0] if len(one) == 1 else torch.cat(one) for one in (keys, values)), index)
         return shared, cache
+
+    def _run_shared(self, shared: tuple[int, ...], versions: Sequence[Kept], lora: BatchedLora | None) -> None:
+        """Run a beginning once for each of these versions, in one pass."""
+        if lora is not None:
+            lora.use([(slice(row, row + 1), kept.pairs) for row, kept in enumerate(versions)])
+        run = DynamicCache()
+        ids = torch.tensor([shared] * len(versions), device=self._model.device)
+        self._model(input_ids=ids, past_key_values=run, logits_to_keep=1)
+        for row, kept in enumerate(versions):
+            own = DynamicCache()
+            for index, layer in enumerate(run.layers):
+                own.update(layer.keys[row : row + 1], layer.values[row : row + 1], index)
+            kept.shared = (shared, own)
 
     # --- decoding ----------------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: Sequence[DecodingRow]) -> None:
-        """Decode `rows`; those of one request must be adjacent."""
+    def _decode(self, rows: Sequence[DecodingRow], mixed: MixedVersions | None = None) -> None:
+        """Decode `rows`; those of one request must be adjacent, and those of one version in a mixed round."""
         first = [index for index, row in enumerate(rows) if index == 0 or rows[index - 1].request != row.request]
         ends = [*first[1:], len(rows)]
         counts = torch.tensor([end - start for start, end in zip(first, ends, strict=True)], device=self._model.device)
         task_of_row = torch.arange(len(first), device=counts.device).repeat_interleave(counts)
-        logits, cache, mask = self._begin([rows[index].prompt for index in first])
+        asked = [rows[index].request for index in first]
+        logits, cache, mask = self._begin([rows[index].prompt for index in first], mixed, asked)
         live = list(rows)
+        if mixed is not None:
+            mixed.apply([row.request for row in live])
         positions = torch.tensor([len(row.prompt) for row in rows], device=counts.device)
         fanout = FanOut(cache, mask, task_of_row)
         tokens = draw_next(live, logits[task_of_row].float(), self._prompts)
@@ -205,6 +287,8 @@ class TransformersEngine:
                 kept = torch.tensor(stay, device=counts.device)
                 fanout.keep(kept)
                 live, tokens, positions = [live[index] for index in stay], tokens[kept], positions[kept]
+                if mixed is not None:
+                    mixed.apply([row.request for row in live])
             tokens = draw_next(live, self._step(fanout, tokens, positions).float(), self._prompts)
             positions = positions + 1
 

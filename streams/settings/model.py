@@ -486,6 +486,11 @@ class Fleet(Section):
         description="most policies whose adapter stays in memory, in the trainer with the optimizer's state; of others "
         "it is read again, from checkpoint or store",
     )
+    mixed: int = Field(
+        4,
+        ge=1,
+        description="most policies whose tasks the policy agent samples together, where the engine can; 1: by turns",
+    )
     weights: str = Field(
         "",
         description="shares of the turns while several policies wait: PATTERN=WEIGHT, comma separated, e.g. "

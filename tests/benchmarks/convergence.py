@@ -214,7 +214,7 @@ def _loading() -> Iterator[dict[str, Any]]:
         return sum(len(one.completion_token_ids) for slots in engine.sample(requests) for one in slots)
 
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as root:
-        folder = _adapter(base.model, Path(root))
+        folder = unchanging_adapter(base.model, Path(root))
         say(f"convergence: loading, {TASKS} tasks x {SLOTS} slots, adapters of rank {RANK}")
         arms = itertools.cycle((1, 2))
         runs = {
@@ -244,7 +244,7 @@ def _loading() -> Iterator[dict[str, Any]]:
         )  # fmt: skip
 
 
-def _adapter(model: Any, folder: Path) -> Path:
+def unchanging_adapter(model: Any, folder: Path) -> Path:
     """Write an adapter on every linear module that changes nothing: what is said takes as long whoever says it."""
     import torch
     from safetensors.torch import save_file

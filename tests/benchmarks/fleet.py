@@ -4,8 +4,9 @@
                checkpoint written: what a turn costs beyond the step. With the tiny model of the tests, where a step is
                as short as it can be, and with SmolLM2-135M
     processes  the same batches of several policies, by one `train --fleet`, and by one `train` after the other
+    mixed      rounds of several policies sampled together, each row by its own adapter, and by turns, with SmolLM2-135M
 
-Not covered: sampling. What a swap costs the engine is in `convergence`.
+What a swap costs the engine is in `convergence`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings, Trainer
+from tests.benchmarks.convergence import unchanging_adapter
 from tests.benchmarks.loop import REPO, node
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from trainer.learner import Learner
 
 POLICIES, BATCHES = 8, 2
+MIXED = 4
+"""Policies in one round of the engine."""
+ROUNDS = ((1, 8), (8, 8))
+"""Tasks and slots of a round of one policy."""
 TINY_TARGET = 0.5
 """A swap with its checkpoint should cost at most two steps of the tiny model …"""
 REAL_TARGET = 20.0
@@ -39,7 +45,7 @@ REAL_TARGET = 20.0
 
 
 def run() -> Iterator[dict[str, Any]]:
-    """Yield the lines of `swap`, then that of `processes`."""
+    """Yield the lines of `swap`, then that of `processes`, then those of `mixed`."""
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
         from tests.support.models.tiny import save_tiny
 
@@ -47,6 +53,7 @@ def run() -> Iterator[dict[str, Any]]:
         yield from _swaps("tiny model", tiny, Path(folder) / "a", TINY_TARGET, rounds=9)
         yield from _swaps("SmolLM2-135M", Model(), Path(folder) / "b", REAL_TARGET, rounds=3)
         yield _processes(tiny)
+    yield from _mixed()
 
 
 # --- swaps ------------------------------------------------------------------------------------------------------------
@@ -114,6 +121,73 @@ def _stepped(learner: Learner, groups: list[AdvantagedGroup]) -> State:
 
     at = Coordinates("bench", 0, learner.version)
     return learner.step(at, batch_of(learner.version, [at]), BatchGroups(groups, []), {})[0]
+
+
+# --- rounds of several policies ---------------------------------------------------------------------------------------
+
+
+def _mixed() -> Iterator[dict[str, Any]]:
+    """Yield a line for each size of a policy's round: MIXED policies together, and one after the other."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the policy agent's process sets it
+    from streams.engines.base_model import load_base
+    from streams.engines.protocol import EnginePart, SamplingRequest
+    from streams.engines.transformers_engine import TransformersEngine
+    from streams.stages.tasks.generators import TaskSpec, generate
+
+    base = load_base(Model())
+    engine = TransformersEngine(base, 1, kept=MIXED + 1)
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as root:
+        folders = []
+        for number in range(MIXED):
+            (Path(root) / str(number)).mkdir()
+            folders.append(unchanging_adapter(base.model, Path(root) / str(number)))
+        for count, slots in ROUNDS:
+            say(f"fleet: {MIXED} policies, rounds of {count} tasks x {slots} slots")
+            spec = TaskSpec(family="sums", count=count, purpose="train", policy="bench", group_size=slots)
+            tasks = list(generate(spec, now_ms=0))
+            parts = [
+                EnginePart(number + 1, folder, [SamplingRequest(sampling_id=f"{number}", task=task) for task in tasks])
+                for number, folder in enumerate(folders)
+            ]
+
+            def by_swap(parts: list[EnginePart] = parts) -> list[Any]:
+                found = []
+                for part in parts:
+                    engine.serve(part.version, part.adapter)
+                    found.append(engine.sample(part.requests))
+                return found
+
+            def together(parts: list[EnginePart] = parts) -> list[Any]:
+                return engine.sample_mixed(parts)
+
+            measured = by_turns({"ours": together, "peer": by_swap}, rounds=5, budget_s=60)
+            drawn, differs = _compared(measured["ours"][-1][1], measured["peer"][-1][1])
+            rates = {side: drawn / median_s(turns) for side, turns in measured.items()}
+            yield line(
+                "fleet",
+                f"{MIXED} policies in one round, {count} x {slots} rows of each, SmolLM2-135M",
+                ours=rates["ours"],
+                peer=rates["peer"],
+                unit="tokens/s",
+                ratio=rates["ours"] / rates["peer"],
+                peer_is="a round of each, one after the other",
+                logprobs_differ=differs,
+            )
+
+
+def _compared(ours: list[Any], peer: list[Any]) -> tuple[int, float]:
+    """Return how many tokens were drawn, and how far the logprobs of the same tokens are apart at most, nats."""
+    drawn, differs = 0, 0.0
+    for one, other in zip(
+        (slot for part in ours for slots in part for slot in slots),
+        (slot for part in peer for slots in part for slot in slots),
+        strict=True,
+    ):
+        drawn += len(one.logprobs)
+        if one.completion_token_ids == other.completion_token_ids:
+            apart = (abs(mine - theirs) for mine, theirs in zip(one.logprobs, other.logprobs, strict=True))
+            differs = max(differs, *apart)
+    return drawn, differs
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

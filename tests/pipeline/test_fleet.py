@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,10 @@ from typing import Any
 
 import pytest
 
+from schemas.events import Message, Response, Sampling
 from streams.engines.base_model import Base, load_base
+from streams.engines.protocol import Completion, EnginePart
+from streams.engines.transformers_engine import TransformersEngine
 from streams.files import sha256_of
 from streams.kafka import admin
 from streams.kafka.producer import Producer
@@ -25,8 +30,11 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
 from streams.settings.model import Fleet, Model, Settings
+from streams.stages.policy.fleet import PolicyFleet
+from tests.support.factories import task
+from tests.support.models.tiny import sampled_logps
 from tests.support.models.tiny_log import manifests_of, settings_in, write
-from tests.support.processes import until
+from tests.support.processes import read, until
 from trainer import consumer, fleet
 from trainer.consumer import TrainerIO
 from trainer.fleet import TrainerFleet
@@ -37,6 +45,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 
 POLICIES = ("ada", "bob", "eve")
 BATCHES = 3
+TASKS = 5
 
 
 @pytest.fixture
@@ -202,3 +211,46 @@ def test_what_one_policy_cannot_be_trained_for_stops_no_other(
     assert "policy held is set aside" in said and "already being trained by process" in said
     assert "batch 2 of gap, expected 1: a batch is missing" in said
     assert not (settings.trainer.checkpoints / ".." / "outside").exists()
+
+
+# --- the policy agent -------------------------------------------------------------------------------------------------
+
+
+def test_policies_that_wait_are_sampled_in_one_round_and_each_answer_is_its_own_policys(
+    settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, rounds = TransformersEngine(base), list[int]()
+    mixed = engine.sample_mixed
+
+    def noted(parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
+        rounds.append(len(parts))
+        return mixed(parts)
+
+    monkeypatch.setattr(engine, "sample_mixed", noted)
+    settings = settings.model_copy(update={"policy": settings.policy.model_copy(update={"round_tasks": 1})})
+    with Producer(settings) as producer:
+        for policy, number in itertools.product(POLICIES, range(TASKS)):
+            producer.send(
+                task(
+                    task_id=f"{policy}-{number}", policy=policy, purpose="eval", group_size=2,
+                    sampling=Sampling(max_tokens=6), messages=(Message(role="user", content=f"{number} 7"),),
+                )
+            )  # fmt: skip
+    outage = BrokerOutage(settings.kafka, threading.Event())
+
+    def answered() -> bool:
+        made.step()
+        return len(read(settings, Response)) == 2 * TASKS * len(POLICIES)
+
+    try:
+        with PolicyFleet(settings, engine, outage) as made:
+            until(answered, "every answer")
+        found = [response for _, response in read(settings, Response)]
+        for one in found:
+            prompt, drawn = list(one.prompt_token_ids), list(one.completion_token_ids)
+            assert one.task_id.startswith(one.policy) and one.adapter_version == 0
+            assert list(one.logprobs) == pytest.approx(sampled_logps(base.model, prompt, drawn, 1.0), abs=1e-4)
+    finally:
+        engine.close()
+    assert Counter(one.policy for one in found) == dict.fromkeys(POLICIES, 2 * TASKS)
+    assert max(rounds) == 3, "of many rounds with a task of each, some are of all policies"

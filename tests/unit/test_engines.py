@@ -20,7 +20,7 @@ from schemas.events import Message, RewardSource, Sampling, Task
 from streams.engines import base_model, transformers_engine
 from streams.engines.base_model import Base, digest_of_weights, load_base
 from streams.engines.build import build
-from streams.engines.protocol import NONE, Completion, SamplingRequest, uniform
+from streams.engines.protocol import NONE, Completion, EnginePart, SamplingRequest, uniform
 from streams.engines.scripted import END_OF_TURN, ScriptedEngine
 from streams.engines.shared import SharedEngine
 from streams.engines.token_draw import draw
@@ -299,6 +299,30 @@ def test_two_versions_by_turns_are_read_once_and_each_answers_as_if_alone(
         if turn == 1:
             for folder in folders.values():
                 (folder / "adapter_model.safetensors").unlink()
+
+
+def test_versions_mixed_in_one_round_each_answer_as_if_alone(engine: TransformersEngine, tmp_path: Path) -> None:
+    folders = {0: None, 1: save_adapter(tmp_path / "1", seed=1), 2: save_adapter(tmp_path / "2", seed=2)}
+    alone = {}
+    for version, folder in folders.items():
+        engine.serve(version, folder)
+        alone[version] = engine.sample(mixed())
+    assert alone[0] != alone[1] != alone[2]
+    other = TransformersEngine(base())
+    other.serve(1, folders[1])
+    for order in ((0, 1, 2), (2, 1, 0)):  # the second time the beginning that all prompts share is there
+        found = other.sample_mixed([EnginePart(version, folders[version], mixed()) for version in order])
+        for version, answers in zip(order, found, strict=True):
+            for one, two in zip(answers, alone[version], strict=True):
+                assert [slot.completion_token_ids for slot in one] == [slot.completion_token_ids for slot in two]
+                for slot, expected in zip(one, two, strict=True):
+                    assert slot.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert other.served_version == 1
+    assert [slot.completion_token_ids for slot in other.sample(mixed())[0]] == [
+        slot.completion_token_ids for slot in alone[1][0]
+    ]
+    other.close()
+    assert not any(module._forward_hooks for module in other._model.modules())
 
 
 def test_a_version_that_was_not_served_for_long_is_forgotten(engine: TransformersEngine, tmp_path: Path) -> None:

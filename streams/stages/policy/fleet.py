@@ -1,16 +1,17 @@
-"""The policy agent of many policies: one base model, and one round a turn.
+"""The policy agent of many policies: one base model, and a round of one or of several of them a turn.
 
     tasks ──► SharedTasks, by policy ──► PolicyRounds of each: is a round ready? ──► next_turn ──► responses ──► commit
     adapters, batches, groups ──► PolicyLog ──┘                                          ▲   │
                                                                      fleet.weights ──────┘   └──► SharedEngine
 
-Each policy has the rounds that its own agent would have (rounds.py), and a round has one version of one policy. What is
-sampled depends on the sampling's id, the slot and the step, and not on whose round was before.
+Each policy has the rounds that its own agent would have (rounds.py), each of one version. Up to fleet.mixed of them are
+sampled together, where the engine can: the rows of each by their own adapter. What is sampled depends on the sampling's
+id, the slot and the step, and not on whose rounds are beside it or were before.
 
 A policy whose newest version was trained on another base model is left alone: its tasks are done here, and are another
 fleet's to answer. If its adapter cannot be fetched now, it is set aside and tried again; the others continue.
 
-Not covered: engine vllm, where many adapters are the server's to hold; and rows of several policies in one round.
+Not covered: engine vllm, where many adapters are the server's to hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 from streams.adapters import signing
@@ -38,7 +40,8 @@ from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.policy.agent import HELD_POLL_S, START_S
-from streams.stages.policy.rounds import STAGE, AgentIO, PolicyRounds
+from streams.stages.policy.rounds import STAGE, AgentIO, BegunRound, PolicyRounds
+from streams.stages.policy.sampling import sample_mixed
 from streams.stages.policy.shared_tasks import SharedTasks
 
 AGAIN_S = 30.0
@@ -121,12 +124,24 @@ class PolicyFleet:
         for name in came | {name for name, rounds in self._rounds.items() if rounds.queue}:
             self._of(name).read()
         ready = self._ready()
-        policy = next_turn(self._turns, ready)
-        if policy is not None:
-            self._turns = took(self._turns, policy, self._settings.fleet.weight_of)
-            self._answer(policy, ready[policy])
+        chosen = self._next(ready)
+        if len(chosen) == 1:
+            self._answer(chosen[0], ready[chosen[0]])
+        elif chosen:
+            self._answer_mixed({policy: ready[policy] for policy in chosen})
         self._tasks.commit()
-        return policy is not None
+        return bool(chosen)
+
+    def _next(self, ready: Mapping[str, SamplingBatch]) -> list[str]:
+        """Return the policies whose turn it is, each of which takes a turn."""
+        most, chosen = self._settings.fleet.mixed if self._engine.mixes else 1, list[str]()
+        while len(chosen) < most:
+            policy = next_turn(self._turns, ready.keys() - set(chosen))
+            if policy is None:
+                break
+            self._turns = took(self._turns, policy, self._settings.fleet.weight_of)
+            chosen.append(policy)
+        return chosen
 
     def _ready(self) -> dict[str, SamplingBatch]:
         """Return the round that each policy may answer now."""
@@ -139,9 +154,39 @@ class PolicyFleet:
 
     def _answer(self, policy: str, chosen: SamplingBatch) -> None:
         rounds = self._rounds[policy]
-        try:
+        with self._setting_aside(policy):
             rounds.load()
             rounds.answer(chosen)
+
+    def _answer_mixed(self, ready: Mapping[str, SamplingBatch]) -> None:
+        """Sample rounds of several policies together; if the engine fails on that, each is answered alone."""
+        begun: dict[str, BegunRound] = {}
+        for policy, chosen in ready.items():
+            with self._setting_aside(policy):
+                self._rounds[policy].load()
+                one = self._rounds[policy].begin(chosen)
+                if one is not None and one.refused is None:
+                    begun[policy] = one
+                elif one is not None:
+                    self._rounds[policy].answer(chosen)
+        if not begun:
+            return
+        asked = {policy: one.requests for policy, one in begun.items()}
+        try:
+            answers = sample_mixed(self._engine, asked, self._settings.policy, self._meter)
+        except Exception as exc:  # engines raise whatever is inside them
+            log.warning("a round of %d policies failed, each is tried alone: %r", len(begun), exc)
+            for policy, one in begun.items():
+                self._answer(policy, one.chosen)
+            return
+        for policy, one in begun.items():
+            self._rounds[policy].finish(one, answers[policy])
+
+    @contextmanager
+    def _setting_aside(self, policy: str) -> Iterator[None]:
+        """Set a policy aside whose adapter cannot be fetched now."""
+        try:
+            yield
         except EventError as exc:
             self._again_at[policy] = time.monotonic() + AGAIN_S
             self._meter.add(catalog.FLEET_SET_ASIDE, policy, "refused")

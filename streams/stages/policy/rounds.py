@@ -55,6 +55,19 @@ class AgentIO:
     tracer: Tracer = NO_TRACER
 
 
+@dataclass(frozen=True, slots=True)
+class BegunRound:
+    """A round whose version is loaded."""
+
+    chosen: SamplingBatch
+    requests: list[SamplingRequest]
+    refused: str | None
+    """Why its version cannot answer; its slots fail."""
+    began: float
+    started: float
+    """Seconds of a clock: when it was chosen, and when its version was loaded."""
+
+
 class PolicyRounds:
     """The rounds of one policy: `read`, `ready`, `answer`, again and again. Call `close` at the end."""
 
@@ -128,34 +141,45 @@ class PolicyRounds:
 
     def answer(self, chosen: SamplingBatch) -> None:
         """Answer a round that is `ready`, unless another version answers its tasks by now."""
+        begun = self.begin(chosen)
+        if begun is None:
+            return
+        if begun.refused is None:
+            answers = self._sampler.sample(begun.requests, chosen.version)
+        else:
+            answers = [all_failed(request, begun.refused) for request in begun.requests]
+        self.finish(begun, answers)
+
+    def begin(self, chosen: SamplingBatch) -> BegunRound | None:
+        """Load the version of a round that is `ready`; None if another version answers its tasks by now."""
         self._lingers_until = None
         began = time.monotonic()
         refused = self._loader.serve(chosen.version)
         serving = self._state.router.serving
         if any(route(serving, waiting.task) != chosen.version for waiting in chosen.tasks):
-            return  # another version answers them now: choose again
+            return None  # choose again
         requests = [self._request(waiting, chosen.version) for waiting in chosen.tasks]
-        started = time.monotonic()
-        if refused is None:
-            answers = self._sampler.sample(requests, chosen.version)
-        else:
-            answers = [all_failed(request, refused) for request in requests]
+        return BegunRound(chosen, requests, refused, began, time.monotonic())
+
+    def finish(self, begun: BegunRound, answers: list[list[Completion]]) -> None:
+        """Write what the engine answered to a round."""
+        chosen = begun.chosen
         served = ServedVersion(
             adapter_version=chosen.version,
             engine=self._engine.name,
             base_digest=self._engine.base_digest,
             tokenizer_digest=self._engine.tokenizer_digest,
             created_at=times.now_ms(),
-            latency_ms=(time.monotonic() - started) * 1000,
+            latency_ms=(time.monotonic() - begun.started) * 1000,
         )
-        self._answered_by = chosen.version if refused is None else self._answered_by
-        for waiting, request, completions in zip(chosen.tasks, requests, answers, strict=True):
+        self._answered_by = chosen.version if begun.refused is None else self._answered_by
+        for waiting, request, completions in zip(chosen.tasks, begun.requests, answers, strict=True):
             self._write(waiting, request, completions, served)
         self._producer.flush()
         for waiting in chosen.tasks:
             self.queue.answered(waiting)
         self._held_back.answered(chosen.tasks)
-        self._meter.observe(catalog.PROCESSING, time.monotonic() - began, STAGE)
+        self._meter.observe(catalog.PROCESSING, time.monotonic() - begun.began, STAGE)
         what = "%s: version %d answered %d tasks in %.0f ms"
         log.info(what, self._settings.policy.name, chosen.version, len(chosen.tasks), served.latency_ms)
 

@@ -17,9 +17,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from streams.engines.protocol import Completion, Engine, SamplingRequest, failed
+from streams.engines.shared import SharedEngine
 from streams.errors import EXIT_RESTART, StreamwardError
 from streams.observability import catalog
 from streams.observability.metrics import Meter
@@ -77,6 +78,24 @@ class Sampler:
                 raise ValueError(wrong)
         self._meter.ready("engine")
         return answers
+
+
+def sample_mixed(
+    engine: SharedEngine, asked: Mapping[str, list[SamplingRequest]], policy: Policy, meter: Meter
+) -> dict[str, list[list[Completion]]]:
+    """Return the answers to requests of several policies, which are in one round. Raises whatever the engine does."""
+    what = f"a round of {sum(map(len, asked.values()))} tasks of {len(asked)} policies"
+    meter.begin(what, within_s=policy.round_timeout_s or math.inf)
+    started = time.monotonic()
+    with at_most(policy.round_timeout_s, what):
+        found = dict(zip(asked, engine.sample_mixed(asked), strict=True))
+    for name, requests in asked.items():
+        meter.observe(catalog.SAMPLING, time.monotonic() - started, name)
+        for request, completions in zip(requests, found[name], strict=True):
+            if (wrong := malformed(request, completions)) is not None:
+                raise ValueError(wrong)
+    meter.ready("engine")
+    return found
 
 
 def malformed(request: SamplingRequest, completions: Sequence[Completion]) -> str | None:
