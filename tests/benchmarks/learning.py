@@ -35,7 +35,9 @@ WANTED = 0.15
 """Gain in success, of 1."""
 ITERATIONS, EVERY, SLOTS = 24, 4, 8
 MINUTES = float(os.environ.get("MINUTES", "15"))
-QUESTION = "Reply with only the final answer. State the final answer to the following arithmetic problem: {} + {} ="
+QUESTION = "State the final answer to the following arithmetic problem: {} + {} =\nReply with only the final answer."
+"""The base model answers 1 of 64 rightly at temperature 1, and 1 of 9 with a bare number; with the sentences the other
+way round 1 of 128 and 1 of 32."""
 PRICES = {"prompt": 0.1, "completion": 0.4, "trainer_hour": 1.0}
 """USD a million tokens of prompts and of answers, and an hour of training."""
 ORDER: dict[str, Any] = {
