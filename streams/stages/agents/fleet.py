@@ -231,6 +231,11 @@ class FleetRecorder:
         found = (one.messages(turn_id) for one in self._conversations)
         return next((messages for messages in found if messages is not None), None)
 
+    async def agent_of(self, name: str) -> str | None:
+        """Return whose a turn or a trajectory is; None if there is none of this id."""
+        found = (one.agent_of(name) for one in self._conversations)
+        return next((agent_id for agent_id in found if agent_id is not None), None)
+
     async def rated(self, answer_id: str, choice: int | None) -> RatedAnswer | None:
         """Return what an opinion is about; see `Recorder.rated`."""
         for recorder in tuple(self._recorders.values()):
