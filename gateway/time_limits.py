@@ -31,7 +31,7 @@ class TimeLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, self._rule.body_s)
+        body = _BodyWithin(receive, self._rule.body_s)
         begun = False
 
         async def sends(message: Message) -> None:
@@ -53,7 +53,7 @@ class TimeLimits:
                 await answer(scope, receive, send)
 
 
-class _Body:
+class _BodyWithin:
     """The body of one request, which has to arrive in time."""
 
     def __init__(self, receive: Receive, within_s: float) -> None:

@@ -1,6 +1,6 @@
 """`streamward capacity`: what a load needs, and what is full first.
 
-options, settings ──► Load, Plan ──► tools.capacity.needs ──► a row for each multiple
+options, settings ──► Load, CapacityPlan ──► tools.capacity.needs ──► a row for each multiple
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def capacity(
     one thread of a CPU. Processes are planned to be busy for 0.7 of their time. Nothing is read from the log.
     """
     from streams import output as show
-    from streams.tools.capacity import Load, Plan, needs
+    from streams.tools.capacity import Load, CapacityPlan, needs
 
     settings = call.settings
     load = Load(
@@ -74,7 +74,7 @@ def capacity(
         retention_days=settings.topics.retention_days,
         rates=_rates(settings.model.base, sampler_tokens_per_s, trainer_tokens_per_s),
     )
-    plan = Plan(partitions=settings.topics.partitions, batch_groups=settings.batches.groups, policies=policies)
+    plan = CapacityPlan(partitions=settings.topics.partitions, batch_groups=settings.batches.groups, policies=policies)
     columns = [
         show.Column("responses/s", lambda row: f"{row['responses_s']:g}", right=True),
         show.Column("records/s", lambda row: f"{row['records_s']:.4g}", right=True),

@@ -64,7 +64,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """The settings that a load meets."""
 
     partitions: int
@@ -91,7 +91,7 @@ class Need:
     """What the plan has too little of."""
 
 
-def needs(load: Load, plan: Plan, factors: tuple[float, ...]) -> list[Need]:
+def needs(load: Load, plan: CapacityPlan, factors: tuple[float, ...]) -> list[Need]:
     """Return what `load` needs, multiplied by each of `factors`. Raises SettingsError for numbers of 0 or less."""
     for name in ("responses_s", "prompt_tokens", "completion_tokens", "slots", "answer_s", "retention_days"):
         if not getattr(load, name) > 0:
@@ -113,7 +113,7 @@ def bytes_of_group(load: Load) -> int:
     )  # fmt: skip
 
 
-def _need(load: Load, plan: Plan) -> Need:
+def _need(load: Load, plan: CapacityPlan) -> Need:
     groups_s = load.responses_s / load.slots
     sampled = load.responses_s * load.completion_tokens
     bytes_s = groups_s * bytes_of_group(load)
@@ -134,7 +134,7 @@ def _need(load: Load, plan: Plan) -> Need:
     )
 
 
-def _full(streams: int, trainers: int, plan: Plan) -> list[str]:
+def _full(streams: int, trainers: int, plan: CapacityPlan) -> list[str]:
     full = []
     if streams > plan.partitions:
         full.append(f"topics.partitions={plan.partitions}: {streams} stream workers need a partition each")

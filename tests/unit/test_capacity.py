@@ -14,7 +14,7 @@ from schemas.serde import encode
 from streams.cli.root import cli
 from streams.errors import SettingsError
 from streams.tools import capacity
-from streams.tools.capacity import Load, Plan, Rates
+from streams.tools.capacity import Load, CapacityPlan, Rates
 from tests.benchmarks.whole_groups import PROMPT_TOKENS, whole
 from tests.support.log.join_partition import Log
 
@@ -30,7 +30,7 @@ LOAD = Load(
     retention_days=7,
     rates=Rates(20_000, 13_300),
 )
-PLAN = Plan(partitions=8, batch_groups=16, policies=1)
+PLAN = CapacityPlan(partitions=8, batch_groups=16, policies=1)
 
 
 @pytest.mark.parametrize("tokens", [32, 256, 1024])

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_chart_and_images_have_the_version_of_the_package() -> None:
-    assert copies() == {"helm/Chart.yaml": [version()] * 2, "docker-compose.yml": [version()] * 4}
+    assert copies() == {"helm/Chart.yaml": [version()] * 2, "docker-compose.yml": [version()] * 5}
 
 
 def test_the_changelog_begins_with_this_version() -> None:
