@@ -1,4 +1,4 @@
-"""What a client gets before any route is asked: 401, 403, 429, 503, 504, in the words of the path's protocol.
+"""What a client gets before any route is asked: 401, 403, 429, 503, 504, in the words of the path's protocol."""
 
 from __future__ import annotations
 
