@@ -60,7 +60,7 @@ def capacity(
     one thread of a CPU. Processes are planned to be busy for 0.7 of their time. Nothing is read from the log.
     """
     from streams import output as show
-    from streams.tools.capacity import Load, CapacityPlan, needs
+    from streams.tools.capacity import CapacityPlan, Load, needs
 
     settings = call.settings
     load = Load(

@@ -14,7 +14,7 @@ from schemas.serde import encode
 from streams.cli.root import cli
 from streams.errors import SettingsError
 from streams.tools import capacity
-from streams.tools.capacity import Load, CapacityPlan, Rates
+from streams.tools.capacity import CapacityPlan, Load, Rates
 from tests.benchmarks.whole_groups import PROMPT_TOKENS, whole
 from tests.support.log.join_partition import Log
 
