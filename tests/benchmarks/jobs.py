@@ -8,7 +8,7 @@ Each job has a policy of its own, and is to make three versions. At the end the 
 and task once, and the audit balances. Then, alone, the same question, and Locust with USERS users if it
 is there (`make load` installs it). Last a step of SmolLM2 on one group of eight.
 
-JOBS in the environment says how many; default: 100, which takes a quarter of an hour on two cores.
+JOBS in the environment says how many; default: 100, which takes three minutes on two cores.
 Not covered: calls of agents and their trajectories; those are in `agents`.
 """
 
