@@ -17,6 +17,7 @@
                 ├─ evaluate                          a version on held-out tasks          evaluate.py
                 ├─ rollout                           the state of a rollout               rollout.py
                 ├─ query                             SQL over the log                     query.py
+                ├─ page                              the log in a browser                 page.py
                 ├─ audit                             whether anything is lost or doubled  audit.py
                 ├─ archive                           topics in files, beyond retention    archive.py
                 ├─ dashboards                        Grafana                              dashboards.py
@@ -58,6 +59,7 @@ from streams.cli.experiments import experiments
 from streams.cli.export import export
 from streams.cli.jobs import costs, jobs
 from streams.cli.offsets import offsets
+from streams.cli.page import page
 from streams.cli.query import query
 from streams.cli.release import adapters
 from streams.cli.replay import replay
@@ -205,6 +207,7 @@ for command in (
     tune,
     reproduce,
     query,
+    page,
     replay,
     experiments,
     status,

@@ -656,6 +656,15 @@ class Serve(Section):
         return self
 
 
+class Page(Section):
+    """The page to look at the log with, which `streamward page` serves."""
+
+    host: Literal["127.0.0.1", "::1", "localhost"] = Field(
+        "127.0.0.1", description="where to listen: this machine alone, as the page asks for no login"
+    )
+    port: int = Field(8791, ge=0, le=65535, description="0: any free one, which is printed")
+
+
 class Jobs(Section):
     """What jobs cost, unless they say otherwise. Prices are recorded in each job when it is created."""
 
@@ -749,6 +758,7 @@ class Settings(Section):
     archive: Archive = Archive()
     schemas: Schemas = Schemas()
     serve: Serve = Serve()
+    page: Page = Page()
     jobs: Jobs = Jobs()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()

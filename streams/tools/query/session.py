@@ -117,13 +117,16 @@ class Session:
         scope: Scope = NOTHING,
         allow_files: bool = False,
         warn: bool = False,
+        limits: Mapping[str, str] | None = None,
     ) -> None:
+        """Open it; `limits` are settings of DuckDB, such as memory_limit."""
         self.views = views(settings)
         self._settings = settings
         self._source = source
         self._scope = scope
         self._allow_files = allow_files
         self._warn = warn
+        self._limits = limits
         self._troubles = Troubles()
         self._running: set[Pull] = set()
         self._chunks: dict[str, list[Chunks]] = {}
@@ -131,7 +134,7 @@ class Session:
         self._looked_at: set[str] = set()
         self._parts = snapshot(settings, self._archive, log=source != "archive")
         self._spill = Scratch("query")  # where rows go if memory runs out
-        self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder)})
+        self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder), **(limits or {})})
         self.con.execute("SET TimeZone = 'UTC'")
         if self._archive is not None and self._archive.store.local is None:
             self.con.register_filesystem(self._archive.store.filesystem)
@@ -162,6 +165,7 @@ class Session:
             scope=self._scope,
             allow_files=self._allow_files,
             warn=self._warn,
+            limits=self._limits,
         )
         self.close()
         return fresh

@@ -1,0 +1,147 @@
+"""Tasks: the list of groups, and one task with everything that became of it.
+
+groups, newest first                                                 ──► the list
+task_id ──► task, group, responses, rewards, turns, batch, version   ──► OneTask ──► side_by_side.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.page.log_view import Look, Row
+from streams.errors import NotFoundError
+from streams.tools.query.views import literal
+
+PAGE_ROWS = 50
+
+FATE = """
+WITH first AS (SELECT _partition, min(_offset) AS _offset FROM groups GROUP BY _partition, group_id),
+cut AS (SELECT groups_partition AS _partition, unnest(groups_offsets) AS _offset, policy, sequence FROM batches),
+passed AS (SELECT groups_partition AS _partition, d.offset AS _offset, d.reason AS passed_over FROM
+    (SELECT groups_partition, unnest(dropped) AS d FROM batches)),
+made AS (SELECT policy, last_batch, min(version) AS version FROM adapters WHERE kind = 'trained' GROUP BY ALL),
+one AS (
+    SELECT _partition, _offset, _timestamp, task_id, group_id, policy, purpose, scenario, adapter_version, group_size,
+        len(responses) AS scored, reward_mean, reward_std, dropped_reason, complete, formula, credit, left_out,
+        len(list_filter(responses, lambda r: r.advantage <> 0
+            OR len(list_filter(r.spans, lambda s: s.advantage <> 0)) > 0)) = 0 AS flat
+    FROM groups SEMI JOIN first USING (_partition, _offset)
+)
+SELECT one.*, cut.sequence, passed.passed_over,
+    (SELECT min(version) FROM made WHERE made.policy = one.policy AND made.last_batch >= cut.sequence) AS trained
+FROM one LEFT JOIN cut USING (_partition, _offset) LEFT JOIN passed USING (_partition, _offset)
+"""
+"""Each group once, and what became of it."""
+FATES = {
+    "all": "true",
+    "taught": "dropped_reason IS NULL AND NOT flat",
+    "nothing": "purpose = 'train' AND (dropped_reason IS NOT NULL OR flat OR passed_over IS NOT NULL)",
+}
+"""What the list can be narrowed to."""
+
+
+def groups_sql(*, policy: str = "", fate: str = "all", version: int | None = None) -> str:
+    """Return the statement of the list: the newest groups first."""
+    wanted = [FATES.get(fate, "true")]
+    if policy:
+        wanted.append(f"policy = {literal(policy)}")
+    if version is not None:
+        wanted.append(f"adapter_version = {version}")
+    return f"SELECT * FROM ({FATE}) WHERE {' AND '.join(wanted)} ORDER BY _timestamp DESC, _partition, _offset DESC"  # noqa: S608
+
+
+@dataclass(slots=True)
+class OneTask:
+    """A task and everything that became of it."""
+
+    task: Row | None
+    group: Row | None
+    responses: list[Row] = field(default_factory=list)
+    members: dict[int, Row] = field(default_factory=dict)
+    """What the group has of each slot."""
+    rewards: list[Row] = field(default_factory=list)
+    turns: list[Row] = field(default_factory=list)
+    again: list[Row] = field(default_factory=list)
+    """The groups of tasks that ask the same, this one included."""
+
+    @property
+    def task_id(self) -> str:
+        """Its id."""
+        return str((self.task or self.group or self.responses[0])["task_id"])
+
+
+SHORTEST_ID = 6
+"""The fewest characters of an id that name a task, if no other id begins with them."""
+
+
+def whole_id(look: Look, begins: str) -> str | None:
+    """Return the only id of a task that begins so; None if there is none, or several."""
+    if len(begins) < SHORTEST_ID:
+        return None
+    found = look.rows(
+        "SELECT DISTINCT task_id FROM (SELECT task_id FROM tasks UNION SELECT task_id FROM groups) "  # noqa: S608
+        f"WHERE starts_with(task_id, {literal(begins)})",
+        2,
+    )
+    return str(found[0]["task_id"]) if len(found) == 1 else None
+
+
+def one(look: Look, task_id: str) -> OneTask:
+    """Return a task by its id, or the beginning of it. Raises NotFoundError if nothing in the log is about it."""
+    asked = literal(task_id)
+    of = f"WHERE task_id = {asked}"
+    task = look.first(f"SELECT * FROM tasks {of} ORDER BY _offset")  # noqa: S608 - a literal
+    group = look.first(f"SELECT * FROM ({FATE}) {of} ORDER BY _offset")  # noqa: S608
+    found = OneTask(task, group)
+    found.responses = look.rows(
+        "SELECT * EXCLUDE (prompt_token_ids, logprobs, loss_mask, branches) FROM responses "  # noqa: S608
+        f"{of} QUALIFY row_number() OVER (PARTITION BY response_id ORDER BY _offset) = 1 ORDER BY _offset"
+    )
+    if task is None and group is None and not found.responses:
+        if (whole := whole_id(look, task_id)) not in (None, task_id):
+            return one(look, str(whole))
+        raise NotFoundError(
+            f"nothing in the log is about a task {task_id[:80]!r}; /groups lists those that have groups"
+        )
+    if group is not None:
+        members = look.rows(
+            "SELECT m.slot, m.reward, m.advantage, m.components, m.spans, m.partition, m.offset, m.response_id FROM "  # noqa: S608
+            f"(SELECT unnest(responses) AS m FROM groups {of} AND group_id = {literal(group['group_id'])} "
+            f"AND _offset = {group['_offset']})"
+        )
+        found.members = {row["slot"]: row for row in members}
+    found.rewards = look.rows(
+        f"SELECT * FROM rewards {of} "  # noqa: S608
+        "QUALIFY row_number() OVER (PARTITION BY reward_id ORDER BY _offset) = 1 ORDER BY slot, source, _offset"
+    )
+    if any(row["agent_id"] for row in found.responses):
+        found.turns = look.rows(
+            "SELECT * EXCLUDE (prompt_token_ids, completion_token_ids, logprobs) FROM turns "  # noqa: S608
+            f"{of} QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _offset) = 1 "
+            "ORDER BY trajectory_id, number"
+        )
+    if task is not None:
+        found.again = look.rows(again_sql(task_id))
+    return found
+
+
+def again_sql(task_id: str) -> str:
+    """Return the statement that finds the groups of all tasks of the same policy that ask the same."""
+    return f"""
+WITH this AS (SELECT messages, policy FROM tasks WHERE task_id = {literal(task_id)} LIMIT 1),
+same AS (SELECT DISTINCT task_id FROM tasks JOIN this ON tasks.policy = this.policy AND tasks.messages = this.messages)
+SELECT g.adapter_version, g.task_id, g.purpose, g._timestamp, g.reward_mean, g.reward_std, g.group_size,
+    list_transform(g.responses, lambda r: r.reward) AS rewards, g.dropped_reason, g._partition, g._offset
+FROM groups AS g SEMI JOIN same USING (task_id)
+QUALIFY row_number() OVER (PARTITION BY g.group_id ORDER BY g._offset) = 1
+ORDER BY g.adapter_version, g._timestamp
+LIMIT 200
+"""  # noqa: S608 - a literal
+
+
+def as_shown(found: OneTask) -> dict[str, Any]:
+    """Return what the template prints of it."""
+    from gateway.page import side_by_side
+
+    return {"one": found, "answers": side_by_side.answers(found), "why": side_by_side.why(found)}

@@ -1,0 +1,59 @@
+"""What others wrote, as text: answers, prompts, keys and errors may hold anything.
+
+    value ──► cut if it is very long ──► control characters and marks that turn or hide text made visible ──► escaped
+
+Jinja calls `as_text` for every value that a template prints, and escapes what it returns.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+from markupsafe import Markup
+
+LONGEST = 20_000
+"""Characters of one text that a page shows."""
+_KEPT = {"\n", "\t"}
+
+
+def _visible(code: int) -> str:
+    """Return what is shown for a character that nobody would see."""
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"‹U+{code:04X}›"
+
+
+_HIDDEN = {
+    code: _visible(code)
+    for code in (*range(0x20), *range(0x7F, 0xA0), *range(0x200B, 0x2010), *range(0x2028, 0x2030),
+                 *range(0x2060, 0x2070), 0x061C, 0xFEFF, *range(0xD800, 0xE000), *range(0xE0000, 0xE0080))
+    if chr(code) not in _KEPT and (code < 0xA0 or unicodedata.category(chr(code)) in ("Cf", "Zl", "Zp", "Cs", "Cn"))
+}  # fmt: skip
+
+
+def visible(text: str) -> str:
+    """Return the text with characters that steer a terminal, or the direction of text, as signs one can see.
+
+    >>> visible("a" + chr(27) + "[31mb" + chr(0x202E))
+    'a␛[31mb‹U+202E›'
+    """
+    return text if text.isascii() and text.isprintable() else text.translate(_HIDDEN)
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """Return the beginning of a text, and how much of it is left off.
+
+    >>> cut("abcdef", 4)
+    'abcd … (2 more characters)'
+    """
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
+
+
+def as_text(value: Any) -> Any:
+    """Return a value as a template prints it; markup of our own stays."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(cut(value))
+    return value

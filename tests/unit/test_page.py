@@ -1,0 +1,398 @@
+"""The page over a log in an archive: every figure, why a group taught nothing, and texts that would do harm."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import count
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+
+from gateway.page import app, chart, export, live, overview, policies, sql_box
+from gateway.page.log_view import LogView
+from gateway.page.side_by_side import shared_words
+from schemas.events import Coordinates
+from schemas.serde import Poison
+from streams.cli.root import cli
+from streams.errors import NotFoundError, RefusedError
+from streams.kafka.record import Record
+from streams.settings.load import to_env
+from streams.settings.model import Archive, Settings
+from tests.support.factories import T0, adapter_event, one_of_each, promoted, response, state_after, trained
+from tests.support.log import page_log
+from tests.support.log.archive_of import archived
+
+ROUTES = (
+    "/",
+    "/groups",
+    "/groups?fate=nothing",
+    "/tasks/taught",
+    "/policies",
+    "/policies/default",
+    "/runs",
+    "/jobs",
+    "/dead-letters",
+    "/live",
+    "/sql",
+    "/sql?q=FROM+tasks",
+    "/records/groups/0/0",
+)
+
+
+def opened(folder: Path, log: page_log.Log) -> LogView:
+    settings = Settings(archive=Archive(store=str(folder / "archive")))
+    archived(settings, log, count(T0, 1000))
+    return LogView(settings, "archive")
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogView]:
+    found = opened(tmp_path_factory.mktemp("small"), page_log.small_log())
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def client(view: LogView) -> TestClient:
+    return TestClient(app.create_app(view), base_url="http://127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    found = opened(tmp_path_factory.mktemp("hostile"), page_log.hostile_log())
+    yield TestClient(app.create_app(found), base_url="http://127.0.0.1")
+    found.close()
+
+
+class Words(HTMLParser):
+    """The text of a page, and its tags."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.said))
+
+
+def words(client: TestClient, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return Words(answer.text).text
+
+
+# --- what became of a group, in words ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task_id", "said"),
+    [
+        ("taught", "It taught something 2 of 4 answers were better than the mean of 0.5"),
+        ("taught", "It is in batch 0, from which version 1 was trained."),
+        ("flat", "It taught nothing All 3 rewards are 0: no answer was better than another, so every advantage is 0."),
+        ("flat", "Nobody was right: the task is too hard for this version"),
+        ("easy", "Everybody was right: the task is too easy for this version."),
+        ("few", "Too few answers had scores to compare"),
+        ("few", "Slot 1 left out: the answer failed. Slot 2 left out: a scorer gave up on it."),
+        ("nobody", "Nobody answered: no slot had an answer when its time was over."),
+        ("open", "Not grouped yet 1 scores of exact are missing."),
+        ("waiting", "Nobody has answered it yet."),
+        ("held", "Not for training Its purpose is eval"),
+        ("late", "It taught nothing It came too late: its answers are by a version too many steps before the batch"),
+    ],
+)
+def test_a_task_says_what_it_taught_or_why_it_taught_nothing(client: TestClient, task_id: str, said: str) -> None:
+    assert said in words(client, f"/tasks/{task_id}")
+
+
+def test_answers_are_aligned_at_the_first_word_that_differs(client: TestClient) -> None:
+    html = client.get("/tasks/taught").text
+    assert "<pre>The sum </pre>" in html
+    assert re.findall(r"</span>([^<]*)</pre>", html) == ["is 11.", "is 12.", "was 11", "is eleven"]
+    assert "the same 8 tokens" in Words(html).text
+
+
+def test_texts_that_share_nothing_or_stand_alone_are_shown_whole() -> None:
+    assert shared_words(["a b", "b a"]) == "" == shared_words(["alone"]) == shared_words([])
+    assert shared_words(["10 apples", "100 apples"]) == ""
+
+
+def test_an_advantage_has_a_sign_and_a_word_beside_its_colour(client: TestClient) -> None:
+    text = words(client, "/tasks/taught")
+    assert "▲ +0.866 better reward 1" in text
+    assert "▼ -0.866 worse reward 0" in text
+    assert "＝ +0 neither" in words(client, "/tasks/flat")
+
+
+def test_every_record_of_a_task_is_a_link_that_shows_the_record(client: TestClient) -> None:
+    found = Words(client.get("/tasks/taught").text)
+    links = {attributes["href"] for tag, attributes in found.tags if tag == "a" and "/records/" in attributes["href"]}
+    expected = {f"/records/{label}/0/{n}" for label in ("responses", "rewards") for n in range(4)}
+    assert links >= expected | {"/records/tasks/0/0", "/records/groups/0/0"}
+    assert all(client.get(link).status_code == 200 for link in links)
+    assert "The sum was 11" in words(client, "/records/responses/0/2")
+
+
+def test_the_same_question_is_shown_over_versions(client: TestClient) -> None:
+    text = words(client, "/tasks/taught")
+    assert "The same question over versions" in text
+    assert re.search(r"0 taught \(this\) train .* 0.5 1 0 1 0 .* 1 held eval .* 1 1 1", text)
+
+
+def test_groups_that_taught_nothing_can_be_listed_alone(client: TestClient) -> None:
+    def listed(path: str) -> list[str]:
+        return re.findall(r'href="/tasks/(\w+)"', client.get(path).text)
+
+    assert listed("/groups") == ["late", "held", "nobody", "few", "easy", "flat", "taught"]
+    assert listed("/groups?fate=nothing") == ["late", "nobody", "few", "easy", "flat"]
+    assert listed("/groups?fate=taught&version=0") == ["late", "taught"]
+    assert listed("/groups?policy=other") == [] == listed("/groups?from=50")
+
+
+def test_the_overview_counts_each_train_task_at_its_place(view: LogView, client: TestClient) -> None:
+    with view.look() as look:
+        places = {row["place"]: row["tasks"] for row in look.rows(overview.PLACES_SQL)}
+    assert places == {"trained": 1, "batched": 1, "left out": 3, "grouped": 1, "sampled": 1, "waiting": 1}
+    assert "1 sampled answered, and not scored yet" in words(client, "/")
+
+
+# --- versions, curves and the rest ------------------------------------------------------------------------------------
+
+
+def test_a_policy_shows_its_versions_what_they_are_made_of_and_who_decided(client: TestClient) -> None:
+    text = words(client, "/policies/default")
+    assert "Version 1 answers" in text
+    assert "1 primary version 0" in text
+    assert "batches[0]@0 : 1 groups, 2 answers" in text
+    assert "0 superseded" in text
+    assert "promoted 1 effective ann 0.75 of 40 are right 1" in text
+
+
+def test_every_figure_of_a_curve_equals_that_of_streamward_query(view: LogView, client: TestClient) -> None:
+    sql = policies.rewards_sql("default")
+    printed = CliRunner().invoke(
+        cli, ["query", sql, "--source", "archive", "--output", "json"], env=to_env(view.settings)
+    )
+    rows = json.loads(printed.stdout)
+    assert [(row["version"], row["groups"]) for row in rows] == [(0, 5)]
+    assert rows[0]["mean"] == pytest.approx((0.5 + 0 + 1 + 1 + 0.5) / 5)
+    curve = client.get("/curves", params={"policy": "default", "of": "Train reward"}).json()
+    assert curve == {"x": [0], "curves": [{"name": "default", **{k: [rows[0][k]] for k in ("mean", "low", "high")}}]}
+
+
+def test_curves_are_a_picture_without_javascript(client: TestClient) -> None:
+    found = Words(client.get("/policies/default").text)
+    assert [at["aria-label"] for tag, at in found.tags if at.get("class") == "chart"] == [
+        "Held-out score of default by version",
+        "Train reward of default by version",
+    ]
+    assert "sums@1 of version 1: 0.75" in found.text
+
+
+def test_a_long_curve_keeps_its_ends_and_the_whole_of_its_band() -> None:
+    points = [(n, n % 7 / 7, -float(n), float(n)) for n in range(50_000)]
+    few = chart.thinned(points)
+    assert len(few) == chart.MOST
+    assert (min(one[2] for one in few), max(one[3] for one in few)) == (-49_999, 49_999)
+    assert chart.thinned(points[:5]) == points[:5]
+
+
+def test_statuses_are_those_of_the_fold() -> None:
+    steps = [
+        trained(1), trained(2), promoted(1), trained(3), adapter_event("rejected", 2),
+        adapter_event("canary_started", 3, share=0.1, expected_version=1), promoted(3, expected_version=1),
+        adapter_event("rolled_back", 1, expected_version=3),
+    ]  # fmt: skip
+    rows = [{"version": one.version, "kind": one.kind, "effect": "effective"} for one in steps]
+    folded = {number: one.status.replace("_", " ") for number, one in state_after(steps, "default").versions.items()}
+    assert policies.statuses(rows) == folded
+
+
+def test_dead_letters_are_counted_and_their_content_is_text(hostile: TestClient) -> None:
+    text = words(hostile, "/dead-letters")
+    assert "open" in text and "by scoring" in text
+    assert "\ufffd\ufffd<script>␀␛" in text
+
+
+def test_a_job_shows_how_far_it_is_and_what_was_ordered(hostile: TestClient) -> None:
+    assert "0 of 3" in words(hostile, "/jobs")
+    assert '"batch_size": 4' in words(hostile, "/jobs/job-1")
+
+
+def test_a_run_is_shown_turn_by_turn(hostile: TestClient) -> None:
+    (run,) = set(re.findall(r'href="(/runs/[^"]+)"', hostile.get("/runs").text))
+    text = words(hostile, run)
+    assert re.search(r"Turn 0 version 0 · 2 tokens in 10 ms · ends by stop .* calls .* Turn 1 version 0", text)
+
+
+def test_an_archive_is_not_followed(client: TestClient) -> None:
+    assert client.get("/live/events").status_code == 403
+    assert "groups[0]@0" in words(client, "/live")
+
+
+def test_a_live_line_says_what_a_record_is_and_nothing_that_steers() -> None:
+    record = Record(Coordinates("responses", 0, 7), T0, b"\xff\x1b", b"", ())
+    found = live.line("responses", record, response(text="<b>\x1b[31m\nred"))
+    assert (found["key"], found["what"]) == ("\ufffd␛", "slot 0 by version 0: <b>␛[31m red")
+    assert live.line("tasks", record, Poison("not_avro", "?"))["what"] == "no event: not_avro"
+    assert all(isinstance(live.what(event), str) for event in one_of_each())
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT task_id FROM tasks WHERE purpose = 'eval'", "1 rows task_id held"),
+        ("DROP VIEW tasks", "a query only reads"),
+        ("SELECT content FROM read_text('/etc/hostname')", "--allow-files lets a query read and write files"),
+        ("SELEC 1", "syntax error"),
+        ("FROM range(5000)", "1,000 rows, and more: only the first 1,000 are shown"),
+    ],
+)
+def test_a_statement_may_do_what_streamward_query_lets_it(client: TestClient, sql: str, said: str) -> None:
+    answer = client.get("/sql", params={"q": sql})
+    assert answer.status_code == 200
+    assert said in Words(answer.text).text
+
+
+def test_a_statement_that_runs_for_too_long_is_ended(view: LogView) -> None:
+    with pytest.raises(RefusedError, match="was ended; let it read less"):
+        sql_box.data(view, "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b", longest_s=0.05)
+
+
+def test_another_site_cannot_have_a_statement_run(client: TestClient) -> None:
+    assert client.get("/sql?q=FROM+tasks", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+
+
+# --- what may be asked, and by whom -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/tasks/none", 404, "nothing in the log is about a task 'none'"),
+        ("/records/nothing/0/0", 404, "there is no topic 'nothing'; there are tasks"),
+        ("/records/tasks/0/99999999999999999999999", 404, "there is no such record"),
+        ("/groups?version=x", 400, "version=x: expected a whole number"),
+        ("/policies/none", 404, "the log knows no policy 'none'; there are default"),
+        ("/runs/none", 404, "the log has no trajectory 'none'"),
+        ("/jobs/none", 404, "there is no job 'none'"),
+        ("/elsewhere", 404, "Not Found"),
+    ],
+)
+def test_what_is_not_there_is_said_in_words(client: TestClient, path: str, status: int, said: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert said in Words(answer.text).text
+
+
+def test_who_asks_under_another_name_is_refused(client: TestClient) -> None:
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
+    assert client.get("/", headers={"Host": "127.0.0.1.evil.example:8791"}).status_code == 421
+    assert client.get("/groups", headers={"Host": "[::1]:8791"}).status_code == 200
+
+
+def test_nothing_can_be_changed(client: TestClient) -> None:
+    assert {client.request(method, path).status_code for path in ROUTES for method in ("POST", "PUT", "DELETE")} == {
+        405
+    }
+
+
+@pytest.mark.parametrize("path", [*ROUTES, "/tasks/none", "/static/page.css"])
+def test_a_browser_is_told_to_run_and_load_nothing_from_elsewhere(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert "default-src 'none'; script-src 'self'; style-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def assert_runs_nothing_inline(html: str) -> None:
+    for tag, attributes in Words(html).tags:
+        assert tag != "style" and "style" not in attributes, attributes
+        assert tag != "script" or attributes["src"]
+        assert not [name for name in attributes if name.startswith("on")]
+        for name in ("src", "href"):
+            assert re.match(r"/|\?|#|$", attributes.get(name) or "/"), attributes
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_no_page_has_inline_script_or_style_or_loads_from_elsewhere(client: TestClient, path: str) -> None:
+    assert_runs_nothing_inline(client.get(path).text)
+
+
+def test_our_own_javascript_is_small_and_the_rest_is_as_it_was_released() -> None:
+    static = app.STATIC
+    own = [path for path in static.glob("*.js") if not path.name.endswith(".min.js")]
+    assert sum(path.stat().st_size for path in own) < 100_000
+    vendored = re.findall(r"\| `([^`]+)` .* `([0-9a-f]{64})` \|", (static / "VENDORED.md").read_text())
+    assert {name for name, _ in vendored} == {path.name for path in static.glob("*.min.*")}
+    assert [name for name, sha in vendored if hashlib.sha256((static / name).read_bytes()).hexdigest() != sha] == []
+
+
+# --- what others wrote ------------------------------------------------------------------------------------------------
+
+
+def every_page(client: TestClient) -> Iterator[str]:
+    """Follow every link from the overview on, and yield each page."""
+    ahead, seen = ["/"], {"/"}
+    while ahead:
+        path = ahead.pop()
+        answer = client.get(path)
+        assert answer.status_code in (200, 404), f"{path}: {answer.text}"
+        if "text/html" not in answer.headers["content-type"]:
+            continue
+        yield answer.text
+        found = {attributes.get("href") or "" for tag, attributes in Words(answer.text).tags if tag == "a"}
+        new = {link for link in found if link.startswith("/")} - seen
+        seen |= new
+        ahead += sorted(new)
+
+
+def test_hostile_texts_are_shown_as_text_on_every_page(hostile: TestClient) -> None:
+    pages = list(every_page(hostile))
+    assert len(pages) > 20
+    for html in pages:
+        assert_runs_nothing_inline(html)
+        found = Words(html)
+        assert {tag for tag, _ in found.tags} & {"b", "img", "i"} <= {"b"}
+        assert re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", html) is None
+        assert len(html) < 600_000
+    whole = "\n".join(pages)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;␛[2J␛[31mred␇left‹U+202E›tfel‹U+2066›hidden‹U+200B›" in whole
+    assert "980,000 more characters" in whole
+    assert "{{ 7 * 7 }}" in whole
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "said"), [("taught", "It taught something"), ("default", "Policy default")])
+def test_a_page_is_exported_to_a_file_that_loads_nothing(view: LogView, tmp_path: Path, name: str, said: str) -> None:
+    out = tmp_path / "page.html"
+    run = CliRunner().invoke(
+        cli, ["page", "export", name, "--out", str(out), "--source", "archive"], env=to_env(view.settings)
+    )
+    assert run.exit_code == 0, run.output
+    found = Words(out.read_text(encoding="utf-8"))
+    assert said in found.text
+    assert not [tag for tag, at in found.tags if tag in ("script", "link", "a", "img") or "src" in at or "href" in at]
+
+
+def test_an_export_of_what_is_not_there_writes_nothing(view: LogView, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="the log knows no task 'none', and the log knows no policy 'none'"):
+        export.write(view.settings, "archive", "none", tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
