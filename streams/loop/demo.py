@@ -74,6 +74,11 @@ class DemoOptions(Plan):
         return True
 
     @property
+    def shows_page(self) -> bool:
+        """It is there to be looked at."""
+        return True
+
+    @property
     def in_environment(self) -> bool:
         """Whether the task is an environment's."""
         return self.task in LISTED

@@ -103,6 +103,11 @@ class Plan(ABC):
         return False
 
     @property
+    def shows_page(self) -> bool:
+        """Whether the page is served while it runs."""
+        return False
+
+    @property
     def by(self) -> str:
         """What wrote this run's files."""
         return f"streamward {self.command}"

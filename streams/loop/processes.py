@@ -4,7 +4,8 @@
 
 Each child leads its own session, so that Ctrl-C reaches only the parent, which decides the order in which things end. A
 child that ends is restarted after a pause that doubles from 0.5 s. If it refuses its settings, or ends GIVE_UP_AFTER
-times without running for a minute in between, it would only do so again: its last output becomes the error.
+times without running for a minute in between, it would only do so again: its last output becomes the error. One that
+the run can do without is left out then, and that is reported.
 
 A parent killed with -9 leaves its children running; their pids are in a file, and the next start ends them first.
 """
@@ -41,6 +42,8 @@ class Child:
     command: Sequence[str]
     process: subprocess.Popen[bytes]
     started_at: float
+    needed: bool = True
+    """Whether the run is over if it does not stay up."""
     restarts: int = 0
     failures: int = 0
     """How often it ended since it last ran for SETTLED_S."""
@@ -65,19 +68,19 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, name: str, command: Sequence[str]) -> None:
+    def start(self, name: str, command: Sequence[str], *, needed: bool = True) -> None:
         """Start a child; what it prints goes to `<folder>/<name>.log`."""
-        self.children[name] = Child(name, command, self._spawn(name, command), time.monotonic())
+        self.children[name] = Child(name, command, self._spawn(name, command), time.monotonic(), needed)
         self._write_pids()
 
     def check(self) -> list[str]:
         """Restart children that ended, when their pause is over; return a line for each thing that happened.
 
-        Raises StreamwardError with the last output of a child that does not stay up.
+        Raises StreamwardError with the last output of a child that does not stay up, and is needed.
         """
         happened = []
         now = time.monotonic()
-        for child in self.children.values():
+        for child in list(self.children.values()):
             code = child.process.poll()
             if code is None:
                 if now - child.started_at > SETTLED_S:
@@ -87,7 +90,14 @@ class Processes:
                 pause_s = FIRST_PAUSE_S * 2**child.failures
                 child.failures += 1
                 if child.failures == GIVE_UP_AFTER or code == SettingsError.exit_code:
-                    raise StreamwardError(self._gave_up(child, code))
+                    if child.needed:
+                        raise StreamwardError(self._gave_up(child, code))
+                    del self.children[child.name]
+                    self._write_pids()
+                    happened.append(
+                        f"{child.name} does not stay up and is left out (its output: {self.log_file(child.name)})"
+                    )
+                    continue
                 child.due_at = now + pause_s
                 happened.append(
                     f"{child.name} ended with {_code(code)}; restarting it in {pause_s:g} s "

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -217,6 +218,19 @@ def _start(run: LoopRun, config: Path) -> None:
         _start_vllm(run)
     for name, words in commands(run.plan, run.settings, trains=run.trains).items():
         run.processes.start(name, command(config, words))
+    if run.plan.shows_page:
+        port = _port_of_page(run.settings)
+        run.processes.start("page", command(config, ("--set", f"page.port={port}", "page")), needed=False)
+        run.display.say(f"look at it in a browser: http://127.0.0.1:{port}/")
+
+
+def _port_of_page(settings: Settings) -> int:
+    """Return the port of the settings; if somebody listens there already, a free one."""
+    try:
+        with socket.create_server((settings.page.host, settings.page.port)) as listening:
+            return int(listening.getsockname()[1])
+    except OSError:
+        return vllm_launch.free_port()
 
 
 def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple[str, ...]]:

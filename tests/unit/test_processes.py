@@ -205,3 +205,11 @@ def test_the_memory_of_a_child_has_that_of_its_own_children_in_it(processes: Pro
     until(lambda: is_up(processes, "small") and is_up(processes, "family"))
     memory = processes.memory_bytes()
     assert 0 < memory["small"] < 60_000_000 < memory["family"]
+
+
+def test_a_child_that_a_run_can_do_without_ends_nothing_when_it_does_not_stay_up(processes: Processes) -> None:
+    processes.start("worker", python(FOREVER))
+    processes.start("page", python("raise SystemExit(2)"), needed=False)
+    (line,) = happens(processes, 1)
+    assert line.startswith("page does not stay up and is left out (its output: ")
+    assert set(processes.children) == {"worker"} and processes.check() == []
