@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers test-spark check lint types bench load chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-page check lint types bench load chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark images release docs lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -140,6 +140,15 @@ test-spark: .venv/ready-test setup-spark
 setup-spark:
 	@test -x .venv-spark/bin/python || $(PYTHON) -m venv .venv-spark
 	.venv-spark/bin/python -m pip --disable-pip-version-check install --quiet pyspark==4.0.1
+
+# the page in Chromium: light, dark and as wide as a phone, with axe-core; needs chromium on PATH, or its name in CHROMIUM,
+# and npm once. The pictures go into docs, or into PICTURES
+PICTURES ?= docs
+test-page: .venv/ready-test
+	@test -x .venv-page/bin/python || $(PYTHON) -m venv .venv-page
+	.venv-page/bin/python -m pip --disable-pip-version-check install --quiet playwright==1.65.2
+	npm install --silent --no-audit --no-fund --ignore-scripts --prefix .venv-page axe-core@4.14.1
+	$(BIN)/python -m tests.page $(PICTURES)
 
 # what is generated: schema files, schemas/README.md, docs/cli.md, known-failures.md, metrics.md, modules.md, protocols.md; of helm/: README.md, values.schema.json,
 # files, dashboards, alerts; the version in chart and docker compose

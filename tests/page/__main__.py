@@ -1,0 +1,55 @@
+"""Serve the page over a made-up log, and look at it with Chromium: python -m tests.page [FOLDER]
+
+    page_log ──► an archive ──► `streamward page` ──► browse.py, in .venv-page ──► pictures, and what is wrong
+
+Says loudly, with exit code 1, if it cannot run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from itertools import count
+from pathlib import Path
+
+from streams.settings.load import to_env
+from streams.settings.model import Archive, Page, Settings
+from tests.support.factories import T0
+from tests.support.log import page_log
+from tests.support.log.archive_of import archived
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("PAGE_PYTHON", ROOT / ".venv-page/bin/python"))
+AXE = ROOT / ".venv-page/node_modules/axe-core/axe.min.js"
+ADDRESS = re.compile(r"the page is at (http://\S+?)/$", re.MULTILINE)
+
+
+def main() -> int:
+    """Return the exit code of the browser's run."""
+    browser = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if browser is None or not PYTHON.exists():
+        print(f"NOT RUN: this needs Chromium (found: {browser}) and Playwright ({PYTHON}); see make test-page")
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        pictures = Path(sys.argv[1] if len(sys.argv) > 1 else folder)
+        settings = Settings(archive=Archive(store=f"{folder}/archive"), page=Page(port=0))
+        archived(settings, page_log.pictured_log(), count(T0, 1000))
+        env = os.environ | to_env(settings)
+        command = [sys.executable, "-m", "streams.cli", "page", "--source", "archive"]
+        with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
+            try:
+                assert server.stderr is not None
+                found = next(at for line in server.stderr if (at := ADDRESS.search(line)))
+                axe = [str(AXE)] if AXE.exists() else []
+                look = [str(PYTHON), str(Path(__file__).parent / "browse.py"), found[1], str(pictures), *axe]
+                return subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
+            finally:
+                server.terminate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
