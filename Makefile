@@ -141,9 +141,9 @@ setup-spark:
 	@test -x .venv-spark/bin/python || $(PYTHON) -m venv .venv-spark
 	.venv-spark/bin/python -m pip --disable-pip-version-check install --quiet pyspark==4.0.1
 
-# the page in Chromium: light, dark and as wide as a phone, with axe-core; needs chromium on PATH, or its name in CHROMIUM,
-# and npm once. The pictures go into docs, or into PICTURES
-PICTURES ?= docs
+# the page in Chromium: light, dark and as wide as a phone, with axe-core; needs chromium on PATH, or its name in
+# CHROMIUM, and npm once. The pictures go into PICTURES, and those that docs/page.md shows into docs
+PICTURES ?= .streamward/page
 test-page: .venv/ready-test
 	@test -x .venv-page/bin/python || $(PYTHON) -m venv .venv-page
 	.venv-page/bin/python -m pip --disable-pip-version-check install --quiet playwright==1.65.2

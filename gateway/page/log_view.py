@@ -3,8 +3,8 @@
     page ──► look() ──► the session, or a new one if the log has grown ──► rows of a statement
 
 A look is consistent: all statements of one page see the log up to the same offsets. One page reads at a time. A session
-is kept for FRESH_S, and for COST times as long as the log took to read, so that reading never takes more than a small
-share of one core, however long the log is; the page says how old its view is.
+is kept for FRESH_S, and for COST times the processor time that a page took with it, so that reading takes a tenth of
+one core at most, however long the log is; the page says how old its view is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streams.tools.query.prompt import left_out
 from streams.tools.query.session import Session
 
 FRESH_S = 2.0
-COST = 20.0
+COST = 10.0
 LIMITS = {"threads": "1", "memory_limit": "1GB"}
 """For DuckDB: the loop may run on the same machine."""
 
@@ -62,11 +62,16 @@ class LogView:
     """The log, for all pages. Close it."""
 
     def __init__(
-        self, settings: Settings, source: Source = "auto", *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Settings,
+        source: Source = "auto",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.process_time,
     ) -> None:
         self.settings = settings
         self.source: Source = source
-        self._clock = clock
+        self._clock, self._cpu = clock, spent
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._opened = 0.0
@@ -77,14 +82,14 @@ class LogView:
     def look(self) -> Iterator[Look]:
         """Yield the log as of now, or of a moment ago. Raises LogError if it cannot be read."""
         with self._lock:
-            began = self._clock()
-            if self._session is None or began - self._opened > max(FRESH_S, COST * self._spent):
+            began = self._cpu()
+            if self._session is None or self._clock() - self._opened > max(FRESH_S, COST * self._spent):
                 self._renew()
             assert self._session is not None  # noqa: S101 - made by `_renew`
             try:
                 yield Look(self._session, self._at)
             finally:
-                self._spent = max(self._spent, self._clock() - began)
+                self._spent = max(self._spent, self._cpu() - began)
 
     def session(self) -> Session:
         """Return a session of one's own, which the caller closes. Raises LogError if the log cannot be read."""

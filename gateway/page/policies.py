@@ -14,6 +14,9 @@ from streams.errors import NotFoundError
 from streams.evaluation.intervals import wilson
 from streams.tools.query.views import literal
 
+BECOMES = {"promoted": "primary", "rolled_back": "primary", "canary_started": "canary", "canary_advanced": "canary"}
+"""What a decision makes of its version; any other is called as its kind."""
+
 POLICIES_SQL = """
 WITH named AS (SELECT policy FROM adapters UNION SELECT policy FROM groups)
 SELECT n.policy, max(a.version) FILTER (a.kind = 'trained') AS newest,
@@ -129,8 +132,7 @@ def statuses(decisions: list[Row]) -> dict[int, str]:
             found |= {one: "trained" for one, status in found.items() if status == "canary"}
             found[primary] = "superseded" if kind == "promoted" else "rolled back"
             primary = version
-        found[version] = {"promoted": "primary", "rolled_back": "primary", "canary_started": "canary",
-                          "canary_advanced": "canary"}.get(kind, kind)  # fmt: skip
+        found[version] = BECOMES.get(kind, str(kind))
     return found
 
 

@@ -167,7 +167,7 @@ def why(found: OneTask) -> Why:
         return Why("waits", "Not grouped yet", _waits(found))
     left = _left_out(group)
     if group["dropped_reason"] is not None:
-        reason = group["dropped_reason"]
+        reason = str(group["dropped_reason"])
         return Why("nothing", "It taught nothing", [f"{_capital(DROPPED.get(reason, reason))}.", *left])
     if group["purpose"] != "train":
         purpose = "held-out tasks measure a version" if group["purpose"] == "eval" else "somebody asked"
@@ -175,7 +175,7 @@ def why(found: OneTask) -> Why:
     if group["flat"]:
         return Why("nothing", "It taught nothing", [*_flat(found), *_batch(group), *left])
     if group["passed_over"] is not None:
-        reason = group["passed_over"]
+        reason = str(group["passed_over"])
         return Why("nothing", "It taught nothing", [f"{_capital(PASSED_OVER.get(reason, reason))}.", *left])
     ups = sum(one["advantage"] > 0 for one in found.members.values())
     downs = sum(one["advantage"] < 0 for one in found.members.values())

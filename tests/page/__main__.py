@@ -25,6 +25,8 @@ from tests.support.log.archive_of import archived
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("PAGE_PYTHON", ROOT / ".venv-page/bin/python"))
 AXE = ROOT / ".venv-page/node_modules/axe-core/axe.min.js"
+DOCUMENTED = ("page-overview-light.png", "page-taught-light.png", "page-flat-dark.png")
+"""Pictures that docs/page.md shows."""
 ADDRESS = re.compile(r"the page is at (http://\S+?)/$", re.MULTILINE)
 
 
@@ -36,6 +38,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as folder:
         pictures = Path(sys.argv[1] if len(sys.argv) > 1 else folder)
+        pictures.mkdir(parents=True, exist_ok=True)
         settings = Settings(archive=Archive(store=f"{folder}/archive"), page=Page(port=0))
         archived(settings, page_log.pictured_log(), count(T0, 1000))
         env = os.environ | to_env(settings)
@@ -46,7 +49,10 @@ def main() -> int:
                 found = next(at for line in server.stderr if (at := ADDRESS.search(line)))
                 axe = [str(AXE)] if AXE.exists() else []
                 look = [str(PYTHON), str(Path(__file__).parent / "browse.py"), found[1], str(pictures), *axe]
-                return subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
+                code = subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
+                for name in DOCUMENTED if code == 0 else ():
+                    shutil.copy(pictures / name, ROOT / "docs")
+                return code
             finally:
                 server.terminate()
 

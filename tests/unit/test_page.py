@@ -24,7 +24,7 @@ from streams.errors import NotFoundError, RefusedError
 from streams.kafka.record import Record
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
-from tests.support.factories import T0, adapter_event, one_of_each, promoted, response, state_after, trained
+from tests.support.factories import T0, adapter_event, one_of_each, promoted, response, state_after, task, trained
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
 
@@ -376,6 +376,24 @@ def test_hostile_texts_are_shown_as_text_on_every_page(hostile: TestClient) -> N
     assert "&lt;script&gt;alert(1)&lt;/script&gt;␛[2J␛[31mred␇left‹U+202E›tfel‹U+2066›hidden‹U+200B›" in whole
     assert "980,000 more characters" in whole
     assert "{{ 7 * 7 }}" in whole
+
+
+def test_a_view_is_kept_for_as_long_as_it_was_costly(tmp_path: Path) -> None:
+    settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
+    now, cpu = [0.0], count(0, 3)  # every look takes 3 s of a processor
+    view = LogView(settings, "archive", clock=lambda: now[0], spent=lambda: float(next(cpu)))
+
+    def tasks_seen() -> int:
+        with view.look() as look:
+            return len(look.rows("FROM tasks"))
+
+    assert tasks_seen() == 0
+    archived(settings, {"tasks": [task()]}, count(T0))
+    now[0] = 29.0
+    assert tasks_seen() == 0
+    now[0] = 31.0
+    assert tasks_seen() == 1
+    view.close()
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
