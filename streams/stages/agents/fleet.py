@@ -132,6 +132,8 @@ class FleetVersions:
                 self._take(record)
             for policy in tuple(self._resident):
                 self.of(policy).load_what_answers()
+                if policy not in self._resident:  # it left meanwhile
+                    self.of(policy).unload()
 
     def _take(self, record: Record) -> None:
         event = record.decode(AdapterEvent)
