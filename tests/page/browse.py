@@ -30,6 +30,8 @@ PICTURED = {
     "/sql?q=FROM%20tasks%20LIMIT%2020": "sql",
     "/groups": "groups",
 }
+PATIENCE_MS = 300_000
+"""For a page, also on a busy machine."""
 SERIOUS = ("serious", "critical")
 
 
@@ -77,6 +79,7 @@ def main(address: str, folder: Path, axe: Path | None) -> int:
         browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
         for name, screen in SCREENS.items():
             context = browser.new_context(**screen, bypass_csp=False, reduced_motion="reduce")
+            context.set_default_timeout(PATIENCE_MS)
             ahead, seen, kinds = [*PICTURED], {*PICTURED}, set[str]()
             while ahead:
                 path = ahead.pop(0)
