@@ -36,7 +36,7 @@ from gateway.asked import asked_of, counted
 from gateway.body import Caller, Read, read_call, sent
 from gateway.openapi import ANSWERS, describe, requested
 from gateway.responses_body import ResponsesBody
-from gateway.whose import key_of, may_ask, sees, tenant_of
+from gateway.whose import may_ask, principal_of, sees, tenant_of
 from schemas.events import Message
 from streams.access.tenants import is_of, named
 from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece, ServedModel
@@ -227,7 +227,7 @@ def _add_feedback(router: APIRouter, box: feedback.FeedbackBox, max_body_bytes: 
     @router.post("/feedback", **requested(feedback.FeedbackBody))
     async def give(request: Request) -> Response:
         body, caller = await _received(request, box.answers, feedback.FeedbackBody, max_body_bytes)
-        return JSONResponse(await box.take(body, caller.agent_id, partial(sees, key_of(request))))
+        return JSONResponse(await box.take(body, caller.agent_id, partial(sees, principal_of(request))))
 
 
 async def _received(
@@ -285,7 +285,7 @@ async def _before(request: Request, recorder: AnswersCalls, response_id: str | N
         return ()
     turn_id, found = response_id.removeprefix("resp_"), None
     agent_id = await recorder.agent_of(turn_id)
-    if agent_id is not None and sees(key_of(request), agent_id):
+    if agent_id is not None and sees(principal_of(request), agent_id):
         found = await recorder.conversation(turn_id)
     if found is None:
         raise CallError("not_found", f"there is no response {response_id}", "previous_response_id")

@@ -22,9 +22,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Message, Scope, Send
 
 from gateway.refusals import refusal
-from schemas.events import ANONYMOUS, RequestEvent, derive_id
-from streams.access.keys import AccessKey
-from streams.access.roles import Action, Decision
+from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
+from streams.access.roles import ALLOWED, Action, Decision, Principal
 from streams.stages.agents.calls import Begun, Done, Piece
 
 ASKED = "streamward.asked"
@@ -58,7 +57,7 @@ class Asked:
     action: Action
     agent_id: str | None
     traceparent: str | None
-    key: AccessKey | None = None
+    principal: Principal | None = None
     decision: Decision = UNSEEN
     status: int = NOBODY_READ
     prompt_tokens: int | None = None
@@ -99,15 +98,15 @@ class Asked:
 
     def events(self, now_ms: int) -> Iterator[RequestEvent]:
         """Yield its event, or one for each call in it."""
-        number, key = next(_NUMBERS), self.key
+        number, asks = next(_NUMBERS), self.principal
         for place, call in enumerate(self.calls or [AskedCall(self.method, self.action, self.decision)]):
             yield RequestEvent(
                 event_id=derive_id("request", _START, number, place),
-                subject_id=ANONYMOUS if key is None else key.key_id,
+                subject_id=ANONYMOUS if asks is None else asks.subject_id,
                 created_at=now_ms,
                 traceparent=self.traceparent,
-                role=None if key is None else key.role,
-                tenant=None if key is None else key.tenant,
+                role=None if asks is None else _role(asks, call.action),
+                tenant=None if asks is None else asks.tenant,
                 agent_id=None if self.agent_id is None else _plain(self.agent_id),
                 action=call.action,
                 method=_plain(call.method),
@@ -119,6 +118,11 @@ class Asked:
                 prompt_tokens=self.prompt_tokens,
                 completion_tokens=self.completion_tokens,
             )
+
+
+def _role(asks: Principal, action: Action) -> AccessRole:
+    """Return the role that allows an action, or of several that do not the last."""
+    return next((role for role in asks.roles if action in ALLOWED[role]), asks.roles[-1])
 
 
 def asked_of(request: HTTPConnection) -> Asked | None:

@@ -65,6 +65,12 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
 
 
+class SecretBody(Body):
+    """An object whose values no error repeats."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+
 class PathQuery(Body):
     """The parameters behind the `?` of a path, whose values are texts."""
 
@@ -194,7 +200,8 @@ def checked(model: type[Read], value: Any, inside: str = "") -> Read:
     try:
         return model.model_validate(value)
     except ValidationError as exc:
-        raise _explained(exc, value, inside) from exc
+        hides = bool(model.model_config.get("hide_input_in_errors"))
+        raise _explained(exc, value, inside, hides=hides) from (None if hides else exc)
 
 
 def ignored(body: Body, where: str = "") -> tuple[str, ...]:
@@ -292,7 +299,7 @@ ToolSchema = Annotated[dict[str, Any], AfterValidator(_schema)]
 """JSON schema of a tool's parameters."""
 
 
-def _explained(exc: ValidationError, value: object, inside: str) -> CallError:
+def _explained(exc: ValidationError, value: object, inside: str, *, hides: bool) -> CallError:
     error = exc.errors(include_url=False)[0]
     where = f"{inside}.{_path(error['loc'], value)}".strip(".")
     if error["type"] == "extra_forbidden":
@@ -301,6 +308,8 @@ def _explained(exc: ValidationError, value: object, inside: str) -> CallError:
         return CallError("unsupported", f"{where} is not supported: {error['msg']}", where)
     if error["type"] == "missing":
         return CallError("invalid", f"{where} is required", where)
+    if hides:
+        return CallError("invalid", f"{where or 'the body'}: {error['msg']}", where or None)
     got = repr(error["input"])
     got = got if len(got) <= SHOWN else got[:SHOWN] + "…"
     return CallError("invalid", f"{where or 'the body'}: {error['msg']}; got {got}", where or None)

@@ -1,4 +1,4 @@
-"""The door: what a request needs to do, and whether its key may.
+"""The door: what a request needs to do, and whether its key, or the person who logged in, may.
 
     request ──► path, method ──► action ──────────────────────────────┐
             └─► Bearer, x-api-key ──► AccessLog.find ──► KeyLimits ──► decide ──► the application, which sees the key
@@ -6,7 +6,7 @@
     answered, or refused ──► Asked ──► RequestLog
 
 It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
-closed to all but the key of an admin; only /healthz needs no key.
+closed to all but an admin; only /healthz and what logs people in (auth.py) need no key.
 
 The routes look for what is a tenant's own (whose.py), and another's does not exist for them. What all tenants share is
 changed only with a key of none. JSON-RPC has its method in the body, and jobs.py decides it there.
@@ -22,14 +22,15 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import jobs
+from gateway import auth, jobs
 from gateway.app import DEFAULT_AGENT
 from gateway.asked import Asked
 from gateway.limits import KeyLimits
 from gateway.whose import opened_by
 from schemas.events import RequestEvent
 from streams.access.keys import AccessKey
-from streams.access.roles import Action, Decision, decide
+from streams.access.roles import Action, Decision, Principal, decide
+from streams.access.users import User
 from streams.errors import LogError
 from streams.kafka import times
 
@@ -52,19 +53,20 @@ TABLE: tuple[tuple[str, str, Action], ...] = (
     ("POST", rf"{_REST}/rl/agents", "agents.write"),
     ("POST", "|".join(map(re.escape, jobs.PATHS)), "models.read"),  # what every role may; jobs.py decides each call
     ("GET", r"/openapi\.json", "models.read"),
+    ("GET", r"/auth/permissions", "models.read"),
 )
 """Method, path and action. The first that fits counts."""
 _ROUTES = [(method, re.compile(path), action) for method, path, action in TABLE]
-OPEN = ("/healthz",)
+OPEN = ("/healthz", *auth.OPEN)
 OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "adapters.promote", "code.run"})
 """What touches that which tenants share."""
 
 
 class KnowsKeys(Protocol):
-    """Who says whose a key is: AccessLog."""
+    """Who says whose a key or a token is: AccessLog."""
 
-    def find(self, sent: str) -> AccessKey | str:
-        """Return the key that a client sent, or why it is none. Raises LogError."""
+    def find(self, sent: str) -> AccessKey | User | str:
+        """Return whose key or access token it is, or why it is none. Raises LogError."""
 
 
 class RecordsRequests(Protocol):
@@ -78,7 +80,7 @@ class RecordsRequests(Protocol):
 
 
 class Door:
-    """An application that is reached with a key only."""
+    """An application that is reached with a key or an access token only."""
 
     def __init__(
         self, app: ASGIApp, keys: KnowsKeys, limits: KeyLimits, requests: RecordsRequests | None = None
@@ -94,13 +96,13 @@ class Door:
         action, agent = wanted(scope["method"], scope["path"])
         asked = Asked.of(scope, action, agent or headers.get("x-agent-id"))
         refused = self._refusal(asked, sent_key(headers))
-        if asked.decision.allowed and asked.key is not None:
-            opened_by(scope, asked.key)
+        if asked.decision.allowed and asked.principal is not None:
+            opened_by(scope, asked.principal)
         try:
             await (refused or self._app)(scope, receive, asked.watching(send))
         finally:
-            if asked.in_progress and asked.key is not None:
-                self._limits.end(asked.key.key_id)
+            if asked.in_progress and asked.principal is not None:
+                self._limits.end(asked.principal.who)
             if self._requests is not None:
                 self._requests.write(asked.events(times.now_ms()))
 
@@ -115,25 +117,25 @@ class Door:
         if isinstance(found, str):
             why = f"{found}. Send a key as `Authorization: Bearer`; `streamward access keys create` makes one"
             return asked.refused(401, why)
-        asked.key = found
-        if (limited := self._limits.begin(found.key_id)) is not None:
+        asked.principal = found
+        if (limited := self._limits.begin(found.who)) is not None:
             return asked.refused(429, limited.why, limited.retry_after_s)
         asked.in_progress = True
         asked.decision = decided(found, asked.action, asked.agent_id or DEFAULT_AGENT)
         return None if asked.decision.allowed else asked.refused(403, asked.decision.why)
 
 
-def decided(key: AccessKey, action: Action, agent_id: str) -> Decision:
-    """Return whether a key may do something as an agent, and why."""
-    decision = decide(key, action, agent_id=agent_id)
-    if decision.allowed and key.tenant is not None and action in OF_ALL_TENANTS:
-        why = f"key {key.key_id} is of a tenant, and {action} is for keys without one: it is about all of them"
+def decided(asks: Principal, action: Action, agent_id: str) -> Decision:
+    """Return whether somebody may do something as an agent, and why."""
+    decision = decide(asks, action, agent_id=agent_id)
+    if decision.allowed and asks.tenant is not None and action in OF_ALL_TENANTS:
+        why = f"{asks.who} is of a tenant, and {action} is for keys and people without one: it is about all of them"
         return Decision(False, why)
     return decision
 
 
 def sent_key(headers: Headers) -> str:
-    """Return the key of a request; empty if it has none."""
+    """Return the key or token of a request; empty if it has none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.responses import JSONResponse
 
 from gateway import anthropic
-from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError, SettingsError
+from streams.errors import JobRequestError, LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.kafka import times
 from streams.output import moment
 from streams.stages.agents.calls import CallError, CallErrorKind
@@ -75,13 +75,16 @@ def response(problem: CallError, path: str) -> JSONResponse:
 
 
 async def apart(call: Callable[..., T], *given: Any) -> T:
-    """Return what `call` returns, in a thread: it waits for a broker or a store. Raises CallError for its errors."""
+    """Return what `call` returns, in a thread: it waits for a broker or a store. Raises CallError for its errors,
+    and LoginRefused."""
     try:
         return await asyncio.to_thread(call, *given)
     except JobRequestError as exc:
         raise CallError("invalid", str(exc), exc.parameter) from exc
     except NotFoundError as exc:
         raise CallError("not_found", str(exc)) from exc
+    except LoginRefused:  # an answer of its own: auth.py
+        raise
     except RefusedError as exc:
         raise CallError("conflict", str(exc)) from exc
     except (LogError, SettingsError) as exc:  # the broker, or the store

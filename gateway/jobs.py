@@ -23,9 +23,8 @@ from gateway.asked import Asked, AskedCall, asked_of
 from gateway.body import sent
 from gateway.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcError, RpcMethod
 from gateway.tenant_jobs import TenantJobs
-from gateway.whose import actor_of, key_of, tenant_of
-from streams.access.keys import AccessKey
-from streams.access.roles import Action, decide
+from gateway.whose import actor_of, principal_of, tenant_of
+from streams.access.roles import Action, Principal, decide
 from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import run as evaluation
@@ -108,7 +107,7 @@ class JobsOverHttp:
     """The methods of one request, over the jobs that its key may see."""
 
     def __init__(
-        self, settings: Settings, jobs: TenantJobs, holder: AccessKey | None, asked: Asked | None = None
+        self, settings: Settings, jobs: TenantJobs, holder: Principal | None, asked: Asked | None = None
     ) -> None:
         self._settings, self._jobs, self._holder, self._asked = settings, jobs, holder, asked
 
@@ -214,7 +213,7 @@ def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter
             error = {"code": INVALID_REQUEST, "message": jsonrpc.MEANING[INVALID_REQUEST], "data": exc.message}
             return JSONResponse({"jsonrpc": "2.0", "error": error, "id": None}, errors.STATUS[exc.kind])
         jobs = TenantJobs(settings, log, tenant_of(request), actor_of(request))
-        api = JobsOverHttp(settings, jobs, key_of(request), asked_of(request))
+        api = JobsOverHttp(settings, jobs, principal_of(request), asked_of(request))
         found = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))
         return Response(status_code=204) if found is None else JSONResponse(found)
 

@@ -36,21 +36,21 @@ class KeyLimits:
         self._buckets: dict[str, TokenBucket] = {}
         self._at_once: Counter[str] = Counter()
 
-    def begin(self, key_id: str) -> Refused429 | None:
+    def begin(self, who: str) -> Refused429 | None:
         """Take in that a key asks, or return why it has to wait. What is not refused ends with `end`."""
         rule = self._rule
-        if rule.key_at_once and self._at_once[key_id] >= rule.key_at_once:
-            why = f"key {key_id} has {rule.key_at_once} requests in progress (serve.key_at_once); wait for one of them"
+        if rule.key_at_once and self._at_once[who] >= rule.key_at_once:
+            why = f"{who} has {rule.key_at_once} requests in progress (serve.key_at_once); wait for one of them"
             return Refused429(why, AT_ONCE_RETRY_S)
         if rule.key_per_s:
-            bucket = self._buckets.get(key_id)
-            self._buckets[key_id], wait_s = take(bucket, self._clock(), rate=rule.key_per_s, burst=rule.key_burst)
+            bucket = self._buckets.get(who)
+            self._buckets[who], wait_s = take(bucket, self._clock(), rate=rule.key_per_s, burst=rule.key_burst)
             if wait_s:
-                why = f"key {key_id} asks more often than {rule.key_per_s:g} times a second (serve.key_per_s)"
+                why = f"{who} asks more often than {rule.key_per_s:g} times a second (serve.key_per_s)"
                 return Refused429(why, wait_s)
-        self._at_once[key_id] += 1
+        self._at_once[who] += 1
         return None
 
-    def end(self, key_id: str) -> None:
+    def end(self, who: str) -> None:
         """Take in that a request has its answer, or nobody waits for it any more."""
-        self._at_once -= Counter((key_id,))  # which drops those at 0
+        self._at_once -= Counter((who,))  # which drops those at 0

@@ -1,7 +1,7 @@
 """Serve the policy, or every policy of a fleet, to agents until it is asked to stop.
 
 engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
-access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests
+access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests; Logins, with login.signing_key
 jobs ──► JobLog ──► jobs, fine_tuning, rest ──┘   files ◄──► the store of adapters
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
@@ -23,7 +23,7 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
-from gateway import files, fine_tuning, jobs, rest, runs
+from gateway import auth, files, fine_tuning, jobs, rest, runs
 from gateway.app import BODIES, create_app
 from gateway.door import Door
 from gateway.errors import REST_PREFIXES
@@ -33,6 +33,7 @@ from gateway.openapi import describe
 from gateway.time_limits import TimeLimits
 from streams import garbage
 from streams.access.access_log import AccessLog
+from streams.access.people import KeyFile, Logins
 from streams.access.request_log import RequestLog
 from streams.adapters import signing
 from streams.engines.build import build_tokens
@@ -152,7 +153,9 @@ def _application(
     app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most, shared=shared)
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
     app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
-    describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES))
+    if keys is not None:
+        app.include_router(auth.routes(_logins(settings, keys)))
+    describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES, *auth.BODIES))
     return TimeLimits(app if keys is None else Door(app, keys, KeyLimits(rule), requests), rule)
 
 
@@ -165,6 +168,14 @@ def _requests(settings: Settings) -> contextlib.AbstractContextManager[RequestLo
 def _keys(settings: Settings) -> contextlib.AbstractContextManager[AccessLog | None]:
     """Return the keys that open the server; None if it asks for none."""
     return AccessLog(settings) if settings.serve.auth == "keys" else contextlib.nullcontext()
+
+
+def _logins(settings: Settings, access: AccessLog) -> Logins | None:
+    """Return how people log in; None if they cannot. Raises SettingsError."""
+    if settings.login.signing_key is None:
+        return None
+    issuer = settings.login.public_url or settings.serve.url
+    return Logins(access, settings.login, KeyFile(settings.login.signing_key), issuer=issuer)
 
 
 def job_routes(settings: Settings, orders: JobLog, *, fleet: bool = False) -> APIRouter:

@@ -86,7 +86,20 @@ AdapterKind = Literal[
     "rejected",
     "retired",
 ]
-AccessKind = Literal["key_created", "key_revoked"]
+AccessKind = Literal[
+    "key_created",
+    "key_revoked",
+    "user_created",
+    "roles_set",
+    "password_set",
+    "user_disabled",
+    "user_enabled",
+    "session_begun",
+    "session_refreshed",
+    "session_ended",
+    "signing_key_created",
+    "signing_key_revoked",
+]
 AccessRole = Literal["viewer", "submitter", "trainer", "promoter", "admin"]
 Verdict = Literal["promote", "reject", "ask"]
 TuningMethod = Literal["sft", "dpo"]
@@ -793,22 +806,31 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessEvent:
-    """A key to the server was made, or withdrawn. It has what recognises the secret, and never the secret."""
+    """A key, a person, a login or a signing key was made, changed or withdrawn. It has hashes, and never a secret."""
 
-    event_id: Annotated[str, "uuid5(subject_id, kind)"]
-    subject_id: Annotated[str, "key of the record: the id of the key"]
+    event_id: Annotated[str, "uuid5(subject_id, kind), and the sequence behind them if there is one"]
+    subject_id: Annotated[str, "key of the record: the id of the key, the user, the session or the signing key"]
     created_at: Millis
     traceparent: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     kind: AccessKind
     actor: Annotated[str, "the person who did it"]
     reason: str
-    name: Annotated[str | None, "key_created: what people call it"] = None
-    secret_sha256: Annotated[str | None, "key_created: SHA-256 of the secret, 64 hexadecimal digits"] = None
+    name: Annotated[str | None, "key_created, user_created: what people call it"] = None
+    secret_sha256: Annotated[str | None, "key_created, session_*: SHA-256 of the secret, 64 hexadecimal digits"] = None
     role: Annotated[AccessRole | None, "key_created: what it may do"] = None
-    tenant: Annotated[str | None, "key_created: whose jobs and files it sees; null: all of them"] = None
+    tenant: Annotated[str | None, "key_created, user_created: whose jobs and files it sees; null: all of them"] = None
     agent_id: Annotated[str | None, "key_created: the only agent that it may be; null: any"] = None
-    expires_at: Annotated[Millis | None, "key_created: from when on it is refused; null: never"] = None
+    expires_at: Annotated[Millis | None, "key_created, session_begun: from when on it is refused; null: never"] = None
+    sequence: Annotated[Int | None, "user_*, session_*: 0 when made, one more with each change; the first counts"] = (
+        None
+    )
+    user_id: Annotated[str | None, "session_begun: who logged in"] = None
+    epoch: Annotated[Int | None, "session_begun: how often what the user had before was made void"] = None
+    password_hash: Annotated[str | None, "user_created, password_set: argon2id, as a PHC string"] = None
+    issuer: Annotated[str | None, "user_created: URL of who vouches for a person without a password here"] = None
+    public_jwk: Annotated[str | None, "signing_key_created: the public key, JSON as in RFC 7517"] = None
+    roles: Annotated[tuple[AccessRole, ...], "user_created, roles_set: what the person may do"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1086,16 +1108,46 @@ def _trajectory_problems(event: TrajectoryEvent) -> Iterator[str]:
         yield f"kind is {event.kind}, ending {event.ending} and turns {event.turns}; ended has both, started neither"
 
 
+_ACCESS_FIELDS: dict[AccessKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "key_created": (("role", "secret_sha256"), ("name", "tenant", "agent_id", "expires_at")),
+    "key_revoked": ((), ()),
+    "user_created": (("sequence", "roles"), ("name", "tenant", "password_hash", "issuer")),
+    "roles_set": (("sequence", "roles"), ()),
+    "password_set": (("sequence", "password_hash"), ()),
+    "user_disabled": (("sequence",), ()),
+    "user_enabled": (("sequence",), ()),
+    "session_begun": (("sequence", "user_id", "epoch", "secret_sha256", "expires_at"), ()),
+    "session_refreshed": (("sequence", "secret_sha256"), ()),
+    "session_ended": ((), ()),
+    "signing_key_created": (("public_jwk",), ()),
+    "signing_key_revoked": ((), ()),
+}
+"""What each kind needs, and what it may have; the rest is of other kinds."""
+_ACCESS_OWN = sorted({name for needed, may in _ACCESS_FIELDS.values() for name in needed + may})
+
+
 def _access_problems(event: AccessEvent) -> Iterator[str]:
-    if event.event_id != derive_id(event.subject_id, event.kind):
-        yield "event_id is not uuid5(subject_id, kind); use schemas.events.derive_id"
-    made = event.kind == "key_created"
-    if {event.role is not None, event.secret_sha256 is not None} != {made}:
-        yield f"kind is {event.kind}, role {event.role}, secret_sha256 maybe set; key_created has both, no other any"
+    parts = () if event.sequence is None else (event.sequence,)
+    if event.event_id != derive_id(event.subject_id, event.kind, *parts):
+        yield "event_id is not uuid5(subject_id, kind, sequence if any); use schemas.events.derive_id"
+    needed, may = _ACCESS_FIELDS[event.kind]
+    given = {name for name in _ACCESS_OWN if getattr(event, name) not in (None, ())}
+    if missing := [name for name in needed if name not in given]:
+        yield f"kind is {event.kind} without {', '.join(missing)}; it needs {', '.join(needed)}"
+    if others := sorted(given.difference(needed, may)):
+        yield f"kind is {event.kind} with {', '.join(others)}, which it cannot have; leave them out"
     if event.secret_sha256 is not None and not _SHA256.fullmatch(event.secret_sha256):
         yield "secret_sha256 is no SHA-256; expected 64 hexadecimal digits in lower case"
-    if not made and (event.name, event.tenant, event.agent_id, event.expires_at) != (None, None, None, None):
-        yield f"kind is {event.kind}; name, tenant, agent_id and expires_at are of key_created alone"
+    if event.sequence is not None and (event.sequence == 0) != (event.kind in ("user_created", "session_begun")):
+        yield f"kind is {event.kind} and sequence {event.sequence}; what is made has 0, what changes it more"
+    if event.sequence is not None and event.sequence < 0:
+        yield f"sequence is {event.sequence}; expected 0 or more"
+    if event.password_hash is not None and not event.password_hash.startswith("$argon2id$"):
+        yield "password_hash is no PHC string of argon2id; hash passwords with streams.access.passwords"
+    if event.kind == "user_created" and (event.password_hash is None) == (event.issuer is None):
+        yield "kind is user_created; it needs password_hash or issuer, and not both"
+    if len(set(event.roles)) != len(event.roles):
+        yield f"roles has one twice ({', '.join(event.roles)}); name each once"
 
 
 def _request_problems(event: RequestEvent) -> Iterator[str]:

@@ -5,7 +5,8 @@
     │   └── JobRequestError      a parameter of a job is wrong
     ├── NotFoundError        what was named does not exist                  exit 3
     ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
-    │   └── OtherBaseError       the policy is of another base model        a fleet leaves it alone
+    │   ├── OtherBaseError       the policy is of another base model        a fleet leaves it alone
+    │   └── LoginRefused         nobody is let in by this                   say why, or when to try again
     ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
     │   ├── BrokerUnreachable    it did not answer in time; it may later
     │   ├── StoppedWaiting       asked to stop during an outage             end, without an error
@@ -71,6 +72,14 @@ class RefusedError(StreamwardError):
 
 class OtherBaseError(RefusedError):
     """The policy is of another base model than this process has."""
+
+
+class LoginRefused(RefusedError):
+    """Nobody is let in by what was sent; `wait_ms`: it was not looked at, and may be sent again after so long."""
+
+    def __init__(self, message: str, *, wait_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.wait_ms = wait_ms
 
 
 class LogError(StreamwardError):

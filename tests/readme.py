@@ -46,7 +46,14 @@ from streams.settings.model import Broker
 ROOT = Path(__file__).parents[1]
 FIRST = "README.md"
 CONTINUED = ("docs/promises.md", "docs/replay.md", "docs/archive.md", "docs/tasks.md", "docs/scorers.md")
-ALONE = ("docs/release.md", "docs/kafka.md", "docs/agents.md", "docs/environments.md", "docs/jobs.md")
+ALONE = (
+    "docs/release.md",
+    "docs/kafka.md",
+    "docs/agents.md",
+    "docs/environments.md",
+    "docs/jobs.md",
+    "docs/gateway.md",
+)
 STOP = "kill $(jobs -p)"
 """The command with which the README's last block begins."""
 COLUMNS = 120
@@ -63,7 +70,7 @@ MAKES = {
 """What a target must call."""
 SERVED = "8790"
 """The port of `streamward serve` on the pages."""
-OURS = ("streamward.toml", "release.toml", "agents.toml", "environments.toml", "jobs.toml")
+OURS = ("streamward.toml", "release.toml", "agents.toml", "environments.toml", "jobs.toml", "gateway.toml")
 """Settings files of the node that the README starts."""
 LOOP = r"""
 exec < /dev/null

@@ -1,39 +1,49 @@
-"""Every key as the log has it, followed; and how keys are made and revoked.
+"""Every key and every person as the log has them, followed; and how keys are made and revoked.
 
-    access ──► a thread that follows ──► AccessKey of each ──► find: one look, one SHA-256
+    access ──► a thread that follows ──► keys, users, logins, signing keys
+    sw_<id>_<secret> ──► find ──► AccessKey        access token ──► find ──► User        anything else ──► why not
     create, revoke ──► event ──► access ──► own fold has passed it ──► answer
 
 Whoever follows knows of a revocation as soon as its record is read. Once the log cannot be read, `find` raises: what
 cannot hear of revocations lets nobody in.
 
-Not covered: revocations during an outage. Until the broker answers again, keys are judged by what was read before.
+Not covered: revocations during an outage. Until the broker answers again, all is judged by what was read before.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from schemas.events import AccessEvent, AccessRole
 from schemas.serde import Poison
-from streams.access import keys, tenants
+from streams.access import keys, sessions, tenants, tokens, users
 from streams.access.keys import AccessKey, NewSecret
+from streams.access.sessions import LoginSession
+from streams.access.tokens import PublicKey
+from streams.access.users import User
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka import times
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.settings.model import Settings
 
+Known = TypeVar("Known", AccessKey, User, LoginSession)
+
 log = logging.getLogger("streamward.access")
 
 
 class AccessLog(FollowedTopic):
-    """Every key, followed in a thread. Use as a context manager; methods may be called from any thread."""
+    """All about access, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
         super().__init__(settings, "access")
         self._keys: dict[str, AccessKey] = {}
+        self._users: dict[str, User] = {}
+        self._sessions: dict[str, LoginSession] = {}
+        self._public_keys: tuple[PublicKey, ...] = ()
 
     @property
     def keys(self) -> Mapping[str, AccessKey]:
@@ -49,15 +59,56 @@ class AccessLog(FollowedTopic):
             )
         return found
 
-    def find(self, sent: str) -> AccessKey | str:
-        """Return the key that a client sent, or why it is none. Raises LogError once the log cannot be read."""
-        self._raise_error()
-        return keys.find(self._keys, sent, times.now_ms())
-
-    def wait_revoked(self, key_id: str, within_s: float) -> bool:
-        """Return whether a key is known to be revoked, at the latest after so many seconds."""
+    @property
+    def users(self) -> Mapping[str, User]:
+        """Every user by its id, in the order of their ids."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._keys[key_id].revoked_at is not None, within_s)
+            return dict(sorted(self._users.items()))
+
+    @property
+    def public_keys(self) -> tuple[PublicKey, ...]:
+        """Every key that tokens were signed with; the newest is last."""
+        return self._public_keys
+
+    def user(self, user_id: str) -> User:
+        """Return a user by its id. Raises NotFoundError."""
+        if (found := self._users.get(user_id)) is None:
+            raise NotFoundError(
+                f"there is no user {user_id[: users.LONGEST]!r}; `streamward access users list` shows all"
+            )
+        return found
+
+    def session(self, session_id: str) -> LoginSession | None:
+        """Return a login by its id; None if there is none."""
+        return self._sessions.get(session_id)
+
+    def find(self, sent: str) -> AccessKey | User | str:
+        """Return whose key or access token it is, or why it is none. Raises LogError once the log cannot be read."""
+        self._raise_error()
+        if not tokens.looks_like_one(sent):
+            return keys.find(self._keys, sent, times.now_ms())
+        claims = tokens.verified(self._public_keys, sent, times.now_ms())
+        return claims if isinstance(claims, str) else self._person(claims)
+
+    def _person(self, claims: tokens.Claims) -> User | str:
+        session, user = self._sessions.get(claims.session_id), self._users.get(claims.user_id)
+        if session is None or user is None or session.user_id != claims.user_id:
+            return "this login was made void"
+        return session.why_refused(user, times.now_ms()) or user
+
+    def login_of(self, refresh_token: str) -> LoginSession | sessions.Reused | str:
+        """Return the login that a refresh token is of, or what is wrong with it. Raises LogError as `find`."""
+        self._raise_error()
+        return sessions.find(self._sessions, self._users, refresh_token, times.now_ms())
+
+    def wait_until(self, is_so: Callable[[], bool], within_s: float) -> bool:
+        """Return whether something is so, once records say it, at the latest after so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(is_so, within_s)
+
+    def write(self, event: AccessEvent) -> None:
+        """Write an event; this log has taken it in afterwards. Raises LogError if the broker does not answer."""
+        self._write(event)
 
     def create(
         self,
@@ -98,8 +149,24 @@ class AccessLog(FollowedTopic):
         if isinstance(event, Poison):
             log.warning("skipped: %s", event.error, extra=record.log_extra)
         elif record.key != event.subject_id.encode():
-            log.warning("skipped: it is about another key than its record", extra=record.log_extra)
-        elif (known := keys.folded(self._keys.get(event.subject_id), event)) is None:
-            log.warning("skipped: key %s was never made", event.subject_id, extra=record.log_extra)
-        else:
-            self._keys[event.subject_id] = known
+            log.warning("skipped: it is about another than its record", extra=record.log_extra)
+        elif not self._folded(event):
+            log.warning("skipped: %s of %s, which was never made", event.kind, event.subject_id, extra=record.log_extra)
+
+    def _folded(self, event: AccessEvent) -> bool:
+        """Return whether there is something, now or before, that an event is about."""
+        about = event.subject_id
+        if event.kind.startswith("signing_key_"):
+            self._public_keys = tokens.folded(self._public_keys, event)
+            return any(key.kid == about for key in self._public_keys)
+        if event.kind.startswith("session_"):
+            return _put(self._sessions, about, sessions.folded(self._sessions.get(about), event))
+        if event.kind.startswith("key_"):
+            return _put(self._keys, about, keys.folded(self._keys.get(about), event))
+        return _put(self._users, about, users.folded(self._users.get(about), event))
+
+
+def _put(known: dict[str, Known], about: str, value: Known | None) -> bool:
+    if value is not None:
+        known[about] = value
+    return value is not None

@@ -7,7 +7,7 @@ A secret is 256 random bits, so nobody finds it by trying, and one SHA-256 is en
 hashes such as argon2 make guessing dear where there are few guesses, as with the passwords that people choose; here
 they would cost every request a tenth of a second and protect nothing.
 
-Not covered: users, and keys that are exchanged while in use: make the second, then revoke the first.
+Not covered: people (users.py), and keys that are exchanged while in use: make the second, then revoke the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DURATION = re.compile(r"([0-9]{1,5})([mhdw])")
 _UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 SECRET_BYTES = 32
 ID_BYTES = 8
-_NOBODY = "0" * 64
+NOBODY = "0" * 64
 """What a secret is compared with if there is no such key, so that both take as long."""
 
 
@@ -62,6 +62,21 @@ class AccessKey:
     created_at: int
     expires_at: int | None
     revoked_at: int | None = None
+
+    @property
+    def who(self) -> str:
+        """What messages call it."""
+        return f"key {self.key_id}"
+
+    @property
+    def subject_id(self) -> str:
+        """What events of its requests call it."""
+        return self.key_id
+
+    @property
+    def roles(self) -> tuple[AccessRole, ...]:
+        """What it may do, as a person may have several."""
+        return (self.role,)
 
     def why_refused(self, now_ms: int) -> str | None:
         """Return why it opens nothing at a time; None if it does."""
@@ -190,7 +205,7 @@ def find(keys: Mapping[str, AccessKey], sent: str, now_ms: int) -> AccessKey | s
     if parts is None:
         return "this is no key of Streamward; expected sw_<id>_<secret>"
     key = keys.get(parts[1])
-    known = _NOBODY if key is None else key.secret_sha256
+    known = NOBODY if key is None else key.secret_sha256
     if not hmac.compare_digest(digest(parts[2]), known) or key is None:
         return "there is no such key"
     return key.why_refused(now_ms) or key

@@ -1,7 +1,8 @@
-"""The commands of access: make, list and revoke keys; say what a key may do.
+"""The commands of access: make, list and revoke keys; say what a key or a person may do.
 
 create ──► key_created ──► access, and the key to stdout, once        check ──► allowed or not, and why
 list ──► rows        revoke ──► key_revoked ──► access ──► whoever follows        audit ◄── requests
+users, signing-key: people.py beside this
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from streams.cli.people import ROLES, access_signing_key, access_users
 from streams.cli.runtime import AppContext, json_option, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
     from streams.output import Output
-
-ROLES = ("viewer", "submitter", "trainer", "promoter", "admin")
 
 
 @click.group()
 def access() -> None:
     """Say who may call, and as what.
 
-    `streamward serve` asks for keys with serve.auth=keys.
+    `streamward serve` asks for keys with serve.auth=keys, and lets people log in with login.signing_key.
     """
+
+
+access.add_command(access_users)
+access.add_command(access_signing_key)
 
 
 @access.group("keys")
@@ -90,12 +94,12 @@ def keys_revoke(call: AppContext, /, key_id: str, reason: str, output: Output) -
 
 
 @access.command("check")
-@click.argument("key_id", metavar="KEY-ID")
+@click.argument("who", metavar="KEY-ID|USER")
 @click.argument("action")
 @json_option
 @pass_call
-def access_check(call: AppContext, /, key_id: str, action: str, output: Output) -> None:
-    """Say whether a key may do ACTION, and why; it ends with code 4 if not."""
+def access_check(call: AppContext, /, who: str, action: str, output: Output) -> None:
+    """Say whether a key or a user may do ACTION, and why; it ends with code 4 if not."""
     from streams import output as show
     from streams.access import roles
     from streams.access.access_log import AccessLog
@@ -106,9 +110,9 @@ def access_check(call: AppContext, /, key_id: str, action: str, output: Output) 
     if wanted is None:
         raise SettingsError(f"there is no action {action!r}; expected one of {', '.join(roles.ACTIONS)}")
     with AccessLog(call.settings) as log:
-        key = log.get(key_id)
-    why = key.why_refused(times.now_ms())
-    decision = roles.decide(key, wanted) if why is None else roles.Decision(False, why)
+        asks = log.users.get(who) or log.get(who)
+    why = asks.why_refused(times.now_ms())
+    decision = roles.decide(asks, wanted) if why is None else roles.Decision(False, why)
     if not decision.allowed:
         raise RefusedError(decision.why)
     show.record({"allowed": True, "why": decision.why}, output)

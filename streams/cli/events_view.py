@@ -185,9 +185,9 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("reason", lambda e: e.reason),
     ),
     "AccessEvent": (
-        Column("key", lambda e: e.subject_id, 16),
-        Column("kind", lambda e: e.kind, 11),
-        Column("role", lambda e: e.role, 9),
+        Column("of", lambda e: e.subject_id, 16),
+        Column("kind", lambda e: e.kind, 19),
+        Column("role", lambda e: e.role or ", ".join(e.roles) or None, 9),
         Column("tenant", lambda e: e.tenant, 12),
         Column("name", lambda e: e.name, 16),
         Column("actor", lambda e: e.actor),

@@ -665,6 +665,27 @@ class Page(Section):
     port: int = Field(8791, ge=0, le=65535, description="0: any free one, which is printed")
 
 
+class Login(Section):
+    """How people log in at the server, with serve.auth=keys."""
+
+    signing_key: Path | None = Field(
+        None,
+        description="PEM file of the private key that access tokens are signed with, the same for every server of a "
+        "log; `streamward access signing-key rotate` makes it. Without it nobody logs in, and keys alone open",
+    )
+    public_url: str = Field(
+        "", description="how people reach the server, e.g. https://streamward.example.org; empty: at its own address"
+    )
+    session_h: float = Field(720.0, gt=0, description="after so long a person logs in again, hours")
+
+    @field_validator("public_url")
+    @classmethod
+    def _is_a_url(cls, value: str) -> str:
+        if value and (not value.startswith(("http://", "https://")) or value.endswith("/")):
+            raise ValueError(f"{value!r} is no address; write it as https://host, without a / at the end")
+        return value
+
+
 class Jobs(Section):
     """What jobs cost, unless they say otherwise. Prices are recorded in each job when it is created."""
 
@@ -759,6 +780,7 @@ class Settings(Section):
     schemas: Schemas = Schemas()
     serve: Serve = Serve()
     page: Page = Page()
+    login: Login = Login()
     jobs: Jobs = Jobs()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()

@@ -136,15 +136,7 @@ def _obeying(event: Any) -> Any:
         case JobEvent():
             return _whole_job(event)
         case AccessEvent():
-            made = event.kind == "key_created"
-            what = ("name", "tenant", "agent_id", "expires_at") if not made else ()
-            return dataclasses.replace(
-                event,
-                event_id=derive_id(event.subject_id, event.kind),
-                secret_sha256="0123456789abcdef" * 4 if made else None,
-                role=(event.role or "viewer") if made else None,
-                **dict.fromkeys(what),
-            )
+            return _whole_access(event)
         case RequestEvent():
             counts = {name: abs(getattr(event, name) or 0) for name in ("prompt_tokens", "completion_tokens")}
             return dataclasses.replace(
@@ -296,3 +288,35 @@ def _even(event: Any) -> Any:
 
 
 any_event = st.sampled_from(EVENTS).flatmap(lambda kind: records(kind))  # type: ignore[arg-type]
+
+
+ACCESS_FIELDS: dict[str, dict[str, Any]] = {
+    "key_created": {"role": "viewer", "secret_sha256": "0123456789abcdef" * 4},
+    "user_created": {"sequence": 0, "roles": ("viewer", "trainer"), "issuer": "https://issuer.example"},
+    "roles_set": {"sequence": 1, "roles": ("admin",)},
+    "password_set": {"sequence": 2, "password_hash": "$argon2id$v=19$m=8,t=1,p=1$AAAA$AAAA"},
+    "user_disabled": {"sequence": 3},
+    "user_enabled": {"sequence": 4},
+    "session_begun": {
+        "sequence": 0,
+        "user_id": "ann",
+        "epoch": 1,
+        "secret_sha256": "0123456789abcdef" * 4,
+        "expires_at": 1,
+    },
+    "session_refreshed": {"sequence": 5, "secret_sha256": "0123456789abcdef" * 4},
+    "signing_key_created": {"public_jwk": "{}"},
+}
+"""What an event of each kind has."""
+ACCESS_OPTIONAL = {"key_created": ("name", "tenant", "agent_id", "expires_at"), "user_created": ("name", "tenant")}
+
+
+def _whole_access(event: AccessEvent) -> AccessEvent:
+    own = ACCESS_FIELDS.get(event.kind, {})
+    known = {
+        name for fields in (*ACCESS_FIELDS.values(), dict.fromkeys(ACCESS_OPTIONAL["key_created"])) for name in fields
+    }
+    kept = {name: getattr(event, name) for name in ACCESS_OPTIONAL.get(event.kind, ())}
+    fields = {**dict.fromkeys(known), "roles": (), **kept, **own}
+    parts = () if fields["sequence"] is None else (fields["sequence"],)
+    return dataclasses.replace(event, event_id=derive_id(event.subject_id, event.kind, *parts), **fields)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from schemas.events import AccessRole, derive_id, problems
-from streams.access import keys
-from streams.access.roles import ACTIONS, ROLES, decide
+from streams.access import keys, users
+from streams.access.roles import ACTIONS, ALLOWED, ROLES, decide
 from tests.support.factories import T0
 
 SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
@@ -38,6 +38,12 @@ def key(role: AccessRole = "admin", **given: Any) -> keys.AccessKey:
     return found
 
 
+def person(role: AccessRole = "admin", **given: Any) -> users.User:
+    found = users.folded(None, users.created("ann", roles=[role], actor="bob", now_ms=T0, issuer="https://i", **given))
+    assert found is not None
+    return found
+
+
 def cells() -> list[tuple[str, str, bool]]:
     roles, *rows = (line.split() for line in MATRIX.strip().splitlines())
     return [(action, role, said == "yes") for action, *row in rows for role, said in zip(roles, row, strict=True)]
@@ -47,11 +53,24 @@ def test_the_matrix_names_every_action_and_role() -> None:
     assert {(action, role) for action, role, _ in cells()} == {(a, r) for a in ACTIONS for r in ROLES}
 
 
+@pytest.mark.parametrize("who", [key, person])
 @pytest.mark.parametrize(("action", "role", "allowed"), cells())
-def test_a_role_may(action: Any, role: Any, allowed: bool) -> None:
-    found = decide(key(role), action)
+def test_a_role_may(action: Any, role: Any, allowed: bool, who: Any) -> None:
+    asks = who(role)
+    found = decide(asks, action)
     assert found.allowed is allowed
-    assert action in found.why and role in found.why
+    assert asks.who in found.why and action in found.why and role in found.why
+
+
+def test_a_person_with_two_roles_may_what_either_allows_and_no_more() -> None:
+    both = replace(person(), roles=("trainer", "promoter"))
+    assert {action for action in ACTIONS if decide(both, action).allowed} == ALLOWED["trainer"] | ALLOWED["promoter"]
+    assert "user ann has roles trainer, promoter, and code.run is for: admin" in decide(both, "code.run").why
+
+
+def test_a_person_of_a_tenant_reaches_only_what_is_the_tenants() -> None:
+    assert decide(person(tenant="red"), "jobs.read", tenant="red").allowed
+    assert not decide(person(tenant="red"), "jobs.read", tenant="blue").allowed
 
 
 def test_a_key_of_a_tenant_reaches_only_what_is_the_tenants() -> None:
@@ -117,10 +136,13 @@ def test_a_secret_is_in_no_event_and_in_no_repr() -> None:
     ("changes", "said"),
     [
         ({"event_id": derive_id("other")}, "event_id"),
-        ({"role": None}, "key_created has both"),
-        ({"secret_sha256": None}, "key_created has both"),
+        ({"role": None}, "key_created without role"),
+        ({"secret_sha256": None}, "key_created without secret_sha256"),
         ({"secret_sha256": "s" * 43}, "no SHA-256"),
-        ({"kind": "key_revoked", "event_id": derive_id(SECRET.key_id, "key_revoked")}, "no other any"),
+        (
+            {"kind": "key_revoked", "event_id": derive_id(SECRET.key_id, "key_revoked")},
+            "key_revoked with role, secret_sha256",
+        ),
     ],
 )
 def test_an_event_that_breaks_a_rule_is_named(changes: dict[str, Any], said: str) -> None:
@@ -132,4 +154,4 @@ def test_an_event_that_breaks_a_rule_is_named(changes: dict[str, Any], said: str
 def test_a_revocation_has_nothing_of_the_key() -> None:
     whole = keys.revoked(SECRET.key_id, actor="ann", reason="lost", now_ms=T0)
     assert list(problems(whole)) == []
-    assert any("of key_created alone" in problem for problem in problems(replace(whole, tenant="red")))
+    assert any("with tenant" in problem for problem in problems(replace(whole, tenant="red")))

@@ -9,36 +9,41 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gateway import jobs, runs
+from gateway import auth, jobs, runs
 from gateway.app import Application, create_app
-from gateway.door import TABLE, Door, wanted
+from gateway.door import OPEN, TABLE, Door, wanted
 from gateway.jsonrpc import METHOD_NOT_FOUND
 from gateway.limits import KeyLimits
 from gateway.server import job_routes
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
-from streams.access import keys
+from streams.access import keys, users
 from streams.access.keys import AccessKey
-from streams.access.roles import ROLES, decide
+from streams.access.roles import ALLOWED, ROLES, Action, decide
+from streams.access.users import User
 from streams.errors import LogError
 from streams.settings.model import Serve, Settings
 from tests.support.factories import T0
 
 SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
 BEARER = {"Authorization": f"Bearer {SECRET.text}"}
+PERSON = {"Authorization": "Bearer a.b.c"}
 
 
 class Known:
-    """One key, and a log that can be away."""
+    """One key, and a person whose access token is `a.b.c`; and a log that can be away."""
 
     def __init__(self, role: AccessRole, **given: Any) -> None:
         made = keys.folded(None, keys.created(SECRET, role=role, actor="ann", now_ms=T0, **given))
-        assert made is not None
-        self.keys, self.away = {SECRET.key_id: made}, False
+        tenant = given.get("tenant")
+        event = users.created("ann", roles=[role], actor="bob", now_ms=T0, issuer="https://i", tenant=tenant)
+        person = users.folded(None, event)
+        assert made is not None and person is not None
+        self.keys, self.person, self.away = {SECRET.key_id: made}, person, False
 
-    def find(self, sent: str) -> AccessKey | str:
+    def find(self, sent: str) -> AccessKey | User | str:
         if self.away:
             raise LogError("the log cannot be read")
-        return keys.find(self.keys, sent, T0)
+        return self.person if sent == "a.b.c" else keys.find(self.keys, sent, T0)
 
 
 def client(known: Known) -> TestClient:
@@ -53,9 +58,11 @@ def client(known: Known) -> TestClient:
 
 def application() -> Application:
     nothing: Any = None
+    somebody: Any = object()
     app = create_app(nothing, nothing, version="0", max_body_bytes=1)
     app.include_router(runs.routes(nothing, max_body_bytes=1))
     app.include_router(job_routes(Settings(), nothing))
+    app.include_router(auth.routes(somebody))
     return app
 
 
@@ -70,11 +77,52 @@ def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def test_every_route_names_its_action() -> None:
     app = application()
-    found = {*paths(app.routes), *paths(app._calls.routes)} - {("GET", "/healthz"), ("HEAD", "/healthz")}
-    assert {path for _, path in found} >= set(app.openapi()["paths"])
+    every = {*paths(app.routes), *paths(app._calls.routes)}
+    found = {(method, path) for method, path in every if path not in OPEN}
+    assert {path for _, path in every} >= set(app.openapi()["paths"])
     needs = {one: wanted(one[0], one[1].replace("{", "").replace("}", ""))[0] for one in found}
     assert [one for one, action in needs.items() if action == "code.run" and not one[1].endswith("/environments")] == []
     assert set(needs.values()) == {action for _, _, action in TABLE}
+
+
+PLACES: dict[Action, tuple[str, str]] = {
+    "models.read": ("GET", "/v1/models"),
+    "jobs.read": ("GET", "/v1/fine_tuning/jobs/j/events"),
+    "files.read": ("GET", "/v1/files/f/content"),
+    "chat.call": ("POST", "/agents/calc/v1/messages"),
+    "feedback.give": ("POST", "/v1/feedback"),
+    "runs.write": ("POST", "/agents/calc/trajectories/t/begin"),
+    "files.write": ("DELETE", "/v1/files/f"),
+    "jobs.order": ("POST", "/api/v1/finetune/jobs"),
+    "jobs.command": ("POST", "/v1/fine_tuning/jobs/j/cancel"),
+    "agents.write": ("POST", "/rl/agents"),
+    "code.run": ("POST", "/rl/environments"),
+}
+"""Of each action that a route has, one place."""
+
+
+@pytest.mark.parametrize("who", ["key", "person"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_key_and_a_person_of_a_role_get_what_the_role_allows_and_403_for_the_rest(role: AccessRole, who: str) -> None:
+    assert set(PLACES) == {action for _, _, action in TABLE}
+    http, headers = client(Known(role)), BEARER if who == "key" else PERSON
+    got = {action: http.request(*place, headers=headers).status_code for action, place in PLACES.items()}
+    assert got == {action: 200 if action in ALLOWED[role] else 403 for action in PLACES}
+
+
+def test_who_asks_is_told_what_they_may_do() -> None:
+    app = FastAPI()
+    app.include_router(auth.routes(None))
+    http = TestClient(Door(app, Known("promoter", tenant="red"), KeyLimits(Serve())))
+    said = {
+        who: http.get("/auth/permissions", headers=headers).json() for who, headers in (("k", BEARER), ("p", PERSON))
+    }
+    assert (said["k"].pop("who"), said["p"].pop("who")) == (f"key {SECRET.key_id}", "user ann")
+    assert said["k"] == said["p"]
+    assert (said["p"]["roles"], said["p"]["tenant"]) == (["promoter"], "red")
+    assert set(said["p"]["actions"]) == ALLOWED["promoter"]
+    assert http.get("/auth/permissions").status_code == 401
+    assert http.post("/auth/login", json={}).status_code == 404, "nobody logs in without a signing key"
 
 
 @pytest.mark.parametrize("headers", [BEARER, {"x-api-key": SECRET.text}, {"Authorization": f"bearer {SECRET.text}"}])
@@ -117,12 +165,13 @@ def test_a_key_of_an_agent_acts_as_that_agent_by_path_and_by_header_only() -> No
     assert http.post("/agents/other/trajectories/t/end", headers=BEARER).status_code == 403
 
 
-def test_a_key_of_a_tenant_reaches_nothing_that_tenants_share() -> None:
+@pytest.mark.parametrize("headers", [BEARER, PERSON])
+def test_who_is_of_a_tenant_reaches_nothing_that_tenants_share(headers: dict[str, str]) -> None:
     http = client(Known("admin", tenant="red"))
     for path in ("/v1/chat/completions", "/v1/files", "/v1/fine_tuning/jobs/j/cancel"):
-        assert http.post(path, headers=BEARER).status_code == 200
+        assert http.post(path, headers=headers).status_code == 200
     for path in ("/agents/calc/trajectories/t/begin", "/rl/agents", "/rl/environments", "/nowhere"):
-        assert http.post(path, headers=BEARER).status_code == 403
+        assert http.post(path, headers=headers).status_code == 403
 
 
 def test_a_key_of_a_tenant_that_could_be_anothers_prefix_opens_nothing() -> None:
@@ -189,6 +238,8 @@ def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> N
     for hidden in (SECRET.secret, "planted", "a body"):
         assert hidden not in repr(written.events)
     assert len({one.event_id for one in written.events}) == 4
+    http.get("/v1/models", headers=PERSON)
+    assert (written.events[-1].subject_id, written.events[-1].role) == ("user ann", "submitter")
 
 
 def test_each_call_of_a_batch_leaves_an_event_of_its_own() -> None:

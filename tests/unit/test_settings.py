@@ -462,6 +462,8 @@ OTHER: dict[str, Any] = {
     "canary.max_failed": 0.5,
     "canary.max_truncated": 0.5,
     "schemas.registry_url": "https://registry:8081",
+    "login.signing_key": Path("signing.pem"),
+    "login.public_url": "https://streamward.example",
     "adapters.signing_key": Path("adapters.key"),
     "adapters.verify_key": Path("adapters.pub"),
     "tracing.otlp_endpoint": "http://127.0.0.1:4318",

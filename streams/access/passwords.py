@@ -1,0 +1,54 @@
+"""Passwords: hashed slowly, compared in the same time whether or not there is such a user.
+
+    password ──► NFKC ──► argon2id, a salt of its own ──► PHC string, in the log        RFC 9106
+    password, PHC string or none ──► matches ──► yes or no, after one argon2id either way
+
+cryptography's argon2id is OpenSSL's, and reads the strings of any other (argon2-cffi's, for one). Parameters are the
+first that OWASP's Password Storage Cheat Sheet names: 46 MiB, one pass, one lane. At most HASHING are computed at once,
+so many logins take time, and not memory.
+
+Not covered: lists of passwords that are known to have leaked.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import unicodedata
+
+from cryptography.exceptions import InvalidKey
+from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+
+from streams.errors import SettingsError
+
+MEMORY_KIB, PASSES, LANES = 47_104, 1, 1
+LEAST, MOST = 12, 256
+"""How many characters a password has. NIST SP 800-63B asks for length, and for no mixture of characters."""
+HASHING = 2
+_AT_ONCE = threading.BoundedSemaphore(HASHING)
+_NOBODY = f"$argon2id$v=19$m={MEMORY_KIB},t={PASSES},p={LANES}$" + "A" * 22 + "$" + "A" * 43
+"""What a password is compared with if there is no such user, so that both take as long."""
+
+
+def hashed(password: str) -> str:
+    """Return what the log keeps of a password. Raises SettingsError if it is too short or too long."""
+    if not LEAST <= len(_normal(password)) <= MOST:
+        raise SettingsError(f"the password has {len(password)} characters; expected {LEAST} to {MOST}")
+    derive = Argon2id(salt=os.urandom(16), length=32, iterations=PASSES, lanes=LANES, memory_cost=MEMORY_KIB)
+    with _AT_ONCE:
+        return derive.derive_phc_encoded(_normal(password).encode())
+
+
+def matches(password: str, phc: str | None) -> bool:
+    """Return whether a password is the one of a hash; without a hash it is not, and takes as long."""
+    sent = _normal(password[: MOST + 1]).encode("utf-8", "replace")
+    with _AT_ONCE:
+        try:
+            Argon2id.verify_phc_encoded(sent, _NOBODY if phc is None else phc)
+        except InvalidKey:
+            return False
+    return phc is not None and len(password) <= MOST
+
+
+def _normal(password: str) -> str:
+    return unicodedata.normalize("NFKC", password)

@@ -1,0 +1,282 @@
+"""How people are made, log in, and log out.
+
+    name, password ──► attempts left? ──► argon2id ──► session_begun ──► access token, refresh token
+    what an issuer says of somebody ──► user_created or roles_set, if need be ──► session_begun ──► the same
+    refresh token ──► session_refreshed ──► the next two          an old one ──► session_ended
+    a change to a user ──► event ──► access ──► own fold has passed it ──► is it so? ──► answer
+
+Whoever is refused a login hears the same for a name that does not exist, a wrong password and a disabled user.
+
+Not covered: attempts at other gateways, since each counts for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from schemas.events import AccessEvent, AccessRole
+from streams.access import passwords, sessions, tenants, tokens, users
+from streams.access.access_log import AccessLog
+from streams.access.attempts import Attempts
+from streams.access.keys import NewSecret, new_secret
+from streams.access.sessions import LoginSession, Reused
+from streams.access.tokens import LASTS_MS, SigningKey
+from streams.access.users import User
+from streams.errors import LogError, LoginRefused, RefusedError, SettingsError
+from streams.kafka import times
+from streams.settings.model import Login
+
+HOUR_MS = 3_600_000
+WRONG = "name or password is wrong, or the user is disabled"
+LATER_MS = 1_000
+
+
+class TokenPair(NamedTuple):
+    """What somebody has who logged in. It is for the client alone."""
+
+    access_token: str
+    refresh_token: str
+    expires_in_s: int
+
+    def __repr__(self) -> str:
+        return "TokenPair()"
+
+
+class Vouched(NamedTuple):
+    """What an issuer says of a person."""
+
+    issuer: str
+    subject: str
+    name: str | None
+    roles: tuple[AccessRole, ...]
+    tenant: str | None
+
+
+class KeyFile:
+    """The private key that tokens are signed with, read again whenever its file is another."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises SettingsError if the key cannot be read."""
+        self._path = path
+        self._read: tuple[tuple[int, int, int], SigningKey] | None = None
+        self.key()
+
+    def key(self) -> SigningKey:
+        """Return the key. Raises SettingsError."""
+        try:
+            found = self._path.stat()
+            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if self._read is None or self._read[0] != seen:
+                self._read = seen, tokens.read_private_key(self._path.read_bytes(), self._path)
+        except OSError as exc:
+            raise SettingsError(
+                f"login.signing_key {self._path} cannot be read: {exc.strerror}. "
+                "`streamward access signing-key rotate` makes one"
+            ) from exc
+        return self._read[1]
+
+
+class Logins:
+    """Who logs in at a gateway. Methods wait for the broker, and may be called from any thread."""
+
+    def __init__(self, log: AccessLog, rule: Login, key_file: KeyFile, *, issuer: str) -> None:
+        """`issuer` is what tokens call whoever made them. Raises SettingsError, LogError."""
+        self._log, self._rule, self._key_file, self._issuer = log, rule, key_file, issuer
+        self._attempts = Attempts()
+        key = key_file.key()
+        if not any(known.kid == key.kid for known in log.public_keys):
+            log.write(tokens.created(key, actor="serve", reason="found at the start", now_ms=times.now_ms()))
+        if why := tokens.why_not_signing(log.public_keys, key.kid, times.now_ms()):
+            raise SettingsError(f"login.signing_key: {why}; give this gateway the file that the others have")
+
+    def log_in(self, name: str, password: str, address: str) -> TokenPair:
+        """Return tokens for who knows a password. Raises LoginRefused, LogError."""
+        with self.attempt(name, address):
+            user = self._log.users.get(name)
+            is_right = passwords.matches(password, None if user is None else user.password_hash)
+            if user is None or not is_right or user.disabled_at is not None:
+                raise LoginRefused(WRONG)
+        return self._begin(user, "password")
+
+    @contextmanager
+    def attempt(self, name: str, address: str) -> Iterator[None]:
+        """Count what raises as an attempt that failed. Raises LoginRefused at the start if there were too many."""
+        now = times.now_ms()
+        if wait := self._attempts.wait_ms(name, address, now):
+            raise LoginRefused(f"too many attempts to log in; try again in {-(-wait // 1000)} s", wait_ms=wait)
+        yield
+        self._attempts.given_back(name, address, now)
+
+    def vouched(self, said: Vouched) -> TokenPair:
+        """Return tokens for whom an issuer vouches; what they may do is what it says. Raises LoginRefused, LogError."""
+        user_id = users.id_from_issuer(said.issuer, said.subject)
+        if not said.roles:
+            raise LoginRefused(f"{said.issuer} gives this person no role here; login.oidc_roles says which claims do")
+        user = self._log.users.get(user_id)
+        if user is None:
+            made = users.created(
+                user_id,
+                roles=said.roles,
+                actor=said.issuer,
+                now_ms=times.now_ms(),
+                issuer=said.issuer,
+                name=said.name,
+                tenant=said.tenant,
+            )
+            self._log.write(made)
+            user = self._log.user(user_id)
+        if user.disabled_at is not None:
+            raise LoginRefused(f"user {user_id} is disabled")
+        if user.tenant != said.tenant:
+            raise LoginRefused(f"user {user_id} is of another tenant than {said.issuer} says now")
+        if set(user.roles) != set(said.roles):
+            now = times.now_ms()
+            self._log.write(users.roles_set(user, said.roles, actor=said.issuer, reason="its claims", now_ms=now))
+            user = self._log.user(user_id)
+            if set(user.roles) != set(said.roles):
+                raise LoginRefused("roles were changed by somebody else at once; log in again", wait_ms=LATER_MS)
+        return self._begin(user, "oidc")
+
+    def refresh(self, refresh_token: str) -> TokenPair:
+        """Return the next tokens of a login. Raises LoginRefused, LogError."""
+        found = self._log.login_of(refresh_token)
+        if isinstance(found, Reused):
+            now = times.now_ms()
+            self._log.write(sessions.ended(found.session, actor="serve", reason="a token was used twice", now_ms=now))
+            raise LoginRefused("this refresh token was used before, so its login was ended; log in again")
+        if isinstance(found, str):
+            raise LoginRefused(f"{found}; log in again")
+        key, secret = self._key(), NewSecret(found.session_id, new_secret().secret)
+        self._log.write(sessions.refreshed(found, secret.secret, now_ms=times.now_ms()))
+        if isinstance(self._log.login_of(sessions.token_text(secret)), LoginSession):
+            return self._pair(self._log.user(found.user_id), secret, key)
+        raise LoginRefused("this refresh token was used twice at once, so its login was ended; log in again")
+
+    def log_out(self, refresh_token: str) -> None:
+        """End a login, if it has not ended. Raises LogError."""
+        found = self._log.login_of(refresh_token)
+        if isinstance(found, Reused):
+            found = found.session
+        if isinstance(found, LoginSession):
+            self._log.write(sessions.ended(found, actor=found.user_id, reason="logged out", now_ms=times.now_ms()))
+
+    def public_keys(self) -> list[dict[str, str]]:
+        """Return the keys that tokens are verified with, as JWKS has them."""
+        return [dict(key.jwk) for key in tokens.accepted(self._log.public_keys, times.now_ms())]
+
+    def _begin(self, user: User, reason: str) -> TokenPair:
+        key, secret, now = self._key(), new_secret(), times.now_ms()
+        ends = now + int(self._rule.session_h * HOUR_MS)
+        self._log.write(sessions.begun(secret, user, reason=reason, now_ms=now, expires_at=ends))
+        return self._pair(user, secret, key)
+
+    def _pair(self, user: User, secret: NewSecret, key: SigningKey) -> TokenPair:
+        claims = {"sub": user.user_id, "sid": secret.key_id, "roles": list(user.roles), "tenant": user.tenant}
+        access = tokens.signed(
+            key, issuer=self._issuer, claims=claims, token_id=secrets.token_hex(8), now_ms=times.now_ms()
+        )
+        return TokenPair(access, sessions.token_text(secret), LASTS_MS // 1000)
+
+    def _key(self) -> SigningKey:
+        """Return the key to sign with. Raises LogError if there is none for now: who logs in may try again."""
+        try:
+            key = self._key_file.key()
+        except SettingsError as exc:
+            raise LogError(str(exc)) from exc
+        if why := tokens.why_not_signing(self._log.public_keys, key.kid, times.now_ms()):
+            raise LogError(f"{why}; this gateway needs the file of login.signing_key that the others have")
+        return key
+
+
+def create_user(
+    log: AccessLog, name: str, password: str, roles: Sequence[AccessRole], *, actor: str, tenant: str | None = None
+) -> User:
+    """Return a new user, who is in the log. Raises SettingsError, RefusedError if there is one, LogError."""
+    users.checked_name(name)
+    if name in log.users:
+        raise RefusedError(f"there is a user {name} already; `streamward access users list` shows all")
+    phc = passwords.hashed(password)
+    if tenant is not None and (why := tenants.why_no_name(tenant)) is not None:
+        raise SettingsError(f"--tenant: {why}")
+    log.write(users.created(name, roles=roles, actor=actor, now_ms=times.now_ms(), password_hash=phc, tenant=tenant))
+    return _so(log, name, lambda user: user.password_hash == phc)
+
+
+def set_password(log: AccessLog, name: str, password: str, *, actor: str, reason: str) -> User:
+    """Return a user with another password; what they were logged in to has ended.
+
+    Raises NotFoundError, SettingsError, RefusedError, LogError.
+    """
+    user = log.user(name)
+    if user.password_hash is None:
+        raise RefusedError(f"user {name} has no password here: {user.issuer} vouches for this person")
+    phc = passwords.hashed(password)
+    return _change(log, user, users.password_set(user, phc, actor=actor, reason=reason, now_ms=times.now_ms()))
+
+
+def set_roles(log: AccessLog, name: str, roles: Sequence[AccessRole], *, actor: str, reason: str) -> User:
+    """Return a user with other roles, now or before. Raises NotFoundError, RefusedError, LogError."""
+    user = log.user(name)
+    if set(user.roles) == set(roles):
+        return user
+    return _change(log, user, users.roles_set(user, roles, actor=actor, reason=reason, now_ms=times.now_ms()))
+
+
+def disable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
+    """Return a user who is shut out, now or before. Raises NotFoundError, RefusedError, LogError."""
+    user = log.user(name)
+    if user.disabled_at is not None:
+        return user
+    return _change(log, user, users.disabled(user, actor=actor, reason=reason, now_ms=times.now_ms()))
+
+
+def enable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
+    """Return a user who may log in, again or still. Raises NotFoundError, RefusedError, LogError."""
+    user = log.user(name)
+    if user.disabled_at is None:
+        return user
+    return _change(log, user, users.enabled(user, actor=actor, reason=reason, now_ms=times.now_ms()))
+
+
+def rotate(log: AccessLog, path: Path, *, actor: str, reason: str, revoke: bool) -> SigningKey:
+    """Return a new signing key: its public half is in the log, its private one in a file that nobody else can read.
+
+    `revoke`: no token of an earlier key is accepted any more. Raises SettingsError, LogError.
+    """
+    pem = tokens.new_private_key()
+    key, before = tokens.read_private_key(pem, path), log.public_keys
+    log.write(tokens.created(key, actor=actor, reason=reason, now_ms=times.now_ms()))
+    beside = path.with_name(f".{path.name}.{key.kid[:8]}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as exc:
+        raise SettingsError(
+            f"login.signing_key {path} cannot be written: {exc.strerror}. Name a file in a folder that exists"
+        ) from exc
+    for old in before if revoke else ():
+        if old.revoked_at is None:
+            log.write(tokens.revoked(old.kid, actor=actor, reason=reason, now_ms=times.now_ms()))
+    return key
+
+
+def _change(log: AccessLog, before: User, event: AccessEvent) -> User:
+    """Return a user after a change. Raises RefusedError if another one came first."""
+    log.write(event)
+    expected = users.folded(before, event)
+    return _so(log, before.user_id, lambda user: user == expected)
+
+
+def _so(log: AccessLog, user_id: str, is_so: Callable[[User], bool]) -> User:
+    user = log.user(user_id)
+    if not is_so(user):
+        raise RefusedError(f"user {user_id} was changed by somebody else at the same time; look at it, and try again")
+    return user

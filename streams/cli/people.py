@@ -1,0 +1,166 @@
+"""The commands of people: make, list, change and disable users; make the key that their tokens are signed with.
+
+users create, set-password ──► a password from the terminal or stdin, never from an argument ──► its hash ──► access
+users list ──► rows        set-roles, disable, enable ──► access ──► every server that follows
+signing-key rotate ──► public half ──► access, private half ──► the file login.signing_key
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.cli.runtime import AppContext, json_option, output_option, pass_call, user_name
+
+if TYPE_CHECKING:
+    from streams.access.access_log import AccessLog
+    from streams.access.users import User
+    from streams.output import Output
+
+ROLES = ("viewer", "submitter", "trainer", "promoter", "admin")
+roles_option = click.option(
+    "--role", "roles", type=click.Choice(ROLES), multiple=True, required=True, help="What they may do; may be repeated."
+)
+reason_option = click.option("--reason", default="asked for", help="Why, for whoever reads the log.")
+
+
+@click.group("users")
+def access_users() -> None:
+    """Make, list, change and disable users: people who log in with a password, or by way of OIDC."""
+
+
+@access_users.command("create")
+@click.argument("name")
+@roles_option
+@click.option("--tenant", help="Whose jobs and files they see; without it, all of them.")
+@json_option
+@pass_call
+def users_create(call: AppContext, /, name: str, roles: Any, tenant: str | None, output: Output) -> None:
+    """Make a user. The password is asked for, or is the first line of stdin."""
+    from streams.access import people, users
+
+    users.checked_name(name)
+    password = _password()
+    _shown(call, output, lambda log: people.create_user(log, name, password, roles, actor=user_name(), tenant=tenant))
+
+
+@access_users.command("list")
+@output_option
+@pass_call
+def users_list(call: AppContext, /, output: Output) -> None:
+    """List every user."""
+    from streams import output as show
+    from streams.access import users
+    from streams.access.access_log import AccessLog
+
+    with AccessLog(call.settings) as log:
+        found = [users.row(user) for user in log.users.values()]
+    columns = [
+        show.Column("user", "user_id"),
+        show.Column("name", "name"),
+        show.Column("roles", "roles"),
+        show.Column("tenant", "tenant"),
+        show.Column("issuer", "issuer"),
+        show.Column("status", "status"),
+    ]
+    show.rows(found, columns, output)
+
+
+@access_users.command("set-password")
+@click.argument("name")
+@reason_option
+@json_option
+@pass_call
+def users_set_password(call: AppContext, /, name: str, reason: str, output: Output) -> None:
+    """Give a user another password, asked for or read from stdin, and end what they are logged in to."""
+    from streams.access import people
+
+    password = _password()
+    _shown(call, output, lambda log: people.set_password(log, name, password, actor=user_name(), reason=reason))
+
+
+@access_users.command("set-roles")
+@click.argument("name")
+@roles_option
+@reason_option
+@json_option
+@pass_call
+def users_set_roles(call: AppContext, /, name: str, roles: Any, reason: str, output: Output) -> None:
+    """Give a user these roles and no other."""
+    from streams.access import people
+
+    _shown(call, output, lambda log: people.set_roles(log, name, roles, actor=user_name(), reason=reason))
+
+
+@access_users.command("disable")
+@click.argument("name")
+@reason_option
+@json_option
+@pass_call
+def users_disable(call: AppContext, /, name: str, reason: str, output: Output) -> None:
+    """Shut a user out, and end what they are logged in to."""
+    from streams.access import people
+
+    _shown(call, output, lambda log: people.disable(log, name, actor=user_name(), reason=reason))
+
+
+@access_users.command("enable")
+@click.argument("name")
+@reason_option
+@json_option
+@pass_call
+def users_enable(call: AppContext, /, name: str, reason: str, output: Output) -> None:
+    """Let a disabled user log in again."""
+    from streams.access import people
+
+    _shown(call, output, lambda log: people.enable(log, name, actor=user_name(), reason=reason))
+
+
+@click.group("signing-key")
+def access_signing_key() -> None:
+    """Make the key that access tokens are signed with."""
+
+
+@access_signing_key.command("rotate")
+@click.option("--revoke", is_flag=True, help="Accept no token of earlier keys, which may have been copied.")
+@reason_option
+@json_option
+@pass_call
+def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: Output) -> None:
+    """Make a new key in the file login.signing_key, which every server of the log needs.
+
+    Tokens of the one before are accepted until they expire. Servers read the file again by themselves; where each has a
+    copy, replace all within 5 minutes.
+    """
+    from streams import output as show
+    from streams.access import people
+    from streams.access.access_log import AccessLog
+    from streams.errors import SettingsError
+
+    settings = call.settings_to_write
+    if (path := settings.login.signing_key) is None:
+        raise SettingsError(
+            "login.signing_key is not set; name the file, e.g. --set login.signing_key=/etc/streamward/signing.pem"
+        )
+    with AccessLog(settings) as log:
+        key = people.rotate(log, path, actor=user_name(), reason=reason, revoke=revoke)
+    show.record({"kid": key.kid, "file": str(path), "earlier": "revoked" if revoke else "expire"}, output)
+
+
+def _shown(call: AppContext, output: Output, change: Callable[[AccessLog], User]) -> None:
+    from streams import output as show
+    from streams.access import users
+    from streams.access.access_log import AccessLog
+
+    with AccessLog(call.settings_to_write) as log:
+        show.record(users.row(change(log)), output)
+
+
+def _password() -> str:
+    """Return a password that somebody types twice, or the first line of stdin."""
+    stdin = click.get_text_stream("stdin")
+    if stdin.isatty():
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    return stdin.readline().rstrip("\r\n")

@@ -1,0 +1,246 @@
+"""People on a real log: made by commands, logged in at two gateways that follow it, and shut out of both."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from click.testing import CliRunner, Result
+from fastapi.testclient import TestClient
+from joserfc import jwt as authlib_jwt
+from joserfc.jwk import KeySet
+
+from gateway import auth
+from gateway.app import create_app
+from gateway.door import Door
+from streams.access import tokens
+from streams.access.access_log import AccessLog
+from streams.access.attempts import A_NAME
+from streams.access.people import KeyFile, Logins
+from streams.access.tokens import AUDIENCE
+from streams.cli.root import cli
+from streams.errors import SettingsError
+from streams.kafka import admin, times
+from streams.kafka.admin import read_topic
+from streams.settings.load import to_env
+from streams.settings.model import Kafka, Login, Settings, Topics
+from tests.support.log.shared_node import own_prefix
+
+pytestmark = pytest.mark.kafka
+WITHIN_S = 30.0
+HERE = "https://streamward.example"
+PASSWORD, ANOTHER = "correct horse battery", "another horse battery"
+
+
+@pytest.fixture(scope="module")
+def made(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    settings = Settings(
+        kafka=Kafka(bootstrap=kafka_bootstrap),
+        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
+        login=Login(signing_key=tmp_path_factory.mktemp("keys") / "signing.pem", public_url=HERE),
+    )
+    admin.apply_topics(settings)
+    assert run(settings, "access", "signing-key", "rotate").exit_code == 0
+    return settings
+
+
+def run(settings: Settings, *args: str, typed: str | None = None) -> Result:
+    return CliRunner().invoke(cli, args, env=to_env(settings), input=typed)
+
+
+class Gateway(TestClient):
+    """The door, and what logs people in, over a log of its own."""
+
+    def __init__(self, log: AccessLog, settings: Settings) -> None:
+        nothing: Any = None
+        app = create_app(nothing, nothing, version="0", max_body_bytes=1)
+        assert settings.login.signing_key is not None
+        self.logins = Logins(log, settings.login, KeyFile(settings.login.signing_key), issuer=HERE)
+        app.include_router(auth.routes(self.logins))
+        super().__init__(Door(app, log))
+        self.log = log
+
+    def log_in(self, name: str, password: str = PASSWORD) -> dict[str, Any]:
+        answer = self.post("/auth/login", json={"username": name, "password": password})
+        assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store", answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def refresh(self, pair: dict[str, Any]) -> Any:
+        return self.post("/auth/tokens/refresh", json={"refresh_token": pair["refresh_token"]})
+
+    def permissions(self, pair: dict[str, Any]) -> Any:
+        return self.get("/auth/permissions", headers={"Authorization": f"Bearer {pair['access_token']}"})
+
+    def hears(self, is_so: Callable[[], bool]) -> None:
+        assert self.log.wait_until(is_so, WITHIN_S)
+
+    def hears_of(self, pair: dict[str, Any]) -> str:
+        sid = str(jwt.decode(pair["access_token"], options={"verify_signature": False})["sid"])
+        self.hears(lambda: self.log.session(sid) is not None)
+        return sid
+
+
+@contextmanager
+def two_gateways(settings: Settings) -> Iterator[tuple[Gateway, Gateway]]:
+    with AccessLog(settings) as here, AccessLog(settings) as there:
+        yield Gateway(here, settings), Gateway(there, settings)
+
+
+def user(settings: Settings, name: str) -> None:
+    made = run(settings, "access", "users", "create", name, "--role", "trainer", typed=PASSWORD + "\n")
+    assert made.exit_code == 0, made.output
+
+
+def test_a_login_holds_at_every_gateway_and_a_refresh_token_used_twice_ends_it_at_all(made: Settings) -> None:
+    user(made, "ann")
+    with two_gateways(made) as (here, there):
+        first = here.log_in("ann")
+        sid = there.hears_of(first)
+        said = there.permissions(first).json()
+        assert (said["who"], said["roles"], "jobs.command" in said["actions"]) == ("user ann", ["trainer"], True)
+
+        second = there.refresh(first).json()
+        here.hears(lambda: len(here.log._sessions[sid].digests) == 2)
+        assert here.permissions(second).status_code == 200
+        reused = here.refresh(first)
+        assert reused.status_code == 401 and "used before" in reused.text
+        there.hears(lambda: there.log._sessions[sid].ended_at is not None)
+        for gateway in (here, there):
+            assert gateway.permissions(second).status_code == 401
+            assert gateway.refresh(second).status_code == 401
+
+        third = here.log_in("ann")
+        sid = there.hears_of(third)
+        assert here.post("/auth/logout", json={"refresh_token": third["refresh_token"]}).status_code == 204
+        there.hears(lambda: there.log._sessions[sid].ended_at is not None)
+        assert there.permissions(third).status_code == 401
+        assert here.post("/auth/logout", json={"refresh_token": third["refresh_token"]}).status_code == 204
+
+
+def test_what_becomes_of_a_user_is_so_at_every_gateway(made: Settings) -> None:
+    user(made, "bob")
+    with two_gateways(made) as (here, there):
+        pair = here.log_in("bob")
+        there.hears_of(pair)
+        assert run(made, "access", "users", "set-roles", "bob", "--role", "viewer").exit_code == 0
+        there.hears(lambda: there.log.user("bob").roles == ("viewer",))
+        assert there.permissions(pair).json()["roles"] == ["viewer"]
+        checked = run(made, "access", "check", "bob", "jobs.command")
+        assert checked.exit_code == 4 and "user bob has role viewer" in checked.output
+
+        assert run(made, "access", "users", "set-password", "bob", typed=ANOTHER).exit_code == 0
+        there.hears(lambda: there.log.user("bob").epoch == 1)
+        assert there.permissions(pair).status_code == 401
+        pair = there.log_in("bob", ANOTHER)
+
+        assert run(made, "access", "users", "disable", "bob").exit_code == 0
+        for gateway in (here, there):
+            gateway.hears(lambda gateway=gateway: gateway.log.user("bob").disabled_at is not None)
+            assert gateway.permissions(pair).status_code == gateway.refresh(pair).status_code == 401
+        assert "user bob is disabled" in run(made, "access", "check", "bob", "jobs.read").output
+        shut_out = here.post("/auth/login", json={"username": "bob", "password": ANOTHER})
+        unknown = here.post("/auth/login", json={"username": "nobody", "password": ANOTHER})
+        assert shut_out.status_code == 401 and shut_out.json() == unknown.json()
+
+        assert run(made, "access", "users", "enable", "bob").exit_code == 0
+        there.hears(lambda: there.log.user("bob").disabled_at is None)
+        assert there.permissions(pair).status_code == 401, "what was void stays void"
+        [row] = [
+            json.loads(line)
+            for line in run(made, "access", "users", "list", "--output", "jsonl").output.splitlines()
+            if "bob" in line
+        ]
+        assert (row["roles"], row["status"]) == ("viewer", "enabled")
+
+
+def test_others_verify_our_tokens_with_the_published_keys_also_after_a_rotation(made: Settings) -> None:
+    user(made, "dora")
+    with two_gateways(made) as (here, there):
+        before = here.log_in("dora")["access_token"]
+        assert run(made, "access", "signing-key", "rotate").exit_code == 0
+        here.hears(lambda: len(here.log.public_keys) > 1)
+        after = here.log_in("dora")["access_token"]
+        there.hears(lambda: len(there.log.public_keys) == len(here.log.public_keys))
+        published = there.get("/.well-known/jwks.json").json()
+        kids = [jwt.get_unverified_header(token)["kid"] for token in (before, after)]
+        assert kids[0] != kids[1] and {key["kid"] for key in published["keys"]} >= set(kids)
+        for token, kid in zip((before, after), kids, strict=True):
+            key = jwt.PyJWKSet.from_dict(published)[kid]
+            known = jwt.decode(token, key, algorithms=["ES256"], audience=AUDIENCE, issuer=HERE)
+            assert (known["sub"], known["roles"]) == ("dora", ["trainer"])
+            assert authlib_jwt.decode(token, KeySet.import_key_set(published)).claims == known
+
+        assert run(made, "access", "signing-key", "rotate", "--revoke").exit_code == 0
+        there.hears(lambda: sum(key.revoked_at is None for key in there.log.public_keys) == 1)
+        assert there.permissions({"access_token": after}).status_code == 401
+        assert made.login.signing_key is not None and made.login.signing_key.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_gateway_that_starts_makes_its_key_known_and_one_with_an_old_key_does_not_start(
+    made: Settings, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.pem"
+    own.write_bytes(tokens.new_private_key())
+    with AccessLog(made) as log:
+        Logins(log, made.login, KeyFile(own), issuer=HERE)
+        assert log.public_keys[-1].kid == KeyFile(own).key().kid
+        assert run(made, "access", "signing-key", "rotate", "--revoke").exit_code == 0
+        log.wait_until(lambda: log.public_keys[-2].revoked_at is not None, WITHIN_S)
+        with pytest.raises(SettingsError, match="was revoked; give this gateway the file"):
+            Logins(log, made.login, KeyFile(own), issuer=HERE)
+
+
+def test_who_guesses_waits(made: Settings) -> None:
+    with AccessLog(made) as log:
+        gateway = Gateway(log, made)
+        later = times.now_ms() + 3_600_000  # a bucket that is empty until then, however slow the test is
+        while gateway.logins._attempts.wait_ms("carl", "elsewhere", later) == 0:
+            pass
+        answer = gateway.post("/auth/login", json={"username": "carl", "password": PASSWORD})
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) == A_NAME.every_ms // 1000
+
+
+def test_no_secret_of_a_person_is_in_the_log_in_output_or_in_an_error(
+    made: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    planted = ["planted password of eve", "planted and too short"[:10], "planted password " + "x" * 300]
+    said: list[str] = []
+    with caplog.at_level(logging.DEBUG):
+        for password in planted:
+            said.append(run(made, "access", "users", "create", "eve", "--role", "viewer", typed=password).output)
+        said.append(run(made, "access", "users", "create", "eve", "--role", "viewer", typed=planted[0]).output)
+        with AccessLog(made) as log:
+            gateway = Gateway(log, made)
+            pair = gateway.log_in("eve", planted[0])
+            pairs = [pair, gateway.refresh(pair).json()]
+            for body in (
+                *({"username": "eve", "password": password} for password in (*planted[1:], [planted[0]])),
+                {"username": planted[0], "password": 7},
+                [planted[0]],
+                {"username": "eve", "password": "none", "more": planted[0]},
+            ):
+                said.append(gateway.post("/auth/login", json=body).text)
+            secrets = [pair[name] for pair in pairs for name in ("access_token", "refresh_token")]
+            for secret in secrets:
+                for other in (secret + "x", secret[:-1] + "~", secret):
+                    said.append(gateway.permissions({"access_token": other}).text)
+                    said.append(gateway.refresh({"refresh_token": other}).text)
+                    said.append(gateway.refresh({"refresh_token": [other]}).text)
+                said.append(gateway.get("/auth/permissions", headers={"x-api-key": secret}).text)
+                said.append(run(made, "access", "check", secret, "jobs.read").output)
+                said.append(run(made, "access", "keys", "revoke", secret).output)
+            said += [run(made, "access", "users", "list").output, run(made, "config", "show").output]
+    assert made.login.signing_key is not None
+    pem = made.login.signing_key.read_text().splitlines()[1]
+    looked_for = [*planted, pem, *(secret.rpartition("_")[2].rpartition(".")[2][4:-4] for secret in secrets)]
+    text = "\n".join(said) + caplog.text + "".join(map(str, (record.__dict__ for record in caplog.records)))
+    assert [secret for secret in looked_for if secret in text] == []
+    records = b"".join((record.payload or b"") + (record.key or b"") for record in read_topic(made, "access"))
+    assert b"eve" in records and [secret for secret in looked_for if secret.encode() in records] == []

@@ -1,0 +1,331 @@
+"""People: what events make of a user, a login and a signing key; passwords, tokens, and how often one may try."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given, strategies as st
+from joserfc.jwk import ECKey
+
+from schemas.events import AccessEvent, problems
+from streams.access import attempts, passwords, sessions, tokens, users
+from streams.access.attempts import A_NAME, AN_ADDRESS, Attempts
+from streams.access.keys import NewSecret
+from streams.access.people import KeyFile
+from streams.access.sessions import LoginSession, Reused
+from streams.errors import SettingsError
+from tests.support.factories import T0
+
+PHC = "$argon2id$v=19$m=8,t=1,p=1$AAAA$AAAA"
+FIRST, SECOND, THIRD = (NewSecret("00112233445566ff", letter * 43) for letter in "abc")
+HOUR_MS = 3_600_000
+KEY = tokens.read_private_key(tokens.new_private_key(), Path("key.pem"))
+OTHER = tokens.read_private_key(tokens.new_private_key(), Path("other.pem"))
+SAID = {"sub": "ann", "sid": FIRST.key_id, "roles": ["trainer"], "tenant": None}
+
+
+def user(**given: Any) -> users.User:
+    event = users.created("ann", roles=["trainer"], actor="bob", now_ms=T0, password_hash=PHC, **given)
+    assert list(problems(event)) == []
+    made = users.folded(None, event)
+    assert made is not None
+    return made
+
+
+def session() -> LoginSession:
+    made = sessions.folded(None, sessions.begun(FIRST, user(), reason="test", now_ms=T0, expires_at=T0 + HOUR_MS))
+    assert made is not None
+    return made
+
+
+def after(before: LoginSession, *events: AccessEvent) -> LoginSession:
+    for event in events:
+        assert list(problems(event)) == []
+        found = sessions.folded(before, event)
+        assert found is not None
+        before = found
+    return before
+
+
+def found(
+    login: LoginSession, secret: NewSecret, of: users.User | None = None, now_ms: int = T0
+) -> LoginSession | Reused | str:
+    return sessions.find({login.session_id: login}, {"ann": of or user()}, sessions.token_text(secret), now_ms)
+
+
+# --- users -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_change_to_a_user_counts_once_and_in_turn() -> None:
+    one = user()
+    two = users.folded(one, users.roles_set(one, ["admin"], actor="bob", reason="r", now_ms=T0))
+    assert two is not None and two.roles == ("admin",) and two.epoch == 0
+    late = users.disabled(one, actor="eve", reason="r", now_ms=T0 + 1)
+    assert users.folded(two, late) == two, "who wrote it did not know of the change before"
+    three = users.folded(two, users.disabled(two, actor="bob", reason="r", now_ms=T0 + 2))
+    assert three is not None and (three.disabled_at, three.epoch) == (T0 + 2, 1)
+    four = users.folded(three, users.enabled(three, actor="bob", reason="r", now_ms=T0 + 3))
+    assert four is not None and (four.disabled_at, four.epoch) == (None, 1)
+    again = users.created("ann", roles=["admin"], actor="eve", now_ms=T0 + 4, password_hash=PHC)
+    assert users.folded(four, again) == four
+    assert users.folded(None, late) is None
+
+
+def test_no_password_is_set_for_a_person_of_an_issuer() -> None:
+    theirs = replace(user(), password_hash=None, issuer="https://issuer.example")
+    assert users.folded(theirs, users.password_set(theirs, PHC, actor="eve", reason="r", now_ms=T0)) == theirs
+
+
+@pytest.mark.parametrize("name", ["", "Ann", "-a", "a b", "oidc-1", "a" * 65, "ann\n"])
+def test_what_is_no_name_of_a_user_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="cannot be the name"):
+        users.checked_name(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"sequence": 1}, "what is made has 0"),
+        ({"roles": ()}, "without roles"),
+        ({"roles": ("viewer", "viewer")}, "roles has one twice"),
+        ({"password_hash": None}, "password_hash or issuer"),
+        ({"issuer": "https://issuer.example"}, "password_hash or issuer"),
+        ({"password_hash": "secret of ann"}, "no PHC string"),
+        ({"secret_sha256": "0" * 64}, "with secret_sha256"),
+    ],
+)
+def test_an_event_of_a_user_that_breaks_a_rule_is_named(changes: dict[str, Any], said: str) -> None:
+    whole = users.created("ann", roles=["viewer"], actor="bob", now_ms=T0, password_hash=PHC)
+    told = list(problems(replace(whole, **changes)))
+    assert any(said in problem for problem in told)
+    assert "secret of ann" not in "".join(told)
+
+
+# --- passwords -------------------------------------------------------------------------------------------------------
+
+
+def test_a_password_is_known_by_its_hash_however_its_letters_are_composed() -> None:
+    phc = passwords.hashed("cafe\u0301 at the corner")
+    assert phc.startswith("$argon2id$v=19$m=47104,t=1,p=1$") and "corner" not in phc
+    assert passwords.matches("caf\u00e9 at the corner", phc)
+    assert not passwords.matches("cafe at the corner", phc)
+    assert not passwords.matches("whatever it is", None)
+
+
+@pytest.mark.parametrize("password", ["", "short", "x" * 11, "x" * 257])
+def test_a_password_of_another_length_is_refused_and_not_shown(password: str) -> None:
+    with pytest.raises(SettingsError, match="expected 12 to 256") as refused:
+        passwords.hashed(password)
+    assert not password or password not in str(refused.value)
+
+
+# --- logins ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_newest_refresh_token_of_a_login_is_good() -> None:
+    login = after(session(), sessions.refreshed(session(), SECOND.secret, now_ms=T0))
+    assert found(login, SECOND) == login
+    assert found(login, FIRST) == Reused(login)
+    assert isinstance(found(login, THIRD), str)
+    assert found(login, THIRD) == found(session(), NewSecret("ff" * 8, "a" * 43)), "who guesses learns which ids exist"
+
+
+def test_of_two_refreshes_of_one_token_the_second_ends_the_login() -> None:
+    here, there = (sessions.refreshed(session(), secret.secret, now_ms=T0) for secret in (SECOND, THIRD))
+    assert after(session(), here, here) == after(session(), here), "a record that is delivered twice is no second use"
+    ended = after(session(), here, there)
+    assert ended.ended_at is not None
+    assert all(isinstance(found(ended, secret), str) for secret in (FIRST, SECOND, THIRD))
+    assert after(ended, sessions.refreshed(session(), FIRST.secret, now_ms=T0)) == ended
+
+
+@pytest.mark.parametrize(
+    ("of", "now_ms", "said"),
+    [
+        (user(), T0 + HOUR_MS, "has expired"),
+        (replace(user(), disabled_at=T0, epoch=1), T0, "made void"),
+        (replace(user(), epoch=1), T0, "made void"),
+    ],
+)
+def test_a_login_is_void_once_it_expires_or_its_user_is_not_as_before(of: users.User, now_ms: int, said: str) -> None:
+    told = found(session(), FIRST, of, now_ms)
+    assert isinstance(told, str) and said in told
+
+
+def test_no_secret_is_in_an_event_or_in_a_repr() -> None:
+    events = [sessions.begun(FIRST, user(), reason="r", now_ms=T0, expires_at=T0 + 1)]
+    events += [
+        sessions.refreshed(session(), SECOND.secret, now_ms=T0),
+        tokens.created(KEY, actor="a", reason="r", now_ms=T0),
+    ]
+    private = KEY.private.private_numbers().private_value
+    text = json.dumps([asdict(event) for event in events]) + repr((FIRST, session(), user(), KEY, *events))
+    assert FIRST.secret not in text and SECOND.secret not in text and str(private) not in text and '"d"' not in text
+    assert PHC not in repr(user())
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def public(*keys: tokens.SigningKey) -> tuple[tokens.PublicKey, ...]:
+    known: tuple[tokens.PublicKey, ...] = ()
+    for number, key in enumerate(keys):
+        event = tokens.created(key, actor="ann", reason="r", now_ms=T0 + number * HOUR_MS)
+        assert list(problems(event)) == []
+        known = tokens.folded(known, event)
+    return known
+
+
+def signed(key: tokens.SigningKey = KEY, now_ms: int = T0, **claims: Any) -> str:
+    return tokens.signed(key, issuer="https://here", claims={**SAID, **claims}, token_id="1", now_ms=now_ms)
+
+
+def test_a_token_is_good_for_15_minutes_and_says_who_has_it() -> None:
+    token = signed()
+    assert tokens.verified(public(KEY), token, T0 + tokens.LASTS_MS - 1000) == (
+        "ann",
+        FIRST.key_id,
+        T0 + tokens.LASTS_MS,
+    )
+    assert tokens.verified(public(KEY), token, T0 + tokens.LASTS_MS) == "the access token has expired"
+
+
+def test_a_key_that_was_replaced_is_accepted_for_as_long_as_its_tokens_last() -> None:
+    both = public(KEY, OTHER)
+    assert [key.kid for key in tokens.accepted(both, T0 + HOUR_MS)] == [KEY.kid, OTHER.kid]
+    last = T0 + HOUR_MS + tokens.GRACE_MS
+    assert tokens.why_not_signing(both, KEY.kid, last) is None
+    assert not isinstance(tokens.verified(both, signed(now_ms=last), last + tokens.LASTS_MS - 1000), str)
+    assert "was replaced" in str(tokens.why_not_signing(both, KEY.kid, last + 1))
+    assert [key.kid for key in tokens.accepted(both, last + tokens.LASTS_MS)] == [OTHER.kid]
+
+
+def test_a_key_that_was_revoked_opens_nothing_at_once() -> None:
+    gone = tokens.folded(public(KEY, OTHER), tokens.revoked(KEY.kid, actor="ann", reason="copied", now_ms=T0 + 1))
+    assert "not signed by a key of this log" in tokens.verified(gone, signed(), T0 + 2)
+    assert not isinstance(tokens.verified(gone, signed(OTHER), T0 + 2), str)
+    assert "was revoked" in str(tokens.why_not_signing(gone, KEY.kid, T0 + 2))
+    assert tokens.folded(gone, tokens.created(KEY, actor="eve", reason="r", now_ms=T0 + 3)) == gone
+
+
+def forged() -> dict[str, str]:
+    """Tokens that somebody may try; each is signed, or not, with what they have."""
+    jwk = tokens.public_jwk(KEY.private)
+    pem = KEY.private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    whole = {
+        **SAID,
+        "iss": "https://here",
+        "aud": tokens.AUDIENCE,
+        "iat": T0 // 1000,
+        "exp": T0 // 1000 + 900,
+        "jti": "1",
+    }
+    head: dict[str, Any] = {"kid": KEY.kid, "typ": tokens.TYPE}
+    body = signed().split(".")
+    mac = jwt.encode(whole, json.dumps(jwk) + "x" * 32, "HS256", headers=head)
+    return {
+        "another key under a known id": jwt.encode(whole, OTHER.private, "ES256", headers=head),
+        "no signature": jwt.encode(whole, None, "none", headers=head),
+        "the public key as a password": mac,
+        "a key of its own in the header": jwt.encode(
+            whole, OTHER.private, "ES256", headers={**head, "kid": "own", "jwk": tokens.public_jwk(OTHER.private)}
+        ),
+        "an id token": jwt.encode(whole, KEY.private, "ES256", headers={**head, "typ": "JWT"}),
+        "another audience": jwt.encode({**whole, "aud": "other"}, KEY.private, "ES256", headers=head),
+        "no end": jwt.encode({k: v for k, v in whole.items() if k != "exp"}, KEY.private, "ES256", headers=head),
+        "an end that is none": jwt.encode({**whole, "exp": "soon"}, KEY.private, "ES256", headers=head),
+        "a user that is none": jwt.encode({**whole, "sub": 7}, KEY.private, "ES256", headers=head),
+        "another body": ".".join((body[0], signed(roles=["admin"]).split(".")[1], body[2])),
+        "the public key as PEM": f"{body[0]}.{body[1]}.{pem.hex()}",
+        "too long": signed(more="x" * tokens.LONGEST),
+    }
+
+
+@pytest.mark.parametrize("how", forged())
+def test_a_forged_token_is_none(how: str) -> None:
+    told = tokens.verified(public(KEY), forged()[how], T0)
+    assert isinstance(told, str) and forged()[how] not in told
+
+
+@given(st.lists(st.text("eyJ0.-_A ü{}\x00", max_size=30), min_size=3, max_size=3))
+def test_whatever_is_sent_as_a_token_gets_an_answer(parts: list[str]) -> None:
+    assert isinstance(tokens.verified(public(KEY), ".".join(parts), T0), str)
+
+
+def test_a_public_key_is_called_by_its_thumbprint_and_one_that_is_none_is_left_out() -> None:
+    jwk = tokens.public_jwk(KEY.private)
+    assert jwk["kid"] == ECKey.import_key({name: jwk[name] for name in ("crv", "kty", "x", "y")}).thumbprint()
+    good = tokens.created(KEY, actor="a", reason="r", now_ms=T0)
+    for text in ("", "[]", "{}", json.dumps({**jwk, "x": "AA"}), json.dumps({**jwk, "d": "AA"}), "[" * 100_000):
+        assert tokens.folded((), replace(good, public_jwk=text)) == ()
+    assert tokens.folded((), replace(good, subject_id=OTHER.kid)) == ()
+
+
+def test_a_key_file_is_read_again_when_it_is_another_and_no_error_quotes_it(tmp_path: Path) -> None:
+    path = tmp_path / "signing.pem"
+    with pytest.raises(SettingsError, match="signing-key rotate"):
+        KeyFile(path)
+    path.write_bytes(tokens.new_private_key())
+    keys = KeyFile(path)
+    first = keys.key()
+    beside = tmp_path / "next"
+    beside.write_bytes(tokens.new_private_key())
+    beside.replace(path)
+    assert keys.key().kid != first.kid
+    other = ec.generate_private_key(ec.SECP384R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    for bad in (other, b"hunter2 is no key"):
+        with pytest.raises(SettingsError, match="P-256") as refused:
+            tokens.read_private_key(bad, path)
+        assert bad.decode() not in str(refused.value)
+
+
+# --- attempts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_and_an_address_run_out_of_attempts_each_by_itself() -> None:
+    of_name, of_address = Attempts(), Attempts()
+    assert [of_name.wait_ms("ann", f"10.0.0.{n}", T0) for n in range(A_NAME.size + 1)][-2:] == [0, A_NAME.every_ms]
+    assert of_name.wait_ms("bob", "10.0.0.99", T0) == 0
+    assert [of_address.wait_ms(f"u{n}", "10.0.0.1", T0) for n in range(AN_ADDRESS.size + 1)][-2:] == [
+        0,
+        AN_ADDRESS.every_ms,
+    ]
+    assert of_address.wait_ms("u0", "10.0.0.1", T0 + AN_ADDRESS.every_ms) == 0
+
+
+def test_who_knows_the_password_never_waits() -> None:
+    counted = Attempts()
+    for number in range(3 * AN_ADDRESS.size):
+        assert counted.wait_ms("ann", "2001:db8::1", T0 + number) == 0
+        counted.given_back("ann", "2001:db8::2", T0 + number)
+
+
+def test_buckets_are_limited_and_the_one_used_longest_ago_is_forgotten() -> None:
+    counted = Attempts(most=4)
+    for _ in range(A_NAME.size):
+        counted.wait_ms("ann", "10.0.0.1", T0)
+    assert counted.wait_ms("ann", "10.0.0.1", T0) > 0
+    for name in "bc":
+        counted.wait_ms(name, "10.0.0.2", T0)
+    assert counted.wait_ms("ann", "10.0.0.1", T0) == 0
+
+
+@given(st.lists(st.integers(0, 100_000), max_size=60))
+def test_no_series_of_attempts_gets_more_than_the_rule_allows(pauses: list[int]) -> None:
+    rule, bucket, now, granted = attempts.BucketRule(3, 10_000), None, T0, 0
+    for pause in pauses:
+        now += pause
+        bucket, wait = attempts.take(bucket, rule, now)
+        granted += wait == 0
+    assert granted <= rule.size + (now - T0) / rule.every_ms + 1e-6
