@@ -25,7 +25,14 @@ from streams.access import passwords, roles, users
 from streams.access.people import Logins, TokenPair
 from streams.errors import LoginRefused
 
-OPEN = ("/auth/login", "/auth/tokens/refresh", "/auth/logout", "/.well-known/jwks.json")
+OPEN = (
+    "/auth/login",
+    "/auth/tokens/refresh",
+    "/auth/logout",
+    "/auth/oidc/login",
+    "/auth/oidc/callback",
+    "/.well-known/jwks.json",
+)
 """What needs no key: who comes here has none yet, or shows a refresh token."""
 MOST_BYTES = 16 * 1024
 """No body here is longer."""

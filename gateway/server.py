@@ -23,7 +23,7 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
-from gateway import auth, files, fine_tuning, jobs, rest, runs
+from gateway import auth, files, fine_tuning, jobs, oidc_login, rest, runs
 from gateway.app import BODIES, create_app
 from gateway.door import Door
 from gateway.errors import REST_PREFIXES
@@ -33,6 +33,7 @@ from gateway.openapi import describe
 from gateway.time_limits import TimeLimits
 from streams import garbage
 from streams.access.access_log import AccessLog
+from streams.access.oidc import Issuer
 from streams.access.people import KeyFile, Logins
 from streams.access.request_log import RequestLog
 from streams.adapters import signing
@@ -154,7 +155,7 @@ def _application(
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
     app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
     if keys is not None:
-        app.include_router(auth.routes(_logins(settings, keys)))
+        app.include_router(people_routes(settings, keys))
     describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES, *auth.BODIES))
     return TimeLimits(app if keys is None else Door(app, keys, KeyLimits(rule), requests), rule)
 
@@ -170,12 +171,18 @@ def _keys(settings: Settings) -> contextlib.AbstractContextManager[AccessLog | N
     return AccessLog(settings) if settings.serve.auth == "keys" else contextlib.nullcontext()
 
 
-def _logins(settings: Settings, access: AccessLog) -> Logins | None:
-    """Return how people log in; None if they cannot. Raises SettingsError."""
-    if settings.login.signing_key is None:
-        return None
-    issuer = settings.login.public_url or settings.serve.url
-    return Logins(access, settings.login, KeyFile(settings.login.signing_key), issuer=issuer)
+def people_routes(settings: Settings, access: AccessLog) -> APIRouter:
+    """Return everything about people. Raises SettingsError if the signing key cannot be used, LogError."""
+    rule, router = settings.login, APIRouter()
+    logins = None
+    if rule.signing_key is not None:
+        url = rule.public_url or settings.serve.url
+        logins = Logins(access, rule, KeyFile(rule.signing_key), issuer=url)
+        if rule.oidc_issuer:
+            over_tls = url.startswith("https://")
+            router.include_router(oidc_login.routes(Issuer(rule), logins, over_tls=over_tls))
+    router.include_router(auth.routes(logins))
+    return router
 
 
 def job_routes(settings: Settings, orders: JobLog, *, fleet: bool = False) -> APIRouter:

@@ -28,6 +28,7 @@ ENVIRONMENTS = needs("gymnasium, textarena, websockets and mcp", "make setup-env
 OPENENV = needs("openenv-core, which wants other versions than requirements.lock", "pip install openenv-core elsewhere")
 GYM = needs("reasoning-gym", "make setup-gym")
 SIGNING = needs("model-signing", "make setup-test")
+OIDC = needs("oidc-provider-mock", "make setup-test")
 
 
 @pytest.hookimpl(trylast=True)

@@ -10,9 +10,11 @@ import re
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from schemas.events import AccessRole
 
 FOLDER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """What names a folder or a file of ours: a policy, a version, a part of an adapter."""
@@ -677,6 +679,36 @@ class Login(Section):
         "", description="how people reach the server, e.g. https://streamward.example.org; empty: at its own address"
     )
     session_h: float = Field(720.0, gt=0, description="after so long a person logs in again, hours")
+    oidc_issuer: str = Field(
+        "", description="URL of an issuer of OpenID Connect, as it calls itself; empty: people have passwords alone"
+    )
+    oidc_client_id: str = Field("", description="what the issuer calls this deployment")
+    oidc_client_secret: SecretStr | None = Field(None, description="of that client; empty: it is a public one")
+    oidc_scopes: str = Field("openid profile email", description="what is asked for, divided by spaces")
+    oidc_roles_claim: str = Field(
+        "roles", min_length=1, description="claim that roles are made of; dots go deeper: realm_access.roles"
+    )
+    oidc_roles: str = Field(
+        "", description="which value of that claim gives which role: ml-team=trainer, leads=promoter. Others give none"
+    )
+    oidc_tenant_claim: str = Field(
+        "", description="claim that names a person's tenant; empty: people are of none, and see all of them"
+    )
+
+    @property
+    def roles_of_claims(self) -> dict[str, AccessRole]:
+        """The role that each value of the claim gives. Raises ValueError."""
+        roles: dict[str, AccessRole] = {}
+        for pair in filter(None, map(str.strip, self.oidc_roles.split(","))):
+            value, is_pair, role = (part.strip() for part in pair.rpartition("="))
+            known = next((each for each in get_args(AccessRole) if each == role), None)
+            if not is_pair or not value or known is None:
+                raise ValueError(
+                    f"oidc_roles has {pair!r}; expected VALUE=ROLE, divided by commas, and as ROLE one of "
+                    f"{', '.join(get_args(AccessRole))}"
+                )
+            roles[value] = known
+        return roles
 
     @field_validator("public_url")
     @classmethod
@@ -684,6 +716,29 @@ class Login(Section):
         if value and (not value.startswith(("http://", "https://")) or value.endswith("/")):
             raise ValueError(f"{value!r} is no address; write it as https://host, without a / at the end")
         return value
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _nobody_can_speak_for_it(cls, value: str) -> str:
+        if value and not re.match(r"https://|http://(127\.0\.0\.1|\[::1\]|localhost)(?=[:/]|$)", value):
+            raise ValueError(f"oidc_issuer is {value!r}; expected an address that begins with https://")
+        return value
+
+    @model_validator(mode="after")
+    def _an_issuer_is_whole(self) -> Login:
+        fields = type(self).model_fields
+        named = [name for name in fields if name.startswith("oidc_") and getattr(self, name) != fields[name].default]
+        if named and not self.oidc_issuer:
+            raise ValueError(f"{named[0]} has no effect without oidc_issuer; set it, or leave {named[0]} out")
+        missing = [
+            name
+            for name in ("oidc_client_id", "oidc_roles", "public_url", "signing_key")
+            if self.oidc_issuer and not getattr(self, name)
+        ]
+        if missing:
+            raise ValueError(f"oidc_issuer needs {' and '.join(missing)}, too; set them, or leave oidc_issuer out")
+        _ = self.roles_of_claims
+        return self
 
 
 class Jobs(Section):

@@ -28,6 +28,7 @@ from streams.settings.model import (
     Fleet,
     Jobs,
     Kafka,
+    Login,
     Policy,
     Schemas,
     Scoring,
@@ -441,6 +442,17 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
         ),
         trainer=Trainer(loss="cispo", epsilon_high=5.0, importance="mask", importance_cap=3.5),
         serve=Serve(auth="keys", key_per_s=7, key_burst=9, key_at_once=3, requests="required", key=SecretStr("sw_a_b")),
+        login=Login(
+            signing_key=Path("signing.pem"),
+            public_url="https://streamward.example",
+            oidc_issuer="https://issuer.example",
+            oidc_client_id="c",
+            oidc_client_secret=SecretStr("s"),
+            oidc_scopes="openid",
+            oidc_roles_claim="realm_access.roles",
+            oidc_roles="lab=trainer",
+            oidc_tenant_claim="team",
+        ),
         jobs=Jobs(prompt_usd=0.5, completion_usd=0.0, trainer_hour_usd=3.25, max_budget_usd=7.5),
         tracing=Tracing(otlp_endpoint="https://c:4318", sample_ratio=0.25, queue_spans=7, timeout_s=2.5),
     )
@@ -479,6 +491,7 @@ ALONE |= {"advantages.gamma", "advantages.turn_weight"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
 ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", "requests", "key")}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
+ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("login.oidc_")}
 """These mean nothing without others; the test above has them together."""
 
 

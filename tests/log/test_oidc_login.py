@@ -1,0 +1,160 @@
+"""A person logs in by way of an issuer at one gateway, and is the same at another: our double, and one of others."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from gateway import auth, oidc_login
+from gateway.app import create_app
+from gateway.door import Door
+from streams.access.access_log import AccessLog
+from streams.access.oidc import Issuer
+from streams.access.people import KeyFile, Logins, disable, set_password
+from streams.access.tokens import new_private_key
+from streams.errors import RefusedError
+from streams.kafka import admin
+from streams.settings.model import Kafka, Login, Settings, Topics
+from tests import skips
+from tests.support.doubles.issuer import CLIENT, URL, OwnIssuer
+from tests.support.log.shared_node import own_prefix
+from tests.support.processes import until
+
+pytestmark = pytest.mark.kafka
+HERE = "https://streamward.example"
+
+
+@pytest.fixture(scope="module")
+def made(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    key = tmp_path_factory.mktemp("keys") / "signing.pem"
+    key.write_bytes(new_private_key())
+    settings = Settings(
+        kafka=Kafka(bootstrap=kafka_bootstrap),
+        topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
+        login=rule(key, URL, oidc_client_secret=SecretStr("it's a secret")),
+    )
+    admin.apply_topics(settings)
+    return settings
+
+
+def rule(key: Path, issuer: str, **given: Any) -> Login:
+    roles = "lab=trainer, leads=promoter"
+    return Login(signing_key=key, public_url=HERE, oidc_issuer=issuer, oidc_client_id=CLIENT, oidc_roles=roles, **given)
+
+
+def browser(log: AccessLog, rule: Login, **given: Any) -> TestClient:
+    """A browser at the door."""
+    nothing: Any = None
+    assert rule.signing_key is not None
+    logins = Logins(log, rule, KeyFile(rule.signing_key), issuer=HERE)
+    app = create_app(nothing, nothing, version="0", max_body_bytes=1)
+    app.include_router(oidc_login.routes(Issuer(rule, **given), logins, over_tls=True))
+    app.include_router(auth.routes(logins))
+    return TestClient(Door(app, log), base_url=HERE, follow_redirects=False)
+
+
+def permissions(at: TestClient, pair: dict[str, Any]) -> httpx.Response:
+    return at.get("/auth/permissions", headers={"Authorization": f"Bearer {pair['access_token']}"})
+
+
+def test_a_person_of_an_issuer_has_the_roles_of_its_newest_claims_until_they_are_disabled(made: Settings) -> None:
+    own = OwnIssuer()
+    with AccessLog(made) as log:
+        at = browser(log, made.login, transport=own.transport)
+
+        def logged_in() -> httpx.Response:
+            own.used.clear()
+            begun = at.get("/auth/oidc/login")
+            assert begun.status_code == 302 and begun.headers["location"].startswith(URL)
+            cookie = begun.headers["set-cookie"]
+            assert all(word in cookie for word in ("Secure", "HttpOnly", "SameSite=lax", "Path=/auth/oidc"))
+            return at.get("/auth/oidc/callback", params=own.let_in(begun.headers["location"]))
+
+        first = logged_in()
+        assert first.status_code == 200 and 'streamward-oidc=""' in first.headers["set-cookie"]
+        said = permissions(at, first.json()).json()
+        assert said["roles"] == ["trainer"] and said["who"].startswith("user oidc-")
+        own.claims["roles"] = ["leads"]
+        assert permissions(at, logged_in().json()).json()["roles"] == ["promoter"]
+        assert permissions(at, first.json()).json()["roles"] == ["promoter"], "of one person, not of one login"
+
+        [user_id] = log.users
+        assert (log.user(user_id).name, log.user(user_id).issuer) == ("ann", URL)
+        with pytest.raises(RefusedError, match="vouches for this person"):
+            set_password(log, user_id, "a password of mine", actor="bob", reason="r")
+        own.claims["roles"] = []
+        none = logged_in()
+        assert none.status_code == 401 and "gives this person no role" in none.text
+        own.claims["roles"] = ["lab"]
+        disable(log, user_id, actor="bob", reason="left")
+        assert permissions(at, first.json()).status_code == 401
+        assert logged_in().status_code == 401
+
+        without = at.get("/auth/oidc/callback", params={"code": "a code", "state": "x"})
+        assert without.status_code == 401 and "not begun by this browser" in without.text
+
+
+@contextlib.contextmanager
+def provider(folder: Path, claims: dict[str, Any]) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "oidc_provider_mock",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--require-nonce",
+    ]
+    with (folder / "provider.log").open("wb") as log:
+        process = subprocess.Popen([*command, "true", "--user-claims", json.dumps(claims)], stdout=log, stderr=log)
+    try:
+
+        def answers() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(f"http://127.0.0.1:{port}/jwks").status_code == 200
+            return False
+
+        until(answers, "the provider answers", folder=folder)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_provider_that_others_wrote_lets_a_person_in_at_every_gateway(made: Settings, tmp_path: Path) -> None:
+    if importlib.util.find_spec("oidc_provider_mock") is None:
+        pytest.skip(skips.OIDC)
+    assert made.login.signing_key is not None
+    with (
+        provider(tmp_path, {"sub": "dora@lab", "preferred_username": "dora", "roles": ["lab"]}) as url,
+        AccessLog(made) as log,
+        AccessLog(made) as there,
+    ):
+        of_theirs = rule(made.login.signing_key, url, oidc_client_secret=SecretStr("any is good there"))
+        at = browser(log, of_theirs)
+        page = at.get("/auth/oidc/login").headers["location"]
+        assert httpx.get(page).status_code == 200
+        back = httpx.post(page, data={"sub": "dora@lab"}).headers["location"]
+        assert back.startswith(HERE + "/auth/oidc/callback?")
+        answer = at.get(back)
+        assert answer.status_code == 200, answer.text
+        assert there.wait_until(lambda: any(user.name == "dora" for user in there.users.values()), 30)
+        said = permissions(at, answer.json()).json()
+        assert (said["roles"], "jobs.command" in said["actions"]) == (["trainer"], True)
+        assert there.wait_until(lambda: not isinstance(there.find(answer.json()["access_token"]), str), 30)
+        assert at.get(back).status_code == 401, "neither cookie nor code is good twice"
