@@ -99,7 +99,10 @@ def keys_revoke(call: AppContext, /, key_id: str, reason: str, output: Output) -
 @json_option
 @pass_call
 def access_check(call: AppContext, /, who: str, action: str, output: Output) -> None:
-    """Say whether a key or a user may do ACTION, and why; it ends with code 4 if not."""
+    """Say whether a key or a user may do ACTION.
+
+    And why; it ends with code 4 if not.
+    """
     from streams import output as show
     from streams.access import roles
     from streams.access.access_log import AccessLog

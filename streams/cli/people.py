@@ -28,7 +28,10 @@ reason_option = click.option("--reason", default="asked for", help="Why, for who
 
 @click.group("users")
 def access_users() -> None:
-    """Make, list, change and disable users: people who log in with a password, or by way of OIDC."""
+    """Make, list, change and disable users.
+
+    They are people who log in with a password, or by way of OIDC.
+    """
 
 
 @access_users.command("create")
