@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @click.pass_context
 @pass_call
 def page(call: AppContext, ctx: click.Context, /, source: str) -> None:
-    """Serve a page to look at the log with: groups answer by answer, versions, dead letters, SQL.
+    """Serve a page to look at the log with.
 
-    It listens at page.host and page.port (http://127.0.0.1:8791/), on this machine only, and asks for no login. It
+    Groups answer by answer, versions, dead letters, SQL. It listens at page.host and page.port (http://127.0.0.1:8791/), on this machine only, and asks for no login. It
     reads the log and changes nothing, and the loop needs it for nothing. SIGTERM or Ctrl-C ends it.
     """
     if ctx.invoked_subcommand is not None:
