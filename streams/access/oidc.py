@@ -52,7 +52,7 @@ class BegunLogin(NamedTuple):
     """For the browser's cookie."""
 
 
-class _Remembered(NamedTuple):
+class _BegunState(NamedTuple):
     state: str
     nonce: str
     verifier: str
@@ -69,7 +69,7 @@ class Issuer:
 
     def begin(self) -> BegunLogin:
         """Return where to send a browser. Raises LogError if the issuer does not answer as it should."""
-        kept = _Remembered(*(secrets.token_urlsafe(32) for _ in range(3)))
+        kept = _BegunState(*(secrets.token_urlsafe(32) for _ in range(3)))
         asked = {
             "response_type": "code",
             "client_id": self._rule.oidc_client_id,
@@ -88,7 +88,7 @@ class Issuer:
         parts = cookie.split(".")
         if len(parts) != 3 or not hmac.compare_digest(sent.get("state", "").encode(), parts[0].encode()):
             raise LoginRefused("this login was not begun by this browser, or too long ago; begin again")
-        kept = _Remembered(*parts)
+        kept = _BegunState(*parts)
         if sent.get("iss", self._rule.oidc_issuer) != self._rule.oidc_issuer:  # RFC 9207
             raise LoginRefused("this answer is from another issuer than the one that was asked")
         code = sent.get("code", "")

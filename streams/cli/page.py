@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def page(call: AppContext, ctx: click.Context, /, source: str) -> None:
     """Serve a page to look at the log with.
 
-    Groups answer by answer, versions, dead letters, SQL. It listens at page.host and page.port (http://127.0.0.1:8791/), on this machine only, and asks for no login. It
-    reads the log and changes nothing, and the loop needs it for nothing. SIGTERM or Ctrl-C ends it.
+    Groups answer by answer, versions, dead letters, SQL. It listens at page.host and page.port
+    (http://127.0.0.1:8791/), on this machine only, and asks for no login. It reads the log and changes nothing, and the
+    loop needs it for nothing. SIGTERM or Ctrl-C ends it.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -40,7 +41,7 @@ def page(call: AppContext, ctx: click.Context, /, source: str) -> None:
 @source_option
 @pass_call
 def page_export(call: AppContext, /, name: str, out: Path, source: str) -> None:
-    """Write the page of a task, or of a policy, to a file that opens from disk.
+    """Write the page of a task or policy to a file that opens from disk.
 
     It has everything inside and loads nothing, so it can be sent to somebody.
     """

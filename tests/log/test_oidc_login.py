@@ -20,13 +20,14 @@ from pydantic import SecretStr
 from gateway import auth, oidc_login
 from gateway.app import create_app
 from gateway.door import Door
+from gateway.limits import KeyLimits
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
 from streams.access.people import KeyFile, Logins, disable, set_password
 from streams.access.tokens import new_private_key
 from streams.errors import RefusedError
 from streams.kafka import admin
-from streams.settings.model import Kafka, Login, Settings, Topics
+from streams.settings.model import Kafka, Login, Serve, Settings, Topics
 from tests import skips
 from tests.support.doubles.issuer import CLIENT, URL, OwnIssuer
 from tests.support.log.shared_node import own_prefix
@@ -62,7 +63,7 @@ def browser(log: AccessLog, rule: Login, **given: Any) -> TestClient:
     app = create_app(nothing, nothing, version="0", max_body_bytes=1)
     app.include_router(oidc_login.routes(Issuer(rule, **given), logins, over_tls=True))
     app.include_router(auth.routes(logins))
-    return TestClient(Door(app, log), base_url=HERE, follow_redirects=False)
+    return TestClient(Door(app, log, KeyLimits(Serve())), base_url=HERE, follow_redirects=False)
 
 
 def permissions(at: TestClient, pair: dict[str, Any]) -> httpx.Response:

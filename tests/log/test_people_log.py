@@ -19,6 +19,7 @@ from joserfc.jwk import KeySet
 from gateway import auth
 from gateway.app import create_app
 from gateway.door import Door
+from gateway.limits import KeyLimits
 from streams.access import tokens
 from streams.access.access_log import AccessLog
 from streams.access.attempts import A_NAME
@@ -29,7 +30,7 @@ from streams.errors import SettingsError
 from streams.kafka import admin, times
 from streams.kafka.admin import read_topic
 from streams.settings.load import to_env
-from streams.settings.model import Kafka, Login, Settings, Topics
+from streams.settings.model import Kafka, Login, Serve, Settings, Topics
 from tests.support.log.shared_node import own_prefix
 
 pytestmark = pytest.mark.kafka
@@ -63,7 +64,7 @@ class Gateway(TestClient):
         assert settings.login.signing_key is not None
         self.logins = Logins(log, settings.login, KeyFile(settings.login.signing_key), issuer=HERE)
         app.include_router(auth.routes(self.logins))
-        super().__init__(Door(app, log))
+        super().__init__(Door(app, log, KeyLimits(Serve())))
         self.log = log
 
     def log_in(self, name: str, password: str = PASSWORD) -> dict[str, Any]:
