@@ -36,8 +36,8 @@ def archived(settings: Settings, log: Mapping[str, Sequence[Event | bytes]], at_
         reader.refresh()
         state = reader.state(label)
         assert state is not None
-        with RangeWriter(settings, reader.store, label, 0) as writing:
-            writing.add(rows)
-            files = tuple(writing.closed(0, count))
-            assert table.commit(state, Change(added=files, nexts={0: count}))
+        writing = RangeWriter(settings, reader.store, label, 0)
+        writing.add(rows)
+        files = tuple(writing.closed(0, count))
+        assert table.commit(state, Change(added=files, nexts={0: count}))
         reader.refresh()
