@@ -33,7 +33,8 @@ NOBODY_READ = 499
 UNSEEN = Decision(False, "it was not looked at")
 LONGEST = 500
 """Characters of a path or a reason."""
-SECRET = re.compile(r"(sw_[0-9a-f]{16})_[A-Za-z0-9_-]+")
+SECRET = re.compile(r"(swr?_[0-9a-f]{16})_[A-Za-z0-9_-]+|(eyJ[A-Za-z0-9_-]{0,8})[A-Za-z0-9_-]*\.[A-Za-z0-9_.-]+")
+"""A key or a refresh token, and an access token; their beginnings may be kept."""
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _START, _NUMBERS = uuid.uuid4().hex, count()
 
@@ -145,4 +146,4 @@ async def counted(asked: Asked, begun: Begun, pieces: AsyncGenerator[Piece, None
 
 def _plain(text: str) -> str:
     """Return a text that may be kept: no key in it, and not too long."""
-    return SECRET.sub(r"\1_…", text.encode(errors="replace").decode())[:LONGEST]
+    return SECRET.sub(lambda found: f"{found[1] or found[2]}_…", text.encode(errors="replace").decode())[:LONGEST]

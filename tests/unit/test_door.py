@@ -238,6 +238,9 @@ def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> N
     for hidden in (SECRET.secret, "planted", "a body"):
         assert hidden not in repr(written.events)
     assert len({one.event_id for one in written.events}) == 4
+    for secret in (f"swr_{SECRET.key_id}_{SECRET.secret}", f"eyJhbGciOiJFUzI1NiJ9.eyJz{SECRET.secret}.abc"):
+        http.get(f"/v1/models/{secret}")
+        assert SECRET.secret not in written.events[-1].resource and "_…" in written.events[-1].resource
     http.get("/v1/models", headers=PERSON)
     assert (written.events[-1].subject_id, written.events[-1].role) == ("user ann", "submitter")
 
