@@ -122,18 +122,9 @@ def headers_of(
     messages: Sequence[ck.Message], read: Callable[[Sequence[Coordinates]], Mapping[Coordinates, Headers]]
 ) -> list[Headers]:
     """Return the headers of each message; `read` is called for those that the Python client cannot represent."""
-    try:
-        return [tuple(each) if each else () for each in map(_ASK, messages)]
-    except SystemError:
-        return _one_by_one(messages, read)
-
-
-def _one_by_one(
-    messages: Sequence[ck.Message], read: Callable[[Sequence[Coordinates]], Mapping[Coordinates, Headers]]
-) -> list[Headers]:
     found: list[Headers] = []
     odd: dict[int, Coordinates] = {}
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages):  # each is asked once: see above
         try:
             found.append(tuple(_ASK(message) or ()))
         except SystemError:
