@@ -14,11 +14,9 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
 
-import uvicorn
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
@@ -31,6 +29,7 @@ from gateway.fine_tuning_body import CreateFineTuningBody
 from gateway.limits import KeyLimits
 from gateway.openapi import describe
 from gateway.time_limits import TimeLimits
+from gateway.uvicorn_server import bound, quiet_server
 from streams import garbage
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
@@ -38,12 +37,11 @@ from streams.access.people import KeyFile, Logins
 from streams.access.request_log import RequestLog
 from streams.adapters import signing
 from streams.engines.build import build_tokens
-from streams.errors import SettingsError
 from streams.jobs.job_log import JobLog
 from streams.kafka.registry import client as schema_registry
 from streams.observability import metrics
 from streams.observability.metrics import Meter
-from streams.settings.model import Serve, Settings
+from streams.settings.model import Settings
 from streams.stages.agents.fleet import FleetRecorder
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.service import opened, opened_fleet
@@ -64,15 +62,6 @@ START_S = 3600.0
 log = logging.getLogger("streamward.agents")
 
 
-class QuietServer(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the command's have been set."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-
 def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> None:
     """Answer agents until `stop` is set; answers in progress are finished and recorded. `fleet`: for every policy.
 
@@ -81,7 +70,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
     signing.check_verify_key(settings.adapters)
     with (
         metrics.served(settings, "serve", waits_for=("kafka", "engine")) as meter,
-        contextlib.closing(_bound(settings.serve)) as listening,
+        contextlib.closing(bound("serve", settings.serve.host, settings.serve.port)) as listening,
     ):
         meter.begin("building the engine", within_s=START_S)
         engine, rendering = build_tokens(settings)
@@ -112,16 +101,7 @@ async def _serve(
     stop: threading.Event,
     meter: Meter,
 ) -> None:
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=GRACE_S,
-        server_header=False,
-        proxy_headers=False,
-    )
-    server = QuietServer(config)
+    server = quiet_server(app, grace_s=GRACE_S)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     who = "every policy" if isinstance(recorder, FleetRecorder) else settings.policy.name
@@ -197,14 +177,3 @@ def job_routes(settings: Settings, orders: JobLog, *, fleet: bool = False) -> AP
     for prefix in REST_PREFIXES:
         router.include_router(own, prefix=prefix, include_in_schema=prefix == REST_PREFIXES[0])
     return router
-
-
-def _bound(rule: Serve) -> socket.socket:
-    """Return a socket that listens. Raises SettingsError."""
-    family = socket.AF_INET6 if ":" in rule.host else socket.AF_INET
-    try:
-        return socket.create_server((rule.host, rule.port), family=family)
-    except OSError as exc:
-        raise SettingsError(
-            f"serve.host {rule.host}, serve.port {rule.port}: {exc}. Name another port, or 0 for any free one"
-        ) from exc
