@@ -184,10 +184,8 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRout
     @router.post("/responses", **requested(ResponsesBody))
     async def one_response(request: Request) -> Response:
         body, caller = await _received(request, recorder, ResponsesBody, max_body_bytes)
-        at, asked = (
-            time.time(),
-            responses.call(body, caller, await _before(request, recorder, body.previous_response_id)),
-        )
+        at, before = time.time(), await _before(request, recorder, body.previous_response_id)
+        asked = responses.call(body, caller, before)
         begun, pieces = await _begun(request, recorder, of(request, asked))
         if body.stream:
             return _stream(responses.events(body, begun, pieces, at), asked, begun, sse.END)

@@ -47,7 +47,7 @@ class LoginBody(SecretBody):
 
 
 class RefreshBody(SecretBody):
-    """A login that goes on, or ends."""
+    """A login that continues, or ends."""
 
     refresh_token: str = Field(min_length=1, max_length=200)
 

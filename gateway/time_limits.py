@@ -5,7 +5,7 @@
 A stream that has begun ends where it is: its status was sent, and its client sees that the last frame is missing. The
 model's rows are cancelled then, and its turn is recorded as not delivered.
 
-Not covered: what runs in a thread goes on to its end, and nobody waits for it; a client that reads slowly has
+Not covered: what runs in a thread continues to its end, and nobody waits for it; a client that reads slowly has
 serve.answer_s, too.
 """
 

@@ -1,6 +1,6 @@
 """A task's answers side by side: where they differ, what each got, and why the group taught something or nothing.
 
-texts ──► words ──► what all begin with, and what each goes on with
+texts ──► words ──► what all begin with, and how each continues
 group, rewards, batch, version ──► one sentence after another
 """
 

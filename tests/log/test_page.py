@@ -1,4 +1,4 @@
-"""`streamward page` over a real log: what is in it, what is written meanwhile, and a broker that is away."""
+"""`streamward page` over a real log: what is in it, what is written meanwhile, and a broker that is unreachable."""
 
 from __future__ import annotations
 
