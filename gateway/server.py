@@ -29,7 +29,7 @@ from gateway.fine_tuning_body import CreateFineTuningBody
 from gateway.limits import KeyLimits
 from gateway.openapi import describe
 from gateway.time_limits import TimeLimits
-from gateway.uvicorn_server import bound, quiet_server
+from gateway.uvicorn_server import TlsFiles, bound, quiet_server
 from streams import garbage
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
@@ -68,6 +68,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
     Raises SettingsError if address or engine cannot be used, LogError if the broker refuses or is unreachable too long.
     """
     signing.check_verify_key(settings.adapters)
+    tls = tls_files(settings)
     with (
         metrics.served(settings, "serve", waits_for=("kafka", "engine")) as meter,
         contextlib.closing(bound("serve", settings.serve.host, settings.serve.port)) as listening,
@@ -88,7 +89,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                     app = _application(settings, recorder, orders, keys, requests)
-                    runner.run(_serve(settings, recorder, app, listening, stop, meter))
+                    runner.run(_serve(settings, recorder, app, listening, tls, stop, meter))
         finally:
             engine.close()
 
@@ -98,14 +99,16 @@ async def _serve(
     recorder: Recorder | FleetRecorder,
     app: ASGIApp,
     listening: socket.socket,
+    tls: TlsFiles | None,
     stop: threading.Event,
     meter: Meter,
 ) -> None:
-    server = quiet_server(app, grace_s=GRACE_S)
+    server = quiet_server(app, grace_s=GRACE_S, tls=tls)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     who = "every policy" if isinstance(recorder, FleetRecorder) else settings.policy.name
-    log.info("%s (%s) answers at http://%s/v1", who, settings.policy.engine, where)
+    scheme = "http" if tls is None else "https"
+    log.info("%s (%s) answers at %s://%s/v1", who, settings.policy.engine, scheme, where)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     recorder.runs.finish()
     rounds = 0
@@ -138,6 +141,16 @@ def _application(
         app.include_router(people_routes(settings, keys))
     describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES, *auth.BODIES))
     return TimeLimits(app if keys is None else Door(app, keys, KeyLimits(rule), requests), rule)
+
+
+def tls_files(settings: Settings) -> TlsFiles | None:
+    """Return certificate and key, if the server has its own. Raises SettingsError if it could not use them."""
+    rule = settings.serve
+    if rule.tls_certificate is None or rule.tls_key is None:
+        return None
+    files = TlsFiles(rule.tls_certificate, rule.tls_key)
+    files.check()
+    return files
 
 
 def _requests(settings: Settings) -> contextlib.AbstractContextManager[RequestLog | None]:

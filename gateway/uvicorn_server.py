@@ -1,13 +1,17 @@
 """uvicorn within a command that has its own signal handlers: a socket that listens, and a server on it.
 
 host, port ──► bound ──► socket        application ──► quiet_server ──► answers on sockets until `should_exit`
+certificate and key, if any ──► TlsFiles ──► quiet_server, which then speaks https
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,7 +28,32 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-def quiet_server(app: ASGIApp, *, grace_s: int) -> QuietServer:
+class TlsFiles(NamedTuple):
+    """PEM files of a server."""
+
+    certificate: Path
+    """Its own first, then those up to its authority."""
+    key: Path
+
+    def check(self) -> None:
+        """Raise SettingsError if a server could not use them."""
+        for path in self:
+            if not path.is_file():
+                raise SettingsError(f"{path}: no such file; serve.tls_certificate and serve.tls_key name PEM files")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*self, password=_no_password)
+        except (OSError, ValueError) as exc:
+            raise SettingsError(
+                f"serve.tls_certificate {self.certificate}, serve.tls_key {self.key}: {exc}. Expected a certificate "
+                "and the private key that belongs to it, both PEM, and the key without a password"
+            ) from exc
+
+
+def _no_password() -> bytes:
+    raise ValueError("the key has a password")
+
+
+def quiet_server(app: ASGIApp, *, grace_s: int, tls: TlsFiles | None = None) -> QuietServer:
     """Return a server; once it should stop, answers in progress may take `grace_s` seconds."""
     return QuietServer(
         uvicorn.Config(
@@ -35,6 +64,8 @@ def quiet_server(app: ASGIApp, *, grace_s: int) -> QuietServer:
             timeout_graceful_shutdown=grace_s,
             server_header=False,
             proxy_headers=False,
+            ssl_certfile=tls and tls.certificate,
+            ssl_keyfile=tls and tls.key,
         )
     )
 

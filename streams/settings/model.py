@@ -594,6 +594,11 @@ class Serve(Section):
         "none", description="keys: only who sends one of `streamward access keys create` is answered"
     )
     port: int = Field(8790, ge=0, le=65535, description="0: any free one, which is printed")
+    tls_certificate: Path | None = Field(
+        None,
+        description="PEM file of a certificate and of those up to its authority; the server then speaks https",
+    )
+    tls_key: Path | None = Field(None, description="PEM file of its private key")
     idle_s: float = Field(1800.0, gt=0, description="a trajectory without a call for this long has ended, seconds")
     longest_s: float = Field(
         86400.0,
@@ -641,7 +646,14 @@ class Serve(Section):
     @property
     def url(self) -> str:
         """Where it answers, without a path."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        scheme = "http" if self.tls_certificate is None else "https"
+        return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @model_validator(mode="after")
+    def _tls_has_both_files(self) -> Serve:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together; set both, or neither")
+        return self
 
     @model_validator(mode="after")
     def _is_guarded(self) -> Serve:
