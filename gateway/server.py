@@ -84,6 +84,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 _keys(settings) as keys,
                 _requests(settings) as requests,
             ):
+                meter.ready("kafka")
                 meter.begin("answering")
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -37,11 +36,12 @@ from streams.engines.token_stream import Generation, TokenStream
 from streams.kafka import admin
 from streams.observability.metrics import OFF
 from streams.settings.load import to_env
-from streams.settings.model import Kafka, Policy, Serve, Settings, Topics
+from streams.settings.model import Kafka, Metrics, Policy, Serve, Settings, Topics
 from streams.stages.agents.calls import Delta, Done, ModelCall
 from streams.stages.agents.fold import of_each
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.service import opened
+from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, read, said, until
 
@@ -99,13 +99,13 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port, scraped = free_ports(2)
     settings = Settings(
         kafka=Kafka(bootstrap=kafka_bootstrap),
         topics=Topics(prefix=own_prefix(), partitions=2, policy_partitions=2),
         policy=Policy(name="sums", engine="scripted", script=json.dumps(SCRIPT)),
         serve=Serve(port=port, max_body_mb=1),
+        metrics=Metrics(port=scraped),
     )
     admin.apply_topics(settings)
     server = Server(settings, tmp_path_factory.mktemp("serve"))
@@ -114,10 +114,15 @@ def server(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> It
     assert server.process.wait(60) == 0, said(server.folder)
 
 
+def test_a_server_is_ready_before_there_is_anything_in_its_log(server: Server) -> None:
+    url = f"http://127.0.0.1:{server.settings.metrics.port}/readyz"
+    until(lambda: httpx.get(url).text == "ok\n", "the server is ready", folder=server.folder)
+
+
 def test_with_keys_a_client_is_answered_until_its_key_is_revoked(server: Server, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = server.settings.model_copy(update={"serve": Serve(port=port, auth="keys")})
+    (port,) = free_ports(1)
+    alone = {"serve": Serve(port=port, auth="keys"), "metrics": Metrics()}
+    settings = server.settings.model_copy(update=alone)
     with AccessLog(settings) as person:
         key = person.create(role="submitter", actor="ann")
         guarded = Server(settings, tmp_path)
