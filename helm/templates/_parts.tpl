@@ -1,9 +1,9 @@
-{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, jobs, tuner, audit, archive,
-     topics, schemas, and vllm, which has no settings. */}}
+{{/* Shared by all templates. A component is one of streams, scoring, policy, trainer, jobs, tuner, serve, audit,
+     archive, topics, schemas, and vllm, which has no settings. */}}
 
 {{- define "streamward.components" -}}
 {{- $found := list "streams" "scoring" "policy" "trainer" -}}
-{{- range $component := list "jobs" "tuner" "audit" "archive" -}}
+{{- range $component := list "jobs" "tuner" "serve" "audit" "archive" -}}
 {{- if (index $.Values $component).enabled -}}{{- $found = append $found $component -}}{{- end -}}
 {{- end -}}
 {{- join " " $found -}}
@@ -39,7 +39,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if eq .component "vllm" -}}
 {{- ternary (printf "%s@%s" $pinned.repository $pinned.digest) (printf "%s:%s" $pinned.repository $pinned.tag) (ne $pinned.digest "") -}}
 {{- else -}}
-{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "tuner" "archive")) -}}
+{{- $kind := ternary "model" "streams" (has .component (list "policy" "trainer" "tuner" "serve" "archive")) -}}
 {{- $image := index .root.Values.images $kind -}}
 {{- $suffix := "" -}}
 {{- if eq $kind "model" -}}
@@ -60,7 +60,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- with (index .root.Values .component).autoscaling }}{{ ternary "" "yes" (eq .kind "none") }}{{ end -}}
 {{- end -}}
 
-{{/* Whether the policy uses vLLM servers, the chart's or existing ones. */}}
+{{/* Whether policy and serve use vLLM servers, the chart's or existing ones. */}}
 {{- define "streamward.asksServers" -}}
 {{- if and .Values.vllm.enabled .Values.vllm.servers -}}
 {{- fail "vllm.enabled and vllm.servers are mutually exclusive: remove one" -}}
@@ -68,7 +68,30 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if and .Values.vllm.servers (not .Values.vllm.shared.existingClaim) -}}
 {{- fail "vllm.servers needs vllm.shared.existingClaim: the volume that those servers mount" -}}
 {{- end -}}
-{{- if or .Values.vllm.enabled .Values.vllm.servers -}}yes{{- end -}}
+{{- if or .Values.vllm.enabled .Values.vllm.servers -}}
+{{- if .Values.fleet.enabled -}}
+{{- fail "fleet.enabled: the policy agent of a fleet runs the model itself; remove vllm, or set fleet.enabled=false" -}}
+{{- end -}}
+yes
+{{- end -}}
+{{- end -}}
+
+{{/* Arguments of a component's process, which is one of many in a fleet. */}}
+{{- define "streamward.args" -}}
+{{- $own := index .root.Values .component -}}
+{{- $commands := dict "policy" "policy" "trainer" "train" "serve" "serve" "jobs" "jobs, run" "tuner" "tune, --jobs" "archive" "archive, sync, --follow" -}}
+{{- if eq .component "audit" -}}
+audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "{{ $own.everySeconds }}"
+{{- else -}}
+{{ get $commands .component | default .component }}
+{{- if and .root.Values.fleet.enabled (has .component (list "policy" "trainer" "serve")) }}, --fleet
+{{- with (include "streamward.settings" . | fromJson).policy -}}
+{{- if .name -}}
+{{- fail (printf "settings: policy.name is %s and fleet.enabled true: a fleet serves every policy; remove one, and name policies in settings.fleet.policies" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* URLs of the servers, one each: an adapter is loaded into a single server. */}}
@@ -131,7 +154,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- if and .root.Values.signing.privateSecret (has .component (list "trainer" "tuner")) -}}
 {{- $_ := set $derived.adapters "signing_key" "/etc/streamward/signing/adapters.key" -}}
 {{- end -}}
-{{- if eq .component "policy" -}}
+{{- if has .component (list "policy" "serve") -}}
 {{- if .root.Values.signing.publicSecret -}}
 {{- $_ := set $derived.adapters "verify_key" "/etc/streamward/signing/adapters.pub" -}}
 {{- end -}}
@@ -139,16 +162,25 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $_ := set $derived "policy" (dict "engine" "vllm" "servers" (include "streamward.servers" .root) "server_folder" "/var/lib/streamward/served") -}}
 {{- end -}}
 {{- end -}}
+{{- if eq .component "serve" -}}
+{{- $_ := set $derived "serve" (dict "host" "0.0.0.0" "port" (int $own.port) "auth" "keys") -}}
+{{- $login := dict -}}
+{{- if $own.loginSecret -}}{{- $_ := set $login "signing_key" "/etc/streamward/login/signing.pem" -}}{{- end -}}
+{{- if $own.ingress.enabled -}}
+{{- $_ := set $login "public_url" (required "serve.ingress.enabled is true and serve.ingress.host is not set" $own.ingress.host | printf "https://%s") -}}
+{{- end -}}
+{{- if $login -}}{{- $_ := set $derived "login" $login -}}{{- end -}}
+{{- end -}}
 {{- if eq .component "archive" -}}
 {{- $_ := set $derived "archive" (dict "store" (default "/var/lib/streamward/archive" $own.url)) -}}
 {{- end -}}
-{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "archive")) -}}
+{{- if and $values.metrics.port (has .component (list "streams" "scoring" "policy" "trainer" "jobs" "tuner" "serve" "archive")) -}}
 {{- $_ := set $derived "metrics" (dict "host" "0.0.0.0" "port" (int $values.metrics.port)) -}}
 {{- end -}}
 {{- range $section, $keys := $derived -}}
 {{- range $key, $_ := $keys -}}
 {{- if hasKey (default dict (get $said $section)) $key -}}
-{{- fail (printf "settings: %s.%s is determined by other values (kafka, schemas, adapterStore, signing, metrics, vllm, trainer, archive); remove it from settings" $section $key) -}}
+{{- fail (printf "settings: %s.%s is determined by other values (kafka, schemas, adapterStore, signing, metrics, vllm, trainer, serve, archive); remove it from settings" $section $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -161,12 +193,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "streamward.signingSecret" -}}
 {{- if has .component (list "trainer" "tuner") }}{{ .root.Values.signing.privateSecret }}{{ end -}}
-{{- if eq .component "policy" }}{{ .root.Values.signing.publicSecret }}{{ end -}}
+{{- if has .component (list "policy" "serve") }}{{ .root.Values.signing.publicSecret }}{{ end -}}
 {{- end -}}
 
 {{/* Credentials for the object store of the adapters, or of the archive. */}}
 {{- define "streamward.storeSecret" -}}
-{{- $store := get (dict "policy" .root.Values.adapterStore "trainer" .root.Values.adapterStore "tuner" .root.Values.adapterStore "archive" .root.Values.archive) .component -}}
+{{- $store := get (dict "policy" .root.Values.adapterStore "trainer" .root.Values.adapterStore "tuner" .root.Values.adapterStore "serve" .root.Values.adapterStore "archive" .root.Values.archive) .component -}}
 {{- with $store }}{{ if .url }}{{ .credentialsSecret }}{{ end }}{{ end -}}
 {{- end -}}
 
@@ -241,7 +273,7 @@ capabilities:
 {{- if (index .root.Values .component).secretSettings }}
 - {name: secrets, mountPath: /etc/streamward/secrets, readOnly: true}
 {{- end }}
-{{- if has .component (list "policy" "trainer" "tuner") }}
+{{- if has .component (list "policy" "trainer" "tuner" "serve") }}
 - {name: cache, mountPath: /var/lib/streamward/cache}
 {{- if not .root.Values.adapterStore.url }}
 - {name: adapters, mountPath: /var/lib/streamward/adapters}
@@ -259,7 +291,10 @@ capabilities:
 {{- if include "streamward.signingSecret" . }}
 - {name: signing, mountPath: /etc/streamward/signing, readOnly: true}
 {{- end }}
-{{- if and (eq .component "policy") (include "streamward.asksServers" .root) }}
+{{- if and (eq .component "serve") .root.Values.serve.loginSecret }}
+- {name: login, mountPath: /etc/streamward/login, readOnly: true}
+{{- end }}
+{{- if and (has .component (list "policy" "serve")) (include "streamward.asksServers" .root) }}
 - {name: served, mountPath: /var/lib/streamward/served}
 {{- end }}
 {{- end -}}
@@ -319,7 +354,7 @@ capabilities:
           items: [{key: {{ $from.key }}, path: {{ $setting }}}]
     {{- end }}
 {{- end }}
-{{- if has .component (list "policy" "trainer" "tuner") }}
+{{- if has .component (list "policy" "trainer" "tuner" "serve") }}
 - name: cache
   emptyDir: {sizeLimit: {{ (index .root.Values .component).cache.size }}}
 {{- if not .root.Values.adapterStore.url }}
@@ -353,7 +388,14 @@ capabilities:
     defaultMode: 0440
     items: [{key: {{ $key }}, path: {{ $key }}}]
 {{- end }}
-{{- if and (eq .component "policy") (include "streamward.asksServers" .root) }}
+{{- if and (eq .component "serve") .root.Values.serve.loginSecret }}
+- name: login
+  secret:
+    secretName: {{ .root.Values.serve.loginSecret }}
+    defaultMode: 0440
+    items: [{key: signing.pem, path: signing.pem}]
+{{- end }}
+{{- if and (has .component (list "policy" "serve")) (include "streamward.asksServers" .root) }}
 - name: served
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-served" $name) .root.Values.vllm.shared.existingClaim }}

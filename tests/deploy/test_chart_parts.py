@@ -70,7 +70,7 @@ def test_a_trainer_never_scales(case: str) -> None:
     targets = [
         one["spec"]["scaleTargetRef"]["name"] for one in of_kind(case, "HorizontalPodAutoscaler", "ScaledObject")
     ]
-    assert not [name for name in targets if name.endswith(("-trainer", "-audit", "-archive", "-vllm"))]
+    assert not [name for name in targets if name.endswith(("-trainer", "-audit", "-archive", "-serve", "-vllm"))]
 
 
 def test_an_hpa_goes_by_the_lag_of_each_pod() -> None:
@@ -254,11 +254,87 @@ def test_who_tunes_has_the_store_the_key_and_a_place_for_the_model_and_none_of_t
     assert not any(name_of(one).endswith("-tuner") for one in objects("least"))
 
 
-def test_no_pod_runs_the_server_of_agents_as_its_address_is_that_of_one_machine() -> None:
-    for one in of_kind("scaled", "Deployment"):
-        assert "serve" not in spec_of(one)["containers"][0]["args"]
+# --- the server, and fleets -------------------------------------------------------------------------------------------
+
+
+def test_the_server_asks_for_keys_where_its_service_sends_them_and_one_pod_numbers_turns(tmp_path: Path) -> None:
+    found, service = (component("scaled", kind, "serve") for kind in ("Deployment", "Service"))
+    assert found["spec"]["replicas"] == 1 and found["spec"]["strategy"] == {"type": "Recreate"}
+    said = settings_of("scaled", "serve", tmp_path)
+    assert (said.serve.host, said.serve.port, said.serve.auth) == ("0.0.0.0", 8790, "keys")  # noqa: S104
+    (container,) = spec_of(found)["containers"]
+    assert {"name": "http", "containerPort": 8790} in container["ports"]
+    assert service["spec"]["ports"] == [{"name": "http", "port": 8790, "targetPort": "http"}]
+    assert service["spec"]["selector"].items() <= found["spec"]["template"]["metadata"]["labels"].items()
+    assert str(said.adapters.verify_key) == "/etc/streamward/signing/adapters.pub" and said.adapters.signing_key is None
     with pytest.raises(ValidationError, match="there are no keys"):
-        Serve(host="0.0.0.0")  # noqa: S104
+        Serve(host=said.serve.host)
+
+
+def test_an_ingress_ends_tls_where_people_are_sent_to_log_in(tmp_path: Path) -> None:
+    ingress = component("scaled", "Ingress", "serve")["spec"]
+    assert ingress["tls"] == [{"hosts": ["streamward.example.org"], "secretName": "certificate"}]
+    (rule,) = ingress["rules"]
+    (path,) = rule["http"]["paths"]
+    assert (rule["host"], path["path"]) == ("streamward.example.org", "/")
+    assert path["backend"]["service"] == {"name": "one-streamward-serve", "port": {"name": "http"}}
+    login = settings_of("scaled", "serve", tmp_path).login
+    assert (login.public_url, str(login.signing_key)) == (
+        "https://streamward.example.org",
+        "/etc/streamward/login/signing.pem",
+    )
+    assert (tmp_path / "etc/streamward/login/signing.pem").read_text() == "login/signing.pem"
+    assert (
+        not [*of_kind("fleet", "Ingress")] and settings_of("fleet", "serve", tmp_path / "2").login.signing_key is None
+    )
+
+
+def test_only_the_server_is_reached_at_its_port() -> None:
+    found = component("scaled", "NetworkPolicy", "serve")["spec"]
+    reached = [
+        name_of(one)
+        for one in of_kind("scaled", "Deployment")
+        if found["podSelector"]["matchLabels"].items() <= one["spec"]["template"]["metadata"]["labels"].items()
+    ]
+    assert reached == ["Deployment/one-streamward-serve"]
+    assert found["ingress"] == [{"ports": [{"protocol": "TCP", "port": 8790}]}]
+
+
+def test_a_fleet_is_every_process_that_holds_the_base_model(tmp_path: Path) -> None:
+    args = {
+        one["metadata"]["name"].rpartition("-")[2]: spec_of(one)["containers"][0]["args"]
+        for one in of_kind("fleet", "Deployment")
+    }
+    assert {name for name, told in args.items() if "--fleet" in told} == {"policy", "trainer", "serve"}
+    trainer = component("fleet", "Deployment", "trainer")["spec"]
+    assert trainer["replicas"] == 2 and component("fleet", "PodDisruptionBudget", "trainer")["spec"]["maxUnavailable"]
+    (claim,) = [one for one in of_kind("fleet", "PersistentVolumeClaim") if name_of(one).endswith("-checkpoints")]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert settings_of("fleet", "trainer", tmp_path).fleet.policies == "math-*"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"trainer": {"replicas": 2}}, "trainer.replicas is 2: one trainer makes the versions of one policy"),
+        (
+            {"fleet": {"enabled": True}, "settings": {"policy": {"name": "a"}}},
+            "policy.name is a and fleet.enabled true",
+        ),
+        (
+            {"fleet": {"enabled": True}, "vllm": {"enabled": True}, "settings": {"model": {"base": "example/model"}}},
+            "the policy agent of a fleet runs the model itself",
+        ),
+        ({"serve": {"enabled": True, "ingress": {"enabled": True}}}, "serve.ingress.host is not set"),
+        (
+            {"serve": {"enabled": True, "settings": {"serve": {"auth": "none"}}}},
+            "settings: serve.auth is determined by",
+        ),
+    ],
+)
+def test_what_cannot_be_together_is_said_before_anything_starts(values: Object, said: str) -> None:
+    done = helm({**BOOTSTRAP, **values})
+    assert done.returncode != 0 and said in done.stderr
 
 
 # --- a Schema Registry ------------------------------------------------------------------------------------------------
@@ -321,8 +397,9 @@ def test_every_process_listens_where_its_pod_says(case: str, tmp_path: Path) -> 
         if name == "audit":
             assert container["args"][container["args"].index("--listen") + 1] == f"0.0.0.0:{ports[0]}"
             continue
-        metrics = settings_of(case, name, tmp_path / name).metrics
-        assert ports == ([] if case == "bare" else [metrics.port])
+        said = settings_of(case, name, tmp_path / name)
+        metrics = said.metrics
+        assert ports == ([] if case == "bare" else [metrics.port, *([said.serve.port] if name == "serve" else [])])
         assert metrics.host == ("127.0.0.1" if case == "bare" else "0.0.0.0")  # noqa: S104
 
 
@@ -334,7 +411,7 @@ def test_a_pod_monitor_finds_every_process_by_its_port() -> None:
     for one in of_kind("scaled", "Deployment"):
         template = one["spec"]["template"]
         assert wanted <= template["metadata"]["labels"].items()
-        assert [port["name"] for port in template["spec"]["containers"][0]["ports"]] == [endpoint["port"]]
+        assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
 
 
 def test_a_service_monitor_finds_one_service_and_that_every_process() -> None:
@@ -440,14 +517,15 @@ def test_policy_and_servers_share_the_folder_of_adapters(case: str, tmp_path: Pa
 def test_only_agents_get_through_to_the_servers() -> None:
     (found,) = [one for one in of_kind("vllm", "NetworkPolicy") if one["metadata"]["name"].endswith("-vllm")]
     (rule,) = found["spec"]["ingress"]
-    (source,) = rule["from"]
-    selector = source["podSelector"]["matchLabels"].items()
+    selectors = [source["podSelector"]["matchLabels"].items() for source in rule["from"]]
     let_in = [
         name_of(one)
         for one in of_kind("vllm", "Deployment")
-        if selector <= one["spec"]["template"]["metadata"]["labels"].items()
+        if any(selector <= one["spec"]["template"]["metadata"]["labels"].items() for selector in selectors)
     ]
-    assert let_in == ["Deployment/one-streamward-policy"] and rule["ports"] == [{"protocol": "TCP", "port": 8000}]
+    assert let_in == ["Deployment/one-streamward-policy", "Deployment/one-streamward-serve"] and rule["ports"] == [
+        {"protocol": "TCP", "port": 8000}
+    ]
 
 
 def test_ports_of_servers_elsewhere_are_let_out() -> None:

@@ -32,9 +32,10 @@ COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("streamward-")]
 KEYS = {
-    "build": dict, "cap_drop": list, "command": list, "depends_on": dict, "deploy": dict, "environment": dict,
-    "healthcheck": dict, "image": str, "ipc": str, "logging": dict, "ports": list, "profiles": list, "read_only": bool,
-    "restart": str, "security_opt": list, "shm_size": str, "stop_grace_period": str, "tmpfs": list, "volumes": list,
+    "build": dict, "cap_add": list, "cap_drop": list, "command": list, "depends_on": dict, "deploy": dict,
+    "environment": dict, "healthcheck": dict, "image": str, "ipc": str, "logging": dict, "ports": list,
+    "profiles": list, "read_only": bool, "restart": str, "security_opt": list, "shm_size": str,
+    "stop_grace_period": str, "tmpfs": list, "volumes": list,
 }  # fmt: skip
 VARIABLE = re.compile(r"\$\{\w+:-([^}]*)\}")
 
@@ -63,7 +64,18 @@ def test_a_service_says_nothing_that_compose_would_not_understand(name: str) -> 
 def test_profiles_are_those_of_the_header() -> None:
     named = {profile for service in SERVICES.values() for profile in service.get("profiles", [])}
     header = (ROOT / "docker-compose.yml").read_text(encoding="utf-8").split("name: streamward")[0]
-    assert named == set(re.findall(r"--profile (\w+)", header)) == {"cpu", "gpu", "observability", "ui"}
+    assert (
+        named
+        == set(re.findall(r"--profile (\w+)", header))
+        == {
+            "agents",
+            "cpu",
+            "fleet",
+            "gpu",
+            "observability",
+            "ui",
+        }
+    )
 
 
 def test_every_volume_is_declared_and_used_and_every_mounted_file_is_there() -> None:
@@ -157,7 +169,7 @@ def test_the_specification_would_refuse_a_file_that_is_wrong(service: str, wrong
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("profile", ["cpu", "gpu", "observability", "ui"])
+@pytest.mark.parametrize("profile", ["agents", "cpu", "fleet", "gpu", "observability", "ui"])
 def test_docker_compose_takes_the_file(profile: str) -> None:
     compose = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "--profile", profile]
     if shutil.which("docker") is None or subprocess.run([*compose[:2], "version"], capture_output=True).returncode != 0:
@@ -203,7 +215,7 @@ def test_what_a_process_writes_lies_in_a_volume_and_the_rest_is_read_only(name: 
     assert service["read_only"] is True and service["tmpfs"] == ["/tmp"]  # noqa: S108, the container's own
     settings = loaded({key: _filled(value) for key, value in service["environment"].items()})
     mounted = {mount.split(":")[1] for mount in service.get("volumes", [])}
-    if parsed(service["command"]) in ("policy", "train", "tune"):
+    if parsed(service["command"]) in ("policy", "train", "tune", "serve"):
         assert {settings.adapters.store, "/var/lib/streamward/cache"} <= mounted
     if parsed(service["command"]) in ("train", "tune"):
         assert str(settings.trainer.checkpoints) in mounted
@@ -211,7 +223,7 @@ def test_what_a_process_writes_lies_in_a_volume_and_the_rest_is_read_only(name: 
         assert str(settings.policy.server_folder) in mounted
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "fleet"])
 def test_each_profile_runs_the_whole_loop_with_one_trainer(profile: str) -> None:
     running = [name for name in OURS if profile in SERVICES[name].get("profiles", [profile])]
     commands = [parsed(SERVICES[name]["command"]) for name in running]
@@ -220,11 +232,25 @@ def test_each_profile_runs_the_whole_loop_with_one_trainer(profile: str) -> None
         "policy",
         "schemas serve",
         "scoring",
+        *(["serve"] if profile == "fleet" else []),
         "streams",
         "topics apply",
         "train",
         "tune",
     ]
+    of_fleets = [name for name in running if "--fleet" in SERVICES[name]["command"]]
+    assert of_fleets == (["policy-fleet", "trainer-fleet", "serve-fleet"] if profile == "fleet" else [])
+
+
+def test_servers_ask_for_keys_and_are_reached_through_tls_alone() -> None:
+    caddy = (ROOT / "deploy" / "Caddyfile").read_text(encoding="utf-8")
+    sites = dict(re.findall(r"https://localhost:(\d+) \{\s+import stream ([\w-]+:\d+)", caddy))
+    assert SERVICES["tls"]["ports"] == [f"127.0.0.1:{port}:{port}" for port in sites]
+    for name in ("serve", "serve-fleet"):
+        said = loaded({key: _filled(value) for key, value in SERVICES[name]["environment"].items()}).serve
+        assert (said.host, said.auth) == ("0.0.0.0", "keys")  # noqa: S104, of a container
+        assert f"{name}:{said.port}" in sites.values() and "ports" not in SERVICES[name]
+        assert set(SERVICES[name]["profiles"]) <= set(SERVICES["tls"]["profiles"])
 
 
 def test_the_vllm_of_the_profile_is_started_as_the_engine_wants_it() -> None:

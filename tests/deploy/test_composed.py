@@ -1,11 +1,13 @@
-"""The services of docker-compose.yml, profile cpu, started as it says, on a Kafka that is set up as its service is.
+"""The services of docker-compose.yml, started as it says, on a Kafka that is set up as its service is.
 
-    kafka, with its listeners ──► topics (ends) ──► streams, scoring, jobs, schemas, policy, trainer, tuner, audit
+    kafka, with its listeners ──► topics (ends) ──► streams, scoring, jobs, schemas, audit; policy, trainer, tuner,
+                                                    serve, or the fleet's
                               ──► their health checks pass ──► tasks from the host ──► a version, trained and served
+                              ──► a call with a key
 
 The base model is the tiny one, as BASE_MODEL names another. It runs with `make test-deploy`, in about a minute.
 Not covered: what tests/support/deploy/container.py does not do for a container; Prometheus, Grafana, the topics in a
-browser.
+browser, TLS.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -35,7 +38,8 @@ from tests.support.scrape import parse
 
 pytestmark = pytest.mark.kafka
 
-SERVICES = ("streams", "scoring", "jobs", "schemas", "policy", "trainer", "tuner", "audit")
+ALWAYS = ("streams", "scoring", "jobs", "schemas", "tuner", "audit")
+PROFILES = {"cpu": ("policy", "trainer", "serve"), "fleet": ("policy-fleet", "trainer-fleet", "serve-fleet")}
 MODEL = "/models/tiny"
 INSIDE, HOST, CONTROLLER = "19092", "9092", "29093"
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
@@ -63,10 +67,12 @@ def properties(told: dict[str, str], ports: dict[str, str]) -> dict[str, str]:
 class Project:
     """What runs, and what is asked of it."""
 
-    def __init__(self, host: Host, bootstrap: str) -> None:
+    def __init__(self, host: Host, bootstrap: str, profile: str) -> None:
         self.host, self.bootstrap = host, bootstrap
+        self.policy, self.trainer, self.server = PROFILES[profile]
+        self.stay = (*ALWAYS, *PROFILES[profile])
         self.services: dict[str, Process] = {
-            name: host.put(of_service(name, filled(COMPOSE["services"][name]))) for name in ("topics", *SERVICES)
+            name: host.put(of_service(name, filled(COMPOSE["services"][name]))) for name in ("topics", *self.stay)
         }
 
     def total(self, name: str, metric: catalog.Metric, **labels: str) -> float:
@@ -78,8 +84,8 @@ class Project:
         return parse(self.services[name].get(port, "/metrics")[1]).total(metric.name, **labels)
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+@pytest.fixture(scope="module", params=PROFILES)
+def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project that is up."""
     if os.environ.get(OPT_IN) != "1":
         pytest.skip(skips.ASKED_FOR)
@@ -90,9 +96,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     try:
         broker.start(node, port=int(free[HOST]), properties=kafka)
         addresses = {f"kafka:{INSIDE}": f"127.0.0.1:{free[INSIDE]}"}
-        running = Project(Host(folder, addresses, {MODEL: save_tiny(folder / "tiny")}), f"127.0.0.1:{free[HOST]}")
+        host = Host(folder, addresses, {MODEL: save_tiny(folder / "tiny")})
+        running = Project(host, f"127.0.0.1:{free[HOST]}", request.param)
         running.services["topics"].ends()
-        stay = [running.services[name] for name in SERVICES]
+        stay = [running.services[name] for name in running.stay]
         with running.host.running(*stay):
             running.host.until_ready(*stay)
             yield running
@@ -105,17 +112,32 @@ def test_a_version_is_trained_and_served_by_what_compose_starts(project: Project
     outside = {**environment(), "STREAMWARD_KAFKA__BOOTSTRAP": project.bootstrap}
     submit = command("tasks", "submit", "-")
     subprocess.run(submit, input=asked(48), env=outside, cwd=project.host.folder, check=True, text=True)
-    until(lambda: project.total("trainer", catalog.VERSION) >= 1, "a version", folder=project.host.folder)
+    until(lambda: project.total(project.trainer, catalog.VERSION) >= 1, "a version", folder=project.host.folder)
     until(
         lambda: (
-            project.total("policy", catalog.ADAPTER, role="served") == 1
-            and not project.total("policy", catalog.ADAPTER, role="served", version="0")
+            project.total(project.policy, catalog.ADAPTER, role="served") == 1
+            and not project.total(project.policy, catalog.ADAPTER, role="served", version="0")
         ),
         "a version that is served",
         folder=project.host.folder,
     )
     until(lambda: project.total("audit", catalog.RECOUNTED) > 0, "a recount", folder=project.host.folder)
-    assert all(project.services[name].passes("readiness") for name in SERVICES)
+    assert all(project.services[name].passes("readiness") for name in project.stay)
+
+
+def test_an_agent_with_a_key_is_answered(project: Project) -> None:
+    server = project.services[project.server]
+    made = server.execute("streamward", "access", "keys", "create", "--role", "submitter", "--name", "me")
+    assert made.returncode == 0, made.stderr
+    (port,) = set(re.findall(rf"import stream {project.server}:(\d+)", (ROOT / "deploy" / "Caddyfile").read_text()))
+    body = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "1 7"}]}
+
+    def asks(headers: dict[str, str]) -> int:
+        url = f"http://{server.address}:{port}/v1/chat/completions"
+        return httpx.post(url, json=body, headers=headers, timeout=60).status_code
+
+    until(lambda: asks({"Authorization": f"Bearer {made.stdout.strip()}"}) == 200, "a call", folder=project.host.folder)
+    assert asks({}) == 401
 
 
 def test_the_schemas_are_served_where_the_host_asks_for_them(project: Project) -> None:

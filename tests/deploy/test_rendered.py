@@ -1,7 +1,8 @@
 """The processes of the chart, started as it renders them, on a real log: command, environment and mounted files.
 
-    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, jobs, tuner, audit, archive, all replicas
-                      ──► their probes say ready ──► tasks ──► a version, trained and served ──► helm test, audit
+    helm template ──► hook: the topics ──► streams, scoring, policy, trainer, jobs, tuner, serve, audit, archive,
+                      all replicas ──► their probes say ready ──► tasks ──► a version, trained and served
+                      ──► a call with a key ──► helm test, audit
 
 The log is behind TLS and a password for each principal. Both come from Secrets as mounted files, as do the keys that
 adapters are signed with. Each principal may do what docs/install.md says, and no more. The model is the tiny one and
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -43,10 +45,11 @@ from tests.unit.test_adapter_signing import key_pair
 
 pytestmark = [pytest.mark.kafka, needs_helm]
 
-COMPONENTS = ("streams", "scoring", "policy", "trainer", "jobs", "tuner", "audit", "archive")
+COMPONENTS = ("streams", "scoring", "policy", "trainer", "jobs", "tuner", "serve", "audit", "archive")
 PREFIX = "secured."
 USERS = {name: f'{name} "and"; = \\\\ü' for name in ("topics", *COMPONENTS)}
 """Passwords by user; no two are alike, and each has what a format might stumble over."""
+PASSWORD = "correct horse battery staple"
 LENGTH = RewardSource(name="length", settings=json.dumps({"unit": "characters", "limit": 60}))
 """Random words differ in it, so that there is something to train on."""
 
@@ -160,6 +163,7 @@ SECURED: Object = {
     },
     **{name: {"saslSecret": f"for-{name}"} for name in USERS},
     "tuner": {"saslSecret": "for-tuner", "enabled": True},
+    "serve": {"saslSecret": "for-serve", "enabled": True, "loginSecret": "login"},
     "audit": {"saslSecret": "for-audit", "enabled": True, "everySeconds": 2},
     "archive": {"saslSecret": "for-archive", "enabled": True, "settings": {"archive": {"follow_s": 1}}},
     "signing": {"privateSecret": "signs", "publicSecret": "verifies"},
@@ -205,6 +209,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
         secrets["authority"] = {"ca.crt": node.authority.read_text()}
         secrets["signs"] = {"adapters.key": private.read_text()}
         secrets["verifies"] = {"adapters.pub": public.read_text()}
+        secrets["login"] = {"signing.pem": key_pair(tmp_path_factory.mktemp("login"))[0].read_text()}
         model = {"/models/tiny": save_tiny(folder / "tiny")}
         host = Host(folder, {"kafka.test:9093": node.bootstrap["SASL_SSL"]}, model)
         found = containers(SECURED, secrets)
@@ -248,6 +253,24 @@ def test_a_job_that_is_ordered_in_a_pod_is_done(release: Release) -> None:
     assert release.told("jobs", "watch", job["job_id"])[-1]["kind"] == "completed"
 
 
+def test_the_server_answers_who_has_a_key_and_lets_people_log_in(release: Release) -> None:
+    (server,) = release.by_name["serve"]
+    made = server.execute("streamward", "access", "keys", "create", "--role", "submitter", "--name", "first")
+    assert made.returncode == 0, made.stderr
+    user = server.execute("streamward", "access", "users", "create", "ann", "--role", "viewer", stdin=f"{PASSWORD}\n")
+    assert user.returncode == 0, user.stderr
+    url = f"http://{server.address}:{server.container.ports['http']}"
+    body = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "1 2"}]}
+
+    def asks(headers: dict[str, str]) -> int:
+        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+
+    until(lambda: asks({"Authorization": f"Bearer {made.stdout.strip()}"}) == 200, "a call", folder=release.host.folder)
+    assert asks({}) == 401
+    login = httpx.post(f"{url}/auth/login", json={"username": "ann", "password": PASSWORD}, timeout=60)
+    assert login.status_code == 200 and asks({"Authorization": f"Bearer {login.json()['access_token']}"}) == 403
+
+
 def test_helm_test_comes_back_with_scores(release: Release) -> None:
     assert scores(release.host.put(release.found["test"][0]).ends()) == [(0, 4)]
 
@@ -279,7 +302,7 @@ def test_a_principal_may_not_write_what_is_not_its_own(release: Release) -> None
 
 
 def test_only_who_makes_versions_can_sign_and_only_agents_have_what_they_verify_with(release: Release) -> None:
-    for file, who in {"adapters.key": {"trainer", "tuner"}, "adapters.pub": {"policy"}}.items():
+    for file, who in {"adapters.key": {"trainer", "tuner"}, "adapters.pub": {"policy", "serve"}}.items():
         having = {process.container.name for process in release.every if list(process.root.rglob(f"signing/{file}"))}
         assert having == who
 

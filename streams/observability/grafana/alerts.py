@@ -194,6 +194,11 @@ ALERTS = (
         "EffectiveSampleLow", "warning", "30m", Limit(_of_step("effective"), "<", 0.3),
         "Only {{ $value | humanizePercentage }} of the tokens of `{{ $labels.policy }}` count in a step.",
     ),
+    Alert(
+        "FleetBehind", "warning", "15m",
+        Limit(or_zero(largest(select(catalog.FLEET_WAITING_SECONDS), "policy")), ">", 3600),
+        "What waits for the fleet to serve `{{ $labels.policy }}` has waited for {{ $value | humanizeDuration }}.",
+    ),
     # --- answers and scores ---
     Alert(
         "EngineFailing", "critical", "10m", Limit(REASONS["error"], ">", 0.1),

@@ -48,14 +48,11 @@ and what each part does.
 | a StatefulSet of vLLM servers, its Service and a volume claim | `vllm.enabled` |
 | a Deployment `jobs`, the controller | `jobs.enabled` |
 | a Deployment `tuner`, which carries out the jobs that tune | `tuner.enabled` |
+| a Deployment `serve`, its Service, NetworkPolicy and, with `serve.ingress`, Ingress | `serve.enabled` |
 | a Deployment `audit` | `audit.enabled` |
 | a Deployment `archive`, and a volume claim, kept too | `archive.enabled` |
 | a PodMonitor, or a ServiceMonitor and its Service | `metrics.monitor` |
 | PodDisruptionBudgets, NetworkPolicies | unless disabled |
-
-`streamward serve`, the server of agents with JSON-RPC, REST and OpenAI's interface, is not among them. Without
-keys it listens on the loopback interface only, and in a Pod nobody would reach it there. Run it beside the programs
-that call it, on the same log, or elsewhere with `serve.auth = keys`.
 
 ## Values
 

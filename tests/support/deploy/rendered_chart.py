@@ -83,11 +83,24 @@ VALUES: dict[str, Object] = {
         "signing": {"privateSecret": "private", "publicSecret": "public"},
         "jobs": {"replicas": 2, "settings": {"jobs": {"max_budget_usd": 100.0}}},
         "tuner": {"enabled": True, "replicas": 2},
+        "serve": {
+            "enabled": True,
+            "loginSecret": "login",
+            "ingress": {"enabled": True, "host": "streamward.example.org", "tlsSecret": "certificate"},
+        },
         "audit": {"enabled": True},
         "archive": {"enabled": True, "settings": {"archive": {"follow_s": 300}}},
     },
+    "fleet": {
+        **BOOTSTRAP,
+        "fleet": {"enabled": True},
+        "trainer": {"replicas": 2, "checkpoints": {"accessModes": ["ReadWriteMany"]}},
+        "serve": {"enabled": True, "port": 8080},
+        "settings": {"fleet": {"policies": "math-*", "states": 8}},
+    },
     "vllm": {
         **BOOTSTRAP,
+        "serve": {"enabled": True},
         "vllm": {"enabled": True, "replicas": 2, "gpus": 2, "args": ["--max-model-len=2048"]},
         "trainer": {"settings": {"trainer": {"lora_rank": 16}}},
         "metrics": {"monitor": "ServiceMonitor"},
@@ -153,6 +166,11 @@ FACTORS: dict[str, tuple[Object, ...]] = {
     "signing": ({}, {"signing": {"privateSecret": "private", "publicSecret": "public"}}),
     "jobs": ({}, {"jobs": {"replicas": 2}}, {"jobs": {"enabled": False}}),
     "tuner": ({}, {"tuner": {"enabled": True, "gpus": 1}}),
+    "serve": (
+        {},
+        {"serve": {"enabled": True}},
+        {"serve": {"enabled": True, "loginSecret": "login", "ingress": {"enabled": True, "host": "example.org"}}},
+    ),
     "audit": ({}, {"audit": {"enabled": True}}),
     "archive": (
         {},
@@ -291,5 +309,7 @@ OUTSIDE = {
     "reads",
     "registers",
     "registry-authority",
+    "login",
+    "certificate",
 }
 """What the values of the matrix name and the chart does not make."""
