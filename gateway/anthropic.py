@@ -277,6 +277,7 @@ async def events(begun: Begun, pieces: AsyncIterator[Piece]) -> AsyncIterator[di
 
 ERRORS = {
     "not_found": "not_found_error",
+    "permission_denied": "permission_error",
     "too_large": "request_too_large",
     "request_timeout": "timeout_error",
     "busy": "overloaded_error",

@@ -24,7 +24,7 @@ from starlette.types import Message, Scope, Send
 from gateway.refusals import refusal
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
 from streams.access.roles import ALLOWED, Action, Decision, Principal
-from streams.stages.agents.calls import Begun, Done, Piece
+from streams.stages.agents.calls import Begun, CallError, Done, Piece
 
 ASKED = "streamward.asked"
 """Where it is in a scope of ASGI."""
@@ -130,6 +130,14 @@ def asked_of(request: HTTPConnection) -> Asked | None:
     """Return what is noted of a request; None where there is no door."""
     found: Asked | None = request.scope.get(ASKED)
     return found
+
+
+def denied(request: HTTPConnection, action: Action, why: str, parameter: str | None = None) -> CallError:
+    """Return the error for what a body names and its sender may not, and note it as the door notes its own."""
+    asked = asked_of(request)
+    if asked is not None:
+        asked.action, asked.decision = action, Decision(False, why)
+    return CallError("permission_denied", why, parameter)
 
 
 async def counted(asked: Asked, begun: Begun, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:

@@ -51,6 +51,13 @@ TABLE: tuple[tuple[str, str, Action], ...] = (
     ("GET", rf"{_REST}/(?:finetune/jobs|rl/training)/[^/]+/(?:status|metrics)", "jobs.read"),
     ("POST", rf"{_REST}/rl/environments", "code.run"),
     ("POST", rf"{_REST}/rl/agents", "agents.write"),
+    ("POST", rf"{_REST}/tasks", "tasks.submit"),
+    ("POST", rf"{_REST}/rewards", "rewards.give"),
+    ("POST", rf"{_REST}/score", "scores.try"),  # what runs code is decided in log_rest.py, here and in tasks
+    ("GET", rf"{_REST}/groups/[^/]+", "groups.read"),
+    ("POST", rf"{_REST}/query", "log.query"),
+    ("GET", rf"{_REST}/adapters", "adapters.read"),
+    ("POST", rf"{_REST}/adapters/[^/]+/(?:promote|reject|rollback)", "adapters.promote"),
     ("POST", "|".join(map(re.escape, jobs.PATHS)), "models.read"),  # what every role may; jobs.py decides each call
     ("GET", r"/openapi\.json", "models.read"),
     ("GET", r"/auth/permissions", "models.read"),
@@ -58,8 +65,8 @@ TABLE: tuple[tuple[str, str, Action], ...] = (
 """Method, path and action. The first that fits counts."""
 _ROUTES = [(method, re.compile(path), action) for method, path, action in TABLE]
 OPEN = ("/healthz", *auth.OPEN)
-OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "adapters.promote", "code.run"})
-"""What touches that which tenants share."""
+OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
+"""What touches that which tenants share, or reads what all of them wrote."""
 
 
 class KnowsKeys(Protocol):

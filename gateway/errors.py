@@ -23,14 +23,15 @@ STATUS: dict[CallErrorKind, int] = {
     "not_found": 404,
     "too_large": 413,
     "conflict": 409,
+    "permission_denied": 403,
     "request_timeout": 408,
     "busy": 503,
     "internal": 500,
 }
 RETRY_AFTER_S = 1
 """When a client may try again what could not be taken."""
-REST = ("/finetune/", "/rl/")
-"""How the paths of jobs in Streamward's own REST begin, behind their prefix."""
+REST = ("/finetune/", "/rl/", "/tasks", "/rewards", "/score", "/groups/", "/query", "/adapters")
+"""How the paths of Streamward's own REST begin, behind their prefix."""
 REST_PREFIXES = ("", "/api/v1")
 RPC_PATHS = ("/api/v1/jsonrpc", "/jsonrpc")
 """Where JSON-RPC is spoken."""
@@ -39,6 +40,7 @@ ACTIONS: dict[CallErrorKind, str] = {
     "unknown_parameter": "leave it out, or correct its name",
     "unsupported": "leave it out, or do what the message says",
     "not_found": "check the id: GET /v1/fine_tuning/jobs lists jobs, GET /v1/models what can be trained",
+    "permission_denied": "leave it out, or ask who has a key of a role that may: `streamward access check` says which",
     "too_large": "send less, or raise serve.max_body_mb",
     "conflict": "look at it as it is now, and decide anew; an Idempotency-Key of another request cannot be used again",
     "request_timeout": "send it faster, or less of it; or raise serve.body_s",
@@ -50,6 +52,8 @@ ACTIONS: dict[CallErrorKind, str] = {
 def openai(problem: CallError) -> dict[str, Any]:
     """Return the body of OpenAI's error, which is also the last event of a stream that breaks off."""
     kind = "server_error" if STATUS[problem.kind] >= 500 else "invalid_request_error"
+    if problem.kind == "permission_denied":
+        kind = "permission_error"
     return {
         "error": {"message": problem.message, "type": kind, "param": problem.parameter, "code": problem.kind},
     }
@@ -58,7 +62,7 @@ def openai(problem: CallError) -> dict[str, Any]:
 def rest(problem: CallError) -> dict[str, Any]:
     """Return OpenAI's error with what to do about it, and when it was."""
     error = openai(problem)["error"]
-    details = {"parameter": problem.parameter, "suggested_action": ACTIONS[problem.kind]}
+    details = {"parameter": problem.parameter, "suggested_action": ACTIONS[problem.kind], **(problem.found or {})}
     return {"error": error | {"details": details, "timestamp": moment(times.now_ms())}}
 
 
@@ -92,7 +96,7 @@ async def apart(call: Callable[..., T], *given: Any) -> T:
 
 
 def is_rest(path: str) -> bool:
-    """Return whether a path is of jobs in Streamward's own REST."""
+    """Return whether a path is of Streamward's own REST."""
     return path.startswith(tuple(prefix + begin for prefix in REST_PREFIXES for begin in REST))
 
 

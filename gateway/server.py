@@ -3,6 +3,7 @@
 engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
 access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests; Logins, with login.signing_key
 jobs ──► JobLog ──► jobs, fine_tuning, rest ──┘   files ◄──► the store of adapters
+tasks, rewards, groups, adapters ◄──► OpenLog ──► log_rest
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
 
@@ -21,12 +22,13 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
-from gateway import auth, files, fine_tuning, jobs, oidc_login, rest, runs
+from gateway import auth, files, fine_tuning, jobs, log_rest, oidc_login, rest, runs
 from gateway.app import BODIES, create_app
 from gateway.door import Door
 from gateway.errors import REST_PREFIXES
 from gateway.fine_tuning_body import CreateFineTuningBody
 from gateway.limits import KeyLimits
+from gateway.log_rest import OpenLog
 from gateway.openapi import describe
 from gateway.time_limits import TimeLimits
 from gateway.uvicorn_server import TlsFiles, bound, quiet_server
@@ -81,6 +83,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
             with (
                 (opened_fleet if fleet else opened)(settings, engine, rendering, stop, meter) as recorder,
                 JobLog(settings) as orders,
+                OpenLog(settings) as log_view,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
             ):
@@ -89,7 +92,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                    app = _application(settings, recorder, orders, keys, requests)
+                    app = _application(settings, recorder, orders, log_view, keys, requests)
                     runner.run(_serve(settings, recorder, app, listening, tls, stop, meter))
         finally:
             engine.close()
@@ -128,6 +131,7 @@ def _application(
     settings: Settings,
     recorder: Recorder | FleetRecorder,
     orders: JobLog,
+    log_view: OpenLog,
     keys: AccessLog | None,
     requests: RequestLog | None,
 ) -> ASGIApp:
@@ -138,9 +142,10 @@ def _application(
     app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most, shared=shared)
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
     app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
+    app.include_router(log_routes(settings, log_view))
     if keys is not None:
         app.include_router(people_routes(settings, keys))
-    describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES, *auth.BODIES))
+    describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES, *log_rest.BODIES, *auth.BODIES))
     return TimeLimits(app if keys is None else Door(app, keys, KeyLimits(rule), requests), rule)
 
 
@@ -176,6 +181,15 @@ def people_routes(settings: Settings, access: AccessLog) -> APIRouter:
             over_tls = url.startswith("https://")
             router.include_router(oidc_login.routes(Issuer(rule), logins, over_tls=over_tls))
     router.include_router(auth.routes(logins))
+    return router
+
+
+def log_routes(settings: Settings, log_view: OpenLog) -> APIRouter:
+    """Return everything about the log itself."""
+    router = APIRouter()
+    own = log_rest.routes(settings, log_view, max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
+    for prefix in REST_PREFIXES:
+        router.include_router(own, prefix=prefix, include_in_schema=prefix == REST_PREFIXES[0])
     return router
 
 

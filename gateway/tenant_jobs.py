@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from starlette.requests import HTTPConnection
 
+from gateway.task_body import why_not_of_tenant
 from gateway.whose import actor_of, tenant_of
 from schemas.events import JobEvent
 from streams.access.tenants import is_of
@@ -91,6 +92,8 @@ class TenantJobs:
             what = f"tenant is {order.tenant!r}, and the key is of {self.tenant}: leave it out"
             raise JobRequestError(what, "tenant")
         self._check_policy(order.policy)
+        if (why := why_not_of_tenant(order.spec.reward_sources, self._settings.serve)) is not None:
+            raise JobRequestError(why, "config.reward_sources")
         tuning = order.spec.tuning
         if tuning is not None:
             if tuning.groups_policy is not None:

@@ -37,7 +37,7 @@ def data(view: LogView, sql: str, *, longest_s: float = LONGEST_S) -> dict[str, 
             found: dict[str, Any] = {"sql": sql, "most": MOST, "views": [*session.views.values()], "rows": None}
             if not sql.strip():
                 return found
-            with _ended_after(session, longest_s):
+            with ended_after(session, longest_s):
                 statement = session.parse(sql)
                 session.check(session.labels(statement))
                 result = session.run(statement.sql, limit=MOST + 1 if statement.rows else None)
@@ -49,7 +49,7 @@ def data(view: LogView, sql: str, *, longest_s: float = LONGEST_S) -> dict[str, 
 
 
 @contextmanager
-def _ended_after(session: Session, seconds: float) -> Iterator[None]:
+def ended_after(session: Session, seconds: float) -> Iterator[None]:
     """End what runs in a session after so long. Raises RefusedError then."""
     done = threading.Event()
 

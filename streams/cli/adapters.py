@@ -43,6 +43,7 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
     """
     from streams import output as show
     from streams.adapters.versions import read_state
+    from streams.adapters.view import row_of
     from streams.tools.dead_letters.refusals import Refusals
 
     name = policy or call.settings.policy.name
@@ -80,6 +81,7 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
     Its recipe, metrics, held-out scores and files, and every event about it; and whether an agent refused to load it.
     """
     from streams import output as show
+    from streams.adapters.view import row_of
     from streams.tools.dead_letters.refusals import Refusals
 
     life = read(call, policy)
@@ -203,6 +205,7 @@ def adapters_export(
     so that such a folder is of use on this machine alone.
     """
     from streams import output as show
+    from streams.adapters.view import row_of
     from streams.errors import NotFoundError
 
     life = read(call, policy)
@@ -242,35 +245,10 @@ def check_known(call: AppContext, state: AdapterState) -> None:
         )
 
 
-def row_of(state: AdapterState, number: int) -> dict[str, Any]:
-    """Return a version as printed in JSON. Raises NotFoundError if there is none."""
-    from streams.adapters.decisions import known
-    from streams.adapters.versions import manifest_digest
-
-    version = known(state, number)
-    batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
-    judged = version.judged
-    return {
-        "policy": state.policy,
-        "version": number,
-        "status": version.status,
-        "share": state.serving.share if number == state.serving.candidate else None,
-        "parent_version": version.parent_version,
-        "batches": batches,
-        "tuned_by": version.tuned_by,
-        "created_at": version.created_at or None,
-        "promoted_at": version.promoted_at,
-        "uri": version.uri,
-        "sha256": manifest_digest(version.files) if version.files else None,
-        "base_digest": version.base_digest,
-        "judged": None if judged is None else {"verdict": judged.verdict, "reason": judged.reason},
-        "metrics": dict(version.metrics),
-        "held_out": {suite: dict(metrics) for suite, metrics in version.evaluated.items()},
-    }
-
-
 def _stray(state: AdapterState, number: int) -> dict[str, Any]:
     """Return a version that does not exist as `list` prints it: nothing of it can be used, so nothing is shown."""
+    from streams.adapters.view import row_of
+
     nothing = dict.fromkeys(row_of(state, 0)) | {"held_out": {}, "metrics": {}}
     one = state.strays[number]
     told = {"policy": state.policy, "version": number, "status": "refused", "created_at": one.event.created_at}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Self
 
 from schemas.events import Coordinates, Event
@@ -60,13 +61,13 @@ class FollowedTopic:
         """Take in a record."""
         raise NotImplementedError
 
-    def _write(self, event: Event) -> Coordinates:
+    def _write(self, event: Event, headers: Mapping[str, bytes] | None = None) -> Coordinates:
         """Write an event, and return where it is once it was taken in. Raises LogError."""
         with self._writing:
             if self._producer is None:
                 self._producer = Producer(self._settings, linger_ms=0)
             written: list[Coordinates] = []
-            self._producer.send(event, on_ack=written.append)
+            self._producer.send(event, on_ack=written.append, headers=headers)
             self._producer.flush()
         self._wait_for(written[0])
         return written[0]

@@ -639,9 +639,30 @@ class Serve(Section):
         description="events of what is asked with keys: lossy loses some while the broker is unreachable; required "
         "answers nothing while none can be written; off writes none",
     )
+    tenant_scorers: str = Field(
+        "exact, numeric, regex, format, length, mix, environment, tools, verified, reasoning-gym",
+        pattern=r"^[\w.:, -]*$",
+        description="scorers that the tasks and jobs of tenants may name, comma separated",
+    )
+    outside_scorers: str = Field(
+        "",
+        pattern=r"^[\w.:, ]*$",
+        description="reward sources of tasks, module:function, comma separated, whose scores come by POST /rewards "
+        "and enter the group; scoring.modules must not list them; any other score is feedback; empty: none",
+    )
     key: SecretStr | None = Field(
         None, description="what `streamward agents run` and its programs send to a server that asks for keys"
     )
+
+    @property
+    def scorers_of_tenants(self) -> tuple[str, ...]:
+        """The scorers that tenants may name."""
+        return tuple(one.strip() for one in self.tenant_scorers.split(",") if one.strip())
+
+    @property
+    def scorers_outside(self) -> tuple[str, ...]:
+        """The reward sources whose scores come by POST /rewards."""
+        return tuple(one.strip() for one in self.outside_scorers.split(",") if one.strip())
 
     @property
     def url(self) -> str:
@@ -663,7 +684,7 @@ class Serve(Section):
                 "call. Use 127.0.0.1, and from elsewhere an ssh tunnel; or serve.auth=keys, and make keys with "
                 "`streamward access keys create`"
             )
-        of_keys = ("key_per_s", "key_burst", "key_at_once", "requests")
+        of_keys = ("key_per_s", "key_burst", "key_at_once", "requests", "tenant_scorers")
         changed = [name for name in of_keys if getattr(self, name) != type(self).model_fields[name].default]
         if self.auth == "none" and changed:
             raise ValueError(f"{changed[0]} has no effect without keys; set auth=keys, or leave {changed[0]} out")

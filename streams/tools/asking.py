@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import uuid
 
-from schemas.conventions import RatedAnswer, feedback
+from schemas.conventions import FEEDBACK, RatedAnswer, feedback
 from schemas.events import (
     Coordinates,
     Message,
@@ -25,11 +25,11 @@ from schemas.events import (
     derive_id,
 )
 from schemas.serde import Poison
-from streams.errors import EventError, NotFoundError, RefusedError, StreamwardError
+from streams.errors import EventError, LogError, NotFoundError, RefusedError, StreamwardError
 from streams.kafka.admin import offsets, offsets_at, read_topic
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, read
-from streams.kafka.record import partition_of
+from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -90,23 +90,47 @@ def give_feedback(
     Raises RefusedError if the source said otherwise about it before, LogError if the broker does not answer.
     """
     opinion = feedback(answer, value, source=source, reason=reason, now_ms=now_ms())
+    return write_reward(settings, opinion, since_ms=answer.created_at)
+
+
+def write_reward(settings: Settings, reward: Reward, *, since_ms: int) -> Coordinates:
+    """Record a reward of an answer that came at `since_ms`, and return where it is; the same again is not written.
+
+    Raises RefusedError if its source said otherwise before, or at the same moment; LogError if the broker does not
+    answer.
+    """
     topic = topics(settings.topics)["rewards"]
-    tp = (topic.name, partition_of(answer.task_id, topic.partitions))
+    tp = (topic.name, partition_of(reward.task_id, topic.partitions))
     low, high = offsets(settings, ["rewards"])[tp]
-    since = offsets_at(settings, ["rewards"], max(0, answer.created_at - CLOCKS_MS))[tp]
-    for record in read(settings, {tp: max(low, since) if since >= 0 else high}, {tp: high}):
-        known = record.decode(Reward) if record.key == answer.task_id.encode() else None
-        if isinstance(known, Reward) and known.reward_id == opinion.reward_id:
-            if (known.value, known.rationale) == (value, reason):
-                return record.at
-            raise RefusedError(
-                f"{record.at}: {source} gave {answer.answer_id} {known.value:g} before, and the log keeps it; record a "
-                "second opinion under another source"
-            )
-    written: list[Coordinates] = []
-    with Producer(settings) as producer:
-        producer.send(opinion, on_ack=written.append)
-    return written[0]
+    since = offsets_at(settings, ["rewards"], max(0, since_ms - CLOCKS_MS))[tp]
+    first = _first_of(settings, reward, tp, max(low, since) if since >= 0 else high, high)
+    if first is None:
+        written: list[Coordinates] = []
+        with Producer(settings) as producer:
+            producer.send(reward, on_ack=written.append)
+        first = _first_of(settings, reward, tp, high, written[0].offset + 1)
+    if first is None:
+        raise LogError(f"{tp[0]}[{tp[1]}]: a reward that was acknowledged is not there; see `streamward doctor`")
+    at, known = first
+    if _says(known) == _says(reward):
+        return at
+    said = f"{reward.source.removeprefix(FEEDBACK)} gave {reward.response_id} {known.value} before"
+    raise RefusedError(f"{at}: {said}, and the log keeps it; record a second opinion under another source")
+
+
+def _first_of(
+    settings: Settings, reward: Reward, tp: TopicPartition, start: int, end: int
+) -> tuple[Coordinates, Reward] | None:
+    """Return the first reward of an id, with its coordinates."""
+    for record in read(settings, {tp: start}, {tp: end}):
+        known = record.decode(Reward) if record.key == reward.task_id.encode() else None
+        if isinstance(known, Reward) and known.reward_id == reward.reward_id:
+            return record.at, known
+    return None
+
+
+def _says(reward: Reward) -> tuple[object, ...]:
+    return reward.value, reward.rationale, dict(reward.components), dict(reward.metadata)
 
 
 def bare_id(name: str) -> str:

@@ -20,8 +20,14 @@ models.read       yes    yes       yes     yes      yes
 jobs.read         yes    yes       yes     yes      yes
 files.read        yes    yes       yes     yes      yes
 agents.read       yes    yes       yes     yes      yes
+groups.read       yes    yes       yes     yes      yes
+adapters.read     yes    yes       yes     yes      yes
+log.query         yes    yes       yes     yes      yes
 chat.call         -      yes       yes     -        yes
 feedback.give     -      yes       yes     -        yes
+tasks.submit      -      yes       yes     -        yes
+rewards.give      -      yes       yes     -        yes
+scores.try        -      yes       yes     -        yes
 runs.write        -      yes       yes     -        yes
 files.write       -      yes       yes     -        yes
 jobs.order        -      yes       yes     -        yes

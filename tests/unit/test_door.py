@@ -14,7 +14,7 @@ from gateway.app import Application, create_app
 from gateway.door import OPEN, TABLE, Door, wanted
 from gateway.jsonrpc import METHOD_NOT_FOUND
 from gateway.limits import KeyLimits
-from gateway.server import job_routes
+from gateway.server import job_routes, log_routes
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users
 from streams.access.keys import AccessKey
@@ -62,6 +62,7 @@ def application() -> Application:
     app = create_app(nothing, nothing, version="0", max_body_bytes=1)
     app.include_router(runs.routes(nothing, max_body_bytes=1))
     app.include_router(job_routes(Settings(), nothing))
+    app.include_router(log_routes(Settings(), nothing))
     app.include_router(auth.routes(somebody))
     return app
 
@@ -96,6 +97,13 @@ PLACES: dict[Action, tuple[str, str]] = {
     "jobs.order": ("POST", "/api/v1/finetune/jobs"),
     "jobs.command": ("POST", "/v1/fine_tuning/jobs/j/cancel"),
     "agents.write": ("POST", "/rl/agents"),
+    "groups.read": ("GET", "/api/v1/groups/t1"),
+    "adapters.read": ("GET", "/adapters"),
+    "log.query": ("POST", "/query"),
+    "tasks.submit": ("POST", "/tasks"),
+    "rewards.give": ("POST", "/rewards"),
+    "scores.try": ("POST", "/api/v1/score"),
+    "adapters.promote": ("POST", "/adapters/sums/rollback"),
     "code.run": ("POST", "/rl/environments"),
 }
 """Of each action that a route has, one place."""
@@ -147,6 +155,7 @@ def test_without_a_key_nothing_is_reached_and_each_protocol_says_so(path: str, h
     [
         ("POST", "/rl/environments"),
         ("POST", "/v1/fine_tuning/jobs/j/cancel"),
+        ("POST", "/adapters/sums/promote"),
         ("GET", "/nowhere"),
     ],
 )
@@ -168,9 +177,9 @@ def test_a_key_of_an_agent_acts_as_that_agent_by_path_and_by_header_only() -> No
 @pytest.mark.parametrize("headers", [BEARER, PERSON])
 def test_who_is_of_a_tenant_reaches_nothing_that_tenants_share(headers: dict[str, str]) -> None:
     http = client(Known("admin", tenant="red"))
-    for path in ("/v1/chat/completions", "/v1/files", "/v1/fine_tuning/jobs/j/cancel"):
+    for path in ("/v1/chat/completions", "/v1/files", "/v1/fine_tuning/jobs/j/cancel", "/tasks", "/rewards", "/score"):
         assert http.post(path, headers=headers).status_code == 200
-    for path in ("/agents/calc/trajectories/t/begin", "/rl/agents", "/rl/environments", "/nowhere"):
+    for path in ("/agents/calc/trajectories/t/begin", "/rl/agents", "/rl/environments", "/query", "/nowhere"):
         assert http.post(path, headers=headers).status_code == 403
 
 

@@ -441,7 +441,15 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
             own_ids=False,
         ),
         trainer=Trainer(loss="cispo", epsilon_high=5.0, importance="mask", importance_cap=3.5),
-        serve=Serve(auth="keys", key_per_s=7, key_burst=9, key_at_once=3, requests="required", key=SecretStr("sw_a_b")),
+        serve=Serve(
+            auth="keys",
+            key_per_s=7,
+            key_burst=9,
+            key_at_once=3,
+            requests="required",
+            key=SecretStr("sw_a_b"),
+            tenant_scorers="exact",
+        ),
         login=Login(
             signing_key=Path("signing.pem"),
             public_url="https://streamward.example",
@@ -489,7 +497,7 @@ ALONE |= {"policy.max_concurrent", "policy.verify", "schemas.own_ids"}
 ALONE |= {"jobs.prompt_usd", "jobs.completion_usd", "jobs.trainer_hour_usd", "jobs.max_budget_usd"}
 ALONE |= {"advantages.gamma", "advantages.turn_weight"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
-ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", "requests", "key")}
+ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", "requests", "key", "tenant_scorers")}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
 ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("login.oidc_")}
 """These mean nothing without others; the test above has them together."""

@@ -41,12 +41,25 @@ def load_scorers(scoring: Scoring, sources: Iterable[RewardSource]) -> None:
 
 
 def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) -> ScoreOutcome:
-    """Return what `source` says about `text` as an answer to `task`, at the first try.
+    """Return what `source` says about `text` as an answer to `task`, at the first try. Raises as `try_texts`."""
+    return try_texts(scoring, task, source, [text])[0]
+
+
+def try_texts(scoring: Scoring, task: Task, source: RewardSource, texts: Iterable[str]) -> list[ScoreOutcome]:
+    """Return what `source` says about each text as an answer to `task`, at the first try.
 
     Raises SettingsError if the scorer needs a judge and none is configured, or its module is not listed.
     """
+    with Scorers(scoring.model_copy(update={"retries": 0})) as scorers:
+        if (missing := scorers.missing([source])) is not None:
+            raise SettingsError(missing.error)
+        return [scorers.score(task, _answer(task, text), source) for text in texts]
+
+
+def _answer(task: Task, text: str) -> Response:
+    """Return the response that a text would be."""
     sampling_id = derive_id("trial", task.task_id)
-    response = Response(
+    return Response(
         response_id=derive_id(sampling_id, 0),
         sampling_id=sampling_id,
         task_id=task.task_id,
@@ -65,7 +78,3 @@ def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) ->
         text=text,
         sampling=task.sampling,
     )
-    with Scorers(scoring.model_copy(update={"retries": 0})) as scorers:
-        if (missing := scorers.missing([source])) is not None:
-            raise SettingsError(missing.error)
-        return scorers.score(task, response, source)

@@ -21,7 +21,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,15 +118,17 @@ class Session:
         allow_files: bool = False,
         warn: bool = False,
         limits: Mapping[str, str] | None = None,
+        without: Collection[str] = (),
     ) -> None:
-        """Open it; `limits` are settings of DuckDB, such as memory_limit."""
-        self.views = views(settings)
+        """Open it; `limits` are settings of DuckDB, such as memory_limit; no view reads the topics in `without`."""
+        self.views = {name: view for name, view in views(settings).items() if not {view.label, *view.also} & {*without}}
         self._settings = settings
         self._source = source
         self._scope = scope
         self._allow_files = allow_files
         self._warn = warn
         self._limits = limits
+        self._without = without
         self._troubles = Troubles()
         self._running: set[Pull] = set()
         self._chunks: dict[str, list[Chunks]] = {}
@@ -166,6 +168,7 @@ class Session:
             allow_files=self._allow_files,
             warn=self._warn,
             limits=self._limits,
+            without=self._without,
         )
         self.close()
         return fresh

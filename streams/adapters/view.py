@@ -1,0 +1,35 @@
+"""A policy's versions as they are printed and sent: plain values.
+
+AdapterState ──► row_of: one version ──► `streamward adapters`, GET /adapters
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streams.adapters.decisions import known
+from streams.adapters.versions import AdapterState, manifest_digest
+
+
+def row_of(state: AdapterState, number: int) -> dict[str, Any]:
+    """Return a version as printed in JSON. Raises NotFoundError if there is none."""
+    version = known(state, number)
+    batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
+    judged = version.judged
+    return {
+        "policy": state.policy,
+        "version": number,
+        "status": version.status,
+        "share": state.serving.share if number == state.serving.candidate else None,
+        "parent_version": version.parent_version,
+        "batches": batches,
+        "tuned_by": version.tuned_by,
+        "created_at": version.created_at or None,
+        "promoted_at": version.promoted_at,
+        "uri": version.uri,
+        "sha256": manifest_digest(version.files) if version.files else None,
+        "base_digest": version.base_digest,
+        "judged": None if judged is None else {"verdict": judged.verdict, "reason": judged.reason},
+        "metrics": dict(version.metrics),
+        "held_out": {suite: dict(metrics) for suite, metrics in version.evaluated.items()},
+    }

@@ -1,0 +1,126 @@
+"""Where each task of the log is, followed in a thread; and new tasks, written once.
+
+    tasks ──► a thread ──► task_id ──► offset of its first record
+    submit ──► known? ──► tasks ──► taken in ──► the first of its id? ──► SubmittedTask, or another task has the id
+
+Of one id with two contents the first in the log counts, as for the agents; so of two servers that get different tasks
+of one id at once, one says that it is taken.
+
+Not covered: a task that retention has deleted. Its id is free again.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import NamedTuple, Self
+
+from schemas.events import Coordinates, Task
+from schemas.serde import Poison
+from streams.errors import LogError, RefusedError
+from streams.kafka.admin import check_topics, offsets
+from streams.kafka.followed import FollowedTopic
+from streams.kafka.reader import fetch
+from streams.kafka.record import Record, partition_of
+from streams.kafka.topics import topics
+from streams.observability.tracing import tracer as tracing
+from streams.observability.tracing.context import Context
+from streams.settings.model import Settings
+
+
+class SubmittedTask(NamedTuple):
+    """A task as the log has it."""
+
+    at: Coordinates
+    timestamp_ms: int
+    task: Task
+
+
+class TaskIndex(FollowedTopic):
+    """The tasks of the log by their ids. Methods may be called from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises NotFoundError without the topic, SettingsError if it has other partitions than it should, LogError."""
+        check_topics(settings, ["tasks"])
+        super().__init__(settings, "tasks")
+        self._topic = topics(settings.topics)["tasks"]
+        self._offsets: list[dict[bytes, int]] = [{} for _ in range(self._topic.partitions)]
+        """Of each partition: a record elsewhere than its key belongs is nobody's task."""
+        self._opened = ExitStack()
+        self._tracer = self._opened.enter_context(tracing.opened(settings, "submit"))
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self._opened.close()
+
+    @property
+    def failed(self) -> bool:
+        """Whether the topic could no longer be read; then another index has to be opened."""
+        return self._error is not None
+
+    def find(self, task_id: str) -> SubmittedTask | None:
+        """Return a task; None if the log has none of this id now. Raises RefusedError if its record cannot be read."""
+        if (found := self._known(task_id)) is not None:
+            return found
+        place = self._place(task_id)
+        _, end = offsets(self._settings, ["tasks"])[place]
+        self._wait_for(Coordinates(*place, end - 1))  # somebody else may have written it a moment ago
+        return self._known(task_id)
+
+    def submit(self, task: Task, *, under: Context | None = None) -> SubmittedTask:
+        """Return a task as the log has it, written now unless the log has it already.
+
+        A task without a trace of its own joins the trace `under`. Raises RefusedError if its id is that of another
+        task, LogError if the broker does not answer, EncodeError or EventError for a task that no record can hold.
+        """
+        known = self._known(task.task_id)
+        if known is None:
+            trace = self._tracer.begins(task, under)
+            at = self._write(task, tracing.headers_of(trace))
+            if (told := self._tracer.on_ack(task, trace)) is not None:
+                told(at)
+            known = self._known(task.task_id)
+        if known is None or not same(known.task, task):
+            where = "" if known is None else f" at {known.at}"
+            raise RefusedError(f"task_id {task.task_id} is that of another task{where}; give this one an id of its own")
+        return known
+
+    def _known(self, task_id: str) -> SubmittedTask | None:
+        place = self._place(task_id)
+        with self._changed:
+            self._raise_error()
+            offset = self._offsets[place[1]].get(task_id.encode())
+        if offset is None:
+            return None
+        at = Coordinates(*place, offset)
+        try:
+            record = fetch(self._settings, [at])[at]
+        except LogError:
+            if offsets(self._settings, ["tasks"])[place][0] <= offset:
+                raise
+            return None
+        task = record.decode(Task)
+        if isinstance(task, Poison):
+            raise RefusedError(f"{at}: the record of task {task_id} cannot be read: {task.error}; take another id")
+        return SubmittedTask(at, record.timestamp_ms, task)
+
+    def _place(self, task_id: str) -> tuple[str, int]:
+        return self._topic.name, partition_of(task_id, self._topic.partitions)
+
+    def _take(self, record: Record) -> None:
+        if record.key is not None:
+            self._offsets[record.at.partition].setdefault(record.key, record.at.offset)
+
+
+def same(one: Task, other: Task) -> bool:
+    """Return whether two tasks say the same, whoever sent them and whenever."""
+    return _said(one) == _said(other)
+
+
+def _said(task: Task) -> Task:
+    metadata = {name: value for name, value in task.metadata.items() if name != "source"}
+    return replace(task, created_at=0, traceparent=None, metadata=metadata)

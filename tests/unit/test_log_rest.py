@@ -1,0 +1,336 @@
+"""The log over REST: tasks as they are sent, which answer a score is about, groups, statements and versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from gateway import adapter_orders, group_view, outside_rewards, statements, task_body
+from gateway.body import read, read_as_json
+from gateway.door import Door
+from gateway.limits import KeyLimits
+from gateway.outside_rewards import RewardBody
+from gateway.server import log_routes
+from gateway.statements import LogOverHttp, QueryBody
+from gateway.task_body import TaskBody, task_of
+from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
+from streams.errors import NotFoundError
+from streams.settings.model import Archive, Policy, Scoring, Serve, Settings
+from streams.stages.agents.calls import CallError
+from streams.stages.tasks.task_index import same
+from tests.support.factories import T0, changed, response, state_after, task, trained
+from tests.support.log import page_log
+from tests.support.log.archive_of import archived
+from tests.unit.test_access import key
+from tests.unit.test_door import BEARER, Known, Written
+
+SETTINGS = Settings(policy=Policy(name="sums"))
+
+
+def made(body: dict[str, Any], tenant: str | None = None, agents: tuple[str, ...] = ()) -> Task:
+    read_body = read_as_json(TaskBody, json.dumps(body).encode())
+    return task_of(read_body, SETTINGS, tenant=tenant, actor="key k1", now_ms=T0, agents=agents)
+
+
+def refused(body: dict[str, Any], tenant: str | None = None) -> CallError:
+    with pytest.raises(CallError) as problem:
+        made(body, tenant)
+    return problem.value
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_sent_in_its_short_form_or_with_its_own_fields() -> None:
+    short = made({"task_id": "t1", "input": "4 + 7 =", "metadata": {"topic": "sums"}})
+    assert (short.task_id, short.policy, short.messages[0].content) == ("t1", "sums", "4 + 7 =")
+    assert short.metadata == {"source": "key k1", "topic": "sums"}
+    assert (short.purpose, short.group_size) == ("serve", 1), "nobody scores it"
+    assert made({"input": "4 + 7 =", "answer": 11}).purpose == "train"
+    whole = made(
+        {
+            "messages": [{"role": "user", "content": "4 + 7 ="}],
+            "verifier": {"answer": "11"},
+            "reward_sources": ["exact", {"name": "length", "weight": 0.5, "settings": {"limit": 6}}],
+            "sampling": {"stop": ["."]},
+        }
+    )
+    assert [source.name for source in whole.reward_sources] == ["exact", "length"]
+    assert (whole.sampling.stop, whole.messages) == ((".",), short.messages)
+    assert made({"input": "4 + 7 ="}).task_id == made({"input": "4 + 7 ="}).task_id
+
+
+@pytest.mark.parametrize(
+    ("body", "says", "parameter"),
+    [
+        ({"task_id": "t1"}, "give one of input, prompt and messages", None),
+        ({"input": "a", "prompt": "b"}, "give one of input, prompt and messages", None),
+        ({"input": "a", "anwser": 2}, "anwser: there is no such parameter", "anwser"),
+        ({"input": "a", "group_size": "8"}, "group_size", "group_size"),
+        ({"input": "a", "reward_sources": ["exakt"]}, "did you mean exact?", None),
+        ({"input": "a", "answer": 1, "sampling": {"temperature": 0}}, "greedy answers have no logprobs", None),
+    ],
+)
+def test_a_task_that_is_wrong_is_refused_with_the_reason(body: Any, says: str, parameter: str | None) -> None:
+    problem = refused(body)
+    assert says in problem.message and problem.parameter == parameter
+    assert "--map" not in problem.message
+
+
+def test_what_a_tenant_names_is_its_own_and_what_its_key_says() -> None:
+    body = {"task_id": "t1", "input": "?", "agent": "calc", "thread": "long", "purpose": "serve"}
+    mine = made(body, "red")
+    assert (mine.task_id, mine.tenant, mine.agent, mine.thread) == ("red.t1", "red", "red.calc", "red.long")
+    assert made(body, "red", agents=("calc",)).agent == "calc", "it is registered for all"
+    assert made({"input": "?"}, "red").task_id != made({"input": "?"}, "blue").task_id
+    assert made({"input": "?"}, "red").task_id.startswith("red.")
+    assert made({"input": "?", "task_id": "blue.t1"}, "red").task_id == "red.blue.t1"
+    assert refused({"input": "?", "tenant": "blue"}, "red").parameter == "tenant"
+
+
+def test_the_same_task_is_the_same_whoever_sends_it_and_whenever() -> None:
+    one = made({"task_id": "t1", "input": "?", "purpose": "serve", "metadata": {"a": "b"}})
+    assert same(one, changed(one, created_at=T0 + 1, metadata={"source": "user ann", "a": "b"}))
+    assert not same(one, changed(one, metadata={"a": "c"})) and not same(one, changed(one, group_size=3))
+
+
+def test_a_tenant_names_only_scorers_that_the_operator_allows() -> None:
+    rule = Serve(auth="keys", tenant_scorers="exact, mix, mine:quick")
+
+    def why(name: str, settings: str = "{}") -> str | None:
+        return task_body.why_not_of_tenant([RewardSource(name=name, settings=settings)], rule)
+
+    assert why("exact") is None and why("mine:quick") is None
+    assert "serve.tenant_scorers allows exact, mix, mine:quick" in str(why("regex", '{"pattern": "a"}'))
+    assert "'judge'" in str(why("mix", '{"of": [{"name": "exact"}, {"name": "judge", "settings": {"rubric": "?"}}]}'))
+    assert why("other:function") is not None
+    assert task_body.why_not_of_tenant([RewardSource(name="judge")], Serve()) is not None, "it costs money"
+
+
+def test_a_function_and_an_environment_by_reference_are_code() -> None:
+    rule = Serve(outside_scorers="people:ann")
+    mixed = RewardSource(name="mix", settings='{"of": [{"name": "mine:quick"}]}')
+    assert task_body.code_of([RewardSource(name="exact"), RewardSource(name="people:ann")], rule) is None
+    assert "mine:quick" in str(task_body.code_of([mixed], rule))
+    assert task_body.code_of_environment(EpisodeStart(name="calculator", seed=1)) is None
+    for name in ("mine:Maze", "gymnasium:FrozenLake-v1", "mcp:rm -rf /"):
+        assert name in str(task_body.code_of_environment(EpisodeStart(name=name, seed=1)))
+
+
+# --- scores from outside ----------------------------------------------------------------------------------------------
+
+
+def scored(**given: Any) -> RewardBody:
+    return read(RewardBody, json.dumps({"task_id": "t1", "score": 0.5, "scoring_agent_id": "ann", **given}).encode())
+
+
+ANSWERS = [response(slot=slot) for slot in range(3)]
+
+
+def test_a_score_is_about_exactly_one_answer() -> None:
+    assert outside_rewards.chosen(ANSWERS, scored(slot=2)).slot == 2
+    assert outside_rewards.chosen([*ANSWERS, *ANSWERS], scored(slot=2)).slot == 2, "a record that came twice is one"
+    assert outside_rewards.chosen(ANSWERS, scored(response_id=ANSWERS[1].response_id)).slot == 1
+    alone = response(group_size=1)
+    assert outside_rewards.chosen([alone], scored()) == alone
+
+
+@pytest.mark.parametrize(
+    ("answers", "given", "kind", "listed"),
+    [
+        (ANSWERS, {}, "invalid", 3),
+        (ANSWERS[:1], {}, "invalid", 1),  # the others of its group may come
+        ([*ANSWERS, response(sampling_id="s2", slot=1)], {"slot": 1}, "invalid", 4),
+        (ANSWERS, {"slot": 7}, "not_found", 3),
+        (ANSWERS, {"slot": 0, "response_id": ANSWERS[1].response_id}, "not_found", 3),
+        ([], {"slot": 0}, "not_found", 0),
+        ([response(error="out of memory")], {"slot": 0}, "conflict", 1),
+    ],
+)
+def test_a_score_that_is_about_no_answer_in_particular_is_refused_with_all_of_them(
+    answers: list[Response], given: dict[str, Any], kind: str, listed: int
+) -> None:
+    with pytest.raises(CallError) as problem:
+        outside_rewards.chosen(answers, scored(**given))
+    assert problem.value.kind == kind and problem.value.found is not None
+    assert len(problem.value.found["responses"]) == listed
+    assert all(one.response_id in problem.value.message for one in answers if one.error is None)
+
+
+def test_only_a_source_that_the_operator_lists_speaks_for_a_scorer() -> None:
+    asks = task(reward_sources=(RewardSource(name="exact"), RewardSource(name="people:ann")))
+    listed = Settings(serve=Serve(outside_scorers="people:ann, exact"))
+
+    def source(name: str, settings: Settings, of: Task = asks) -> str:
+        said = {"metadata": {"criteria": "tone"}, "rationale": "polite", "response_id": ANSWERS[0].response_id}
+        body = scored(scoring_agent_id=name, **said)
+        one = outside_rewards.reward_of(body, of, ANSWERS[0], settings, now_ms=T0)
+        assert (one.response_id, one.metadata, one.rationale) == (body.response_id, {"criteria": "tone"}, "polite")
+        return one.source
+
+    assert source("people:ann", listed) == "people:ann"
+    assert source("people:ann", Settings()) == "feedback/people:ann"
+    assert source("people:ann", listed, task()) == "feedback/people:ann", "the task does not ask it"
+    assert source("exact", listed) == "feedback/exact", "it is run"
+    run_here = listed.model_copy(update={"scoring": Scoring(modules="people")})
+    assert source("people:ann", run_here) == "feedback/people:ann"
+
+
+# --- groups, statements, versions -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogOverHttp]:
+    log = page_log.small_log()
+    log["tasks"].append(task(task_id="red.secret", tenant="red", agent="red.calc", group_size=1))
+    settings = Settings(archive=Archive(store=str(tmp_path_factory.mktemp("archive") / "archive")))
+    archived(settings, log, count(T0, 1000))
+    found = LogOverHttp(settings, "archive")
+    yield found
+    found.close()
+
+
+def shown(view: LogOverHttp, task_id: str, asks: Any = None) -> dict[str, Any]:
+    with view.look() as look:
+        return group_view.group(look, view.settings, task_id, asks)
+
+
+def test_a_group_is_shown_slot_by_slot_with_its_reasons(view: LogOverHttp) -> None:
+    found = shown(view, "taught")
+    assert (found["verdict"], found["group"]["reward_mean"], len(found["slots"])) == ("taught", 0.5, 4)
+    first = found["slots"][0]
+    assert (first["text"], first["reward"], first["advantage"] > 0) == ("The sum is 11.", 1.0, True)
+    assert [(one["source"], one["value"], one["rationale"]) for one in first["rewards"]] == [
+        ("exact", 1.0, "compared with 11")
+    ]
+    assert first["recorded_at"].startswith("streamward.responses[")
+    few = shown(view, "few")
+    assert few["slots"][1]["left_out"] == "the answer failed" and few["slots"][1]["error"] == "out of memory"
+    assert (few["group"]["dropped_reason"], few["verdict"]) == ("too_few_scored", "nothing")
+    assert (shown(view, "waiting")["group"], shown(view, "waiting")["verdict"]) == (None, "waits")
+
+
+def test_a_group_is_found_by_its_whole_id_and_by_whose_it_is_alone(view: LogOverHttp) -> None:
+    red = key(tenant="red")
+    for asked in ("red.secret", "secret"):
+        assert shown(view, asked, red)["task_id"] == "red.secret"
+    others = [(key(tenant="blue"), "red.secret"), (red, "taught"), (key(agent_id="other"), "red.secret")]
+    for asks, task_id in [*others, (None, "red.secre"), (red, "secre"), (None, "no such task")]:
+        with pytest.raises(NotFoundError, match=f"^there is no task '{task_id}'$"):
+            shown(view, task_id, asks)
+    assert shown(view, "red.secret", key(tenant="red", agent_id="calc"))["task"]["tenant"] == "red"
+    assert shown(view, "taught", key())["task_id"] == "taught"
+
+
+def asked(view: LogOverHttp, sql: str, **given: Any) -> dict[str, Any]:
+    return statements.answer(view, QueryBody(sql=sql, **given))
+
+
+def test_a_statement_gets_rows_up_to_its_limit(view: LogOverHttp) -> None:
+    found = asked(view, "SELECT task_id, purpose FROM tasks ORDER BY task_id", limit=2)
+    assert (found["columns"], found["rows"]) == (["task_id", "purpose"], [["easy", "train"], ["few", "train"]])
+    assert found["more"] and not asked(view, "SELECT 1")["more"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"),
+    [
+        ("SELEC 1", "invalid"),
+        ("SELECT 1; SELECT 2", "invalid"),
+        ("FROM access", "invalid"),  # it has hashes of passwords, and no name leads there
+        ("FROM whole.access", "invalid"),
+        ("FROM live.main_access", "invalid"),
+        ("FROM query_table('access')", "invalid"),
+        ("FROM key_use", "invalid"),
+        ("CREATE TABLE t AS SELECT 1", "unsupported"),
+        ("FROM read_text('/etc/passwd')", "unsupported"),
+        ("SELECT repeat('x', 20_000_000)", "too_large"),
+    ],
+)
+def test_a_statement_that_may_not_be_run_is_refused(view: LogOverHttp, sql: str, kind: str) -> None:
+    with pytest.raises(CallError) as problem:
+        asked(view, sql)
+    assert problem.value.kind == kind, problem.value.message
+
+
+def test_a_statement_that_runs_too_long_is_ended(view: LogOverHttp) -> None:
+    sql = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b"
+    with pytest.raises(CallError, match="was ended") as problem:
+        statements.answer(view, QueryBody(sql=sql), longest_s=0.05)
+    assert problem.value.kind == "unsupported"
+
+
+def test_versions_are_listed_for_whoever_may_know_of_the_policy() -> None:
+    states = {name: state_after([trained(1, policy=name)], name) for name in ("sums", "red.coach", "blue.coach")}
+
+    def names(tenant: str | None, only: str | None = None) -> list[str]:
+        return [one["policy"] for one in adapter_orders.listed(states, tenant, "sums", only)["data"]]
+
+    assert names(None) == ["blue.coach", "red.coach", "sums"]
+    assert names("red") == ["red.coach", "sums"] and names("red", "red.coach") == ["red.coach"]
+    for nobody in ("blue.coach", "grey.coach"):
+        with pytest.raises(NotFoundError, match=f"there is no policy '{nobody}'"):
+            names("red", nobody)
+    mine, shared = adapter_orders.listed(states, "red", "sums")["data"]
+    assert set(mine["versions"][1]) - set(shared["versions"][1]) == set(adapter_orders.OF_OTHERS)
+    assert (mine["serving"]["primary"], mine["versions"][1]["parent_version"]) == (0, 0)
+
+
+# --- through the door -------------------------------------------------------------------------------------------------
+
+
+def behind_the_door(role: AccessRole, written: Written | None = None, **given: Any) -> TestClient:
+    app, nothing = FastAPI(), None
+    app.include_router(log_routes(SETTINGS, nothing))  # type: ignore[arg-type]
+
+    @app.exception_handler(CallError)
+    async def told(_: Any, problem: CallError) -> Any:
+        from gateway import errors
+
+        return errors.response(problem, "/tasks")
+
+    return TestClient(Door(app, Known(role, **given), KeyLimits(Serve()), written))
+
+
+def test_texts_are_scored_and_what_is_run_takes_the_role_for_it() -> None:
+    written = Written()
+    http = behind_the_door("submitter", written)
+    body = {"scorer": "exact", "texts": ["11", "12"], "answer": 11}
+    found = http.post("/score", headers=BEARER, json=body).json()
+    assert [(one["value"], one["error"]) for one in found["data"]] == [(1.0, None), (0.0, None)]
+    denied = http.post("/api/v1/score", headers=BEARER, json=body | {"scorer": "os:system"})
+    assert denied.status_code == 403 and denied.json()["error"]["code"] == "permission_denied"
+    assert "code.run is for: admin" in denied.json()["error"]["message"]
+    said = [(one.action, one.allowed, one.status) for one in written.events]
+    assert said == [("scores.try", True, 200), ("code.run", False, 403)]
+    unlisted = behind_the_door("admin").post("/score", headers=BEARER, json=body | {"scorer": "os:system"})
+    assert (unlisted.status_code, "scoring.modules lists no module" in unlisted.text) == (400, True)
+    tenants = behind_the_door("admin", tenant="red")
+    assert tenants.post("/score", headers=BEARER, json=body).status_code == 200
+    assert tenants.post("/score", headers=BEARER, json=body | {"scorer": "os:system"}).status_code == 403
+    for wrong in ({"scorer": "exakt"}, {"texts": []}, {"answer": None}, {"settings": {"no": 1}}):
+        assert http.post("/score", headers=BEARER, json=body | wrong).status_code == 400, wrong
+
+
+def test_a_tenant_decides_about_its_own_policies_and_queries_nothing() -> None:
+    http = behind_the_door("admin", tenant="red")
+    body = {"version": 1, "expected": 0, "reason": "better"}
+    shared = http.post("/adapters/sums/promote", headers=BEARER, json=body)
+    assert (shared.status_code, "begin with red." in shared.text) == (403, True)
+    for nobody in ("blue.coach", "grey.coach"):
+        answer = http.post(f"/adapters/{nobody}/rollback", headers=BEARER, json=body)
+        assert (answer.status_code, answer.json()["error"]["message"].partition(";")[0]) == (
+            404,
+            f"there is no policy '{nobody}'",
+        )
+    assert http.post("/query", headers=BEARER, json={"sql": "FROM tasks"}).status_code == 403
+    one = behind_the_door("viewer", agent_id="calc").post(
+        "/query", headers=BEARER | {"X-Agent-ID": "calc"}, json={"sql": "FROM tasks"}
+    )
+    assert (one.status_code, "reads what all did" in one.text) == (403, True)
