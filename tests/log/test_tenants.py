@@ -57,6 +57,7 @@ class Names(NamedTuple):
     policy: str
     key: str
     tenant: str
+    task: str
 
 
 NOBODYS = Names(
@@ -68,6 +69,7 @@ NOBODYS = Names(
     policy="grey.coach",
     key="sunday",
     tenant="grey",
+    task="nobodys-task",
 )
 
 
@@ -108,8 +110,10 @@ def blues(server: Tenants) -> Names:
     file = done("/v1/files", **upload(EXAMPLES, "azure.jsonl"))["id"]
     job = done("/finetune/jobs", order(), headers={"Idempotency-Key": "monday"})["id"]
     done("/finetune/peft", {"agent_id": "blue.coach", "training_file": file})
+    done("/tasks", {"task_id": "patrol", "input": "azure?"})
     answer = done("/agents/heron/trajectories/long-walk/v1/responses", {"model": "sums", "input": "azure?"})
-    return Names(job, file, answer["id"].removeprefix("resp_"), "long-walk", "heron", "blue.coach", "monday", "blue")
+    turn = answer["id"].removeprefix("resp_")
+    return Names(job, file, turn, "long-walk", "heron", "blue.coach", "monday", "blue", "patrol")
 
 
 def upload(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -154,6 +158,13 @@ BODIES: dict[str, Callable[[Names], Any]] = {
     },
     "/finetune/jobs": lambda n: order(tenant=n.tenant),
     "/finetune/peft": lambda n: {"agent_id": n.policy, "training_file": n.file},
+    "/tasks": lambda n: {"task_id": f"{n.task}-sent", "input": "?"},
+    "/rewards": lambda n: {"task_id": n.task, "score": 1, "scoring_agent_id": "ann", "response_id": n.answer},
+    "/score": lambda n: {"scorer": "exact", "texts": ["11"], "answer": "11"},
+    "/query": lambda n: {"sql": "SELECT task_id FROM tasks"},
+    "/adapters/{policy}/promote": lambda n: {"version": 0, "expected": 0, "reason": "better"},
+    "/adapters/{policy}/reject": lambda n: {"version": 0, "reason": "worse"},
+    "/adapters/{policy}/rollback": lambda n: {"expected": 0, "reason": "worse"},
     "/jsonrpc": lambda n: [
         {"jsonrpc": "2.0", "method": name, "params": given(n), "id": name} for name, given in METHODS.items()
     ],
@@ -162,6 +173,11 @@ MORE: tuple[tuple[str, str, Callable[[Names], Any]], ...] = (
     ("POST", "/finetune/peft", lambda n: {"agent_id": "red.coach", "config": {"groups_of": n.policy}}),
     ("POST", "/finetune/peft", lambda n: {"agent_id": "red.coach", "training_file": n.file}),
     ("POST", "/v1/feedback", lambda n: {"id": n.trajectory, "value": 1}),
+    ("POST", "/tasks", lambda n: {"input": "?", "tenant": n.tenant}),
+    ("POST", "/tasks", lambda n: {"input": "?", "policy": n.policy}),
+    ("POST", "/rewards", lambda n: {"task_id": f"{n.tenant}.{n.task}", "score": 1, "scoring_agent_id": "ann"}),
+    ("GET", "/groups/{tenant}.{task_id}", lambda n: None),
+    ("GET", "/adapters?policy={policy}", lambda n: None),
     ("POST", "/finetune/jobs", lambda n: order(agent_id=n.policy)),
     ("POST", "/finetune/jobs", lambda n: order(config={"n_iterations": 4})),  # with the same key as another's
     ("GET", "/v1/fine_tuning/jobs?after={job}", lambda n: None),
@@ -180,6 +196,7 @@ class Question(NamedTuple):
         """Return status and body of the answer, with what differs from one request to the next taken out."""
         path = self.path.replace("{job_id}", names.job).replace("{file_id}", names.file)
         path = path.replace("{agent_id}", names.agent).replace("{trajectory_id}", names.trajectory)
+        path = path.replace("{policy}", names.policy).replace("{tenant}", names.tenant).replace("{task_id}", names.task)
         path = path.replace("{name}", names.policy).replace("{job}", names.job).replace("{file}", names.file)
         how: dict[str, Any] = {"headers": {"Idempotency-Key": names.key, "X-Stainless-Retry-Count": "1"}}
         if (body := self.body(names)) is not None:
