@@ -27,9 +27,25 @@ def take(bucket: TokenBucket | None, now_s: float, *, rate: float, burst: float)
     >>> take(TokenBucket(0.5, 10.0), 10.1, rate=2, burst=3)[1]
     0.15...
     """
-    before = TokenBucket(burst, now_s) if bucket is None else bucket
-    now_s = max(now_s, before.at_s)
-    tokens = min(burst, before.tokens + (now_s - before.at_s) * rate)
-    if tokens >= 1 - ROUNDING:
-        return TokenBucket(max(0.0, tokens - 1), now_s), 0.0
-    return TokenBucket(tokens, now_s), (1 - tokens) / rate
+    bucket = _filled(bucket, now_s, rate, burst)
+    if bucket.tokens >= 1 - ROUNDING:
+        return bucket._replace(tokens=max(0.0, bucket.tokens - 1)), 0.0
+    return bucket, (1 - bucket.tokens) / rate
+
+
+def give_back(bucket: TokenBucket | None, now_s: float, *, rate: float, burst: float) -> TokenBucket:
+    """Return a bucket after a token that was taken and is not counted.
+
+    >>> give_back(TokenBucket(0.0, 10.0), 10.5, rate=2, burst=3)
+    TokenBucket(tokens=2.0, at_s=10.5)
+    """
+    bucket = _filled(bucket, now_s, rate, burst)
+    return bucket._replace(tokens=min(burst, bucket.tokens + 1))
+
+
+def _filled(bucket: TokenBucket | None, now_s: float, rate: float, burst: float) -> TokenBucket:
+    """Return a bucket with what it gained until now."""
+    if bucket is None:
+        return TokenBucket(burst, now_s)
+    at_s = max(now_s, bucket.at_s)
+    return TokenBucket(min(burst, bucket.tokens + (at_s - bucket.at_s) * rate), at_s)

@@ -15,11 +15,12 @@ from hypothesis import given, strategies as st
 from joserfc.jwk import ECKey
 
 from schemas.events import AccessEvent, problems
-from streams.access import attempts, passwords, sessions, tokens, users
+from streams.access import passwords, sessions, tokens, users
 from streams.access.attempts import A_NAME, AN_ADDRESS, Attempts
 from streams.access.keys import NewSecret
 from streams.access.people import KeyFile
 from streams.access.sessions import LoginSession, Reused
+from streams.access.token_bucket import ROUNDING
 from streams.errors import SettingsError
 from tests.support.factories import T0
 
@@ -323,9 +324,8 @@ def test_buckets_are_limited_and_the_one_used_longest_ago_is_forgotten() -> None
 
 @given(st.lists(st.integers(0, 100_000), max_size=60))
 def test_no_series_of_attempts_gets_more_than_the_rule_allows(pauses: list[int]) -> None:
-    rule, bucket, now, granted = attempts.BucketRule(3, 10_000), None, T0, 0
-    for pause in pauses:
+    counted, now, granted = Attempts(), T0, 0
+    for number, pause in enumerate(pauses):
         now += pause
-        bucket, wait = attempts.take(bucket, rule, now)
-        granted += wait == 0
-    assert granted <= rule.size + (now - T0) / rule.every_ms + 1e-6
+        granted += counted.wait_ms("ann", f"10.0.0.{number}", now) == 0
+    assert granted <= A_NAME.size + (now - T0) / A_NAME.every_ms + len(pauses) * ROUNDING
