@@ -99,6 +99,9 @@ AccessKind = Literal[
     "session_ended",
     "signing_key_created",
     "signing_key_revoked",
+    "tenant_created",
+    "tenant_changed",
+    "tenant_removed",
 ]
 AccessRole = Literal["viewer", "submitter", "trainer", "promoter", "admin"]
 Verdict = Literal["promote", "reject", "ask"]
@@ -806,10 +809,10 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessEvent:
-    """A key, a person, a login or a signing key was made, changed or withdrawn. It has hashes, and never a secret."""
+    """A key, a person, a login, a signing key or a tenant's log was made, changed or withdrawn; never with a secret."""
 
     event_id: Annotated[str, "uuid5(subject_id, kind), and the sequence behind them if there is one"]
-    subject_id: Annotated[str, "key of the record: the id of the key, the user, the session or the signing key"]
+    subject_id: Annotated[str, "key of the record: the id of the key, user, session or signing key, or the tenant"]
     created_at: Millis
     traceparent: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
@@ -822,15 +825,18 @@ class AccessEvent:
     tenant: Annotated[str | None, "key_created, user_created: whose jobs and files it sees; null: all of them"] = None
     agent_id: Annotated[str | None, "key_created: the only agent that it may be; null: any"] = None
     expires_at: Annotated[Millis | None, "key_created, session_begun: from when on it is refused; null: never"] = None
-    sequence: Annotated[Int | None, "user_*, session_*: 0 when made, one more with each change; the first counts"] = (
-        None
-    )
+    sequence: Annotated[
+        Int | None, "user_*, session_*, tenant_*: 0 when made, one more with each change; the first counts"
+    ] = None
     user_id: Annotated[str | None, "session_begun: who logged in"] = None
     epoch: Annotated[Int | None, "session_begun: how often what the user had before was made void"] = None
     password_hash: Annotated[str | None, "user_created, password_set: argon2id, as a PHC string"] = None
     issuer: Annotated[str | None, "user_created: URL of who vouches for a person without a password here"] = None
     public_jwk: Annotated[str | None, "signing_key_created: the public key, JSON as in RFC 7517"] = None
     roles: Annotated[tuple[AccessRole, ...], "user_created, roles_set: what the person may do"] = ()
+    principals: Annotated[
+        tuple[str, ...], "tenant_created, tenant_changed: who has rights on its topics at the broker, as User:NAME"
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1121,8 +1127,13 @@ _ACCESS_FIELDS: dict[AccessKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "session_ended": ((), ()),
     "signing_key_created": (("public_jwk",), ()),
     "signing_key_revoked": ((), ()),
+    "tenant_created": (("sequence", "principals"), ()),
+    "tenant_changed": (("sequence", "principals"), ()),
+    "tenant_removed": (("sequence",), ()),
 }
 """What each kind needs, and what it may have; the rest is of other kinds."""
+_ACCESS_FIRST = ("user_created", "session_begun", "tenant_created")
+"""The kinds that begin what has a sequence."""
 _ACCESS_OWN = sorted({name for needed, may in _ACCESS_FIELDS.values() for name in needed + may})
 
 
@@ -1138,7 +1149,7 @@ def _access_problems(event: AccessEvent) -> Iterator[str]:
         yield f"kind is {event.kind} with {', '.join(others)}, which it cannot have; leave them out"
     if event.secret_sha256 is not None and not _SHA256.fullmatch(event.secret_sha256):
         yield "secret_sha256 is no SHA-256; expected 64 hexadecimal digits in lower case"
-    if event.sequence is not None and (event.sequence == 0) != (event.kind in ("user_created", "session_begun")):
+    if event.sequence is not None and (event.sequence == 0) != (event.kind in _ACCESS_FIRST):
         yield f"kind is {event.kind} and sequence {event.sequence}; what is made has 0, what changes it more"
     if event.sequence is not None and event.sequence < 0:
         yield f"sequence is {event.sequence}; expected 0 or more"
@@ -1146,8 +1157,9 @@ def _access_problems(event: AccessEvent) -> Iterator[str]:
         yield "password_hash is no PHC string of argon2id; hash passwords with streams.access.passwords"
     if event.kind == "user_created" and (event.password_hash is None) == (event.issuer is None):
         yield "kind is user_created; it needs password_hash or issuer, and not both"
-    if len(set(event.roles)) != len(event.roles):
-        yield f"roles has one twice ({', '.join(event.roles)}); name each once"
+    for field_name, several in (("roles", event.roles), ("principals", event.principals)):
+        if len(set(several)) != len(several):
+            yield f"{field_name} has one twice ({', '.join(several)}); name each once"
 
 
 def _request_problems(event: RequestEvent) -> Iterator[str]:

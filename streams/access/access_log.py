@@ -1,6 +1,6 @@
 """Every key and every person as the log has them, followed; and how keys are made and revoked.
 
-    access ──► a thread that follows ──► keys, users, logins, signing keys
+    access ──► a thread that follows ──► keys, users, logins, signing keys, tenants with logs of their own
     sw_<id>_<secret> ──► find ──► AccessKey        access token ──► find ──► User        anything else ──► why not
     create, revoke ──► event ──► access ──► own fold has passed it ──► answer
 
@@ -18,9 +18,10 @@ from typing import TypeVar
 
 from schemas.events import AccessEvent, AccessRole
 from schemas.serde import Poison
-from streams.access import keys, sessions, tenants, tokens, users
+from streams.access import keys, sessions, tenant_logs, tenants, tokens, users
 from streams.access.keys import AccessKey, NewSecret
 from streams.access.sessions import LoginSession
+from streams.access.tenant_logs import TenantLog
 from streams.access.tokens import PublicKey
 from streams.access.users import User
 from streams.errors import NotFoundError, SettingsError
@@ -29,7 +30,7 @@ from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.settings.model import Settings
 
-Known = TypeVar("Known", AccessKey, User, LoginSession)
+Known = TypeVar("Known", AccessKey, User, LoginSession, TenantLog)
 
 log = logging.getLogger("streamward.access")
 
@@ -44,6 +45,7 @@ class AccessLog(FollowedTopic):
         self._users: dict[str, User] = {}
         self._sessions: dict[str, LoginSession] = {}
         self._public_keys: tuple[PublicKey, ...] = ()
+        self._tenant_logs: dict[str, TenantLog] = {}
 
     @property
     def keys(self) -> Mapping[str, AccessKey]:
@@ -64,6 +66,12 @@ class AccessLog(FollowedTopic):
         """Every user by its id, in the order of their ids."""
         with self._changed:
             return dict(sorted(self._users.items()))
+
+    @property
+    def tenant_logs(self) -> Mapping[str, TenantLog]:
+        """Every tenant that has or had a log of its own, in the order of their names."""
+        with self._changed:
+            return dict(sorted(self._tenant_logs.items()))
 
     @property
     def public_keys(self) -> tuple[PublicKey, ...]:
@@ -159,6 +167,8 @@ class AccessLog(FollowedTopic):
         if event.kind.startswith("signing_key_"):
             self._public_keys = tokens.folded(self._public_keys, event)
             return any(key.kid == about for key in self._public_keys)
+        if event.kind.startswith("tenant_"):
+            return _put(self._tenant_logs, about, tenant_logs.folded(self._tenant_logs.get(about), event))
         if event.kind.startswith("session_"):
             return _put(self._sessions, about, sessions.folded(self._sessions.get(about), event))
         if event.kind.startswith("key_"):

@@ -5,6 +5,10 @@
 A tenant's name has no dot, so what stands before the first dot says whose a name is, and no two tenants can mean the
 same one.
 
+A tenant with a log of its own has its topics, groups and transactional ids behind the same name and dot:
+
+    streamward., red ──► streamward.red.tasks, streamward.red.streams …      divided by the broker (tenant_rights.py)
+
 Not covered: a name with a dot that a key without a tenant gives: it may act for every tenant, and does so thereby.
 """
 
@@ -12,8 +16,15 @@ from __future__ import annotations
 
 import re
 
+from streams.errors import SettingsError
+from streams.kafka.offsets import GROUPS
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 SEPARATOR = "."
+EXPERIMENT = "experiment"
+"""Behind topics.prefix and this the logs of experiments begin (streams/tools/replay/experiments.py)."""
+_OF_GROUPS = tuple(group for group in GROUPS if group.endswith("-"))
+"""How groups of a deployment begin whose names go on with a policy or an agent, which may have a dot."""
 
 
 def why_no_name(tenant: str) -> str | None:
@@ -22,6 +33,41 @@ def why_no_name(tenant: str) -> str | None:
         allowed = "1 to 63 of A-Z, a-z, 0-9, - and _, the first of them neither - nor _"
         return f"{tenant[:80]!r} is no name of a tenant; expected {allowed}"
     return None
+
+
+def why_no_log(tenant: str) -> str | None:
+    """Return why a tenant of this name can have no log of its own; None if it can.
+
+    What begins with the name and a dot has to be the tenant's alone, whatever else the deployment calls its own.
+    """
+    if (why := why_no_name(tenant)) is not None:
+        return why
+    if "_" in tenant:
+        return (
+            f"{tenant!r} has an underscore, and Kafka refuses a topic that differs from another by a dot for an "
+            "underscore: tenants could keep each other from creating theirs. Use a dash"
+        )
+    if tenant == EXPERIMENT:
+        return f"{tenant!r} is where the logs of experiments begin; use another name"
+    if (begins := next((group for group in _OF_GROUPS if tenant.startswith(group)), None)) is not None:
+        return f"{tenant!r} begins with {begins!r}, as consumer groups of this deployment do; use another name"
+    return None
+
+
+def own_prefix(topics_prefix: str, tenant: str) -> str:
+    """Return what the names of a tenant's topics, groups and transactional ids begin with.
+
+    It ends with a dot, and no tenant's name has one, so none is the beginning of another: acme. and acme2. differ.
+    Raises SettingsError for a name that can have no log, or a topics.prefix that does not end with a dot.
+    """
+    if not topics_prefix.endswith(SEPARATOR):
+        raise SettingsError(
+            f"topics.prefix is {topics_prefix!r}, and tenants with logs of their own need one that ends with a dot, as "
+            "'streamward.': otherwise their topics could be another deployment's"
+        )
+    if (why := why_no_log(tenant)) is not None:
+        raise SettingsError(why)
+    return f"{topics_prefix}{tenant}{SEPARATOR}"
 
 
 def named(tenant: str | None, name: str) -> str:

@@ -2,7 +2,7 @@
 
 create ──► key_created ──► access, and the key to stdout, once        check ──► allowed or not, and why
 list ──► rows        revoke ──► key_revoked ──► access ──► whoever follows        audit ◄── requests
-users, signing-key: people.py beside this
+users, signing-key: people.py beside this        tenants: tenants.py
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import click
 
 from streams.cli.people import ROLES, access_signing_key, access_users
 from streams.cli.runtime import AppContext, json_option, output_option, pass_call, user_name
+from streams.cli.tenants import access_tenants
 
 if TYPE_CHECKING:
     from streams.output import Output
@@ -28,6 +29,7 @@ def access() -> None:
 
 access.add_command(access_users)
 access.add_command(access_signing_key)
+access.add_command(access_tenants)
 
 
 @access.group("keys")

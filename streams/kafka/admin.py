@@ -138,6 +138,11 @@ EMPTY_S = 2.0
 """How long to doubt a cluster that reports no topic at all: a broker that has just started does too."""
 
 
+def connected(settings: Settings) -> admin.AdminClient:
+    """Return a client that the cluster has answered. Raises LogError if it does not."""
+    return _connect(settings)[0]
+
+
 def _connect(
     settings: Settings, *, some: bool = False, patient: bool = False
 ) -> tuple[admin.AdminClient, dict[str, int]]:

@@ -306,6 +306,9 @@ ACCESS_FIELDS: dict[str, dict[str, Any]] = {
     },
     "session_refreshed": {"sequence": 5, "secret_sha256": "0123456789abcdef" * 4},
     "signing_key_created": {"public_jwk": "{}"},
+    "tenant_created": {"sequence": 0, "principals": ("User:acme",)},
+    "tenant_changed": {"sequence": 6, "principals": ("User:acme", "User:acme-reader")},
+    "tenant_removed": {"sequence": 7},
 }
 """What an event of each kind has."""
 ACCESS_OPTIONAL = {"key_created": ("name", "tenant", "agent_id", "expires_at"), "user_created": ("name", "tenant")}
@@ -317,6 +320,6 @@ def _whole_access(event: AccessEvent) -> AccessEvent:
         name for fields in (*ACCESS_FIELDS.values(), dict.fromkeys(ACCESS_OPTIONAL["key_created"])) for name in fields
     }
     kept = {name: getattr(event, name) for name in ACCESS_OPTIONAL.get(event.kind, ())}
-    fields = {**dict.fromkeys(known), "roles": (), **kept, **own}
+    fields = {**dict.fromkeys(known), "roles": (), "principals": (), **kept, **own}
     parts = () if fields["sequence"] is None else (fields["sequence"],)
     return dataclasses.replace(event, event_id=derive_id(event.subject_id, event.kind, *parts), **fields)

@@ -1,0 +1,218 @@
+"""The commands of tenants that have a log of their own: give them rights on it at the broker, look, take them away.
+
+create ──► what is missing ──► access and the broker        --dry-run ──► printed, and nothing changed
+list, show ◄── what is recorded, beside what the broker enforces
+remove ──► asks, or --yes ──► the broker and access
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+
+if TYPE_CHECKING:
+    from streams.access.tenant_rights import TenantState
+    from streams.kafka.acls import AclRight
+    from streams.output import Output
+
+reason_option = click.option("--reason", default="asked for", help="Why, for whoever reads the log.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would change.")
+
+
+@click.group("tenants")
+def access_tenants() -> None:
+    """Give tenants logs of their own, which the broker divides.
+
+    A tenant's topics, groups and transactional ids begin with topics.prefix, its name and a dot, and its principals
+    have rights on these alone. It needs a Kafka with an authorizer. Tenants of one log are those of keys and people.
+    """
+
+
+@access_tenants.command("create")
+@click.argument("tenant", metavar="NAME")
+@click.option(
+    "--principal",
+    "principals",
+    metavar="User:NAME",
+    multiple=True,
+    required=True,
+    help="Who gets the rights, as the broker calls it; may be repeated.",
+)
+@reason_option
+@dry_run_option
+@output_option
+@pass_call
+def tenants_create(
+    call: AppContext,
+    /,
+    tenant: str,
+    principals: tuple[str, ...],
+    reason: str,
+    dry_run: bool,
+    output: Output,
+) -> None:
+    """Let principals read, write and create a tenant's own topics, and nothing else.
+
+    What they have already stays. Run it again to mend what `list` says is missing.
+    """
+    from streams.access import tenant_grants, tenants
+    from streams.access.access_log import AccessLog
+    from streams.kafka import admin
+
+    settings = call.settings if dry_run else call.settings_to_write
+    with AccessLog(settings) as log:
+        plan = tenant_grants.plan_to_create(log, settings, tenant, principals)
+        is_new = tenant not in log.tenant_logs
+        if not dry_run:
+            tenant_grants.carry_out(log, settings, plan, actor=user_name(), reason=reason)
+    given = "would be created" if dry_run else "created"
+    _print_rights([*((right, given) for right in plan.gives), *((right, "unchanged") for right in plan.has)], output)
+    prefix = tenants.own_prefix(settings.topics.prefix, tenant)
+    there = [name for name in admin.describe(settings) if name.startswith(prefix)]
+    if is_new and there:
+        click.echo(f"warning: {len(there)} topics begin with {prefix} already, such as {there[0]}", err=True)
+    if not dry_run:
+        click.echo(f"tenant {tenant} sets topics.prefix={prefix} and logs in to Kafka as its principal", err=True)
+
+
+@access_tenants.command("list")
+@output_option
+@pass_call
+def tenants_list(call: AppContext, /, output: Output) -> None:
+    """List tenants with logs of their own, and say where the broker differs from what is recorded.
+
+    `reached by` are other principals, of the operator, whose rights are on more topics than these.
+    """
+    from streams import output as show
+
+    rows = [
+        {
+            "tenant": state.tenant,
+            "prefix": state.prefix,
+            "principals": list(state.principals),
+            "status": state.status,
+            "differences": state.differences,
+            "reached_by": list(state.reached_by),
+        }
+        for state in _states(call)
+    ]
+    columns = [
+        show.Column("tenant", "tenant"),
+        show.Column("topics", lambda row: row["prefix"] + "*"),
+        show.Column("principals", lambda row: ", ".join(row["principals"])),
+        show.Column("status", "status"),
+        show.Column("reached by", lambda row: ", ".join(row["reached_by"])),
+        show.Column("differences", lambda row: "; ".join(row["differences"])),
+    ]
+    show.rows(rows, columns, output)
+
+
+@access_tenants.command("show")
+@click.argument("tenant", metavar="NAME")
+@output_option
+@pass_call
+def tenants_show(call: AppContext, /, tenant: str, output: Output) -> None:
+    """Print every right of a tenant's principals, and every other one on its topics alone."""
+    from streams.access import tenant_rights
+    from streams.errors import NotFoundError
+
+    state = next((one for one in _states(call) if one.tenant == tenant), None)
+    if state is None:
+        raise NotFoundError(
+            f"tenant {tenant[:80]!r} has no log of its own, here or at the broker; "
+            "`streamward access tenants create` gives it one"
+        )
+    wanted = tenant_rights.rights_of(state.prefix, state.principals)
+    rows = [
+        *((right, "missing" if right in state.missing else "enforced") for right in wanted),
+        *((right, "not recorded") for right in state.unrecorded),
+        *((right, "more than a tenant gets") for right in state.beyond),
+        *((right, "denied") for right in state.denied),
+    ]
+    _print_rights(rows, output)
+    if state.reached_by:
+        click.echo(f"These principals have rights on more than its topics: {', '.join(state.reached_by)}", err=True)
+
+
+@access_tenants.command("remove")
+@click.argument("tenant", metavar="NAME")
+@click.option("--principal", "principals", metavar="User:NAME", multiple=True, help="Only from this one.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@reason_option
+@dry_run_option
+@output_option
+@pass_call
+def tenants_remove(
+    call: AppContext,
+    /,
+    tenant: str,
+    principals: tuple[str, ...],
+    yes: bool,
+    reason: str,
+    dry_run: bool,
+    output: Output,
+) -> None:
+    """Take the rights on a tenant's own topics away, from all who have them or from some.
+
+    Topics and records stay.
+    """
+    from streams.access import tenant_grants, tenant_rights
+    from streams.access.access_log import AccessLog
+    from streams.errors import SettingsError
+
+    if yes and dry_run:
+        raise SettingsError("--yes and --dry-run contradict each other; give one of them")
+    settings = call.settings if dry_run else call.settings_to_write
+    with AccessLog(settings) as log:
+        plan = tenant_grants.plan_to_remove(log, settings, tenant, principals)
+        if not dry_run:
+            if not yes:
+                _ask(plan.takes, tenant)
+            tenant_grants.carry_out(log, settings, plan, actor=user_name(), reason=reason)
+    _print_rights([(right, "would be removed" if dry_run else "removed") for right in plan.takes], output)
+    for right in plan.left:
+        click.echo(f"warning: there is still {tenant_rights.said(right)}", err=True)
+
+
+def _ask(takes: tuple[AclRight, ...], tenant: str) -> None:
+    """Return if somebody agrees. Raises SettingsError if nobody can be asked, Abort if not."""
+    from streams.errors import SettingsError
+
+    if not click.get_text_stream("stdin").isatty():
+        raise SettingsError(f"`tenants remove {tenant}` asks before it takes rights away; in a script, give --yes")
+    who = ", ".join(sorted({right.principal for right in takes})) or "nobody"
+    click.confirm(f"Take {len(takes)} rights on the log of tenant {tenant} from {who}?", abort=True, err=True)
+
+
+def _states(call: AppContext) -> list[TenantState]:
+    from streams.access import tenant_grants
+    from streams.access.access_log import AccessLog
+
+    with AccessLog(call.settings) as log:
+        return tenant_grants.states(log, call.settings)
+
+
+def _print_rights(rights: list[tuple[AclRight, str]], output: Output) -> None:
+    from streams import output as show
+
+    rows: list[dict[str, Any]] = [
+        {
+            "principal": right.principal,
+            "operation": right.operation,
+            "kind": right.kind,
+            "names": f"{right.name}*" if right.is_prefix else right.name,
+            "result": result,
+        }
+        for right, result in rights
+    ]
+    columns = [
+        show.Column("principal", "principal"),
+        show.Column("operation", "operation"),
+        show.Column("on", "kind"),
+        show.Column("names", "names"),
+        show.Column("result", "result"),
+    ]
+    show.rows(rows, columns, output)

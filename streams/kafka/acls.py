@@ -1,0 +1,161 @@
+"""What the broker's access control lists allow to whom: read, added to, taken from.
+
+    Kafka ──► every_right ──► AclRight of each        rights ──► give, take ──► Kafka
+
+A broker without an authorizer has no lists, lets everybody do everything, and says so when it is asked.
+
+Not covered: rights on delegation tokens and users, which no principal of this program has or needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import confluent_kafka as ck
+from confluent_kafka import admin
+
+from streams.errors import LogError, RefusedError, SettingsError
+from streams.kafka.admin import connected
+from streams.kafka.client import unreachable
+from streams.settings.model import Kafka, Settings
+
+KINDS: Mapping[str, admin.ResourceType] = {
+    "topic": admin.ResourceType.TOPIC,
+    "group": admin.ResourceType.GROUP,
+    "transactional-id": admin.ResourceType.TRANSACTIONAL_ID,
+    "cluster": admin.ResourceType.BROKER,
+}
+"""What a right is about, in the words of kafka-acls."""
+PAUSE_S = 0.05
+_KIND_OF = {kind: name for name, kind in KINDS.items()}
+
+
+class AclRight(NamedTuple):
+    """One entry of the lists."""
+
+    principal: str
+    """As the broker calls it: User:NAME."""
+    kind: str
+    """One of KINDS."""
+    name: str
+    is_prefix: bool
+    """Whether it is about all names that begin so; otherwise about this one, or all if it is *."""
+    operation: str
+    """As Kafka spells it: READ, WRITE, CREATE, …, ALL."""
+    host: str = "*"
+    denies: bool = False
+
+
+NOTHING = AclRight("User:nobody", "topic", "streamward-has-no-such-topic", False, "READ")
+"""What nobody was ever given."""
+
+
+def every_right(settings: Settings) -> set[AclRight]:
+    """Return all entries of the broker's lists.
+
+    Raises SettingsError if it has no authorizer, RefusedError if it does not let us look, LogError without an answer.
+    """
+    client, found = connected(settings), set()
+    for kind in KINDS.values():
+        wanted = admin.AclBindingFilter(
+            kind,
+            None,
+            admin.ResourcePatternType.ANY,
+            None,
+            None,
+            admin.AclOperation.ANY,
+            admin.AclPermissionType.ANY,
+        )
+        asked = client.describe_acls(wanted, request_timeout=settings.kafka.request_timeout_s)
+        found.update(_right(entry) for entry in _answer(settings.kafka, asked))
+    if not found:  # what librdkafka 2.16 makes of a refusal, too; whoever takes nothing away hears of it
+        asked_for_nothing = client.delete_acls([_entry(admin.AclBindingFilter, NOTHING)])
+        for answer in asked_for_nothing.values():
+            _answer(settings.kafka, answer)
+    return found
+
+
+def give(settings: Settings, rights: Iterable[AclRight]) -> None:
+    """Add entries, and return once the broker has them; one that exists stays. Raises as `every_right`."""
+    given = set(rights)
+    if given:
+        entries = [_entry(admin.AclBinding, right) for right in given]
+        client = connected(settings)
+        asked = client.create_acls(entries, request_timeout=settings.kafka.request_timeout_s)
+        for answer in asked.values():
+            _answer(settings.kafka, answer)
+        _once(settings, lambda found: given <= found)
+
+
+def take(settings: Settings, rights: Iterable[AclRight]) -> None:
+    """Remove these entries, and return once they are gone; one that is not there is no error. As `every_right`."""
+    taken = set(rights)
+    if taken:
+        entries = [_entry(admin.AclBindingFilter, right) for right in taken]
+        client = connected(settings)
+        asked = client.delete_acls(entries, request_timeout=settings.kafka.request_timeout_s)
+        for answer in asked.values():
+            _answer(settings.kafka, answer)
+        _once(settings, taken.isdisjoint)
+
+
+def _once(settings: Settings, is_so: Callable[[set[AclRight]], bool]) -> None:
+    """Return once the lists are so: the controller answers before the broker has read what it decided."""
+    deadline = time.monotonic() + settings.kafka.request_timeout_s
+    while not is_so(every_right(settings)):
+        if time.monotonic() > deadline:
+            raise LogError("the rights were changed, but the broker does not list them so yet; run the same again")
+        time.sleep(PAUSE_S)
+
+
+def _entry(form: Any, right: AclRight) -> Any:
+    """Return a right as a binding, or as a filter that fits nothing else."""
+    return form(
+        KINDS[right.kind],
+        right.name,
+        admin.ResourcePatternType.PREFIXED if right.is_prefix else admin.ResourcePatternType.LITERAL,
+        right.principal,
+        right.host,
+        admin.AclOperation[right.operation],
+        admin.AclPermissionType.DENY if right.denies else admin.AclPermissionType.ALLOW,
+    )
+
+
+def _right(entry: admin.AclBinding) -> AclRight:
+    return AclRight(
+        principal=entry.principal,
+        kind=_KIND_OF[entry.restype],
+        name=entry.name,
+        is_prefix=entry.resource_pattern_type is admin.ResourcePatternType.PREFIXED,
+        operation=entry.operation.name,
+        host=entry.host,
+        denies=entry.permission_type is admin.AclPermissionType.DENY,
+    )
+
+
+def _answer(kafka: Kafka, asked: Future[Any]) -> Any:
+    """Return what the broker answers. Raises SettingsError, RefusedError, LogError."""
+    try:
+        return asked.result()
+    except ck.KafkaException as exc:
+        error = exc.args[0]
+        if error.code() == ck.KafkaError.SECURITY_DISABLED:
+            raise SettingsError(
+                f"Kafka at {kafka.bootstrap} has no authorizer, so it divides nobody's topics: whoever reaches it may "
+                "do everything. Set authorizer.class.name in the properties of its brokers and controllers "
+                "(org.apache.kafka.metadata.authorizer.StandardAuthorizer), with super.users for the operator, and "
+                "start them again; without it, tenants can only be divided at the door "
+                "(`streamward access keys create --tenant`)"
+            ) from exc
+        if error.code() == ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            who = "who is not logged in" if kafka.sasl_username is None else f"User:{kafka.sasl_username}"
+            raise RefusedError(
+                f"Kafka at {kafka.bootstrap} does not let {who} see or change rights. Use a principal of the "
+                "operator, which has Describe and Alter on the cluster (kafka.sasl_username)"
+            ) from exc
+        if error.retriable() or error.code() < 0:
+            raise unreachable(kafka, error.str()) from exc
+        raise LogError(f"Kafka at {kafka.bootstrap} refused a change of rights: {error.str()}") from exc
