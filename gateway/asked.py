@@ -23,7 +23,7 @@ from starlette.types import Message, Scope, Send
 
 from gateway.refusals import refusal
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
-from streams.access.roles import ALLOWED, Action, Decision, Principal
+from streams.access.roles import ALLOWED, Decision, Principal
 from streams.stages.agents.calls import Begun, CallError, Done, Piece
 
 ASKED = "streamward.asked"
@@ -43,7 +43,7 @@ class AskedCall(NamedTuple):
     """One call of a request in JSON-RPC."""
 
     method: str
-    action: Action
+    action: str
     decision: Decision
     about: str = ""
     """The job that it names."""
@@ -55,7 +55,8 @@ class Asked:
 
     method: str
     path: str
-    action: Action
+    action: str
+    """What a role has to allow; of those who log in, what they do."""
     agent_id: str | None
     traceparent: str | None
     principal: Principal | None = None
@@ -69,7 +70,7 @@ class Asked:
     began_s: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, scope: Scope, action: Action, agent_id: str | None) -> Asked:
+    def of(cls, scope: Scope, action: str, agent_id: str | None) -> Asked:
         """Return what a scope says; the request finds it there again."""
         trace = Headers(scope=scope).get("traceparent", "")
         asked = cls(
@@ -121,7 +122,7 @@ class Asked:
             )
 
 
-def _role(asks: Principal, action: Action) -> AccessRole:
+def _role(asks: Principal, action: str) -> AccessRole:
     """Return the role that allows an action, or of several that do not the last."""
     return next((role for role in asks.roles if action in ALLOWED[role]), asks.roles[-1])
 

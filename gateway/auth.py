@@ -2,6 +2,7 @@
 
     POST /auth/login {username, password} ──► Logins ──► access token, refresh token
     POST /auth/tokens/refresh {refresh_token} ──► the next two          POST /auth/logout {refresh_token} ──► 204
+    each of them ──► Asked: who, or whom it names and why not ──► an event
     GET  /auth/permissions ──► who asks, and what they may              GET /.well-known/jwks.json ──► public keys
 
 An access token is sent as `Authorization: Bearer`, where machines send their key. Answers with tokens may not be stored
@@ -17,22 +18,26 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from gateway.asked import asked_of
 from gateway.body import SecretBody, read, sent
 from gateway.errors import apart
 from gateway.openapi import described, requested
 from gateway.whose import principal_of
 from streams.access import passwords, roles, users
 from streams.access.people import Logins, TokenPair
+from streams.access.roles import Decision
+from streams.access.users import User
 from streams.errors import LoginRefused
 
-OPEN = (
-    "/auth/login",
-    "/auth/tokens/refresh",
-    "/auth/logout",
-    "/auth/oidc/login",
-    "/auth/oidc/callback",
-    "/.well-known/jwks.json",
-)
+LOGINS = {
+    "/auth/login": "auth.login",
+    "/auth/tokens/refresh": "auth.refresh",
+    "/auth/logout": "auth.logout",
+    "/auth/oidc/login": "auth.oidc",
+    "/auth/oidc/callback": "auth.oidc",
+}
+"""What logs people in and out; their events have it as action."""
+OPEN = (*LOGINS, "/.well-known/jwks.json")
 """What needs no key: who comes here has none yet, or shows a refresh token."""
 MOST_BYTES = 16 * 1024
 """No body here is longer."""
@@ -76,19 +81,20 @@ def _add_logins(router: APIRouter, logins: Logins) -> None:
     async def log_in(request: Request) -> Response:
         """Log in with a password."""
         body = read(LoginBody, await sent(request, MOST_BYTES))
-        return await answered(logins.log_in, body.username, body.password, address_of(request))
+        return await answered(request, logins.log_in, body.username, body.password, address_of(request))
 
     @router.post("/auth/tokens/refresh", **requested(RefreshBody))
     async def refresh(request: Request) -> Response:
         """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
         body = read(RefreshBody, await sent(request, MOST_BYTES))
-        return await answered(logins.refresh, body.refresh_token)
+        return await answered(request, logins.refresh, body.refresh_token)
 
     @router.post("/auth/logout", **requested(RefreshBody))
     async def log_out(request: Request) -> Response:
         """End a login, if it has not ended."""
         body = read(RefreshBody, await sent(request, MOST_BYTES))
-        await apart(logins.log_out, body.refresh_token)
+        user = await apart(logins.log_out, body.refresh_token)
+        noted(request, user, Decision(True, "there was no such login" if user is None else "logged out"))
         return Response(status_code=204)
 
     @router.get("/.well-known/jwks.json", **described())
@@ -102,12 +108,14 @@ def address_of(request: Request) -> str:
     return "unknown" if request.client is None else request.client.host
 
 
-async def answered(call: Any, *given: str) -> Response:
-    """Return the tokens that a call gives, or why it refuses. Raises CallError without a broker."""
+async def answered(request: Request, call: Any, *given: str) -> Response:
+    """Return the tokens that a call gives, or why it refuses; note who it was. Raises CallError without a broker."""
     try:
         pair: TokenPair = await apart(call, *given)
     except LoginRefused as exc:
+        noted(request, None, Decision(False, str(exc) if exc.about is None else f"{exc.about}: {exc}"))
         return refused(exc)
+    noted(request, pair.user, Decision(True, "logged in"))
     body = {
         "access_token": pair.access_token,
         "token_type": "Bearer",
@@ -115,6 +123,12 @@ async def answered(call: Any, *given: str) -> Response:
         "refresh_token": pair.refresh_token,
     }
     return JSONResponse(body, headers=NOT_STORED)
+
+
+def noted(request: Request, user: User | None, decision: Decision) -> None:
+    """Note for the event of a request who logged in or out, or why nobody did."""
+    if (asked := asked_of(request)) is not None:
+        asked.principal, asked.decision = user, decision
 
 
 def refused(why: LoginRefused) -> JSONResponse:

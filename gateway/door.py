@@ -3,7 +3,7 @@
     request ──► path, method ──► action ──────────────────────────────┐
             └─► Bearer, x-api-key ──► AccessLog.find ──► KeyLimits ──► decide ──► the application, which sees the key
                                                 └──► 401, 503   └──► 429     └──► 403
-    answered, or refused ──► Asked ──► RequestLog
+    answered, or refused ──► Asked ──► RequestLog          who logs in or out ──► Asked, noted by auth.py ──► RequestLog
 
 It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
 closed to all but an admin; only /healthz and what logs people in (auth.py) need no key.
@@ -96,13 +96,18 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        login = auth.LOGINS.get(scope["path"]) if scope["type"] == "http" else None
+        if scope["type"] != "http" or (login is None and scope["path"] in OPEN):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        action, agent = wanted(scope["method"], scope["path"])
-        asked = Asked.of(scope, action, agent or headers.get("x-agent-id"))
-        refused = self._refusal(asked, sent_key(headers))
+        if login is not None:
+            asked = Asked.of(scope, login, None)
+            refused = self._unwritten(asked)
+        else:
+            headers = Headers(scope=scope)
+            action, agent = wanted(scope["method"], scope["path"])
+            asked = Asked.of(scope, action, agent or headers.get("x-agent-id"))
+            refused = self._unwritten(asked) or self._refusal(asked, action, sent_key(headers))
         if asked.decision.allowed and asked.principal is not None:
             opened_by(scope, asked.principal)
         try:
@@ -113,10 +118,13 @@ class Door:
             if self._requests is not None:
                 self._requests.write(asked.events(times.now_ms()))
 
-    def _refusal(self, asked: Asked, sent: str) -> JSONResponse | None:
+    def _unwritten(self, asked: Asked) -> JSONResponse | None:
+        """Return what a client is told whose request has to leave an event and cannot; None otherwise."""
+        why = None if self._requests is None else self._requests.why_not()
+        return None if why is None else asked.refused(503, why)
+
+    def _refusal(self, asked: Asked, action: Action, sent: str) -> JSONResponse | None:
         """Return what its client is told that gets no answer, None if it gets one; note whose it is, and why."""
-        if self._requests is not None and (why := self._requests.why_not()) is not None:
-            return asked.refused(503, why)
         try:
             found = self._keys.find(sent)
         except LogError as exc:
@@ -128,7 +136,7 @@ class Door:
         if (limited := self._limits.begin(found.who)) is not None:
             return asked.refused(429, limited.why, limited.retry_after_s)
         asked.in_progress = True
-        asked.decision = decided(found, asked.action, asked.agent_id or DEFAULT_AGENT)
+        asked.decision = decided(found, action, asked.agent_id or DEFAULT_AGENT)
         return None if asked.decision.allowed else asked.refused(403, asked.decision.why)
 
 

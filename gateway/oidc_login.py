@@ -14,11 +14,12 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from gateway.auth import NOT_STORED, address_of, answered
+from gateway.auth import NOT_STORED, address_of, answered, noted
 from gateway.errors import apart
 from gateway.openapi import described
 from streams.access.oidc import CALLBACK, Issuer
 from streams.access.people import Logins, TokenPair
+from streams.access.roles import Decision
 
 COOKIE = "streamward-oidc"
 LASTS_S = 600
@@ -30,9 +31,10 @@ def routes(issuer: Issuer, logins: Logins, *, over_tls: bool) -> APIRouter:
     router = APIRouter()
 
     @router.get("/auth/oidc/login", **described())
-    async def begin() -> Response:
+    async def begin(request: Request) -> Response:
         """Send a browser to the issuer."""
         begun = await apart(issuer.begin)
+        noted(request, None, Decision(True, "sent to the issuer"))
         answer = RedirectResponse(begun.url, 302, NOT_STORED)
         answer.set_cookie(
             COOKIE, begun.kept, LASTS_S, path=_COOKIE_PATH, secure=over_tls, httponly=True, samesite="lax"
@@ -43,7 +45,7 @@ def routes(issuer: Issuer, logins: Logins, *, over_tls: bool) -> APIRouter:
     async def finish(request: Request) -> Response:
         """Log in whom the issuer vouches for."""
         sent, cookie = dict(request.query_params), request.cookies.get(COOKIE, "")
-        answer = await answered(partial(_finished, issuer, logins, sent, cookie), address_of(request))
+        answer = await answered(request, partial(_finished, issuer, logins, sent, cookie), address_of(request))
         answer.delete_cookie(COOKIE, _COOKIE_PATH, secure=over_tls, httponly=True, samesite="lax")
         return answer
 

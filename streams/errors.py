@@ -75,11 +75,14 @@ class OtherBaseError(RefusedError):
 
 
 class LoginRefused(RefusedError):
-    """Nobody is let in by what was sent; `wait_ms`: it was not looked at, and may be sent again after so long."""
+    """Nobody is let in by what was sent; `wait_ms`: it was not looked at, and may be sent again after so long.
 
-    def __init__(self, message: str, *, wait_ms: int | None = None) -> None:
+    `about` is whom it names, for the log: who is refused is not told whether there is such a person.
+    """
+
+    def __init__(self, message: str, *, wait_ms: int | None = None, about: str | None = None) -> None:
         super().__init__(message)
-        self.wait_ms = wait_ms
+        self.wait_ms, self.about = wait_ms, about
 
 
 class LogError(StreamwardError):

@@ -12,6 +12,7 @@ Not covered: attempts at other gateways, since each counts for itself.
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,8 @@ class TokenPair(NamedTuple):
     access_token: str
     refresh_token: str
     expires_in_s: int
+    user: User
+    """Who has them."""
 
     def __repr__(self) -> str:
         return "TokenPair()"
@@ -88,6 +91,7 @@ class Logins:
         """`issuer` is what tokens call whoever made them. Raises SettingsError, LogError."""
         self._log, self._rule, self._key_file, self._issuer = log, rule, key_file, issuer
         self._attempts = Attempts()
+        self._blinding = secrets.token_bytes(32)
         key = key_file.key()
         if not any(known.kid == key.kid for known in log.public_keys):
             log.write(tokens.created(key, actor="serve", reason="found at the start", now_ms=times.now_ms()))
@@ -96,21 +100,33 @@ class Logins:
 
     def log_in(self, name: str, password: str, address: str) -> TokenPair:
         """Return tokens for who knows a password. Raises LoginRefused, LogError."""
-        with self.attempt(name, address):
+        about = self._named(name)
+        with self.attempt(name, address, about):
             user = self._log.users.get(name)
             is_right = passwords.matches(password, None if user is None else user.password_hash)
             if user is None or not is_right or user.disabled_at is not None:
-                raise LoginRefused(WRONG)
+                raise LoginRefused(WRONG, about=about)
         return self._begin(user, "password")
 
     @contextmanager
-    def attempt(self, name: str, address: str) -> Iterator[None]:
+    def attempt(self, name: str, address: str, about: str | None = None) -> Iterator[None]:
         """Count what raises as an attempt that failed. Raises LoginRefused at the start if there were too many."""
         now = times.now_ms()
         if wait := self._attempts.wait_ms(name, address, now):
-            raise LoginRefused(f"too many attempts to log in; try again in {-(-wait // 1000)} s", wait_ms=wait)
+            why = f"too many attempts to log in; try again in {-(-wait // 1000)} s"
+            raise LoginRefused(why, wait_ms=wait, about=about)
         yield
         self._attempts.given_back(name, address, now)
+
+    def _named(self, name: str) -> str:
+        """Return what the log of requests calls whom a login names.
+
+        People type passwords where their name belongs, so a name that nobody has is not kept: only a short digest, by
+        which one sees the same name again. Its key is this gateway's, and is forgotten with it.
+        """
+        if (user := self._log.users.get(name)) is not None:
+            return user.who
+        return f"no user ({hmac.digest(self._blinding, name.encode(errors='replace'), 'sha256').hex()[:8]})"
 
     def vouched(self, said: Vouched) -> TokenPair:
         """Return tokens for whom an issuer vouches; what they may do is what it says. Raises LoginRefused, LogError."""
@@ -148,22 +164,26 @@ class Logins:
         if isinstance(found, Reused):
             now = times.now_ms()
             self._log.write(sessions.ended(found.session, actor="serve", reason="a token was used twice", now_ms=now))
-            raise LoginRefused("this refresh token was used before, so its login was ended; log in again")
+            why = "this refresh token was used before, so its login was ended; log in again"
+            raise LoginRefused(why, about=f"user {found.session.user_id}")
         if isinstance(found, str):
             raise LoginRefused(f"{found}; log in again")
         key, secret = self._key(), NewSecret(found.session_id, new_secret().secret)
         self._log.write(sessions.refreshed(found, secret.secret, now_ms=times.now_ms()))
         if isinstance(self._log.login_of(sessions.token_text(secret)), LoginSession):
             return self._pair(self._log.user(found.user_id), secret, key)
-        raise LoginRefused("this refresh token was used twice at once, so its login was ended; log in again")
+        why = "this refresh token was used twice at once, so its login was ended; log in again"
+        raise LoginRefused(why, about=f"user {found.user_id}")
 
-    def log_out(self, refresh_token: str) -> None:
-        """End a login, if it has not ended. Raises LogError."""
+    def log_out(self, refresh_token: str) -> User | None:
+        """End a login, if it has not ended, and return whose it was. Raises LogError."""
         found = self._log.login_of(refresh_token)
         if isinstance(found, Reused):
             found = found.session
         if isinstance(found, LoginSession):
             self._log.write(sessions.ended(found, actor=found.user_id, reason="logged out", now_ms=times.now_ms()))
+            return self._log.users.get(found.user_id)
+        return None
 
     def public_keys(self) -> list[dict[str, str]]:
         """Return the keys that tokens are verified with, as JWKS has them."""
@@ -180,7 +200,7 @@ class Logins:
         access = tokens.signed(
             key, issuer=self._issuer, claims=claims, token_id=secrets.token_hex(8), now_ms=times.now_ms()
         )
-        return TokenPair(access, sessions.token_text(secret), LASTS_MS // 1000)
+        return TokenPair(access, sessions.token_text(secret), LASTS_MS // 1000, user)
 
     def _key(self) -> SigningKey:
         """Return the key to sign with. Raises LogError if there is none for now: who logs in may try again."""

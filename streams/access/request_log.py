@@ -7,8 +7,8 @@ Answers do not wait for it. With serve.requests=lossy an unreachable broker cost
 `required` the server refuses what it is asked while the queue is full, or nothing was acknowledged for
 serve.acknowledge_s: then what no event tells of is what was asked in that time, and no more.
 
-Who asks without a valid key, or beyond its limits, leaves FLOOD_PER_S events a second at most, so that nobody fills the
-topic by being refused; the next event says how many were skipped.
+Who asks without a valid key, as all do who log in, or beyond its limits, leaves FLOOD_PER_S events a second at most, so
+that nobody fills the topic by being refused; the next event says how many were skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Self
 
-from schemas.events import Coordinates, RequestEvent
+from schemas.events import ANONYMOUS, Coordinates, RequestEvent
 from schemas.serde import EncodeError
 from streams.access.token_bucket import TokenBucket, take
 from streams.errors import EventError, LogError
@@ -34,7 +34,7 @@ MOST_WAITING = 10_000
 FLOOD_PER_S, FLOOD_BURST = 10.0, 100.0
 """Events of refusals that anybody can cause, for each who does."""
 FLOODS = (401, 429)
-"""The statuses of these."""
+"""The statuses of these; whatever nobody in particular asks counts, too."""
 LINGER_MS = 50
 LOOK_S = 0.05
 PAUSE_S = 1.0
@@ -108,7 +108,7 @@ class RequestLog:
     def _told(self, event: RequestEvent) -> RequestEvent | None:
         """Return what is written of a request; None if there were too many like it."""
         who = event.subject_id
-        if event.status in FLOODS:
+        if event.status in FLOODS or who == ANONYMOUS:
             bucket = self._buckets.get(who)
             self._buckets[who], wait_s = take(bucket, time.monotonic(), rate=FLOOD_PER_S, burst=FLOOD_BURST)
             if wait_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from streams.access import tokens
 from streams.access.access_log import AccessLog
 from streams.access.attempts import A_NAME
 from streams.access.people import KeyFile, Logins
+from streams.access.request_log import RequestLog
 from streams.access.tokens import AUDIENCE
 from streams.cli.root import cli
 from streams.errors import SettingsError
@@ -58,13 +60,13 @@ def run(settings: Settings, *args: str, typed: str | None = None) -> Result:
 class Gateway(TestClient):
     """The door, and what logs people in, over a log of its own."""
 
-    def __init__(self, log: AccessLog, settings: Settings) -> None:
+    def __init__(self, log: AccessLog, settings: Settings, requests: RequestLog | None = None) -> None:
         nothing: Any = None
         app = create_app(nothing, nothing, version="0", max_body_bytes=1)
         assert settings.login.signing_key is not None
         self.logins = Logins(log, settings.login, KeyFile(settings.login.signing_key), issuer=HERE)
         app.include_router(auth.routes(self.logins))
-        super().__init__(Door(app, log, KeyLimits(Serve())))
+        super().__init__(Door(app, log, KeyLimits(Serve()), requests))
         self.log = log
 
     def log_in(self, name: str, password: str = PASSWORD) -> dict[str, Any]:
@@ -206,6 +208,45 @@ def test_who_guesses_waits(made: Settings) -> None:
             pass
         answer = gateway.post("/auth/login", json={"username": "carl", "password": PASSWORD})
     assert answer.status_code == 429 and int(answer.headers["retry-after"]) == A_NAME.every_ms // 1000
+
+
+def test_who_logs_in_or_does_not_is_in_the_log_without_what_was_typed(made: Settings) -> None:
+    user(made, "fay")
+    typed = "my password where my name belongs"
+    with AccessLog(made) as log, RequestLog(made) as requests:
+        gateway = Gateway(log, made, requests)
+        first = gateway.log_in("fay")
+        second = gateway.refresh(first).json()
+        for name in ("fay", typed, typed):
+            assert gateway.post("/auth/login", json={"username": name, "password": ANOTHER}).status_code == 401
+        gateway.refresh(first)
+        gateway.post("/auth/logout", json={"refresh_token": second["refresh_token"]})
+        third = gateway.log_in("fay")
+        gateway.post("/auth/logout", json={"refresh_token": third["refresh_token"]})
+        gateway.post("/auth/login", json=[typed])
+        while gateway.logins._attempts.wait_ms("fay", "elsewhere", times.now_ms() + 3_600_000) == 0:
+            pass
+        assert gateway.post("/auth/login", json={"username": "fay", "password": PASSWORD}).status_code == 429
+    printed = run(made, "access", "audit", "--output", "jsonl")
+    found = [json.loads(line)["event"] for line in printed.stdout.splitlines()]
+    logins = [one for one in found if one["action"].startswith("auth.")]
+    assert Counter((one["subject_id"], one["action"], one["status"], one["allowed"]) for one in logins) == {
+        ("user fay", "auth.login", 200, True): 2,
+        ("user fay", "auth.refresh", 200, True): 1,
+        ("user fay", "auth.logout", 204, True): 1,
+        ("anonymous", "auth.logout", 204, True): 1,
+        ("anonymous", "auth.login", 401, False): 3,
+        ("anonymous", "auth.refresh", 401, False): 1,
+        ("anonymous", "auth.login", 400, False): 1,
+        ("anonymous", "auth.login", 429, False): 1,
+    }
+    whys = [one["reason"] for one in logins if not one["allowed"]]
+    assert len([why for why in whys if why.startswith("user fay: ")]) == 3, "a wrong password, a copy, and too many"
+    [unknown, again] = [why for why in whys if why.startswith("no user (")]
+    assert unknown == again
+    records = b"".join((record.payload or b"") for record in read_topic(made, "requests"))
+    secrets = [pair[name] for pair in (first, second, third) for name in ("access_token", "refresh_token")]
+    assert records and [secret for secret in (typed, PASSWORD, ANOTHER, *secrets) if secret.encode() in records] == []
 
 
 def test_no_secret_of_a_person_is_in_the_log_in_output_or_in_an_error(

@@ -275,6 +275,7 @@ def test_where_events_are_required_nothing_is_answered_while_none_can_be_written
     written.full = "the log has taken no event of a request for 20 s"
     answer = http.get("/v1/models", headers=BEARER)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1") and written.full in answer.text
+    assert http.post("/auth/login", json={}).status_code == 503
     written.full = None
     assert http.get("/v1/models", headers=BEARER).status_code == 404
 
