@@ -22,11 +22,12 @@ from pydantic import SecretStr
 
 from gateway import jobs
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
+from streams.access import people
 from streams.access.access_log import AccessLog
 from streams.cli.root import cli
 from streams.kafka import admin
 from streams.settings.load import to_env
-from streams.settings.model import Batches, Settings
+from streams.settings.model import Batches, Login, Settings
 from streams.stages.agents.processes import AgentProcess, run_process
 from streams.stages.agents.run import AgentPlan, RunWork, run
 from streams.stages.tasks.submit import submit
@@ -43,6 +44,9 @@ EXAMPLES = [{"messages": [{"role": "user", "content": "azure"}, {"role": "assist
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
 SECRETS = ("azure", "ultramarine", "blue", "monday")
 """What only blue says, in names, contents and keys."""
+REDS = ("red", "rita")
+"""Who is of tenant red: a key, and a person who has logged in."""
+PASSWORD = "correct horse battery"
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -74,7 +78,7 @@ NOBODYS = Names(
 
 
 class Tenants(NamedTuple):
-    """A server, its keys by who has them, and what blue has."""
+    """A server, its keys by who has them, rita's access token among them, and what blue has."""
 
     settings: Settings
     url: str
@@ -88,14 +92,19 @@ class Tenants(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tenants(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
-    found = settings_of(kafka_bootstrap, tmp_path_factory.mktemp("tenants"), SCRIPT, max_body_mb=1, auth="keys")
-    settings = found.model_copy(update={"batches": Batches(groups=4, max_policy_lag=0)})
+    folder = tmp_path_factory.mktemp("tenants")
+    found = settings_of(kafka_bootstrap, folder, SCRIPT, max_body_mb=1, auth="keys")
+    signs = Login(signing_key=folder / "signing.pem")
+    settings = found.model_copy(update={"batches": Batches(groups=4, max_policy_lag=0), "login": signs})
     admin.apply_topics(settings)
     with AccessLog(settings) as person:
         keys = {who: person.create(role="admin", actor="ann", tenant=who).text for who in ("red", "blue")}
         keys["operator"] = person.create(role="admin", actor="ann").text
+        people.rotate(person, folder / "signing.pem", actor="ann", reason="asked for", revoke=False)
+        people.create_user(person, "rita", PASSWORD, ["admin"], actor="ann", tenant="red")
     with serving(settings) as url:
-        made = Tenants(settings, url, keys, NOBODYS)
+        entered = httpx.post(f"{url}/auth/login", json={"username": "rita", "password": PASSWORD})
+        made = Tenants(settings, url, {**keys, "rita": entered.json()["access_token"]}, NOBODYS)
         yield made._replace(blues=blues(made))
 
 
@@ -228,9 +237,9 @@ def test_every_method_is_asked() -> None:
     assert {question.path for question in QUESTIONS} >= set(application().openapi()["paths"]) | set(jobs.PATHS)
 
 
-def is_told_nothing(server: Tenants, question: Question, names: Names) -> None:
-    nobodys = question.asked(server, NOBODYS)
-    said = question.asked(server, names)
+def is_told_nothing(server: Tenants, question: Question, names: Names, who: str) -> None:
+    nobodys = question.asked(server, NOBODYS, who)
+    said = question.asked(server, names, who)
     assert said == nobodys, question
     assert said[0] < 500, question
     assert not [word for word in SECRETS if word in said[1]], question
@@ -238,7 +247,8 @@ def is_told_nothing(server: Tenants, question: Question, names: Names) -> None:
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: f"{one.method} {one.path}")
 def test_what_another_tenant_has_is_what_nobody_has(tenants: Tenants, question: Question) -> None:
-    is_told_nothing(tenants, question, tenants.blues)
+    for who in REDS:
+        is_told_nothing(tenants, question, tenants.blues, who)
 
 
 @hypothesis_settings(max_examples=examples(25))
@@ -248,7 +258,16 @@ def test_no_other_way_of_naming_it_tells_more(tenants: Tenants, data: st.DataObj
     kept = data.draw(st.sets(st.sampled_from(Names._fields)))
     cut = data.draw(st.sampled_from([None, 8]))
     changed = {field: getattr(tenants.blues, field)[: cut if field in ("job", "answer") else None] for field in kept}
-    is_told_nothing(tenants, question, NOBODYS._replace(**changed))
+    is_told_nothing(tenants, question, NOBODYS._replace(**changed), data.draw(st.sampled_from(REDS)))
+
+
+def test_a_person_has_what_a_key_of_the_same_tenant_has(tenants: Tenants) -> None:
+    file = tenants.ask("red", "POST", "/v1/files", **upload(ROWS[:2], "reds.jsonl")).json()
+    for path in ("/v1/files", f"/v1/files/{file['id']}", "/v1/fine_tuning/jobs", "/v1/models"):
+        by_key, by_person = (tenants.ask(who, "GET", path).json() for who in REDS)
+        assert by_key == by_person
+    assert tenants.ask("rita", "DELETE", f"/v1/files/{file['id']}").is_success
+    assert tenants.ask("red", "GET", f"/v1/files/{file['id']}").status_code == 404
 
 
 def test_blue_has_everything_as_it_was_and_the_operator_sees_it_all(tenants: Tenants) -> None:
@@ -278,7 +297,7 @@ def test_what_was_asked_is_in_the_log_without_a_body_or_a_key(tenants: Tenants) 
     assert (event.allowed, event.status, event.method) == (True, 200, "POST")
     assert event.prompt_tokens and event.completion_tokens
     raw = b"".join(record.payload or b"" for record in admin.read_topic(tenants.settings, "requests"))
-    for hidden in (*(key.split("_")[2] for key in tenants.keys.values()), "azure", "ultramarine"):
+    for hidden in (*(key[-40:] for key in tenants.keys.values()), "azure", "ultramarine"):
         assert hidden.encode() not in raw
 
     def printed(*args: str) -> list[dict[str, Any]]:
