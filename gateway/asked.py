@@ -23,7 +23,7 @@ from starlette.types import Message, Scope, Send
 
 from gateway.refusals import refusal
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
-from streams.access.roles import ALLOWED, Decision, Principal
+from streams.access.roles import ALLOWED, Action, Decision, Principal
 from streams.stages.agents.calls import Begun, CallError, Done, Piece
 
 ASKED = "streamward.asked"
@@ -93,7 +93,7 @@ class Asked:
 
         async def sends(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self.status = message["status"]
+                self.status = int(message["status"])  # Starlette's is an enum where a route gives one
             await send(message)
 
         return sends

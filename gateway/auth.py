@@ -41,6 +41,7 @@ OPEN = (*LOGINS, "/.well-known/jwks.json")
 """What needs no key: who comes here has none yet, or shows a refresh token."""
 MOST_BYTES = 16 * 1024
 """No body here is longer."""
+LOGGED_IN = Decision(True, "logged in")
 NOT_STORED = {"Cache-Control": "no-store"}
 
 
@@ -94,7 +95,7 @@ def _add_logins(router: APIRouter, logins: Logins) -> None:
         """End a login, if it has not ended."""
         body = read(RefreshBody, await sent(request, MOST_BYTES))
         user = await apart(logins.log_out, body.refresh_token)
-        noted(request, user, Decision(True, "there was no such login" if user is None else "logged out"))
+        noted(request, user, logged_out(user))
         return Response(status_code=204)
 
     @router.get("/.well-known/jwks.json", **described())
@@ -113,9 +114,9 @@ async def answered(request: Request, call: Any, *given: str) -> Response:
     try:
         pair: TokenPair = await apart(call, *given)
     except LoginRefused as exc:
-        noted(request, None, Decision(False, str(exc) if exc.about is None else f"{exc.about}: {exc}"))
+        noted(request, None, refusal_of(exc))
         return refused(exc)
-    noted(request, pair.user, Decision(True, "logged in"))
+    noted(request, pair.user, LOGGED_IN)
     body = {
         "access_token": pair.access_token,
         "token_type": "Bearer",
@@ -123,6 +124,16 @@ async def answered(request: Request, call: Any, *given: str) -> Response:
         "refresh_token": pair.refresh_token,
     }
     return JSONResponse(body, headers=NOT_STORED)
+
+
+def refusal_of(exc: LoginRefused) -> Decision:
+    """Return why nobody logged in."""
+    return Decision(False, str(exc) if exc.about is None else f"{exc.about}: {exc}")
+
+
+def logged_out(user: User | None) -> Decision:
+    """Return what ended, if anything did."""
+    return Decision(True, "there was no such login" if user is None else "logged out")
 
 
 def noted(request: Request, user: User | None, decision: Decision) -> None:

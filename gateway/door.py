@@ -6,7 +6,7 @@
     answered, or refused ──► Asked ──► RequestLog          who logs in or out ──► Asked, noted by auth.py ──► RequestLog
 
 It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
-closed to all but an admin; only /healthz and what logs people in (auth.py) need no key.
+closed to all but an admin; only /healthz and what logs people in (auth.py, page/entrance.py) need no key.
 
 The routes look for what is a tenant's own (whose.py), and another's does not exist for them. What all tenants share is
 changed only with a key of none. JSON-RPC has its method in the body, and jobs.py decides it there.
@@ -26,6 +26,7 @@ from gateway import auth, jobs
 from gateway.app import DEFAULT_AGENT
 from gateway.asked import Asked
 from gateway.limits import KeyLimits
+from gateway.page import entrance
 from gateway.whose import opened_by
 from schemas.events import RequestEvent
 from streams.access.keys import AccessKey
@@ -61,10 +62,12 @@ TABLE: tuple[tuple[str, str, Action], ...] = (
     ("POST", "|".join(map(re.escape, jobs.PATHS)), "models.read"),  # what every role may; jobs.py decides each call
     ("GET", r"/openapi\.json", "models.read"),
     ("GET", r"/auth/permissions", "models.read"),
+    ("GET", r"/page(?:/.*)?", "log.read"),
+    ("POST", r"/page/.+", "log.read"),  # what every role may; the page decides what each form asks for
 )
 """Method, path and action. The first that fits counts."""
 _ROUTES = [(method, re.compile(path), action) for method, path, action in TABLE]
-OPEN = ("/healthz", *auth.OPEN)
+OPEN = ("/healthz", *auth.OPEN, *entrance.OPEN)
 OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
 """What touches that which tenants share, or reads what all of them wrote."""
 
@@ -96,8 +99,8 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        login = auth.LOGINS.get(scope["path"]) if scope["type"] == "http" else None
-        if scope["type"] != "http" or (login is None and scope["path"] in OPEN):
+        login = _login(scope)
+        if scope["type"] != "http" or (login is None and _is_open(scope["path"])):
             await self._app(scope, receive, send)
             return
         if login is not None:
@@ -138,6 +141,18 @@ class Door:
         asked.in_progress = True
         asked.decision = decided(found, action, asked.agent_id or DEFAULT_AGENT)
         return None if asked.decision.allowed else asked.refused(403, asked.decision.why)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(entrance.OPEN_FILES)
+
+
+def _login(scope: Scope) -> str | None:
+    """Return what a request is that logs somebody in or out; None for all others."""
+    if scope["type"] != "http":
+        return None
+    on_page = entrance.LOGINS.get(scope["path"]) if scope["method"] == "POST" else None
+    return auth.LOGINS.get(scope["path"]) or on_page
 
 
 def decided(asks: Principal, action: Action, agent_id: str) -> Decision:

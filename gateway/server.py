@@ -1,6 +1,6 @@
 """Serve the policy, or every policy of a fleet, to agents until it is asked to stop.
 
-engine, log ──► recorder ──► app ──► uvicorn on serve.host, serve.port
+engine, log ──► recorder ──► app, and the page ──► uvicorn on serve.host, serve.port
 access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests; Logins, with login.signing_key
 jobs ──► JobLog ──► jobs, fine_tuning, rest ──┘   files ◄──► the store of adapters
 tasks, rewards, groups, adapters ◄──► OpenLog ──► log_rest
@@ -30,6 +30,7 @@ from gateway.fine_tuning_body import CreateFineTuningBody
 from gateway.limits import KeyLimits
 from gateway.log_rest import OpenLog
 from gateway.openapi import describe
+from gateway.page.mount import PageMount, cookie_of, entered, mount
 from gateway.time_limits import TimeLimits
 from gateway.uvicorn_server import TlsFiles, bound, quiet_server
 from streams import garbage
@@ -86,13 +87,14 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 OpenLog(settings) as log_view,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
+                contextlib.closing(PageMount(settings, _logins(settings, keys))) as page,
             ):
                 meter.ready("kafka")
                 meter.begin("answering")
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                    app = _application(settings, recorder, orders, log_view, keys, requests)
+                    app = _application(settings, recorder, orders, log_view, keys, requests, page)
                     runner.run(_serve(settings, recorder, app, listening, tls, stop, meter))
         finally:
             engine.close()
@@ -134,6 +136,7 @@ def _application(
     log_view: OpenLog,
     keys: AccessLog | None,
     requests: RequestLog | None,
+    page: PageMount,
 ) -> ASGIApp:
     """Return every route, behind the door if there are keys."""
     rule, feedback = settings.serve, partial(give_feedback, settings)
@@ -144,9 +147,12 @@ def _application(
     app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
     app.include_router(log_routes(settings, log_view))
     if keys is not None:
-        app.include_router(people_routes(settings, keys))
+        app.include_router(people_routes(settings, page.logins))
+    mount(app, page)
     describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES, *log_rest.BODIES, *auth.BODIES))
-    return TimeLimits(app if keys is None else Door(app, keys, KeyLimits(rule), requests), rule)
+    if keys is None:
+        return TimeLimits(app, rule)
+    return TimeLimits(entered(Door(app, keys, KeyLimits(rule), requests), settings, keys, page.logins), rule)
 
 
 def tls_files(settings: Settings) -> TlsFiles | None:
@@ -170,16 +176,19 @@ def _keys(settings: Settings) -> contextlib.AbstractContextManager[AccessLog | N
     return AccessLog(settings) if settings.serve.auth == "keys" else contextlib.nullcontext()
 
 
-def people_routes(settings: Settings, access: AccessLog) -> APIRouter:
-    """Return everything about people. Raises SettingsError if the signing key cannot be used, LogError."""
-    rule, router = settings.login, APIRouter()
-    logins = None
-    if rule.signing_key is not None:
-        url = rule.public_url or settings.serve.url
-        logins = Logins(access, rule, KeyFile(rule.signing_key), issuer=url)
-        if rule.oidc_issuer:
-            over_tls = url.startswith("https://")
-            router.include_router(oidc_login.routes(Issuer(rule), logins, over_tls=over_tls))
+def _logins(settings: Settings, access: AccessLog | None) -> Logins | None:
+    """Return how people log in; None if they cannot. Raises SettingsError for an unusable signing key, LogError."""
+    rule = settings.login
+    if access is None or rule.signing_key is None:
+        return None
+    return Logins(access, rule, KeyFile(rule.signing_key), issuer=rule.public_url or settings.serve.url)
+
+
+def people_routes(settings: Settings, logins: Logins | None) -> APIRouter:
+    """Return everything about people."""
+    router = APIRouter()
+    if logins is not None and settings.login.oidc_issuer:
+        router.include_router(oidc_login.routes(Issuer(settings.login), logins, cookie_of(settings)))
     router.include_router(auth.routes(logins))
     return router
 

@@ -1,6 +1,6 @@
 """The page as a web application.
 
-    request ──► is it for this machine? ──► a function below ──► rows ──► template ──► HTML that runs nothing inline
+    request ──► guard.py ──► a function below ──► the rows that its reader may see ──► template ──► HTML
 
     /                         where every group is, what waits for what
     /groups                   the list of groups         /tasks/ID           a task's answers side by side
@@ -9,62 +9,61 @@
     /dead-letters             what could not be used     /live, /sql         as it is written; a statement
     /records/TOPIC/P/OFFSET   one record, all of it
 
-It only reads: there is no route that changes anything. A browser may load from here alone, and run nothing that is in
-a page (Content-Security-Policy, W3C CSP Level 3). Who asks under a name that is not this machine's is refused, so that
-no other site's name can be pointed at it (DNS rebinding).
+`streamward page` only reads: there is no route that changes anything. In the server of agents (mount.py) somebody may
+decide about versions and dead letters, if their role allows, and logs in first where the server asks for keys.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway import errors
+from gateway.asked import AskedCall, asked_of
 from gateway.page import (
     chart,
+    decisions,
     letters,
     live,
+    login,
     orders,
     overview,
     policies,
     records,
+    rights,
     runs,
     side_by_side,
     sql_box,
     tasks,
     text,
 )
-from gateway.page.log_view import LogView
-from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from gateway.page.forms import SentForm, posted
+from gateway.page.guard import PageGuard
+from gateway.page.log_view import LogReader, LogView
+from gateway.whose import actor_of, principal_of
+from streams.access.roles import Action, Principal
+from streams.access.tenants import is_of
+from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.stages.agents.calls import CallError
 from streams.tools.query import formats
 
 STATIC = Path(__file__).parent / "static"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": CSP,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 STATUS: tuple[tuple[type[StreamwardError], HTTPStatus], ...] = (
     (NotFoundError, HTTPStatus.NOT_FOUND),
     (SettingsError, HTTPStatus.BAD_REQUEST),
@@ -82,17 +81,29 @@ SECTIONS = (
     ("sql", "SQL"),
 )
 """Path and name of what the head of every page leads to."""
+OF_ALL_TENANTS = ("live", "sql")
+"""Those that nobody of a tenant sees."""
 
 log = logging.getLogger("streamward.page")
 
 
-def create_app(view: LogView, *, hosts: Collection[str] = LOOPBACK) -> Starlette:
-    """Return the application; `hosts` are the names under which it may be asked."""
-    env = environment()
+def create_app(
+    view: LogView,
+    *,
+    hosts: Collection[str] = LOOPBACK,
+    people: login.PagePeople | None = None,
+    decides: bool = False,
+) -> Starlette:
+    """Return the application; `hosts` are the names under which it may be asked, none: any.
 
-    def page(template: str, data: Callable[[LogView, Request], dict[str, Any]]) -> Callable[[Request], Response]:
+    `people`: how one logs in, where a door asks for that. `decides`: whether forms that change something are taken.
+    """
+    env = environment()
+    env.globals |= {"decides": decides}
+
+    def page(template: str, data: Callable[[LogReader, Request], dict[str, Any]]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
-            return _html(env, request, template, data(view, request))
+            return _html(env, request, template, data(LogReader.of(view, request), request))
 
         return answer
 
@@ -100,17 +111,33 @@ def create_app(view: LogView, *, hosts: Collection[str] = LOOPBACK) -> Starlette
         status = next((code for kind, code in STATUS if isinstance(exc, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
         if isinstance(exc, HTTPException):
             status = HTTPStatus(exc.status_code)
+        if isinstance(exc, CallError):
+            status = HTTPStatus(errors.STATUS[exc.kind])
         if status == HTTPStatus.INTERNAL_SERVER_ERROR:
             log.error("%s: %s", request.url.path, exc, exc_info=exc)
         said = exc.detail if isinstance(exc, HTTPException) else str(exc)
         return _html(env, request, "error.html", {"status": status, "said": said}, status)
 
     def curves_json(request: Request) -> Response:
-        return JSONResponse(_curves(view, request))
+        return JSONResponse(_curves(LogReader.of(view, request), request))
 
+    def left(_: Request, exc: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    def form(template: str, of: _Form) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await _decided(env, view, request, template, of)
+
+        return answer
+
+    entrance = [] if people is None else login.routes(people, partial(_html, env))
+    forms = [
+        Route("/policies/{policy:path}", form("policy.html", VERSION_FORM), methods=["POST"]),
+        Route("/dead-letters", form("letters.html", LETTER_FORM), methods=["POST"]),
+    ]
     app = Starlette(
         routes=[
-            Route("/", page("overview.html", lambda view, _: overview.data(view))),
+            Route("/", page("overview.html", lambda log, _: overview.data(log))),
             Route("/groups", page("groups.html", _groups)),
             Route("/tasks/{task_id:path}", page("task.html", _task)),
             Route("/policies", page("policies.html", _policies)),
@@ -118,7 +145,7 @@ def create_app(view: LogView, *, hosts: Collection[str] = LOOPBACK) -> Starlette
             Route("/curves", curves_json),
             Route("/runs", page("runs.html", _runs)),
             Route("/runs/{trajectory_id:path}", page("run.html", _run)),
-            Route("/jobs", page("jobs.html", lambda view, _: orders.data(view))),
+            Route("/jobs", page("jobs.html", lambda log, _: orders.data(log))),
             Route("/jobs/{job_id:path}", page("job.html", _job)),
             Route("/dead-letters", page("letters.html", _letters)),
             Route("/live", page("live.html", _live)),
@@ -126,10 +153,14 @@ def create_app(view: LogView, *, hosts: Collection[str] = LOOPBACK) -> Starlette
             Route("/sql", page("sql.html", _sql)),
             Route("/records/{label}/{partition:int}/{offset:int}", page("record.html", _record)),
             Mount("/static", StaticFiles(directory=STATIC)),
+            *(forms if decides else ()),
+            *entrance,
         ],
-        exception_handlers={StreamwardError: failed, HTTPException: failed, Exception: failed},
-    )
-    app.add_middleware(cast(Any, _PageGuard), hosts=hosts)
+        exception_handlers={
+            StreamwardError: failed, HTTPException: failed, ClientDisconnect: left, Exception: failed,
+        },
+    )  # fmt: skip
+    app.add_middleware(cast(Any, PageGuard), hosts=hosts, origin="" if people is None else people.origin)
     return app
 
 
@@ -144,8 +175,25 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     env.filters |= {"cut": text.cut, "number": number, "moment": moment, "cell": formats.cell, "path": path}
-    env.globals |= {"bar": side_by_side.width, "sections": SECTIONS, "svg": chart.svg, "legend": chart.legend}
+    env.globals |= {"bar": side_by_side.width, "svg": chart.svg, "legend": chart.legend}
     return env
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who looks at a page, as templates see them."""
+
+    asks: Principal | None = None
+
+    @property
+    def sections(self) -> list[tuple[str, str]]:
+        """Path and name of what this visitor can look at."""
+        tenant = None if self.asks is None else self.asks.tenant
+        return [one for one in SECTIONS if tenant is None or one[0] not in OF_ALL_TENANTS]
+
+    def may(self, action: Action) -> bool:
+        """Return whether a form for this is shown."""
+        return rights.may(self.asks, action).allowed
 
 
 def _html(
@@ -153,17 +201,64 @@ def _html(
 ) -> Response:
     base = str(request.scope.get("root_path", ""))
     here = request.url.path.removeprefix(base).strip("/").partition("/")[0]
-    html = env.get_template(template).render(base=base, here=here, alone=False, query=request.query_params, **data)
+    html = env.get_template(template).render(
+        base=base, here=here, alone=False, query=request.query_params, visitor=Visitor(principal_of(request)), **data
+    )
     return HTMLResponse(html.encode("utf-8", "replace"), status)
+
+
+# --- what is decided --------------------------------------------------------------------------------------------------
+
+
+class _Form(NamedTuple):
+    """A form that changes something."""
+
+    action: Action
+    takes: Callable[[LogReader, Request, SentForm], None]
+    shows: Callable[[LogReader, Request], dict[str, Any]]
+    """The page that it is on, which is shown again if nothing comes of it."""
+
+
+def _takes_version(log: LogReader, request: Request, form: SentForm) -> None:
+    policy = request.path_params["policy"]
+    if not is_of(log.tenant, policy):
+        raise NotFoundError(f"the log knows no policy {policy[:80]!r}")
+    decisions.decide_version(log.settings, policy, form, actor_of(request))
+
+
+def _takes_letter(log: LogReader, request: Request, form: SentForm) -> None:
+    decisions.decide_letter(log.settings, form, actor_of(request))
+
+
+async def _decided(env: Environment, view: LogView, request: Request, template: str, of: _Form) -> Response:
+    """Do what a form asks for, and go back to its page; or show it with the reason why nothing was done.
+
+    Raises HTTPException for who may not, and as the form's own function where its page cannot be shown.
+    """
+    form, reader = await posted(request), LogReader.of(view, request)
+    decision = rights.may(reader.asks, of.action)
+    if (asked := asked_of(request)) is not None:
+        asked.calls.append(AskedCall(request.method, of.action, decision, form.word("version")[:20]))
+    if not decision.allowed:
+        raise HTTPException(HTTPStatus.FORBIDDEN, decision.why)
+    try:
+        await run_in_threadpool(of.takes, reader, request, form)
+    except (SettingsError, RefusedError, NotFoundError, EventError) as exc:
+        view.outdate()
+        status = HTTPStatus.BAD_REQUEST if isinstance(exc, SettingsError) else HTTPStatus.CONFLICT
+        data = await run_in_threadpool(of.shows, reader, request)
+        return _html(env, request, template, data | {"tried": form, "failed": str(exc)}, status)
+    view.outdate()
+    return RedirectResponse(quote(request.scope["path"], safe="/") + "#decisions", HTTPStatus.SEE_OTHER)
 
 
 # --- what each page reads ---------------------------------------------------------------------------------------------
 
 
-def _groups(view: LogView, request: Request) -> dict[str, Any]:
+def _groups(log: LogReader, request: Request) -> dict[str, Any]:
     asked = {name: request.query_params.get(name, "") for name in ("policy", "fate", "version")}
     version, first = whole_number(asked["version"], "version"), _first(request)
-    with view.look() as look:
+    with log.look() as look:
         sql = tasks.groups_sql(policy=asked["policy"], fate=asked["fate"] or "all", version=version)
         rows = look.rows(f"{sql} LIMIT {tasks.PAGE_ROWS + 1} OFFSET {first}")
         policies = [row["policy"] for row in look.rows("SELECT DISTINCT policy FROM groups ORDER BY policy")]
@@ -178,66 +273,70 @@ def _groups(view: LogView, request: Request) -> dict[str, Any]:
         }
 
 
-def _task(view: LogView, request: Request) -> dict[str, Any]:
-    with view.look() as look:
+def _task(log: LogReader, request: Request) -> dict[str, Any]:
+    with log.look() as look:
         return tasks.as_shown(tasks.one(look, request.path_params["task_id"])) | {"at": look.at}
 
 
-def _policies(view: LogView, _: Request) -> dict[str, Any]:
-    with view.look() as look:
+def _policies(log: LogReader, _: Request) -> dict[str, Any]:
+    with log.look() as look:
         return {"policies": look.rows(policies.POLICIES_SQL), "at": look.at}
 
 
-def _policy(view: LogView, request: Request) -> dict[str, Any]:
-    with view.look() as look:
-        return policies.one(look, request.path_params["policy"]) | {"at": look.at}
+def _policy(log: LogReader, request: Request) -> dict[str, Any]:
+    with log.look() as look:
+        return policies.one(look, request.path_params["policy"]) | {"at": look.at, "tried": {}, "failed": None}
 
 
-def _curves(view: LogView, request: Request) -> dict[str, Any]:
-    with view.look() as look:
+def _curves(log: LogReader, request: Request) -> dict[str, Any]:
+    with log.look() as look:
         found = policies.curves(look, request.query_params.get("policy", ""))
     return policies.plain(found.get(request.query_params.get("of", ""), []))
 
 
-def _runs(view: LogView, request: Request) -> dict[str, Any]:
-    with view.look() as look:
+def _runs(log: LogReader, request: Request) -> dict[str, Any]:
+    with log.look() as look:
         return runs.data(look, tasks.PAGE_ROWS, _first(request))
 
 
-def _run(view: LogView, request: Request) -> dict[str, Any]:
-    with view.look() as look:
+def _run(log: LogReader, request: Request) -> dict[str, Any]:
+    with log.look() as look:
         return runs.one(look, request.path_params["trajectory_id"])
 
 
-def _job(view: LogView, request: Request) -> dict[str, Any]:
-    found = orders.one(view, request.path_params["job_id"])["job"]
+def _job(log: LogReader, request: Request) -> dict[str, Any]:
+    found = orders.one(log, request.path_params["job_id"])["job"]
     return {"job": found, "fields": records.fields(found)}
 
 
-def _letters(view: LogView, request: Request) -> dict[str, Any]:
-    with view.look() as look:
-        return letters.data(look, tasks.PAGE_ROWS, _first(request))
+def _letters(log: LogReader, request: Request) -> dict[str, Any]:
+    with log.look() as look:
+        return letters.data(look, tasks.PAGE_ROWS, _first(request)) | {"tried": {}, "failed": None}
 
 
-def _live(view: LogView, _: Request) -> dict[str, Any]:
-    with view.look() as look:
-        return live.data(look, view)
+def _live(log: LogReader, _: Request) -> dict[str, Any]:
+    with log.look() as look:
+        return live.data(look, log)
 
 
-def _sql(view: LogView, request: Request) -> dict[str, Any]:
+def _sql(log: LogReader, request: Request) -> dict[str, Any]:
     if request.headers.get("sec-fetch-site") == "cross-site":
         raise RefusedError("another site asked for this statement; open it from the page itself")
     sql = request.query_params.get("q", "")
     try:
-        return sql_box.data(view, sql) | {"failed": None}
+        return sql_box.data(log, sql) | {"failed": None}
     except (SettingsError, RefusedError) as exc:
-        return sql_box.data(view, "") | {"sql": sql, "failed": str(exc)}
+        return sql_box.data(log, "") | {"sql": sql, "failed": str(exc)}
 
 
-def _record(view: LogView, request: Request) -> dict[str, Any]:
-    with view.look() as look:
-        found = records.one(look, view.settings, **request.path_params)
+def _record(log: LogReader, request: Request) -> dict[str, Any]:
+    with log.look() as look:
+        found = records.one(look, log.settings, **request.path_params)
         return {**found, **request.path_params, "at": look.at}
+
+
+VERSION_FORM = _Form("adapters.promote", _takes_version, _policy)
+LETTER_FORM = _Form("letters.decide", _takes_letter, _letters)
 
 
 def _first(request: Request) -> int:
@@ -285,34 +384,3 @@ def path(value: Any) -> str:
     'a%2Fb%26c'
     """
     return quote(str(value), safe="")
-
-
-# --- who may ask ------------------------------------------------------------------------------------------------------
-
-
-class _PageGuard:
-    """Refuses requests under a foreign name, and says with every answer what a browser may do with it."""
-
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        self._app = app
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-            await send(message)
-
-        host = Request(scope).headers.get("host", "")
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        if self._hosts and name not in self._hosts:
-            said = f"{text.visible(host[:80])}: this page answers only as {' or '.join(self._hosts)}\n"
-            await PlainTextResponse(said, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, guarded)
-            return
-        await self._app(scope, receive, guarded)

@@ -28,7 +28,7 @@ def write(settings: Settings, source: Source, name: str, out: Path) -> str:
         what, template, data = _found(look, name)
         style = Markup(_stylesheet())  # noqa: S704 - a file of ours
         page = environment().get_template(template)
-        html = page.render(base="", here="", alone=True, query={}, stylesheet=style, at=look.at, **data)
+        html = page.render(base="", here="", alone=True, query={}, stylesheet=style, at=look.at, failed=None, **data)
     try:
         out.write_bytes(html.encode("utf-8", "replace"))
     except OSError as exc:

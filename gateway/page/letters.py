@@ -17,7 +17,7 @@ PAYLOAD_SHOWN = 2000
 LETTERS_SQL = """
 WITH decided AS (
     SELECT source_topic, source_partition, source_offset, reason AS decision, error AS decided_for
-    FROM dead_letters WHERE stage = 'dlq'
+    FROM whole.dead_letters WHERE stage = 'dlq'
     QUALIFY row_number() OVER (PARTITION BY source_topic, source_partition, source_offset
         ORDER BY _timestamp DESC, _offset DESC) = 1
 )

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from gateway import sse
-from gateway.page.log_view import LogView, Look
+from gateway.page.log_view import LogReader, LogView, Look
 from gateway.page.text import cut, visible
 from schemas.events import (
     AdapterEvent,
@@ -50,19 +50,24 @@ SHOWN = 160
 NEWEST = 50
 
 
-def newest_sql() -> str:
+def shown(log: LogReader) -> list[str]:
+    """Return the topics whose records are shown, by label; logins and keys change little while one looks."""
+    return [label for label in LABELS if label != "access" and label not in log.rights.hidden]
+
+
+def newest_sql(log: LogReader) -> str:
     """Return the statement of the newest records of all topics."""
     every = " UNION ALL ".join(
         f"SELECT '{label}' AS topic, _partition, _offset, _timestamp, _key FROM {quoted(name_of(label))}"  # noqa: S608
-        for label in LABELS
-        if label != "access"
+        for label in shown(log)
     )
     return f"SELECT * FROM ({every}) ORDER BY _timestamp DESC, topic, _offset DESC LIMIT {NEWEST}"  # noqa: S608
 
 
-def data(look: Look, view: LogView) -> dict[str, Any]:
-    """Return what the page shows before anything new comes."""
-    return {"newest": look.rows(newest_sql()), "follows": view.source != "archive", "at": look.at}
+def data(look: Look, log: LogReader) -> dict[str, Any]:
+    """Return what the page shows before anything new comes. Raises RefusedError for who is of a tenant."""
+    log.check_whole("here is")
+    return {"newest": look.rows(newest_sql(log)), "follows": log.source != "archive", "at": look.at}
 
 
 class LiveLog:
@@ -75,14 +80,16 @@ class LiveLog:
     async def stream(self, request: Request) -> StreamingResponse:
         """Return the stream of records that are written from now on.
 
-        Raises RefusedError if too many read already, LogError if the broker does not answer.
+        Raises RefusedError if too many read already, and for who is of a tenant; LogError if no broker answers.
         """
+        log = LogReader.of(self._view, request)
+        log.check_whole("here is")
         if self._view.source == "archive":
             raise RefusedError("an archive does not grow: start the page without --source archive")
         if self._free.locked():
             raise RefusedError(f"{MOST} readers follow the log already; close one of them")
         settings = self._view.settings
-        bounds = await asyncio.to_thread(admin.offsets, settings, [label for label in LABELS if label != "access"])
+        bounds = await asyncio.to_thread(admin.offsets, settings, shown(log))
         return StreamingResponse(
             self._frames(request, {tp: high for tp, (_, high) in bounds.items()}),
             headers=sse.HEADERS,

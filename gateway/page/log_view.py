@@ -9,14 +9,21 @@ one core at most, however long the log is; the page says how old its view is.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from starlette.requests import HTTPConnection
+
+from gateway.page.rights import LogRights
+from gateway.whose import principal_of
+from streams.access.roles import Principal
 from streams.arrow.decode import Bad
+from streams.errors import RefusedError
 from streams.kafka.topics import LABELS
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
@@ -32,17 +39,20 @@ LIMITS = {"threads": "1", "memory_limit": "1GB"}
 Row = dict[str, Any]
 
 
+EVERYTHING = LogRights()
+
+
 class Look:
     """What one page reads: rows of statements, all at the same offsets."""
 
-    def __init__(self, session: Session, at: datetime) -> None:
-        self._session = session
+    def __init__(self, session: Session, at: datetime, rights: LogRights = EVERYTHING) -> None:
+        self._session, self._rights = session, rights
         self.at = at
         """When the log was looked at."""
 
     def rows(self, sql: str, limit: int | None = None) -> list[Row]:
-        """Return the rows of a statement, by the names of their columns. Raises as `Session.run`."""
-        result = self._session.run(sql, limit=limit)
+        """Return the rows of a statement that may be seen, by the names of their columns. Raises as `Session.run`."""
+        result = self._session.run(self._rights.within(sql), limit=limit)
         return [dict(zip(result.names, row, strict=True)) for row in formats.rows(result)]
 
     def first(self, sql: str) -> Row | None:
@@ -50,12 +60,12 @@ class Look:
         return next(iter(self.rows(sql, 1)), None)
 
     def bad(self, label: str) -> list[Bad]:
-        """Return the records of a topic that are no events, as far as it was read."""
-        return self._session.bad({label})
+        """Return the records of a topic that are no events, as far as it was read; nobody says whose they are."""
+        return [] if self._rights.tenant is not None or label in self._rights.hidden else self._session.bad({label})
 
     def left_out(self) -> list[str]:
         """Return a sentence for each kind of record that could not be read, as far as the log was read."""
-        return left_out(self._session, set(LABELS))
+        return [] if self._rights.tenant is not None else left_out(self._session, set(LABELS))
 
 
 class LogView:
@@ -79,7 +89,7 @@ class LogView:
         self._spent = 0.0
 
     @contextmanager
-    def look(self) -> Iterator[Look]:
+    def look(self, rights: LogRights = EVERYTHING) -> Iterator[Look]:
         """Yield the log as of now, or of a moment ago. Raises LogError if it cannot be read."""
         with self._lock:
             began = self._cpu()
@@ -87,13 +97,17 @@ class LogView:
                 self._renew()
             assert self._session is not None  # noqa: S101 - made by `_renew`
             try:
-                yield Look(self._session, self._at)
+                yield Look(self._session, self._at, rights)
             finally:
                 self._spent = max(self._spent, self._cpu() - began)
 
-    def session(self) -> Session:
+    def session(self, without: Collection[str] = ()) -> Session:
         """Return a session of one's own, which the caller closes. Raises LogError if the log cannot be read."""
-        return Session(self.settings, source=self.source, limits=LIMITS)
+        return Session(self.settings, source=self.source, limits=LIMITS, without=without)
+
+    def outdate(self) -> None:
+        """Let the next page look at the log again: something was written that its reader waits for."""
+        self._opened = -math.inf
 
     def close(self) -> None:
         """Release the readers."""
@@ -112,3 +126,43 @@ class LogView:
         if self._session is not None:
             self._session.close()
         self._session, self._spent = fresh, 0.0
+
+
+class LogReader:
+    """The log as one visitor sees it."""
+
+    def __init__(self, view: LogView, asks: Principal | None = None) -> None:
+        """Raises RefusedError for a key that is bound to an agent."""
+        if asks is not None and asks.agent_id is not None:
+            raise RefusedError(f"{asks.who} may only act as agent {asks.agent_id}, and the page shows those of all")
+        self._view, self.asks, self.rights = view, asks, LogRights.of(asks)
+        self.settings, self.source = view.settings, view.source
+
+    @classmethod
+    def of(cls, view: LogView, request: HTTPConnection) -> LogReader:
+        """Return the log as who asks may see it. Raises RefusedError as `LogReader`."""
+        return cls(view, principal_of(request))
+
+    @property
+    def tenant(self) -> str | None:
+        """Whose rows are seen; None: everybody's."""
+        return self.rights.tenant
+
+    @contextmanager
+    def look(self) -> Iterator[Look]:
+        """Yield the log as of now, or of a moment ago. Raises LogError if it cannot be read."""
+        with self._view.look(self.rights) as look:
+            yield look
+
+    def session(self) -> Session:
+        """Return a session of one's own, which the caller closes.
+
+        Raises RefusedError for who is of a tenant: SQL is not divided. LogError if the log cannot be read.
+        """
+        self.check_whole("SQL reads")
+        return self._view.session(self.rights.hidden)
+
+    def check_whole(self, what: str) -> None:
+        """Raise RefusedError if only a tenant's part of the log may be seen."""
+        if self.asks is not None and self.tenant is not None:
+            raise RefusedError(f"{self.asks.who} is of a tenant, and {what} what all tenants have written")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.page.log_view import LogView
+from gateway.page.log_view import LogReader
 from streams.errors import NotFoundError
 from streams.jobs import spending, view as job_view
 from streams.jobs.all_jobs import AllJobs
@@ -17,10 +17,10 @@ from streams.tools.archive import history
 BY: tuple[spending.CostName, ...] = ("tenant", "month", "policy")
 
 
-def folded(view: LogView) -> AllJobs:
+def folded(log: LogReader) -> AllJobs:
     """Return all jobs as of now. Raises LogError if the log cannot be read."""
-    jobs = AllJobs(topics(view.settings.topics)["jobs"].partitions)
-    source = history.of(view.settings, view.source)
+    jobs = AllJobs(topics(log.settings.topics)["jobs"].partitions)
+    source = history.of(log.settings, log.source)
     try:
         bounds = source.bounds(["jobs"])
     except NotFoundError:  # an archive without jobs, or topics that are older than they
@@ -31,16 +31,20 @@ def folded(view: LogView) -> AllJobs:
     return jobs
 
 
-def data(view: LogView) -> dict[str, Any]:
-    """Return what the page of all jobs shows."""
-    jobs = folded(view)
+def data(log: LogReader) -> dict[str, Any]:
+    """Return what the page of all jobs shows; for a tenant its own."""
+    jobs, own = folded(log), log.tenant
     newest = sorted(jobs.states.values(), key=lambda job: job.created_at, reverse=True)
-    return {"jobs": [job_view.row(job) for job in newest], "costs": spending.costs(jobs.months, BY)}
+    costs = spending.costs(jobs.months, BY)
+    return {
+        "jobs": [job_view.row(job) for job in newest if own in (None, job.tenant)],
+        "costs": [row for row in costs if own in (None, row["tenant"])],
+    }
 
 
-def one(view: LogView, job_id: str) -> dict[str, Any]:
-    """Return what the page of a job shows. Raises NotFoundError."""
-    job = folded(view).states.get(job_id)
-    if job is None:
+def one(log: LogReader, job_id: str) -> dict[str, Any]:
+    """Return what the page of a job shows. Raises NotFoundError, also for another tenant's."""
+    job = folded(log).states.get(job_id)
+    if job is None or log.tenant not in (None, job.tenant):
         raise NotFoundError(f"there is no job {job_id[:80]!r}; /jobs lists all of them")
     return {"job": job_view.whole(job)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.page.log_view import LogView, Row
+from gateway.page.log_view import LogReader, Row
 from streams.errors import StreamwardError
 from streams.kafka.topics import topics
 from streams.loop.progress import PLACES
@@ -30,11 +30,11 @@ WITH asked AS (
     SELECT task_id, count(DISTINCT slot) AS scores FROM rewards WHERE NOT starts_with(source, 'feedback/')
     GROUP BY task_id
 ), cut AS (
-    SELECT policy, sequence, groups_partition AS _partition, unnest(groups_offsets) AS _offset FROM batches
+    SELECT policy, sequence, groups_partition AS _partition, unnest(groups_offsets) AS _offset FROM whole.batches
 ), made AS (
-    SELECT policy, max(last_batch) AS last_batch FROM adapters WHERE kind = 'trained' GROUP BY policy
+    SELECT policy, max(last_batch) AS last_batch FROM whole.adapters WHERE kind = 'trained' GROUP BY policy
 ), left_behind AS (
-    SELECT policy, groups_partition AS _partition, unnest(dropped).offset AS _offset FROM batches
+    SELECT policy, groups_partition AS _partition, unnest(dropped).offset AS _offset FROM whole.batches
 ), grouped AS (
     SELECT g.task_id, g.policy, g.dropped_reason IS NOT NULL OR l._offset IS NOT NULL AS is_left, c.sequence
     FROM (SELECT task_id, policy, dropped_reason, _partition, _offset FROM groups
@@ -63,29 +63,35 @@ ABOUT = {
 }
 
 
-def data(view: LogView) -> dict[str, Any]:
-    """Return what the page shows. Raises LogError if the log cannot be read."""
-    with view.look() as look:
+def data(log: LogReader) -> dict[str, Any]:
+    """Return what the page shows: processes and numbers of records are of all tenants, and nothing for one of them.
+
+    Raises LogError if the log cannot be read.
+    """
+    whole = log.tenant is None
+    with log.look() as look:
         return {
             "places": _by_policy(look.rows(PLACES_SQL)),
             "names": PLACES,
             "about": ABOUT,
-            "records": look.rows(records_sql(view)),
+            "whole": whole,
+            "records": look.rows(records_sql(log)) if whole else [],
             "minutes": RATE_MINUTES,
             "at": look.at,
-            "is_archive": view.source == "archive",
+            "is_archive": log.source == "archive",
             "left_out": look.left_out(),
-            **_status(view),
+            **(_status(log) if whole else {"loop_status": None, "no_loop": None}),
         }
 
 
-def records_sql(view: LogView) -> str:
+def records_sql(log: LogReader) -> str:
     """Return the statement that counts the records of every topic: all, and those of the last minutes."""
     recent = f"_timestamp > now() - INTERVAL {RATE_MINUTES} MINUTE"
     return " UNION ALL ".join(
         f"SELECT '{label}' AS topic, count(*) AS records, count(*) FILTER ({recent}) / {RATE_MINUTES}.0 AS per_minute, "  # noqa: S608
         f"max(_timestamp) AS newest FROM {quoted(name_of(label))}"
-        for label in topics(view.settings.topics)
+        for label in topics(log.settings.topics)
+        if label not in log.rights.hidden
     )
 
 
@@ -96,11 +102,11 @@ def _by_policy(rows: list[Row]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _status(view: LogView) -> dict[str, Any]:
+def _status(log: LogReader) -> dict[str, Any]:
     """Return who lives and what was dropped; of an archive alone nothing of it is known."""
-    if view.source == "archive":
+    if log.source == "archive":
         return {"loop_status": None, "no_loop": "This is an archive: it says nothing of processes."}
     try:
-        return {"loop_status": status.look(view.settings), "no_loop": None}
+        return {"loop_status": status.look(log.settings), "no_loop": None}
     except StreamwardError as exc:
         return {"loop_status": None, "no_loop": str(exc)}

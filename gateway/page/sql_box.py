@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.page.log_view import LogView
+from gateway.page.log_view import LogReader
 from streams.errors import RefusedError
 from streams.tools.query import formats
 from streams.tools.query.prompt import left_out
 from streams.tools.query.pull import AGAIN_S
 from streams.tools.query.session import Session
+from streams.tools.query.views import SqlView
 
 MOST = 1000
 """Rows."""
@@ -24,17 +25,17 @@ LONGEST_S = 20.0
 AT_ONCE = threading.BoundedSemaphore(2)
 
 
-def data(view: LogView, sql: str, *, longest_s: float = LONGEST_S) -> dict[str, Any]:
+def data(log: LogReader, sql: str, *, longest_s: float = LONGEST_S) -> dict[str, Any]:
     """Return the answer to a statement, or the views that there are.
 
-    Raises SettingsError for an error in the statement, RefusedError for what may not be run or runs for too long,
-    LogError if the log cannot be read.
+    Raises SettingsError for an error in the statement, RefusedError for what may not be run or runs for too long, and
+    for who is of a tenant, LogError if the log cannot be read.
     """
     if not AT_ONCE.acquire(blocking=False):
         raise RefusedError("two statements are running already; wait until one has ended")
     try:
-        with view.session() as session:
-            found: dict[str, Any] = {"sql": sql, "most": MOST, "views": [*session.views.values()], "rows": None}
+        with log.session() as session:
+            found: dict[str, Any] = {"sql": sql, "most": MOST, "views": _readable(session, log), "rows": None}
             if not sql.strip():
                 return found
             with ended_after(session, longest_s):
@@ -46,6 +47,11 @@ def data(view: LogView, sql: str, *, longest_s: float = LONGEST_S) -> dict[str, 
             return found | {"names": result.names, "rows": rows[:MOST], "more": len(rows) > MOST, "left_out": said}
     finally:
         AT_ONCE.release()
+
+
+def _readable(session: Session, log: LogReader) -> list[SqlView]:
+    """Return the views that may be read: without those that are made of a topic that is hidden."""
+    return [view for view in session.views.values() if not {view.label, *view.also} & {*log.rights.hidden}]
 
 
 @contextmanager

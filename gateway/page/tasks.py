@@ -17,10 +17,10 @@ PAGE_ROWS = 50
 
 FATE = """
 WITH first AS (SELECT _partition, min(_offset) AS _offset FROM groups GROUP BY _partition, group_id),
-cut AS (SELECT groups_partition AS _partition, unnest(groups_offsets) AS _offset, policy, sequence FROM batches),
+cut AS (SELECT groups_partition AS _partition, unnest(groups_offsets) AS _offset, policy, sequence FROM whole.batches),
 passed AS (SELECT groups_partition AS _partition, d.offset AS _offset, d.reason AS passed_over FROM
-    (SELECT groups_partition, unnest(dropped) AS d FROM batches)),
-made AS (SELECT policy, last_batch, min(version) AS version FROM adapters WHERE kind = 'trained' GROUP BY ALL),
+    (SELECT groups_partition, unnest(dropped) AS d FROM whole.batches)),
+made AS (SELECT policy, last_batch, min(version) AS version FROM whole.adapters WHERE kind = 'trained' GROUP BY ALL),
 one AS (
     SELECT _partition, _offset, _timestamp, task_id, group_id, policy, purpose, scenario, adapter_version, group_size,
         len(responses) AS scored, reward_mean, reward_std, dropped_reason, complete, formula, credit, left_out,
@@ -32,7 +32,7 @@ SELECT one.*, cut.sequence, passed.passed_over,
     (SELECT min(version) FROM made WHERE made.policy = one.policy AND made.last_batch >= cut.sequence) AS trained
 FROM one LEFT JOIN cut USING (_partition, _offset) LEFT JOIN passed USING (_partition, _offset)
 """
-"""Each group once, and what became of it."""
+"""Each group once, and what became of it. What batches and versions say of it is looked up, whosever they are."""
 FATES = {
     "all": "true",
     "taught": "dropped_reason IS NULL AND NOT flat",

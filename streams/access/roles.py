@@ -23,6 +23,7 @@ Action = Literal[
     "groups.read",
     "adapters.read",
     "log.query",
+    "log.read",
     "chat.call",
     "feedback.give",
     "tasks.submit",
@@ -33,6 +34,7 @@ Action = Literal[
     "jobs.order",
     "jobs.command",
     "agents.write",
+    "letters.decide",
     "adapters.promote",
     "code.run",
 ]
@@ -41,7 +43,8 @@ ROLES: tuple[AccessRole, ...] = get_args(AccessRole)
 """From the least to the most, except that a promoter releases what trainers train, and neither does both."""
 
 _LOOKS: frozenset[Action] = frozenset(
-    {"models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query"}
+    {"models.read", "jobs.read", "files.read", "agents.read"}
+    | {"groups.read", "adapters.read", "log.query", "log.read"}
 )
 _ASKS: frozenset[Action] = _LOOKS | {
     *("chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try"),
@@ -50,7 +53,7 @@ _ASKS: frozenset[Action] = _LOOKS | {
 ALLOWED: dict[AccessRole, frozenset[Action]] = {
     "viewer": _LOOKS,
     "submitter": _ASKS,
-    "trainer": _ASKS | {"jobs.command", "agents.write"},
+    "trainer": _ASKS | {"jobs.command", "agents.write", "letters.decide"},
     "promoter": _LOOKS | {"adapters.promote"},
     "admin": frozenset(ACTIONS),
 }

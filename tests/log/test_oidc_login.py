@@ -21,9 +21,10 @@ from gateway import auth, oidc_login
 from gateway.app import create_app
 from gateway.door import Door
 from gateway.limits import KeyLimits
+from gateway.page.entrance import LoginCookie
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
-from streams.access.people import KeyFile, Logins, disable, set_password
+from streams.access.people import KeyFile, Logins, disable, enable, set_password
 from streams.access.tokens import new_private_key
 from streams.errors import RefusedError
 from streams.kafka import admin
@@ -61,7 +62,7 @@ def browser(log: AccessLog, rule: Login, **given: Any) -> TestClient:
     assert rule.signing_key is not None
     logins = Logins(log, rule, KeyFile(rule.signing_key), issuer=HERE)
     app = create_app(nothing, nothing, version="0", max_body_bytes=1)
-    app.include_router(oidc_login.routes(Issuer(rule, **given), logins, over_tls=True))
+    app.include_router(oidc_login.routes(Issuer(rule, **given), logins, LoginCookie(over_tls=True, lasts_s=60)))
     app.include_router(auth.routes(logins))
     return TestClient(Door(app, log, KeyLimits(Serve())), base_url=HERE, follow_redirects=False)
 
@@ -102,6 +103,17 @@ def test_a_person_of_an_issuer_has_the_roles_of_its_newest_claims_until_they_are
         disable(log, user_id, actor="bob", reason="left")
         assert permissions(at, first.json()).status_code == 401
         assert logged_in().status_code == 401
+
+        own.used.clear()
+        begun = at.get("/auth/oidc/login?to=page")
+        refused = at.get("/auth/oidc/callback", params=own.let_in(begun.headers["location"]))
+        assert refused.status_code == 401 and "is disabled" in refused.text and "/page/login" in refused.text
+        enable(log, user_id, actor="bob", reason="is back")
+        own.used.clear()
+        begun = at.get("/auth/oidc/login?to=page")
+        let_in = at.get("/auth/oidc/callback", params=own.let_in(begun.headers["location"]))
+        assert let_in.status_code == 200 and 'content="0;url=/page/"' in let_in.text
+        assert "SameSite=strict" in let_in.headers.get_list("set-cookie")[0] and at.cookies["streamward-login"]
 
         without = at.get("/auth/oidc/callback", params={"code": "a code", "state": "x"})
         assert without.status_code == 401 and "not begun by this browser" in without.text

@@ -1,4 +1,4 @@
-"""`streamward page` over a real log: what is in it, what is written meanwhile, and a broker that is unreachable."""
+"""The page over a real log: what is in it, what is written meanwhile, what people decide, and a broker that is away."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from schemas.events import Event
+from schemas.events import AdapterEvent, DeadLetter, Event, RequestEvent, derive_id
+from streams.access.access_log import AccessLog
+from streams.access.people import create_user
+from streams.access.tokens import new_private_key
+from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.settings.model import Kafka, Page, Settings
-from tests.support.factories import task
+from streams.settings.model import Kafka, Login, Page, Settings
+from tests.support.agent_server import serving, settings_of
+from tests.support.factories import T0, task, trained
 from tests.support.log import page_log
-from tests.support.processes import command, environment, until
+from tests.support.processes import command, environment, read, until
 
 pytestmark = pytest.mark.kafka
 
@@ -71,3 +76,50 @@ def test_a_broker_that_is_away_is_said_and_the_page_stays_up(tmp_path: Path) -> 
         finally:
             process.terminate()
             assert process.wait(60) == 0
+
+
+PASSWORD = "correct horse battery staple"
+
+
+def test_a_person_logs_in_decides_and_cannot_decide_by_a_page_that_is_old(kafka_bootstrap: str, tmp_path: Path) -> None:
+    key = tmp_path / "signing.pem"
+    key.write_bytes(new_private_key())
+    settings = settings_of(kafka_bootstrap, tmp_path, auth="keys").model_copy(update={"login": Login(signing_key=key)})
+    admin.apply_topics(settings)
+    letter = DeadLetter(
+        dead_letter_id=derive_id("scoring", "x"), created_at=T0, stage="scoring", reason="late", error="it was late",
+        source_topic=f"{settings.topics.prefix}responses", source_partition=0, source_offset=7, source_timestamp=T0,
+    )  # fmt: skip
+    with AccessLog(settings) as log, Producer(settings) as producer:
+        create_user(log, "ann", PASSWORD, ["promoter", "trainer"], actor="bob")
+        for event in (trained(1, policy="coach"), letter):
+            producer.send(event)
+        producer.flush()
+    with serving(settings) as url, httpx.Client(base_url=url, timeout=60, follow_redirects=True) as browser:
+        browser.headers.update({"Accept": "text/html", "Origin": url})
+
+        def decided(status: int, **sent: str) -> str:
+            answer = browser.post("/page/policies/coach", data=sent)
+            assert answer.status_code == status, answer.text
+            return re.sub(r"<[^>]*>", "", answer.text)
+
+        assert "<h1>Log in</h1>" in browser.get("/").text
+        sent = {"username": "ann", "password": PASSWORD, "next": "/page/policies/coach"}
+        assert 'name="expected" value="0"' in browser.post("/page/login", data=sent).text
+        promote = {"kind": "promote", "version": "1", "expected": "0"}
+        assert "Version 1 answers" in decided(200, **promote, reason="it is better")
+        decided(200, **promote, reason="it is better")  # the same again, as by a second click
+        for late in (promote, promote | {"kind": "reject"}, promote | {"kind": "rollback", "version": "0"}):
+            assert "version 1 answers by now, and the form expected 0" in decided(409, **late, reason="too late")
+        assert "Version 0 answers" in decided(200, kind="rollback", version="", expected="1", reason="it is not")
+        made = [event for _, event in read(settings, AdapterEvent) if event.kind != "trained"]
+        assert [(one.kind, one.actor, one.reason) for one in made] == [
+            ("promoted", "user ann", "it is better"), ("rolled_back", "user ann", "it is not"),
+        ]  # fmt: skip
+        closed = {"letter": letter.dead_letter_id, "what": "drop", "reason": "it cannot be used"}
+        assert "dropped by user ann: it cannot be used" in browser.post("/page/dead-letters", data=closed).text
+        assert "it was dropped already" in browser.post("/page/dead-letters", data=closed).text
+        assert "<h1>Log in</h1>" in browser.post("/page/logout").text
+        assert "<h1>Log in</h1>" in browser.get("/page/policies/coach").text
+    asked = [(one.action, one.subject_id, one.status) for _, one in read(settings, RequestEvent)]
+    assert ("adapters.promote", "user ann", 409) in asked and ("letters.decide", "user ann", 303) in asked

@@ -23,6 +23,7 @@ agents.read       yes    yes       yes     yes      yes
 groups.read       yes    yes       yes     yes      yes
 adapters.read     yes    yes       yes     yes      yes
 log.query         yes    yes       yes     yes      yes
+log.read          yes    yes       yes     yes      yes
 chat.call         -      yes       yes     -        yes
 feedback.give     -      yes       yes     -        yes
 tasks.submit      -      yes       yes     -        yes
@@ -33,6 +34,7 @@ files.write       -      yes       yes     -        yes
 jobs.order        -      yes       yes     -        yes
 jobs.command      -      -         yes     -        yes
 agents.write      -      -         yes     -        yes
+letters.decide    -      -         yes     -        yes
 adapters.promote  -      -         -       yes      yes
 code.run          -      -         -       -        yes
 """

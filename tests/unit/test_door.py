@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.routing import Mount
 
 from gateway import auth, jobs, runs
 from gateway.app import Application, create_app
 from gateway.door import OPEN, TABLE, Door, wanted
 from gateway.jsonrpc import METHOD_NOT_FOUND
 from gateway.limits import KeyLimits
+from gateway.page import app as page_app
+from gateway.page.entrance import LoginCookie
+from gateway.page.log_view import LogView
+from gateway.page.login import PagePeople
+from gateway.page.mount import mount
 from gateway.server import job_routes, log_routes
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users
@@ -64,16 +71,24 @@ def application() -> Application:
     app.include_router(job_routes(Settings(), nothing))
     app.include_router(log_routes(Settings(), nothing))
     app.include_router(auth.routes(somebody))
+    mount(app, page_app.create_app(LogView(Settings()), people=somebody_logs_in(), decides=True))
     return app
 
 
+def somebody_logs_in() -> PagePeople:
+    return PagePeople(None, LoginCookie(over_tls=True, lasts_s=60))
+
+
 def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield method and path of every route, those of included routers too."""
+    """Yield method and path of every route, those of included routers and of the page too."""
     for route in routes:
-        if (included := getattr(route, "original_router", None)) is not None:
+        if isinstance(route, Mount):
+            yield from paths(route.routes, prefix + route.path)
+        elif (included := getattr(route, "original_router", None)) is not None:
             yield from paths(included.routes, prefix + route.include_context.prefix)
         else:
-            yield from ((method, prefix + route.path) for method in route.methods)
+            path = re.sub(r":\w+(?=})", "", prefix + route.path)
+            yield from ((method, path) for method in route.methods)
 
 
 def test_every_route_names_its_action() -> None:
@@ -89,6 +104,7 @@ def test_every_route_names_its_action() -> None:
 PLACES: dict[Action, tuple[str, str]] = {
     "models.read": ("GET", "/v1/models"),
     "jobs.read": ("GET", "/v1/fine_tuning/jobs/j/events"),
+    "log.read": ("GET", "/page/tasks/t"),
     "files.read": ("GET", "/v1/files/f/content"),
     "chat.call": ("POST", "/agents/calc/v1/messages"),
     "feedback.give": ("POST", "/v1/feedback"),

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from gateway.page import app, chart, export, live, overview, policies, sql_box
-from gateway.page.log_view import LogView
+from gateway.page.log_view import LogReader, LogView
 from gateway.page.side_by_side import shared_words
 from schemas.events import Coordinates
 from schemas.serde import Poison
@@ -271,7 +271,9 @@ def test_a_statement_may_do_what_streamward_query_lets_it(client: TestClient, sq
 
 def test_a_statement_that_runs_for_too_long_is_ended(view: LogView) -> None:
     with pytest.raises(RefusedError, match="was ended; let it read less"):
-        sql_box.data(view, "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b", longest_s=0.05)
+        sql_box.data(
+            LogReader(view), "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b", longest_s=0.05
+        )
 
 
 def test_another_site_cannot_have_a_statement_run(client: TestClient) -> None:

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from schemas.events import ANONYMOUS
 from streams.access import request_log
 from streams.access.request_log import FLOOD_BURST, MOST_WAITING, RequestLog
 from streams.settings.model import Kafka, Serve, Settings
 from tests.support.factories import request_event
 
+KEY = "key_1"
 NOWHERE = Settings(kafka=Kafka(bootstrap="127.0.0.1:1"), serve=Serve(auth="keys"))
 REQUIRED = NOWHERE.model_copy(update={"serve": Serve(auth="keys", requests="required", acknowledge_s=0.001)})
 
@@ -29,10 +29,10 @@ def test_who_is_refused_for_having_no_key_or_asking_too_often_fills_no_topic() -
     requests = RequestLog(NOWHERE)
     many = int(FLOOD_BURST) + 50
     for status in (401, 429):
-        requests.write(request_event(subject_id=ANONYMOUS, allowed=False, status=status) for _ in range(many))
+        requests.write(request_event(subject_id=KEY, allowed=False, status=status) for _ in range(many))
     waiting = requests._queue.qsize()
     assert FLOOD_BURST <= waiting < many
-    requests.write([request_event(subject_id=ANONYMOUS, status=404)])
+    requests.write([request_event(subject_id=KEY, status=404)])
     while requests._queue.qsize() > 1:
         requests._queue.get()
     assert int(requests._queue.get().metadata["skipped"]) + waiting == 2 * many

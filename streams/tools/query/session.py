@@ -120,8 +120,8 @@ class Session:
         limits: Mapping[str, str] | None = None,
         without: Collection[str] = (),
     ) -> None:
-        """Open it; `limits` are settings of DuckDB, such as memory_limit; no view reads the topics in `without`."""
-        self.views = {name: view for name, view in views(settings).items() if not {view.label, *view.also} & {*without}}
+        """Open it; `limits` are settings of DuckDB, such as memory_limit; `without`: labels of topics left empty."""
+        self.views = views(settings)
         self._settings = settings
         self._source = source
         self._scope = scope
@@ -135,6 +135,7 @@ class Session:
         self._archive = None if source == "log" else ArchiveReader(settings)
         self._looked_at: set[str] = set()
         self._parts = snapshot(settings, self._archive, log=source != "archive")
+        self._parts |= {label: Parts(self._parts[label].topic) for label in without}
         self._spill = Scratch("query")  # where rows go if memory runs out
         self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder), **(limits or {})})
         self.con.execute("SET TimeZone = 'UTC'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from typing import Any
 
@@ -18,6 +19,7 @@ from schemas.events import (
     ToolCall,
     derive_id,
 )
+from streams.access import users
 from streams.advantage_formulas import advantages
 from tests.support.factories import (
     T0,
@@ -249,4 +251,54 @@ def hostile_log() -> Log:
         ),
         b"\x00no event",
     ]  # fmt: skip
+    return maker.log
+
+
+TENANT_WORDS = {"red": "crimson", "blue": "azure"}
+"""What every text, id and reason of a tenant has in it."""
+TENANT_TOPICS = ("tasks", "responses", "rewards", "groups", "batches", "adapters", "turns", "trajectories", "jobs")
+
+
+def tenants_log() -> Log:
+    """Return a log of two tenants, each with a policy, a run, a job and a dead letter, and a task that is no one's."""
+    maker = LogMaker()
+    for tenant, word in TENANT_WORDS.items():
+        own = {"policy": f"{tenant}.coach", "scenario": word}
+        asked = maker.asked(f"{word}-0", f"{word} =", group_size=2, **own)
+        answers = maker.answered(asked, [f"{word} 1", f"{word} 2"])
+        maker.judged(answers, [1.0, 0.0], rationale=word)
+        at = len(maker.log["groups"])
+        maker.grouped(asked, answers, [1.0, 0.0])
+        maker.asked(f"{word}-1", f"{word} ?", group_size=2, tenant=tenant, scenario=word)
+        maker.asked(f"{word}-2", f"{word} ?", group_size=2, **own)
+        maker.log["batches"].append(batch(0, policy=f"{tenant}.coach", groups_offsets=(at,)))
+        maker.log["adapters"] += [
+            trained(1, policy=f"{tenant}.coach", reason=word),
+            promoted(1, policy=f"{tenant}.coach", reason=word, actor=word),
+        ]
+        walk = {
+            "trajectory_id": f"{word}-walk", "task_id": f"{word}-walk", "agent_id": f"{tenant}.heron",
+            "sampling_id": None, "slot": None, "group_size": None, "purpose": "serve",
+        }  # fmt: skip
+        maker.log["trajectories"].append(trajectory("started", reason=word, **walk))
+        said = Message(role="assistant", content=word)
+        called = {name: value for name, value in walk.items() if name not in ("group_size", "purpose")}
+        maker.log["turns"].append(turn(reply=said, messages=(Message(role="user", content=word),), **called))
+        maker.log["jobs"].append(
+            job_event(
+                "created", event_id=word, job_id=f"{word}-job", policy=f"{tenant}.coach", tenant=tenant, reason=word
+            )
+        )
+        maker.log["dead-letters"].append(
+            DeadLetter(
+                dead_letter_id=derive_id("scoring", word), created_at=T0, stage="scoring", reason="late", error=word,
+                source_topic="responses", source_partition=0, source_offset=0, source_timestamp=T0,
+                key=base64.b64encode(f"{word}-0".encode()).decode(), payload=base64.b64encode(word.encode()).decode(),
+            )
+        )  # fmt: skip
+    maker.asked("azure-0", "crimson wants to read this", group_size=2, tenant="red", scenario="crimson")
+    maker.asked("shared", "nobody's", group_size=2)
+    maker.log["access"].append(
+        users.created("ann", roles=["admin"], actor="bob", now_ms=T0, password_hash="$argon2id$secret")
+    )
     return maker.log

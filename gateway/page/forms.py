@@ -1,0 +1,59 @@
+"""What a form of the page sends: names and values, as browsers encode them.
+
+request ──► application/x-www-form-urlencoded, MOST_BYTES at most ──► SentForm
+"""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from gateway.body import sent
+from streams.errors import SettingsError
+
+MOST_BYTES = 64 * 1024
+MOST_FIELDS = 20
+LONGEST = 2_000
+"""Characters of a reason."""
+
+
+class SentForm(dict[str, str]):
+    """The fields of a form, by name."""
+
+    def word(self, name: str) -> str:
+        """Return a field without space around it, empty if it was not sent."""
+        return self.get(name, "").strip()
+
+    def number(self, name: str) -> int:
+        """Return a whole number. Raises SettingsError."""
+        text = self.word(name)
+        if not text.isdecimal() or len(text) > 9:
+            raise SettingsError(f"{name}: expected a whole number, got {text[:80]!r}")
+        return int(text)
+
+    def reason(self, name: str) -> str:
+        """Return why somebody decides so. Raises SettingsError without a reason, or if it is too long for a log."""
+        text = self.word(name)
+        if not text:
+            raise SettingsError("there is no reason; say why, since it is recorded in the log")
+        if len(text) > LONGEST:
+            raise SettingsError(f"the reason has {len(text):,} characters; give {LONGEST:,} at most")
+        return text
+
+
+async def posted(request: Request) -> SentForm:
+    """Return what was sent. Raises SettingsError if it is no form, CallError if it is too long or late."""
+    raw = await sent(request, MOST_BYTES)
+    try:
+        return SentForm(
+            parse_qsl(
+                raw.decode(),
+                keep_blank_values=True,
+                strict_parsing=bool(raw),
+                max_num_fields=MOST_FIELDS,
+                errors="strict",
+            )
+        )
+    except ValueError as exc:
+        raise SettingsError(f"this is not what a form of the page sends: {exc}") from exc

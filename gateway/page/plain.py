@@ -1,0 +1,37 @@
+"""Pages of a few words, which need no template: what a browser is told before the page itself is reached."""
+
+from __future__ import annotations
+
+from html import escape
+
+from starlette.responses import HTMLResponse
+
+from gateway.page.text import visible
+
+PREFIX = "/page"
+"""Where the page is in the server of agents."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""With every answer: a browser may load from here alone, and run nothing that is in a page (W3C CSP Level 3)."""
+
+
+def plain_page(title: str, said: str, status: int, *, to: str, follow: bool = False) -> HTMLResponse:
+    """Return a page with a link; `follow`: the browser goes there by itself."""
+    target = escape(to, quote=True)
+    refresh = f'<meta http-equiv="refresh" content="0;url={target}">' if follow else ""
+    return HTMLResponse(
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)} · Streamward</title>{refresh}"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="{PREFIX}/static/page.css"></head><body><main><h1>{escape(title)}</h1>'
+        f'<p class="said">{escape(visible(said))}</p><p><a href="{target}">Go on</a></p></main></body></html>',
+        status,
+        HEADERS,
+    )
