@@ -31,10 +31,10 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from gateway import anthropic, chat, completions, errors, feedback, observed, responses, sse
+from gateway import answers, anthropic, chat, completions, errors, feedback, observed, responses, sse
 from gateway.asked import asked_of, counted
 from gateway.body import Caller, Read, read_call, sent
-from gateway.openapi import ANSWERS, describe, requested
+from gateway.openapi import AGENT_ID, CALL_KEY, Answer, describe, described, requested
 from gateway.responses_body import ResponsesBody
 from gateway.whose import may_ask, principal_of, sees, tenant_of
 from schemas.events import Message
@@ -111,9 +111,10 @@ def create_app(
     _add_feedback(router, feedback.FeedbackBox(recorder, give_feedback), max_body_bytes)
     app = Application(router, title="Streamward", version=version)
 
-    @app.get("/healthz", include_in_schema=False)
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+    @app.get("/healthz", **described(name="get_health", answer=answers.HealthAnswer, refuses=()))
+    async def healthz() -> Response:
+        """Say that the server answers."""
+        return JSONResponse({"status": "ok"})
 
     @app.exception_handler(CallError)
     @app.exception_handler(ClientDisconnect)
@@ -149,6 +150,13 @@ def _refusal(request: Request, problem: CallError | ClientDisconnect) -> Respons
     return errors.response(problem, request.url.path)
 
 
+def _call(body: type[Read], name: str, answer: type[Answer]) -> dict[str, Any]:
+    """Return what the route of a call says of itself."""
+    return requested(
+        body, name=name, answer=answer, refuses=(404, 409, 500), parameters=(AGENT_ID, CALL_KEY), call=True
+    )
+
+
 def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRouter:
     router = APIRouter()
 
@@ -161,8 +169,9 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRout
     def known(request: Request) -> list[ServedModel]:
         return [model for model in recorder.models() if may_ask(request, model.name, shared)]
 
-    @router.post("/chat/completions", **requested(chat.ChatBody))
+    @router.post("/chat/completions", **_call(chat.ChatBody, "create_chat_completion", answers.ChatCompletion))
     async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
         body, caller = await _received(request, recorder, chat.ChatBody, max_body_bytes)
         at, asked = time.time(), chat.call(body, caller)
         begun, pieces = await _begun(request, recorder, of(request, asked))
@@ -171,8 +180,9 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRout
         whole = chat.completion(begun, await _answers(request, pieces), at, with_logprobs=bool(body.logprobs))
         return JSONResponse(whole, headers=_headers(begun))
 
-    @router.post("/completions", **requested(completions.CompletionsBody))
+    @router.post("/completions", **_call(completions.CompletionsBody, "create_completion", answers.TextCompletion))
     async def text_completions(request: Request) -> Response:
+        """Continue a text."""
         body, caller = await _received(request, recorder, completions.CompletionsBody, max_body_bytes)
         at, asked = time.time(), completions.call(body, caller)
         begun, pieces = await _begun(request, recorder, of(request, asked))
@@ -181,8 +191,9 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRout
         whole = completions.completion(body, begun, await _answers(request, pieces), at)
         return JSONResponse(whole, headers=_headers(begun))
 
-    @router.post("/responses", **requested(ResponsesBody))
+    @router.post("/responses", **_call(ResponsesBody, "create_response", answers.ModelResponse))
     async def one_response(request: Request) -> Response:
+        """Answer a conversation, or continue one that the log has."""
         body, caller = await _received(request, recorder, ResponsesBody, max_body_bytes)
         at, before = time.time(), await _before(request, recorder, body.previous_response_id)
         asked = responses.call(body, caller, before)
@@ -192,8 +203,9 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRout
         [done] = await _answers(request, pieces)
         return JSONResponse(responses.response(body, begun, done, at), headers=_headers(begun))
 
-    @router.post("/messages", **requested(anthropic.MessagesBody))
+    @router.post("/messages", **_call(anthropic.MessagesBody, "create_message", answers.ModelMessage))
     async def one_message(request: Request) -> Response:
+        """Answer a conversation, as Anthropic has it."""
         body, caller = await _received(request, recorder, anthropic.MessagesBody, max_body_bytes)
         asked = anthropic.call(body, caller)
         begun, pieces = await _begun(request, recorder, of(request, asked))
@@ -202,17 +214,35 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRout
         [done] = await _answers(request, pieces)
         return JSONResponse(anthropic.message(begun, done), headers=_headers(begun))
 
-    @router.post("/messages/count_tokens", **requested(anthropic.CountTokensBody))
+    @router.post(
+        "/messages/count_tokens",
+        **requested(
+            anthropic.CountTokensBody,
+            name="count_tokens",
+            answer=answers.TokenCount,
+            refuses=(404,),
+            parameters=[AGENT_ID],
+        ),
+    )
     async def count_tokens(request: Request) -> Response:
+        """Count the tokens of a prompt."""
         body, caller = await _received(request, recorder, anthropic.CountTokensBody, max_body_bytes)
         return JSONResponse({"input_tokens": await recorder.count_tokens(of(request, anthropic.call(body, caller)))})
 
-    @router.get("/models")
+    @router.get(
+        "/models",
+        **described(name="list_models", answer=answers.ModelList | answers.MessagesModelList, refuses=()),
+    )
     async def models(request: Request) -> Response:
+        """List what can be asked for."""
         return JSONResponse(_listed(request, known(request)))
 
-    @router.get("/models/{name}", responses={404: ANSWERS[404]})
+    @router.get(
+        "/models/{name}",
+        **described(name="get_model", answer=answers.ModelCard | answers.MessagesModelCard, refuses=(404,)),
+    )
     async def one_model(request: Request, name: str) -> Response:
+        """Look at one model."""
         found = [model for model in known(request) if model.name == name]
         if not found:
             raise CallError("not_found", f"there is no model {name}; GET /v1/models lists them", "model")
@@ -222,8 +252,14 @@ def _routes(recorder: AnswersCalls, max_body_bytes: int, shared: str) -> APIRout
 
 
 def _add_feedback(router: APIRouter, box: feedback.FeedbackBox, max_body_bytes: int) -> None:
-    @router.post("/feedback", **requested(feedback.FeedbackBody))
+    @router.post(
+        "/feedback",
+        **requested(
+            feedback.FeedbackBody, name="give_feedback", answer=answers.RecordedFeedback, parameters=[AGENT_ID]
+        ),
+    )
     async def give(request: Request) -> Response:
+        """Say what you think of an answer."""
         body, caller = await _received(request, box.answers, feedback.FeedbackBody, max_body_bytes)
         return JSONResponse(await box.take(body, caller.agent_id, partial(sees, principal_of(request))))
 

@@ -12,7 +12,7 @@ on the way (RFC 6749 section 5.1). Without `login.signing_key` there are only th
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -21,8 +21,9 @@ from pydantic import Field
 from gateway.asked import asked_of
 from gateway.body import SecretBody, read, sent
 from gateway.errors import apart
-from gateway.openapi import described, requested
+from gateway.openapi import ANYWHERE, Answer, described, requested
 from gateway.whose import principal_of
+from schemas.events import AccessRole
 from streams.access import passwords, roles, users
 from streams.access.people import Logins, TokenPair
 from streams.access.roles import Decision
@@ -58,6 +59,31 @@ class RefreshBody(SecretBody):
     refresh_token: str = Field(min_length=1, max_length=200)
 
 
+class TokensAnswer(Answer):
+    """What a login gives."""
+
+    access_token: str
+    token_type: Literal["Bearer"]
+    expires_in: int = Field(description="seconds")
+    refresh_token: str
+
+
+class PermissionsAnswer(Answer):
+    """Who asks, and what they may do."""
+
+    who: str
+    roles: list[AccessRole]
+    tenant: str | None
+    agent_id: str | None
+    actions: list[roles.Action]
+
+
+class JwksAnswer(Answer):
+    """Public keys (RFC 7517)."""
+
+    keys: list[dict[str, str]]
+
+
 BODIES = (LoginBody, RefreshBody)
 
 
@@ -65,7 +91,7 @@ def routes(logins: Logins | None) -> APIRouter:
     """Return the routes; None: people cannot log in."""
     router = APIRouter()
 
-    @router.get("/auth/permissions", **described())
+    @router.get("/auth/permissions", **described(name="get_permissions", answer=PermissionsAnswer, refuses=()))
     async def permissions(request: Request) -> JSONResponse:
         """Return who asks, and what they may do."""
         asks = principal_of(request)
@@ -78,19 +104,24 @@ def routes(logins: Logins | None) -> APIRouter:
 
 
 def _add_logins(router: APIRouter, logins: Logins) -> None:
-    @router.post("/auth/login", **requested(LoginBody))
+    @router.post(
+        "/auth/login", **requested(LoginBody, name="log_in", answer=TokensAnswer, refuses=(401, 429, *ANYWHERE))
+    )
     async def log_in(request: Request) -> Response:
         """Log in with a password."""
         body = read(LoginBody, await sent(request, MOST_BYTES))
         return await answered(request, logins.log_in, body.username, body.password, address_of(request))
 
-    @router.post("/auth/tokens/refresh", **requested(RefreshBody))
+    @router.post(
+        "/auth/tokens/refresh",
+        **requested(RefreshBody, name="refresh_tokens", answer=TokensAnswer, refuses=(401, *ANYWHERE)),
+    )
     async def refresh(request: Request) -> Response:
         """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
         body = read(RefreshBody, await sent(request, MOST_BYTES))
         return await answered(request, logins.refresh, body.refresh_token)
 
-    @router.post("/auth/logout", **requested(RefreshBody))
+    @router.post("/auth/logout", **requested(RefreshBody, name="log_out", answer=None, status=204, refuses=ANYWHERE))
     async def log_out(request: Request) -> Response:
         """End a login, if it has not ended."""
         body = read(RefreshBody, await sent(request, MOST_BYTES))
@@ -98,7 +129,7 @@ def _add_logins(router: APIRouter, logins: Logins) -> None:
         noted(request, user, logged_out(user))
         return Response(status_code=204)
 
-    @router.get("/.well-known/jwks.json", **described())
+    @router.get("/.well-known/jwks.json", **described(name="list_public_keys", answer=JwksAnswer, refuses=()))
     async def public_keys() -> JSONResponse:
         """Return the keys that verify access tokens (RFC 7517)."""
         return JSONResponse({"keys": logins.public_keys()}, headers={"Cache-Control": "public, max-age=60"})

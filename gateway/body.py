@@ -40,6 +40,9 @@ SHOWN = 80
 MAX_TOKENS = 1024
 """Most tokens of an answer to a request of chat or responses that names no limit."""
 
+IN_DESCRIPTION = "x-streamward"
+"""Where the description of the interface says of a parameter that it is refused or ignored."""
+
 # what several protocols say of the same parameter
 ADDRESS = "the log knows the agent by its address"
 NO_CACHE_KEYS = "prefixes are cached without keys"
@@ -83,6 +86,9 @@ class Ignored:
 
     why: str
 
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "description": f"ignored: {self.why}", IN_DESCRIPTION: "ignored"}
+
 
 class Refused:
     """Marks a parameter that the server cannot honor: only null, and the values that ask for nothing, are accepted."""
@@ -94,7 +100,9 @@ class Refused:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"enum": [None, *self.neutral]}
+        said = {"description": f"refused: {self.why}", IN_DESCRIPTION: "refused"}
+        nulls = [] if schema.get("schema", {}).get("type") == "str" else [None]  # type: ignore[attr-defined]
+        return {"enum": [*nulls, *self.neutral], **said}
 
     def _check(self, value: object) -> object:
         same = [value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.neutral]

@@ -17,6 +17,7 @@ from pydantic import Field
 from gateway import form_data
 from gateway.body import PathQuery, read_query, sent
 from gateway.errors import apart
+from gateway.job_answers import DeletedFile, FileList, StoredFile
 from gateway.openapi import described
 from gateway.pages import page
 from gateway.whose import tenant_of
@@ -34,6 +35,15 @@ FORM: dict[str, Any] = {
 }
 
 
+class RawResponse(Response):
+    """Bytes as they are stored."""
+
+    media_type = "application/octet-stream"
+
+
+RAW = {RawResponse.media_type: {"schema": {"type": "string", "format": "binary"}}}
+
+
 class FilesQuery(PathQuery):
     """Which files."""
 
@@ -47,30 +57,42 @@ def routes(store: str, *, max_body_bytes: int) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
     router = APIRouter(prefix="/v1/files")
 
-    @router.post("", **described({"multipart/form-data": {"schema": FORM}}))
+    @router.post(
+        "",
+        **described({"multipart/form-data": {"schema": FORM}}, name="upload_file", answer=StoredFile, refuses=()),
+    )
     async def create(request: Request) -> Response:
+        """Upload a file of questions or examples, in JSON lines."""
         form = form_data.parts(request.headers.get("content-type", ""), await sent(request, max_body_bytes))
         return JSONResponse(_file(await apart(_put, store, form, tenant_of(request))))
 
-    @router.get("", **described(query=FilesQuery))
+    @router.get("", **described(query=FilesQuery, name="list_files", answer=FileList, refuses=(404,)))
     async def list_(request: Request) -> Response:
+        """List files, page by page."""
         asked = read_query(FilesQuery, request.query_params.multi_items())
         every = await apart(training_files.listed, store, tenant_of(request))
         found = [one for one in every if asked.purpose in (None, one.purpose)]
         in_order = found if asked.order == "asc" else found[::-1]
         return JSONResponse(page([_file(one) for one in in_order], asked.after, asked.limit))
 
-    @router.get("/{file_id}", **described())
+    @router.get("/{file_id}", **described(name="get_file", answer=StoredFile, refuses=(404,)))
     async def retrieve(request: Request, file_id: str) -> Response:
+        """Look at a file."""
         return JSONResponse(_file(await apart(training_files.find, store, file_id, tenant_of(request))))
 
-    @router.get("/{file_id}/content", **described())
+    @router.get(
+        "/{file_id}/content",
+        response_class=RawResponse,
+        **described(name="get_file_content", answer=RAW, refuses=(404,)),
+    )
     async def content(request: Request, file_id: str) -> Response:
+        """Return a file as it was uploaded."""
         raw = await apart(training_files.content, store, file_id, tenant_of(request))
-        return Response(raw, media_type="application/octet-stream")
+        return RawResponse(raw)
 
-    @router.delete("/{file_id}", **described())
+    @router.delete("/{file_id}", **described(name="delete_file", answer=DeletedFile, refuses=(404,)))
     async def delete(request: Request, file_id: str) -> Response:
+        """Delete a file. Jobs that were ordered with it have its questions."""
         await apart(training_files.delete, store, file_id, tenant_of(request))
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 

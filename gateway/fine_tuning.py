@@ -23,7 +23,13 @@ from gateway import fine_tuning_view as view, tuning_orders
 from gateway.body import Body, PathQuery, read, read_query, sent
 from gateway.errors import apart
 from gateway.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
-from gateway.openapi import described, requested
+from gateway.job_answers import (
+    FineTuningCheckpointList,
+    FineTuningEventList,
+    FineTuningJob,
+    FineTuningJobList,
+)
+from gateway.openapi import IDEMPOTENCY_KEY, described, requested
 from gateway.pages import page
 from gateway.tenant_jobs import TenantJobs, jobs_of
 from streams.adapters.versions import read_state
@@ -153,14 +159,23 @@ def routes(settings: Settings, log: JobLog, *, max_body_bytes: int, fleet: bool 
     def api(request: Request) -> FineTuning:
         return FineTuning(settings, jobs(request), fleet=fleet)
 
-    @router.post("", **requested(CreateFineTuningBody))
+    @router.post(
+        "",
+        **requested(
+            CreateFineTuningBody, name="create_fine_tuning_job", answer=FineTuningJob, parameters=[IDEMPOTENCY_KEY]
+        ),
+    )
     async def create(request: Request) -> Response:
+        """Order a job, as OpenAI's clients do."""
         body = read(CreateFineTuningBody, await sent(request, max_body_bytes))
         retried = request.headers.get("x-stainless-retry-count", "0") != "0"
         return JSONResponse(await apart(api(request).create, body, idempotency_key(request), retried))
 
-    @router.get("", **described(query=JobsQuery))
+    @router.get(
+        "", **described(query=JobsQuery, name="list_fine_tuning_jobs", answer=FineTuningJobList, refuses=(404,))
+    )
     async def list_(request: Request) -> Response:
+        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
         pairs, wanted, without = [], dict[str, str](), False
         for name, value in request.query_params.multi_items():
             if (found := OF_METADATA.fullmatch(name)) is not None:
@@ -174,22 +189,46 @@ def routes(settings: Settings, log: JobLog, *, max_body_bytes: int, fleet: bool 
         asked = read_query(JobsQuery, pairs)
         return JSONResponse(page(api(request).listed(wanted, without=without), asked.after, asked.limit))
 
-    @router.get("/{job_id}", **described())
+    @router.get("/{job_id}", **described(name="get_fine_tuning_job", answer=FineTuningJob, refuses=(404,)))
     async def retrieve(request: Request, job_id: str) -> Response:
+        """Look at a job."""
         return JSONResponse(await apart(api(request).get, job_id))
 
-    @router.get("/{job_id}/events", **described(query=EventsQuery))
+    @router.get(
+        "/{job_id}/events",
+        **described(query=EventsQuery, name="list_fine_tuning_events", answer=FineTuningEventList, refuses=(404,)),
+    )
     async def events(request: Request, job_id: str) -> Response:
+        """List what happened to a job, the newest first."""
         asked = read_query(EventsQuery, request.query_params.multi_items())
         return JSONResponse(page(await apart(api(request).events, job_id), asked.after, asked.limit))
 
-    @router.get("/{job_id}/checkpoints", **described(query=CheckpointsQuery))
+    @router.get(
+        "/{job_id}/checkpoints",
+        **described(
+            query=CheckpointsQuery,
+            name="list_fine_tuning_checkpoints",
+            answer=FineTuningCheckpointList,
+            refuses=(404,),
+        ),
+    )
     async def checkpoints(request: Request, job_id: str) -> Response:
+        """List the versions that a job made and that can be asked for, the newest first."""
         asked = read_query(CheckpointsQuery, request.query_params.multi_items())
         return JSONResponse(page(await apart(api(request).checkpoints, job_id), asked.after, asked.limit))
 
     def add(name: str, kind: JobCommandKind) -> None:
-        @router.post(f"/{{job_id}}/{name}", name=name, **described())
+        @router.post(
+            f"/{{job_id}}/{name}",
+            name=name,
+            description=f"{name.capitalize()} a job.",
+            **described(
+                name=f"{name}_fine_tuning_job",
+                answer=FineTuningJob,
+                refuses=(400, 404, 408, 409, 413),
+                parameters=[IDEMPOTENCY_KEY],
+            ),
+        )
         async def command(request: Request, job_id: str) -> Response:
             if (raw := await sent(request, max_body_bytes)).strip():
                 read(NothingBody, raw)

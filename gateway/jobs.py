@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -20,8 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway import errors, jsonrpc
 from gateway.asked import Asked, AskedCall, asked_of
-from gateway.body import sent
+from gateway.body import Body, sent
+from gateway.job_answers import RpcOutcome
 from gateway.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcError, RpcMethod
+from gateway.openapi import JSON, REFERENCE, described
 from gateway.tenant_jobs import TenantJobs
 from gateway.whose import actor_of, principal_of, tenant_of
 from streams.access.roles import Action, Principal, decide
@@ -101,6 +103,18 @@ class ListParameters(_Parameters):
     status: JobStatus | None = None
     limit: int = Field(PAGE, ge=0, le=10_000)
     offset: int = Field(0, ge=0)
+
+
+class RpcCall(Body):
+    """One request in JSON-RPC; without `id` it is a notification, and not answered."""
+
+    jsonrpc: Literal["2.0"]
+    method: str = Field(json_schema_extra={"enum": list(ACTIONS)})
+    params: dict[str, Any] | list[Any] = Field({}, description="of the method (jobs.md)")
+    id: str | float | None = None
+
+
+BODIES = (RpcCall,)
 
 
 class JobsOverHttp:
@@ -207,6 +221,7 @@ def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter
     router = APIRouter()
 
     async def rpc(request: Request) -> Response:
+        """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
         try:
             raw = await sent(request, max_body_bytes)
         except CallError as exc:
@@ -218,8 +233,15 @@ def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter
         return Response(status_code=204) if found is None else JSONResponse(found)
 
     for path in PATHS:
-        router.add_api_route(path, rpc, methods=["POST"])
+        router.add_api_route(path, rpc, methods=["POST"], include_in_schema=path == PATHS[0], **_DESCRIBED)
     return router
+
+
+_ONE = {"$ref": REFERENCE.format(model=RpcCall.__name__)}
+_CALLS = {"anyOf": [_ONE, {"type": "array", "items": _ONE, "minItems": 1, "maxItems": jsonrpc.MOST_REQUESTS}]}
+_DESCRIBED = described(name="call_jsonrpc", answer=RpcOutcome | list[RpcOutcome], refuses=(408, 413))
+_DESCRIBED["openapi_extra"]["requestBody"] = {"required": True, "content": {JSON: {"schema": _CALLS}}}
+_DESCRIBED["responses"][204] = {"description": "Done, and none of them is answered"}
 
 
 async def _apart(call: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -> Any:

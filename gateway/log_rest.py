@@ -28,6 +28,15 @@ from gateway.asked import denied
 from gateway.body import Body, read, read_as_json, read_query, sent
 from gateway.errors import apart
 from gateway.group_view import names, none_of, visible
+from gateway.log_answers import (
+    AdapterDecisionAnswer,
+    AdapterList,
+    GroupAnswer,
+    QueryAnswer,
+    RewardAnswer,
+    TaskAnswer,
+    TriedScores,
+)
 from gateway.openapi import described, requested
 from gateway.outside_rewards import RewardBody
 from gateway.statements import LogOverHttp, QueryBody
@@ -238,18 +247,20 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
     def api(request: Request) -> LogApi:
         return LogApi(settings, log, request)
 
-    @router.post("/tasks", status_code=201, **requested(TaskBody))
+    @router.post("/tasks", **requested(TaskBody, name="submit_task", answer=TaskAnswer, status=201, refuses=(404, 409)))
     async def task(request: Request) -> Response:
         body = read_as_json(TaskBody, await sent(request, max_body_bytes))
         return JSONResponse(await apart(api(request).submit, body), 201)
 
-    @router.post("/rewards", status_code=201, **requested(RewardBody))
+    @router.post(
+        "/rewards", **requested(RewardBody, name="give_reward", answer=RewardAnswer, status=201, refuses=(404, 409))
+    )
     async def reward(request: Request) -> Response:
         body = read(RewardBody, await sent(request, max_body_bytes))
         async with rating:  # one after the other, so that the same one twice at once is written once
             return JSONResponse(await apart(api(request).reward, body), 201)
 
-    @router.post("/score", **requested(ScoreBody))
+    @router.post("/score", **requested(ScoreBody, name="try_scorer", answer=TriedScores, refuses=()))
     async def score(request: Request) -> Response:
         body = read(ScoreBody, await sent(request, max_body_bytes))
         if scoring.locked():
@@ -257,16 +268,16 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
         async with scoring:
             return await _answered(api(request).score, body)
 
-    @router.get("/groups/{task_id}", **described())
+    @router.get("/groups/{task_id}", **described(name="get_group", answer=GroupAnswer, refuses=(404,)))
     async def group(request: Request, task_id: str) -> Response:
         return await _answered(api(request).group, task_id)
 
-    @router.post("/query", **requested(QueryBody))
+    @router.post("/query", **requested(QueryBody, name="query_log", answer=QueryAnswer, refuses=()))
     async def query(request: Request) -> Response:
         body = read(QueryBody, await sent(request, max_body_bytes))
         return await _answered(api(request).query, body)
 
-    @router.get("/adapters", **described(query=AdaptersQuery))
+    @router.get("/adapters", **described(query=AdaptersQuery, name="list_adapters", answer=AdapterList, refuses=(404,)))
     async def adapters(request: Request) -> Response:
         asked = read_query(AdaptersQuery, request.query_params.multi_items())
         return await _answered(api(request).adapters, asked)
@@ -283,7 +294,9 @@ def _add_decision(
     api: Callable[[Request], LogApi],
     max_body_bytes: int,
 ) -> None:
-    @router.post(f"/adapters/{{policy}}/{name}", name=name, **requested(kind))
+    @router.post(
+        f"/adapters/{{policy}}/{name}", **requested(kind, name=f"{name}_adapter", answer=AdapterDecisionAnswer)
+    )
     async def decision(request: Request, policy: str) -> Response:
         body = read(kind, await sent(request, max_body_bytes))
         return await _answered(api(request).decide, policy, name, body)

@@ -16,9 +16,9 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from gateway.auth import LOGGED_IN, NOT_STORED, address_of, answered, noted, refusal_of
+from gateway.auth import LOGGED_IN, NOT_STORED, TokensAnswer, address_of, answered, noted, refusal_of
 from gateway.errors import apart
-from gateway.openapi import described
+from gateway.openapi import ANYWHERE, described
 from gateway.page.entrance import LOGIN, LoginCookie
 from gateway.page.plain import PREFIX, plain_page
 from streams.access.oidc import CALLBACK, Issuer
@@ -31,13 +31,22 @@ LASTS_S = 600
 _COOKIE_PATH = "/auth/oidc"
 _TO_PAGE = ":page"
 """Behind what the cookie holds of a login that was begun on the page."""
+BROUGHT = [
+    {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
+    for name, what in (("code", "of the issuer"), ("state", "of the login that began"), ("error", "of the issuer"))
+]
+"""What a browser comes back with."""
 
 
 def routes(issuer: Issuer, logins: Logins, kept: LoginCookie) -> APIRouter:
     """Return the routes; `kept`: how a browser keeps the login on the page."""
     router, over_tls = APIRouter(), kept.over_tls
 
-    @router.get("/auth/oidc/login", **described())
+    @router.get(
+        "/auth/oidc/login",
+        response_class=RedirectResponse,
+        **described(name="begin_oidc_login", answer=None, status=302, refuses=ANYWHERE),
+    )
     async def begin(request: Request) -> Response:
         """Send a browser to the issuer."""
         begun = await apart(issuer.begin)
@@ -49,7 +58,10 @@ def routes(issuer: Issuer, logins: Logins, kept: LoginCookie) -> APIRouter:
         )
         return answer
 
-    @router.get(CALLBACK, **described())
+    @router.get(
+        CALLBACK,
+        **described(name="finish_oidc_login", answer=TokensAnswer, parameters=BROUGHT, refuses=(401, 429, *ANYWHERE)),
+    )
     async def finish(request: Request) -> Response:
         """Log in whom the issuer vouches for."""
         sent, cookie = dict(request.query_params), request.cookies.get(COOKIE, "")

@@ -25,7 +25,8 @@ from gateway.app import NAME
 from gateway.body import Body, Refused, ToolSchema, Whole, compact, read, sent
 from gateway.errors import apart
 from gateway.fine_tuning import idempotency_key
-from gateway.openapi import described, requested
+from gateway.job_answers import RegisteredAgent, TrainingJob, TrainingMetrics, TriedEnvironment
+from gateway.openapi import IDEMPOTENCY_KEY, Answer, described, requested
 from gateway.tenant_jobs import TenantJobs, jobs_of
 from schemas import json_text
 from schemas.events import AgentEvent, AgentType, EpisodeStart, Tool
@@ -202,6 +203,11 @@ class TrainingApi:
         return _environment(body, tried)
 
 
+def _order(body: type[Body], name: str, answer: type[Answer]) -> dict[str, Any]:
+    """Return what a route says of itself that writes something once."""
+    return requested(body, name=name, answer=answer, status=201, parameters=[IDEMPOTENCY_KEY])
+
+
 def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
     router, jobs = APIRouter(), jobs_of(settings, log)
@@ -211,33 +217,47 @@ def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter
 
     trying = asyncio.Lock()
 
-    @router.post("/finetune/jobs", status_code=201, **requested(TrainingOrderBody))
+    @router.post("/finetune/jobs", **_order(TrainingOrderBody, "create_training_job", TrainingJob))
     async def start(request: Request) -> Response:
+        """Order a job that trains a policy by rewards."""
         body = read(TrainingOrderBody, await sent(request, max_body_bytes))
         return JSONResponse(await apart(api(request).start, body, idempotency_key(request)), 201)
 
-    @router.get("/finetune/jobs/{job_id}/status", **described())
+    @router.get(
+        "/finetune/jobs/{job_id}/status", **described(name="get_training_job", answer=TrainingJob, refuses=(404,))
+    )
     async def status(request: Request, job_id: str) -> Response:
+        """Look at a job."""
         return JSONResponse(await apart(api(request).status, job_id))
 
-    @router.post("/finetune/peft", status_code=201, **requested(PeftBody))
+    @router.post("/finetune/peft", **_order(PeftBody, "create_tuning_job", TrainingJob))
     async def peft(request: Request) -> Response:
+        """Order a job that tunes one version, by chosen answers or preferences."""
         body = read(PeftBody, await sent(request, max_body_bytes))
         return JSONResponse(await apart(api(request).tune, body, idempotency_key(request)), 201)
 
-    @router.post("/rl/environments", **requested(EnvironmentBody))
+    @router.post(
+        "/rl/environments",
+        **requested(EnvironmentBody, name="try_environment", answer=TriedEnvironment, refuses=(404,)),
+    )
     async def environment(request: Request) -> Response:
+        """Play an episode of an environment three times, and say what it shows."""
         body = read(EnvironmentBody, await sent(request, max_body_bytes))
         async with trying:  # one at a time: each may take minutes, and a process of its own
             return JSONResponse(await apart(api(request).environment, body))
 
-    @router.post("/rl/agents", status_code=201, **requested(AgentConfig))
+    @router.post("/rl/agents", **_order(AgentConfig, "register_agent", RegisteredAgent))
     async def agent(request: Request) -> Response:
+        """Write what an agent is."""
         body = read(AgentConfig, await sent(request, max_body_bytes))
         return JSONResponse(await apart(api(request).register, body, idempotency_key(request)), 201)
 
-    @router.get("/rl/training/{job_id}/metrics", **described())
+    @router.get(
+        "/rl/training/{job_id}/metrics",
+        **described(name="get_training_metrics", answer=TrainingMetrics, refuses=(404,)),
+    )
     async def metrics(request: Request, job_id: str) -> Response:
+        """Return the figures of a job, iteration by iteration."""
         return JSONResponse(await apart(api(request).metrics, job_id))
 
     return router

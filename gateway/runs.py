@@ -15,7 +15,9 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from gateway.body import Body, read, sent
+from gateway.job_answers import RunAnswer
 from gateway.observed import ObservedBody
+from gateway.openapi import requested
 from schemas.events import Ending, Observed, Purpose, Sampling
 from streams.stages.agents.conversations import Conversation
 from streams.stages.agents.run_end import RunEnd
@@ -68,19 +70,24 @@ class EndBody(Body):
     success: bool | None = None
 
 
+BODIES = (BeginBody, EndBody)
+
+
 def routes(runs: BeginsAndEnds, *, max_body_bytes: int) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
     router = APIRouter(prefix="/agents/{agent_id}/trajectories/{trajectory_id}")
 
-    @router.post("/begin")
+    @router.post("/begin", **requested(BeginBody, name="begin_run", answer=RunAnswer))
     async def begin(request: Request, agent_id: str, trajectory_id: str) -> JSONResponse:
+        """Begin the run of an agent on a task."""
         body = read(BeginBody, await sent(request, max_body_bytes))
         drawn = {**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)}
         asked = {**body.model_dump(), "sampling": Sampling(**drawn), "observed": _event(body.observed)}
         return _known(await runs.begin(RunOrder(agent_id=agent_id, trajectory_id=trajectory_id, **asked)))
 
-    @router.post("/end")
+    @router.post("/end", **requested(EndBody, name="end_run", answer=RunAnswer))
     async def end(request: Request, agent_id: str, trajectory_id: str) -> JSONResponse:
+        """End it, and record its response."""
         body = read(EndBody, await sent(request, max_body_bytes))
         end = RunEnd(body.ending, body.reason, observed=_event(body.observed), success=body.success)
         return _known(await runs.end(agent_id, trajectory_id, end))

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
 from gateway import auth, files, fine_tuning, jobs, log_rest, oidc_login, rest, runs
-from gateway.app import BODIES, create_app
-from gateway.door import Door
+from gateway.app import BODIES, Application, create_app
+from gateway.door import OPEN, Door
 from gateway.errors import REST_PREFIXES
 from gateway.fine_tuning_body import CreateFineTuningBody
 from gateway.limits import KeyLimits
@@ -139,17 +139,9 @@ def _application(
     page: PageMount,
 ) -> ASGIApp:
     """Return every route, behind the door if there are keys."""
-    rule, feedback = settings.serve, partial(give_feedback, settings)
-    most = int(rule.max_body_mb * 1_000_000)
-    shared = settings.policy.name
-    app = create_app(recorder, feedback, version=version("streamward"), max_body_bytes=most, shared=shared)
-    app.include_router(runs.routes(recorder.runs, max_body_bytes=most), include_in_schema=False)
-    app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
-    app.include_router(log_routes(settings, log_view))
-    if keys is not None:
-        app.include_router(people_routes(settings, page.logins))
+    rule, people = settings.serve, None if keys is None else people_routes(settings, page.logins)
+    app = every_route(settings, recorder, orders, log_view, people)
     mount(app, page)
-    describe(app, (*BODIES, CreateFineTuningBody, *rest.BODIES, *log_rest.BODIES, *auth.BODIES))
     if keys is None:
         return TimeLimits(app, rule)
     return TimeLimits(entered(Door(app, keys, KeyLimits(rule), requests), settings, keys, page.logins), rule)
@@ -163,6 +155,32 @@ def tls_files(settings: Settings) -> TlsFiles | None:
     files = TlsFiles(rule.tls_certificate, rule.tls_key)
     files.check()
     return files
+
+
+def every_route(
+    settings: Settings,
+    recorder: Recorder | FleetRecorder,
+    orders: JobLog,
+    log_view: OpenLog,
+    people: APIRouter | None,
+) -> Application:
+    """Return the application; `people`: the routes about them, where keys are asked for."""
+    most = int(settings.serve.max_body_mb * 1_000_000)
+    app = create_app(
+        recorder,
+        partial(give_feedback, settings),
+        version=version("streamward"),
+        max_body_bytes=most,
+        shared=settings.policy.name,
+    )
+    app.include_router(runs.routes(recorder.runs, max_body_bytes=most))
+    app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
+    app.include_router(log_routes(settings, log_view))
+    if people is not None:
+        app.include_router(people)
+    bodies = (*BODIES, *runs.BODIES, *jobs.BODIES, CreateFineTuningBody, *rest.BODIES, *log_rest.BODIES, *auth.BODIES)
+    describe(app, bodies, opened=OPEN, keys=people is not None)
+    return app
 
 
 def _requests(settings: Settings) -> contextlib.AbstractContextManager[RequestLog | None]:
@@ -207,7 +225,7 @@ def job_routes(settings: Settings, orders: JobLog, *, fleet: bool = False) -> AP
     most = int(settings.serve.max_body_mb * 1_000_000)
     router = APIRouter()
     rpc = jobs.routes(settings, orders, max_body_bytes=most)
-    router.include_router(rpc, include_in_schema=False)
+    router.include_router(rpc)
     router.include_router(files.routes(settings.adapters.store, max_body_bytes=most))
     router.include_router(fine_tuning.routes(settings, orders, max_body_bytes=most, fleet=fleet))
     own = rest.routes(settings, orders, max_body_bytes=most)

@@ -1,6 +1,6 @@
 """SQL over the log for programs, as `streamward query` runs it: it only reads, opens no file, and has its limits.
 
-    SQL ──► a session that does not know `access` ──► LONGEST_S, MOST rows, MOST_BYTES, the memory of log_view ──► rows
+    SQL ──► a session in which `access` is empty ──► LONGEST_S, MOST rows, MOST_BYTES, the memory of log_view ──► rows
 
 Not covered: tenants. A statement sees the rows of all of them, so the door keeps them out.
 """
@@ -56,6 +56,8 @@ def answer(view: LogView, body: QueryBody, *, longest_s: float = LONGEST_S) -> d
         with view.session() as session, ended_after(session, longest_s):
             statement = session.parse(body.sql)
             labels = session.labels(statement)
+            if hidden := sorted({*labels} & {*HIDDEN}):
+                raise CallError("invalid", f"no statement over HTTP reads {hidden[0]}", "sql")
             session.check(labels)
             result = session.run(statement.sql, limit=most + 1 if statement.rows else None)
             rows = list(formats.rows(replace(result, batches=_bounded(result.batches))))

@@ -31,6 +31,7 @@ from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.run_server import RunServer
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of, turns
+from tests.support.documented import as_documented
 from tests.support.factories import task
 from tests.support.processes import read, until
 from tests.support.scrape import parse
@@ -58,6 +59,11 @@ def url(settings: Settings) -> Iterator[str]:
         yield url
 
 
+def documented(answer: httpx.Response) -> httpx.Response:
+    as_documented(answer)
+    return answer
+
+
 class Run:
     """One slot of an attempt at a task, as its manager has it."""
 
@@ -72,10 +78,10 @@ class Run:
             "task_id": f"task-{self.sampling_id}", "sampling_id": self.sampling_id, "slot": self.slot, "group_size": 2,
             "policy": "sums", "purpose": "train", "sampling": sampling, "metadata": {"manager": "m1"},
         }  # fmt: skip
-        return httpx.post(f"{self.url}/begin", json=body | changes, timeout=60)
+        return documented(httpx.post(f"{self.url}/begin", json=body | changes, timeout=60))
 
     def end(self, ending: str = "completed", reason: str = "exit code 0") -> httpx.Response:
-        return httpx.post(f"{self.url}/end", json={"ending": ending, "reason": reason}, timeout=60)
+        return documented(httpx.post(f"{self.url}/end", json={"ending": ending, "reason": reason}, timeout=60))
 
     @property
     def client(self) -> OpenAI:

@@ -25,6 +25,7 @@ from streams.kafka.producer import Producer
 from streams.settings.model import Batches, Environments, Settings
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
+from tests.support.documented import HOOKS, as_documented
 from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.processes import read, until
 
@@ -53,12 +54,18 @@ class Gateway(NamedTuple):
 
     def rest(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.request(method, self.url + path, json=body, headers=named, timeout=60)
+        answer = httpx.request(method, self.url + path, json=body, headers=named, timeout=60)
+        as_documented(answer)
+        return answer
 
 
 @contextmanager
 def gateway(settings: Settings) -> Iterator[Gateway]:
-    with serving(settings) as url, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    checking = httpx.Client(event_hooks=HOOKS)
+    with (
+        serving(settings) as url,
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=checking) as client,
+    ):
         yield Gateway(settings, url, client)
 
 

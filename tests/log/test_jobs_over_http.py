@@ -15,6 +15,7 @@ from schemas.events import JobEvent, Task
 from streams.jobs.job_log import JobLog
 from streams.kafka import admin
 from streams.settings.model import Batches, Kafka, Settings, Topics
+from tests.support.documented import as_documented
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read
 
@@ -45,7 +46,9 @@ class Client:
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
                 return await client.post(path, json=body, headers=headers)
 
-        return asyncio.run(post())
+        answer = asyncio.run(post())
+        as_documented(answer)
+        return answer
 
     def call(self, method: str, params: Any, **how: Any) -> Any:
         found = self.send({"jsonrpc": "2.0", "method": f"training.{method}", "params": params, "id": 1}, **how).json()

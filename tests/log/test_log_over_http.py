@@ -19,6 +19,7 @@ from streams.kafka.producer import Producer
 from streams.settings.model import Settings
 from streams.stages.tasks.task_index import TaskIndex
 from tests.support.agent_server import serving, settings_of
+from tests.support.documented import HOOKS
 from tests.support.factories import response, task, trained
 from tests.support.processes import read, until
 
@@ -34,7 +35,8 @@ class Guarded(NamedTuple):
 
     def ask(self, role: str, method: str, path: str, body: Any = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {self.keys[role]}"}
-        return httpx.request(method, self.url + path, headers=headers, json=body, timeout=60)
+        with httpx.Client(timeout=60, event_hooks=HOOKS) as client:
+            return client.request(method, self.url + path, headers=headers, json=body)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,8 @@ def test_a_score_is_a_reward_of_the_answer_that_it_names(guarded: Guarded) -> No
     sql = "SELECT slot, source FROM rewards WHERE task_id = 'rated' ORDER BY slot"
     rows = guarded.ask("viewer", "POST", "/query", {"sql": sql}).json()
     assert (rows["rows"], rows["more"]) == ([[0, "feedback/bob"], [1, "people:ann"]], False)
+    hashes = guarded.ask("admin", "POST", "/query", {"sql": "FROM query_table('access')"}).json()
+    assert hashes["rows"] == [], "a name that is no word of the statement shows nothing of it either"
 
 
 def test_a_decision_is_made_against_the_version_that_it_expects(guarded: Guarded) -> None:

@@ -30,6 +30,7 @@ from streams.errors import RefusedError
 from streams.kafka import admin
 from streams.settings.model import Kafka, Login, Serve, Settings, Topics
 from tests import skips
+from tests.support.documented import HOOKS
 from tests.support.doubles.issuer import CLIENT, URL, OwnIssuer
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import until
@@ -64,7 +65,9 @@ def browser(log: AccessLog, rule: Login, **given: Any) -> TestClient:
     app = create_app(nothing, nothing, version="0", max_body_bytes=1)
     app.include_router(oidc_login.routes(Issuer(rule, **given), logins, LoginCookie(over_tls=True, lasts_s=60)))
     app.include_router(auth.routes(logins))
-    return TestClient(Door(app, log, KeyLimits(Serve())), base_url=HERE, follow_redirects=False)
+    found = TestClient(Door(app, log, KeyLimits(Serve())), base_url=HERE, follow_redirects=False)
+    found.event_hooks = HOOKS
+    return found
 
 
 def permissions(at: TestClient, pair: dict[str, Any]) -> httpx.Response:

@@ -33,6 +33,7 @@ from streams.kafka import admin, times
 from streams.kafka.admin import read_topic
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Login, Serve, Settings, Topics
+from tests.support.documented import HOOKS
 from tests.support.log.shared_node import own_prefix
 
 pytestmark = pytest.mark.kafka
@@ -67,6 +68,7 @@ class Gateway(TestClient):
         self.logins = Logins(log, settings.login, KeyFile(settings.login.signing_key), issuer=HERE)
         app.include_router(auth.routes(self.logins))
         super().__init__(Door(app, log, KeyLimits(Serve()), requests))
+        self.event_hooks = HOOKS
         self.log = log
 
     def log_in(self, name: str, password: str = PASSWORD) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from schemas.events import Turn
 from streams.settings.model import Settings
 from tests.strangers import agents_of_others, exchanges
 from tests.support.agent_server import serving, settings_of, turns
+from tests.support.documented import HOOKS
 
 pytestmark = pytest.mark.kafka
 
@@ -316,7 +317,7 @@ def test_what_was_ignored_is_in_the_answer_and_in_the_log(server: Served) -> Non
 def test_what_suites_of_others_asked_gets_answers_of_the_same_shape(server: Served) -> None:
     """Recorded by `make test-strangers`, which says what those suites make of the answers."""
     other = []
-    with httpx.Client(timeout=60) as client:
+    with httpx.Client(timeout=60, event_hooks=HOOKS) as client:
         for each in exchanges.recorded():
             headers = {"content-type": "application/json", **each["headers"]}
             url = f"{server.url}{each['path']}"

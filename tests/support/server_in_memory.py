@@ -35,6 +35,7 @@ from streams.stages.agents.conversations import Conversations
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.served_versions import ServedVersions
 from streams.stages.agents.turn_writer import TurnWriter
+from tests.support.documented import as_documented
 
 T = TypeVar("T")
 
@@ -144,7 +145,9 @@ class ServerInMemory:
                 named = {name.replace("_", "-"): value for name, value in headers.items()}
                 return await client.post(f"/agents/{agent}/v1/{path}", json=body, headers=named)
 
-        return self.run(answer())
+        found = self.run(answer())
+        as_documented(found)
+        return found
 
     @property
     def turns(self) -> list[Turn]:

@@ -246,7 +246,6 @@ def test_a_statement_gets_rows_up_to_its_limit(view: LogOverHttp) -> None:
         ("FROM access", "invalid"),  # it has hashes of passwords, and no name leads there
         ("FROM whole.access", "invalid"),
         ("FROM live.main_access", "invalid"),
-        ("FROM query_table('access')", "invalid"),
         ("FROM key_use", "invalid"),
         ("CREATE TABLE t AS SELECT 1", "unsupported"),
         ("FROM read_text('/etc/passwd')", "unsupported"),
