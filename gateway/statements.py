@@ -1,6 +1,6 @@
 """SQL over the log for programs, as `streamward query` runs it: it only reads, opens no file, and has its limits.
 
-    SQL ──► a session in which `access` is empty ──► LONGEST_S, MOST rows, MOST_BYTES, the memory of log_view ──► rows
+    SQL ──► a session without `access` and `requests` ──► LONGEST_S, MOST rows, MOST_BYTES, the memory of log_view ──► rows
 
 Not covered: tenants. A statement sees the rows of all of them, so the door keeps them out.
 """
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from gateway.body import Body, Whole
 from gateway.page.log_view import LIMITS, LogView
+from gateway.page.rights import OF_ACCESS
 from gateway.page.sql_box import AT_ONCE, LONGEST_S, MOST, ended_after
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.stages.agents.calls import CallError
@@ -23,8 +24,8 @@ from streams.tools.query import formats
 from streams.tools.query.prompt import left_out
 from streams.tools.query.session import Session
 
-HIDDEN = ("access",)
-"""Topics that no statement over HTTP reads: this one has hashes of passwords."""
+HIDDEN = OF_ACCESS
+"""Topics that no statement over HTTP reads; an admin's does on the page."""
 MOST_BYTES = 16_000_000
 """Of an answer, as Arrow has it."""
 SPILLED = "1GB"
