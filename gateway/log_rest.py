@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Annotated, Any, Self
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -65,6 +66,10 @@ from streams.tools.asking import CLOCKS_MS, write_reward
 MOST_TEXTS = 32
 SCORED_AT_ONCE = 2
 """Requests; each may have a process of its own."""
+AT_ONCE = 4
+"""Requests of each other kind that wait for the broker in a thread; calls of agents need threads, too."""
+READ_S = 5.0
+"""How long a request waits for the ids of all tasks to be read."""
 KINDS: dict[str, AdapterKind] = {"promote": "promoted", "reject": "rejected", "rollback": "rolled_back"}
 DECISIONS: dict[str, type[PromoteBody | RejectBody | RollbackBody]] = {
     "promote": PromoteBody,
@@ -105,11 +110,14 @@ class OpenLog:
 
     @property
     def tasks(self) -> TaskIndex:
-        """Every task by its id; the first use reads the topic. Raises as `TaskIndex`."""
+        """Every task by its id. Raises as `TaskIndex`, and CallError while the topic is read for the first time."""
         with self._lock:
             if self._tasks is None or self._tasks.failed:
                 self._tasks = self._stack.enter_context(TaskIndex(self._settings))
-            return self._tasks
+            found = self._tasks
+        if not found.is_read(READ_S):
+            raise CallError("busy", "the ids of the tasks in the log are being read; try again")
+        return found
 
 
 class LogApi:
@@ -242,7 +250,10 @@ class LogApi:
 
 def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRouter:
     """Return the routes; a request with a longer body is refused."""
-    router, rating, scoring = APIRouter(), asyncio.Lock(), asyncio.Semaphore(SCORED_AT_ONCE)
+    router, scoring = APIRouter(), asyncio.Semaphore(SCORED_AT_ONCE)
+    submitting, rating, reading = (asyncio.Semaphore(AT_ONCE) for _ in range(3))
+    looking = asyncio.Lock()  # the view answers one after the other
+    of_task: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def api(request: Request) -> LogApi:
         return LogApi(settings, log, request)
@@ -250,14 +261,16 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
     @router.post("/tasks", **requested(TaskBody, name="submit_task", answer=TaskAnswer, status=201, refuses=(404, 409)))
     async def task(request: Request) -> Response:
         body = read_as_json(TaskBody, await sent(request, max_body_bytes))
-        return JSONResponse(await apart(api(request).submit, body), 201)
+        async with submitting:
+            return JSONResponse(await apart(api(request).submit, body), 201)
 
     @router.post(
         "/rewards", **requested(RewardBody, name="give_reward", answer=RewardAnswer, status=201, refuses=(404, 409))
     )
     async def reward(request: Request) -> Response:
         body = read(RewardBody, await sent(request, max_body_bytes))
-        async with rating:  # one after the other, so that the same one twice at once is written once
+        one = of_task.setdefault(body.task_id, asyncio.Lock())
+        async with one, rating:  # of a task one after the other, so that the same one twice at once is written once
             return JSONResponse(await apart(api(request).reward, body), 201)
 
     @router.post("/score", **requested(ScoreBody, name="try_scorer", answer=TriedScores, refuses=()))
@@ -270,7 +283,8 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
 
     @router.get("/groups/{task_id}", **described(name="get_group", answer=GroupAnswer, refuses=(404,)))
     async def group(request: Request, task_id: str) -> Response:
-        return await _answered(api(request).group, task_id)
+        async with looking:
+            return await _answered(api(request).group, task_id)
 
     @router.post("/query", **requested(QueryBody, name="query_log", answer=QueryAnswer, refuses=()))
     async def query(request: Request) -> Response:
@@ -280,7 +294,8 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
     @router.get("/adapters", **described(query=AdaptersQuery, name="list_adapters", answer=AdapterList, refuses=(404,)))
     async def adapters(request: Request) -> Response:
         asked = read_query(AdaptersQuery, request.query_params.multi_items())
-        return await _answered(api(request).adapters, asked)
+        async with reading:
+            return await _answered(api(request).adapters, asked)
 
     for name, kind in DECISIONS.items():
         _add_decision(router, name, kind, api, max_body_bytes)

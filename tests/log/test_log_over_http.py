@@ -82,6 +82,7 @@ def test_of_two_servers_that_get_different_tasks_of_one_id_one_says_that_it_is_t
             return "refused"
 
     with TaskIndex(settings) as one, TaskIndex(settings) as two, ThreadPoolExecutor(2) as pool:
+        assert one.is_read(60) and two.is_read(60)
         said = list(pool.map(sent, (one, two), (2, 3)))
         first = next(made for _, made in read(settings, Task) if made.task_id == "raced")
         assert sorted(said) == ["refused", f"written with {first.group_size}"]

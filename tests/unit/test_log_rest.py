@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from gateway.server import log_routes
 from gateway.statements import LogOverHttp, QueryBody
 from gateway.task_body import TaskBody, task_of
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
+from streams.access import keys
 from streams.errors import NotFoundError
 from streams.settings.model import Archive, Policy, Scoring, Serve, Settings
 from streams.stages.agents.calls import CallError
@@ -28,7 +31,7 @@ from tests.support.factories import T0, changed, response, state_after, task, tr
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
 from tests.unit.test_access import key
-from tests.unit.test_door import BEARER, Known, Written
+from tests.unit.test_door import BEARER, SECRET, Known, Written
 
 SETTINGS = Settings(policy=Policy(name="sums"))
 
@@ -256,6 +259,18 @@ def test_a_statement_that_may_not_be_run_is_refused(view: LogOverHttp, sql: str,
     with pytest.raises(CallError) as problem:
         asked(view, sql)
     assert problem.value.kind == kind, problem.value.message
+
+
+def test_the_archived_files_of_a_hidden_topic_cannot_be_opened_either(tmp_path: Path) -> None:
+    settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
+    events = [keys.created(SECRET, role="admin", actor="ann", now_ms=T0)]
+    archived(settings, {"access": events, "tasks": [task()]}, count(T0, 1000))
+    with contextlib.closing(LogOverHttp(settings, "archive")) as view:
+        files = sorted((tmp_path / "archive").rglob("*.parquet"))
+        hidden, seen = (f"SELECT count(*) FROM read_parquet('{file}')" for file in files)  # noqa: S608 - a path
+        assert asked(view, seen)["rows"] == [[1]]
+        with pytest.raises(CallError, match="disabled by configuration"):
+            asked(view, hidden)
 
 
 def test_a_statement_that_runs_too_long_is_ended(view: LogOverHttp) -> None:

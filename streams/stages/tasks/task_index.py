@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 from schemas.events import Coordinates, Task
 from schemas.serde import Poison
 from streams.errors import LogError, RefusedError
+from streams.kafka import times
 from streams.kafka.admin import check_topics, offsets
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.reader import fetch
@@ -37,7 +38,7 @@ class SubmittedTask(NamedTuple):
 
 
 class TaskIndex(FollowedTopic):
-    """The tasks of the log by their ids. Methods may be called from any thread."""
+    """The tasks of the log by their ids, once it `is_read`. Methods may be called from any thread."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises NotFoundError without the topic, SettingsError if it has other partitions than it should, LogError."""
@@ -50,12 +51,25 @@ class TaskIndex(FollowedTopic):
         self._tracer = self._opened.enter_context(tracing.opened(settings, "submit"))
 
     def __enter__(self) -> Self:
-        super().__enter__()
+        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__(*exc)
         self._opened.close()
+
+    def is_read(self, within_s: float) -> bool:
+        """Return whether all that the topic had at the beginning has been read, or is within so many seconds.
+
+        Raises LogError if the log cannot be read.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._has_begun(), within_s)
+            self._raise_error()
+            return self._has_begun()
+
+    def _has_begun(self) -> bool:
+        return all(self._positions[tp] >= end for tp, end in self._ends.items())
 
     @property
     def failed(self) -> bool:
@@ -83,6 +97,8 @@ class TaskIndex(FollowedTopic):
             at = self._write(task, tracing.headers_of(trace))
             if (told := self._tracer.on_ack(task, trace)) is not None:
                 told(at)
+            if self._offset(task.task_id) == at.offset:
+                return SubmittedTask(at, times.now_ms(), task)
             known = self._known(task.task_id)
         if known is None or not same(known.task, task):
             where = "" if known is None else f" at {known.at}"
@@ -90,10 +106,7 @@ class TaskIndex(FollowedTopic):
         return known
 
     def _known(self, task_id: str) -> SubmittedTask | None:
-        place = self._place(task_id)
-        with self._changed:
-            self._raise_error()
-            offset = self._offsets[place[1]].get(task_id.encode())
+        place, offset = self._place(task_id), self._offset(task_id)
         if offset is None:
             return None
         at = Coordinates(*place, offset)
@@ -107,6 +120,11 @@ class TaskIndex(FollowedTopic):
         if isinstance(task, Poison):
             raise RefusedError(f"{at}: the record of task {task_id} cannot be read: {task.error}; take another id")
         return SubmittedTask(at, record.timestamp_ms, task)
+
+    def _offset(self, task_id: str) -> int | None:
+        with self._changed:
+            self._raise_error()
+            return self._offsets[self._place(task_id)[1]].get(task_id.encode())
 
     def _place(self, task_id: str) -> tuple[str, int]:
         return self._topic.name, partition_of(task_id, self._topic.partitions)
