@@ -69,7 +69,7 @@ class Body(BaseModel):
 
 
 class SecretBody(Body):
-    """An object whose values no error repeats."""
+    """An object of which no error repeats values, or names that are none of its own."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -319,6 +319,8 @@ ToolSchema = Annotated[dict[str, Any], AfterValidator(_schema)]
 def _explained(exc: ValidationError, value: object, inside: str, *, hides: bool) -> CallError:
     error = exc.errors(include_url=False)[0]
     where = f"{inside}.{_path(error['loc'], value)}".strip(".")
+    if error["type"] == "extra_forbidden" and hides:  # who takes a value for a name has named a secret
+        return CallError("unknown_parameter", "the body has a parameter that there is not; leave it out")
     if error["type"] == "extra_forbidden":
         return CallError("unknown_parameter", f"{where}: there is no such parameter; leave it out", where)
     if error["type"] == "refused":

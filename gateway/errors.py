@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from starlette.responses import JSONResponse
 
 from gateway import anthropic
+from streams.access.keys import masked
 from streams.errors import JobRequestError, LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.kafka import times
 from streams.output import moment
@@ -67,7 +68,9 @@ def rest(problem: CallError) -> dict[str, Any]:
 
 
 def response(problem: CallError, path: str) -> JSONResponse:
-    """Return the answer to a request of `path`."""
+    """Return the answer to a request of `path`. A key or token that it repeats of the request is cut short in it."""
+    parameter = None if problem.parameter is None else masked(problem.parameter)
+    problem = CallError(problem.kind, masked(problem.message), parameter)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if problem.kind == "busy" else None
     if problem.kind == "conflict":
         headers = {"x-should-retry": "false"}  # OpenAI's clients would send it again, and be told the same

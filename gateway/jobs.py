@@ -26,6 +26,7 @@ from gateway.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcError, RpcMethod
 from gateway.openapi import JSON, REFERENCE, described
 from gateway.tenant_jobs import TenantJobs
 from gateway.whose import actor_of, principal_of, tenant_of
+from streams.access.keys import masked
 from streams.access.roles import Action, Principal, decide
 from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
@@ -259,7 +260,8 @@ async def _apart(call: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -
 
 
 def _details(message: str, parameter: str | None = None) -> dict[str, Any]:
-    return {"message": message, "parameter": parameter, "timestamp": moment(times.now_ms())}
+    parameter = None if parameter is None else masked(parameter)
+    return {"message": masked(message), "parameter": parameter, "timestamp": moment(times.now_ms())}
 
 
 def _read(model: type[P], given: dict[str, Any]) -> P:

@@ -28,6 +28,8 @@ _KEY = re.compile(r"sw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
 _DURATION = re.compile(r"([0-9]{1,5})([mhdw])")
 _UNITS_MS = {"m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SECRET = re.compile(r"(swr?_[0-9a-f]{16})_[A-Za-z0-9_-]+|(eyJ[A-Za-z0-9_-]{0,8})[A-Za-z0-9_-]*\.[A-Za-z0-9_.-]+")
+"""A key or a refresh token, and an access token; their beginnings may be shown."""
 SECRET_BYTES = 32
 ID_BYTES = 8
 NOBODY = "0" * 64
@@ -92,6 +94,15 @@ class AccessKey:
 def new_secret() -> NewSecret:
     """Return a secret that nobody has, with the id of its key."""
     return NewSecret(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
+
+
+def masked(text: str) -> str:
+    """Return a text without what is secret of keys and tokens in it, whole or cut short.
+
+    >>> masked("there is no sw_00112233445566ff_abc here")
+    'there is no sw_00112233445566ff_… here'
+    """
+    return _SECRET.sub(lambda found: f"{found[1] or found[2]}_…", text)
 
 
 def shown(key_id: str) -> str:

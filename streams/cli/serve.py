@@ -39,8 +39,10 @@ def serve(call: AppContext, /, fleet: bool) -> None:
     if fleet:
         call.refuse_one_policy("serve")
     with until_stopped() as stop:
+        from streams.access import core_files
         from streams.kafka import admin
 
+        core_files.leave_none()
         admin.check_topics(call.settings, patient=True)
         with importing():
             from gateway import server
