@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from streams.access import tenant_logs, tenant_rights, tenants
 from streams.access.access_log import AccessLog
+from streams.access.tenant_logs import TenantLog
 from streams.access.tenant_rights import TenantState
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka import acls, times
@@ -25,6 +26,8 @@ class GrantPlan(NamedTuple):
     """What a command changes."""
 
     tenant: str
+    known: TenantLog | None
+    """What was recorded when it was made."""
     principals: tuple[str, ...]
     """Who is recorded afterwards."""
     gives: tuple[AclRight, ...]
@@ -64,6 +67,7 @@ def plan_to_create(log: AccessLog, settings: Settings, tenant: str, principals: 
     found, rights = acls.every_right(settings), tenant_rights.rights_of(prefix, after)
     return GrantPlan(
         tenant=tenant,
+        known=known,
         principals=after,
         gives=tuple(right for right in rights if right not in found),
         has=tuple(right for right in rights if right in found),
@@ -94,6 +98,7 @@ def plan_to_remove(log: AccessLog, settings: Settings, tenant: str, principals: 
     losing = {right.principal for right in takes} | (set(before) - set(after))
     return GrantPlan(
         tenant=tenant,
+        known=known,
         principals=after,
         gives=(),
         has=(),
@@ -104,15 +109,17 @@ def plan_to_remove(log: AccessLog, settings: Settings, tenant: str, principals: 
 
 def carry_out(log: AccessLog, settings: Settings, plan: GrantPlan, *, actor: str, reason: str) -> None:
     """Do what a plan says. Raises RefusedError if the tenant was changed meanwhile; and as `acls.every_right`."""
+    _check_so(log, plan.tenant, plan.known)
     acls.take(settings, plan.takes)
-    before = log.tenant_logs.get(plan.tenant)
-    if plan.principals != (() if before is None else before.principals):
+    if plan.principals != (() if plan.known is None else plan.known.principals):
         event = tenant_logs.changed(
-            before, plan.tenant, plan.principals, actor=actor, reason=reason, now_ms=times.now_ms()
+            plan.known, plan.tenant, plan.principals, actor=actor, reason=reason, now_ms=times.now_ms()
         )
         log.write(event)
-        if log.tenant_logs.get(plan.tenant) != tenant_logs.folded(before, event):
-            raise RefusedError(
-                f"tenant {plan.tenant} was changed by somebody else at the same time; look at it, and try again"
-            )
+        _check_so(log, plan.tenant, tenant_logs.folded(plan.known, event))
     acls.give(settings, plan.gives)
+
+
+def _check_so(log: AccessLog, tenant: str, expected: TenantLog | None) -> None:
+    if log.tenant_logs.get(tenant) != expected:
+        raise RefusedError(f"tenant {tenant} was changed by somebody else at the same time; look at it, and try again")

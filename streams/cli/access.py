@@ -126,7 +126,9 @@ def access_check(call: AppContext, /, who: str, action: str, output: Output) -> 
 @access.command("audit")
 @click.option("--since", metavar="TIME|AGE", help="From then on: a time as ISO 8601 (UTC), or an age, as 2h.")
 @click.option("--denied", is_flag=True, help="Only what was not allowed.")
-@click.option("--key", "key_id", metavar="ID", help="Only what came with this key; `anonymous`: without one.")
+@click.option(
+    "--key", "key_id", metavar="ID", help="Only what came with this key, or from `user NAME`; `anonymous`: without one."
+)
 @click.option("--tenant", help="Only what this tenant's keys asked.")
 @output_option
 @pass_call

@@ -58,7 +58,8 @@ def every_right(settings: Settings) -> set[AclRight]:
 
     Raises SettingsError if it has no authorizer, RefusedError if it does not let us look, LogError without an answer.
     """
-    client, found = connected(settings), set()
+    client = connected(settings)
+    found: set[AclRight] = set()
     for kind in KINDS.values():
         wanted = admin.AclBindingFilter(
             kind,

@@ -62,7 +62,7 @@ def own_issuer(sent: list[str]) -> Iterator[str]:
 
     class Answers(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            url = f"http://127.0.0.1:{server.server_port}"
+            url = f"http://127.0.0.1:{listening.server_port}"
             names = {"authorization_endpoint": "/page", "token_endpoint": "/token", "jwks_uri": "/keys"}
             self.say(200, {"issuer": url, **{name: url + path for name, path in names.items()}})
 
@@ -81,13 +81,13 @@ def own_issuer(sent: list[str]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"http://127.0.0.1:{listening.server_port}"
         finally:
-            server.shutdown()
+            listening.shutdown()
             thread.join()
 
 

@@ -20,10 +20,11 @@ from confluent_kafka import admin
 from pydantic import SecretStr
 
 from schemas.events import Task
+from streams.access import tenant_grants
 from streams.access.access_log import AccessLog
 from streams.access.tenant_rights import rights_of
 from streams.cli.root import cli
-from streams.errors import NotFoundError
+from streams.errors import NotFoundError, RefusedError
 from streams.kafka import acls, admin as kafka_admin
 from streams.kafka.acls import AclRight
 from streams.settings.load import to_env
@@ -333,6 +334,21 @@ def test_a_tenant_loses_its_rights_and_nothing_else(tenanted: Tenanted) -> None:
     assert [found.task_id for _, found in read(as_operator, Task)] == ["kept"]
     again = tenanted.run("operator", "access", "tenants", "remove", "green", "--yes")
     assert again.exit_code == 3 and "has no principals" in again.output
+
+
+def test_of_two_who_change_a_tenant_at_once_the_second_is_refused_and_gives_nothing(tenanted: Tenanted) -> None:
+    operator = tenanted.of["operator"]
+    with AccessLog(operator) as log:
+        first, second = (
+            tenant_grants.plan_to_create(log, operator, "grey", [name]) for name in ("User:grey", "User:other")
+        )
+        tenant_grants.carry_out(log, operator, first, actor="ann", reason="")
+        with pytest.raises(RefusedError, match="changed by somebody else"):
+            tenant_grants.carry_out(log, operator, second, actor="bob", reason="")
+        assert "User:other" not in {right.principal for right in acls.every_right(operator)}
+        gone = tenant_grants.plan_to_remove(log, operator, "grey")
+        tenant_grants.carry_out(log, operator, gone, actor="ann", reason="")
+        assert not set(gone.takes) & acls.every_right(operator) and len(gone.takes) == 6
 
 
 @pytest.mark.parametrize(

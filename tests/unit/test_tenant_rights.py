@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def right(principal: str = RED, name: str = "streamward.red.", **changes: Any) -
     return AclRight(principal, "topic", name, True, "READ")._replace(**changes)
 
 
-def states(found: set[AclRight], recorded: dict[str, tuple[str, ...]] = RECORDED) -> dict[str, TenantState]:
+def states(found: set[AclRight], recorded: Mapping[str, tuple[str, ...]] = RECORDED) -> dict[str, TenantState]:
     return {state.tenant: state for state in compared(BASE, recorded, found)}
 
 
