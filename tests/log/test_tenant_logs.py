@@ -320,7 +320,7 @@ def test_what_differs_at_the_broker_is_listed_and_mended(tenanted: Tenanted) -> 
 def test_a_tenant_loses_its_rights_and_nothing_else(tenanted: Tenanted) -> None:
     assert len(tenanted.rows("create", "green", "--principal", "User:green", "--principal", "User:green2")) == 12
     green = tenanted.of["green"].model_copy(update={"topics": Topics(prefix=f"{BASE}green.", partitions=2)})
-    kafka_admin.apply_topics(green)
+    kafka_admin.create(green, [admin.NewTopic(f"{BASE}green.tasks", 2, 1)])
     submit(green, [task(task_id="kept")])
     asked = tenanted.run("operator", "access", "tenants", "remove", "green")
     assert asked.exit_code == 2 and "give --yes" in asked.output
