@@ -87,7 +87,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 OpenLog(settings) as log_view,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
-                contextlib.closing(PageMount(settings, _logins(settings, keys))) as page,
+                contextlib.closing(PageMount(settings, _logins(settings, keys), rendering)) as page,
             ):
                 meter.ready("kafka")
                 meter.begin("answering")

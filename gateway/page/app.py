@@ -7,7 +7,7 @@
     /policies                 all, and one: versions,    /runs, /runs/ID     what agents did, turn by turn
       /policies/NAME            decisions, curves        /jobs, /jobs/ID     what was ordered, and what it cost
     /dead-letters             what could not be used     /live, /sql         as it is written; a statement
-    /records/TOPIC/P/OFFSET   one record, all of it
+    /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET     a response's tokens, how likely each was
 
 `streamward page` only reads: there is no route that changes anything. In the server of agents (mount.py) somebody may
 decide about versions and dead letters, if their role allows, and logs in first where the server asks for keys.
@@ -51,6 +51,7 @@ from gateway.page import (
     sql_box,
     tasks,
     text,
+    tokens,
 )
 from gateway.page.forms import SentForm, posted
 from gateway.page.guard import PageGuard
@@ -93,10 +94,12 @@ def create_app(
     hosts: Collection[str] = LOOPBACK,
     people: login.PagePeople | None = None,
     decides: bool = False,
+    texts: tokens.TokenTexts | None = None,
 ) -> Starlette:
     """Return the application; `hosts` are the names under which it may be asked, none: any.
 
     `people`: how one logs in, where a door asks for that. `decides`: whether forms that change something are taken.
+    `texts`: a tokenizer, for answers that were made with it.
     """
     env = environment()
     env.globals |= {"decides": decides}
@@ -139,7 +142,8 @@ def create_app(
         routes=[
             Route("/", page("overview.html", lambda log, _: overview.data(log))),
             Route("/groups", page("groups.html", _groups)),
-            Route("/tasks/{task_id:path}", page("task.html", _task)),
+            Route("/tasks/{task_id:path}", page("task.html", partial(_task, texts=texts))),
+            Route("/tokens/{partition:int}/{offset:int}", page("tokens.html", partial(_tokens, texts=texts))),
             Route("/policies", page("policies.html", _policies)),
             Route("/policies/{policy:path}", page("policy.html", _policy)),
             Route("/curves", curves_json),
@@ -273,9 +277,14 @@ def _groups(log: LogReader, request: Request) -> dict[str, Any]:
         }
 
 
-def _task(log: LogReader, request: Request) -> dict[str, Any]:
+def _task(log: LogReader, request: Request, texts: tokens.TokenTexts | None) -> dict[str, Any]:
     with log.look() as look:
-        return tasks.as_shown(tasks.one(look, request.path_params["task_id"])) | {"at": look.at}
+        return tasks.as_shown(tasks.one(look, request.path_params["task_id"]), texts) | {"at": look.at}
+
+
+def _tokens(log: LogReader, request: Request, texts: tokens.TokenTexts | None) -> dict[str, Any]:
+    with log.look() as look:
+        return tokens.one(look, **request.path_params, texts=texts)
 
 
 def _policies(log: LogReader, _: Request) -> dict[str, Any]:

@@ -10,7 +10,7 @@ in a process of its own.
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -26,17 +26,17 @@ from streams.settings.model import Settings
 
 if TYPE_CHECKING:
     from gateway.page.log_view import LogView
+    from gateway.page.tokens import TokenTexts
 
 HOUR_S = 3600
-
-log = logging.getLogger("streamward.page")
 
 
 class PageMount:
     """The page of a server. Close it."""
 
-    def __init__(self, settings: Settings, logins: Logins | None = None) -> None:
-        self._settings, self.logins = settings, logins
+    def __init__(self, settings: Settings, logins: Logins | None = None, texts: TokenTexts | None = None) -> None:
+        """`texts`: the tokenizer of the server's engine."""
+        self._settings, self.logins, self._texts = settings, logins, texts
         self._making = asyncio.Lock()
         self._app: ASGIApp | None = None
         self._view: LogView | None = None
@@ -64,13 +64,14 @@ class PageMount:
         from gateway.page.log_view import LogView
         from gateway.page.login import PagePeople
 
-        settings, people, hosts = self._settings, None, LOOPBACK
+        settings, people = self._settings, None
+        hosts: Collection[str] = LOOPBACK
         if settings.serve.auth == "keys":
             issuer = settings.login.oidc_issuer if self.logins is not None else ""
             people = PagePeople(self.logins, cookie_of(settings), issuer, settings.login.public_url)
             hosts = ()
         view = LogView(settings)
-        self._view, self._app = view, create_app(view, hosts=hosts, people=people, decides=True)
+        self._view, self._app = view, create_app(view, hosts=hosts, people=people, decides=True, texts=self._texts)
 
 
 def cookie_of(settings: Settings) -> LoginCookie:

@@ -22,7 +22,7 @@ from streams.tools.query.views import literal
 OF_ACCESS = ("access", "requests")
 """Topics about who may what, and who asked what: with hashes of passwords. They are an admin's."""
 KEYED_BY_POLICY = ("adapters", "batches", "groups")
-OF_ALL_TENANTS: Collection[Action] = ("letters.decide",)
+OF_ALL_TENANTS: frozenset[Action] = frozenset({"letters.decide"})
 """What nobody of a tenant does: a dead letter names its record, and not for certain whose it was."""
 
 

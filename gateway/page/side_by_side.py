@@ -1,6 +1,6 @@
 """A task's answers side by side: where they differ, what each got, and why the group taught something or nothing.
 
-texts ──► words ──► what all begin with, and how each continues
+tokens, or words where their texts are not known ──► what all begin with, and how each continues
 group, rewards, batch, version ──► one sentence after another
 """
 
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gateway.page.tasks import OneTask
+    from gateway.page.tokens import TokenTexts
 
 Row = dict[str, Any]
 
@@ -78,6 +79,8 @@ class AnswerColumns:
     """What all texts begin with."""
     shared_tokens: int
     """How many tokens all completions begin with."""
+    by_token: bool
+    """Whether texts are cut where tokens differ; else at the first word that does."""
     slots: list[SlotAnswer]
     largest: float
     """Of all advantages, whatever their sign."""
@@ -92,10 +95,26 @@ def shared_words(texts: Sequence[str]) -> str:
     if len(texts) < 2:
         return ""
     words = [[*_WORD.findall(text[:LOOKED_AT])] for text in texts]
-    return "".join(words[0][: _common(words)])
+    return "".join(words[0][: common(words)])
 
 
-def _common(rows: Sequence[Sequence[object]]) -> int:
+def shared_by_token(
+    texts: Sequence[str], tokens: Sequence[Sequence[int]], token_bytes: Callable[[int], bytes]
+) -> str | None:
+    """Return the text of the tokens that all begin with; None if the texts are not those of the tokens.
+
+    A character whose bytes are divided between two tokens belongs to the second.
+
+    >>> shared_by_token(["ab", "ac"], [[97, 98], [97, 99]], lambda token: bytes([token]))
+    'a'
+    """
+    if len(texts) < 2:
+        return None
+    shared = b"".join(map(token_bytes, tokens[0][: common(tokens)])).decode(errors="ignore")
+    return shared if all(text.startswith(shared) for text in texts) else None
+
+
+def common(rows: Sequence[Sequence[object]]) -> int:
     """Return how many elements all rows begin with."""
     count = 0
     for column in zip(*rows, strict=False):
@@ -105,8 +124,11 @@ def _common(rows: Sequence[Sequence[object]]) -> int:
     return count
 
 
-def answers(found: OneTask) -> AnswerColumns:
-    """Return every slot of a task; of several samplings the one that the group has, else the newest."""
+def answers(found: OneTask, texts: TokenTexts | None = None) -> AnswerColumns:
+    """Return every slot of a task; of several samplings the one that the group has, else the newest.
+
+    `texts` is a tokenizer: answers that were made with it are compared token by token.
+    """
     sampling = _sampling(found)
     responses = [row for row in found.responses if row["sampling_id"] == sampling]
     size = max(
@@ -128,12 +150,17 @@ def answers(found: OneTask) -> AnswerColumns:
             answer.left_out = LEFT_OUT.get(reasons[slot], reasons[slot])
         slots.append(answer)
     said = [one for one in slots if one.response is not None and not one.response["error"]]
-    shared = shared_words([one.response["text"] for one in said if one.response is not None])
+    rows = [one.response for one in said if one.response is not None]
+    written, tokens = [row["text"] for row in rows], [row["completion_token_ids"] or [] for row in rows]
+    shared = None
+    if texts is not None and {row["tokenizer_digest"] for row in rows} == {texts.tokenizer_digest}:
+        shared = shared_by_token(written, tokens, texts.token_bytes)
+    by_token = shared is not None
+    shared = shared_words(written) if shared is None else shared
     for one in said:
         one.rest = (one.response or {})["text"][len(shared) :]
-    tokens = [one.response["completion_token_ids"] or [] for one in said if one.response is not None]
     largest = max((abs(one["advantage"]) for one in found.members.values()), default=0.0)
-    return AnswerColumns(shared, _common(tokens) if len(tokens) > 1 else 0, slots, largest)
+    return AnswerColumns(shared, common(tokens) if len(tokens) > 1 else 0, by_token, slots, largest)
 
 
 def _sampling(found: OneTask) -> str | None:
@@ -203,11 +230,16 @@ def _all_equal(found: OneTask, reward: float) -> str:
     texts = {row["text"] for row in found.responses}
     if len(texts) == 1:
         return "All answers are the same text: the policy is sure, or its temperature is low."
-    if reward <= 0:
-        return "Nobody was right: the task is too hard for this version, or its scorer never agrees."
-    if reward >= 1:
-        return "Everybody was right: the task is too easy for this version."
-    return "The answers differ, and the scorers do not tell them apart."
+    if found.rewards_from is None or found.rewards_to is None or found.rewards_from == found.rewards_to:
+        return (
+            "The answers differ, and the scorers do not tell them apart: no group of this scenario had another reward."
+        )
+    between = f"rewards of this policy's scenario go from {found.rewards_from:.4g} to {found.rewards_to:.4g}"
+    if reward <= found.rewards_from:
+        return f"The {between}, so nobody did well: the task is too hard for this version, or its scorer never agrees."
+    if reward >= found.rewards_to:
+        return f"The {between}, so everybody did well: the task is too easy for this version."
+    return f"The {between}. The answers differ, and the scorers do not tell them apart."
 
 
 def _batch(group: Row) -> list[str]:

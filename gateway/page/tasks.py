@@ -7,11 +7,14 @@ task_id ──► task, group, responses, rewards, turns, batch, version   ─�
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.page.log_view import Look, Row
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
+
+if TYPE_CHECKING:
+    from gateway.page.tokens import TokenTexts
 
 PAGE_ROWS = 50
 
@@ -64,6 +67,9 @@ class OneTask:
     turns: list[Row] = field(default_factory=list)
     again: list[Row] = field(default_factory=list)
     """The groups of tasks that ask the same, this one included."""
+    rewards_from: float | None = None
+    rewards_to: float | None = None
+    """The lowest and the highest reward of this policy in this scenario; looked up where all of a group are equal."""
 
     @property
     def task_id(self) -> str:
@@ -123,7 +129,18 @@ def one(look: Look, task_id: str) -> OneTask:
         )
     if task is not None:
         found.again = look.rows(again_sql(task_id))
+    if group is not None and group["flat"]:
+        ends = look.first(range_sql(group["policy"], group["scenario"])) or {}
+        found.rewards_from, found.rewards_to = ends.get("lowest"), ends.get("highest")
     return found
+
+
+def range_sql(policy: str, scenario: str) -> str:
+    """Return the statement of the lowest and the highest reward of a policy's groups in a scenario."""
+    return (
+        "SELECT min(m.reward) AS lowest, max(m.reward) AS highest FROM (SELECT unnest(responses) AS m FROM groups "  # noqa: S608
+        f"WHERE policy = {literal(policy)} AND scenario = {literal(scenario)} AND purpose <> 'serve')"
+    )
 
 
 def again_sql(task_id: str) -> str:
@@ -140,8 +157,8 @@ LIMIT 200
 """  # noqa: S608 - a literal
 
 
-def as_shown(found: OneTask) -> dict[str, Any]:
-    """Return what the template prints of it."""
+def as_shown(found: OneTask, texts: TokenTexts | None = None) -> dict[str, Any]:
+    """Return what the template prints of it; `texts` is a tokenizer."""
     from gateway.page import side_by_side
 
-    return {"one": found, "answers": side_by_side.answers(found), "why": side_by_side.why(found)}
+    return {"one": found, "answers": side_by_side.answers(found, texts), "why": side_by_side.why(found)}

@@ -208,7 +208,7 @@ class Question(NamedTuple):
         path = path.replace("{policy}", names.policy).replace("{tenant}", names.tenant).replace("{task_id}", names.task)
         path = path.replace("{name}", names.policy).replace("{job}", names.job).replace("{file}", names.file)
         path = path.replace("{policy}", names.policy).replace("{task_id}", names.trajectory)
-        path = path.replace("{label}/{partition}/{offset}", "turns/0/0")
+        path = path.replace("{label}", "turns").replace("{partition}/{offset}", "0/0")
         how: dict[str, Any] = {"headers": {"Idempotency-Key": names.key, "X-Stainless-Retry-Count": "1"}}
         if (body := self.body(names)) is not None:
             how["json"] = body

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from gateway.page import app, chart, export, live, overview, policies, sql_box
+from gateway.page import app, chart, export, live, overview, policies, sql_box, tokens
 from gateway.page.log_view import LogReader, LogView
-from gateway.page.side_by_side import shared_words
+from gateway.page.side_by_side import shared_by_token, shared_words
 from schemas.events import Coordinates
 from schemas.serde import Poison
 from streams.cli.root import cli
@@ -42,6 +42,7 @@ ROUTES = (
     "/sql",
     "/sql?q=FROM+tasks",
     "/records/groups/0/0",
+    "/tokens/0/0",
 )
 
 
@@ -105,8 +106,8 @@ def words(client: TestClient, path: str) -> str:
         ("taught", "It taught something 2 of 4 answers were better than the mean of 0.5"),
         ("taught", "It is in batch 0, from which version 1 was trained."),
         ("flat", "It taught nothing All 3 rewards are 0: no answer was better than another, so every advantage is 0."),
-        ("flat", "Nobody was right: the task is too hard for this version"),
-        ("easy", "Everybody was right: the task is too easy for this version."),
+        ("flat", "The rewards of this policy's scenario go from 0 to 1, so nobody did well: the task is too hard"),
+        ("easy", "go from 0 to 1, so everybody did well: the task is too easy for this version."),
         ("few", "Too few answers had scores to compare"),
         ("few", "Slot 1 left out: the answer failed. Slot 2 left out: a scorer gave up on it."),
         ("nobody", "Nobody answered: no slot had an answer when its time was over."),
@@ -125,6 +126,59 @@ def test_answers_are_aligned_at_the_first_word_that_differs(client: TestClient) 
     assert "<pre>The sum </pre>" in html
     assert re.findall(r"</span>([^<]*)</pre>", html) == ["is 11.", "is 12.", "was 11", "is eleven"]
     assert "the same 8 tokens" in Words(html).text
+
+
+class Letters:
+    """A tokenizer whose tokens are two bytes each."""
+
+    tokenizer_digest = "c" * 64
+
+    def token_bytes(self, token: int) -> bytes:
+        return token.to_bytes(2, "big")
+
+
+def test_answers_of_a_tokenizer_at_hand_are_aligned_at_the_first_token_that_differs(view: LogView) -> None:
+    ids = [[0x6162, 0xC3A4, 0x63C3], [0x6162, 0xC3A4, 0x63C4]]
+    texts = ["abäcä", "abäcĄ"]
+    assert shared_by_token(texts, ids, Letters().token_bytes) == "abä"
+    divided = [[0x61C3, 0xA462], [0x61C3, 0xA562]]
+    assert shared_by_token(["aäb", "aåb"], divided, Letters().token_bytes) == "a", "half a character is not shared"
+    assert shared_by_token(["other", "texts"], ids, Letters().token_bytes) is None
+    other = TestClient(app.create_app(view, texts=Letters()), base_url="http://127.0.0.1").get("/tasks/taught")
+    assert "<pre>The sum </pre>" in other.text, "where tokens do not give the texts, words do"
+
+
+def test_tokens_are_shown_with_how_likely_each_was_and_what_is_known_of_the_ratio(client: TestClient) -> None:
+    (link, *_) = re.findall(r'href="(/tokens/[^"]+)" hx-get', client.get("/tasks/taught").text)
+    text = words(client, link)
+    assert re.search(r"0 84 -0.5 60.7 % 1 104 -0.5 60.7 %", text)
+    assert re.search(r"8 105 differs from here -0.5", text) and "Texts of tokens are not in the log" in text
+    assert "The ratio of each token is not recorded, nor what it was in the step that made version 1." in text
+    assert "No trainer has learned from this answer" in words(client, link.replace("/0/0", "/0/4"))
+    assert client.get("/tokens/0/99999999999999999999").status_code == 404
+
+
+def test_the_ratios_of_a_step_are_told_as_far_as_they_were_measured() -> None:
+    metrics = {"ratio": 1.01, "tokens": 1200.0, "clipped": 0.05, "mismatch_max": 0.1}
+    assert tokens.said(3, metrics) == (
+        "The ratio of each token is not recorded. Over 1,200 tokens of the step that made version 3 its mean was 1.01, "
+        "5 % were clipped, and none was outside 0.9048 to 1.105."
+    )
+
+
+def test_rewards_of_any_scale_are_compared_with_those_of_the_scenario(tmp_path: Path) -> None:
+    maker = page_log.LogMaker()
+    for name, value in (("lost", -5.0), ("drawn", 2.0), ("won", 7.5)):
+        asked = maker.asked(name, "play", group_size=2)
+        answers = maker.answered(asked, [f"{name} 1", f"{name} 2"])
+        maker.judged(answers, [value] * 2)
+        maker.grouped(asked, answers, [value] * 2)
+    found = opened(tmp_path, maker.log)
+    http = TestClient(app.create_app(found), base_url="http://127.0.0.1")
+    assert "go from -5 to 7.5, so nobody did well" in words(http, "/tasks/lost")
+    assert "go from -5 to 7.5. The answers differ, and the scorers" in words(http, "/tasks/drawn")
+    assert "go from -5 to 7.5, so everybody did well" in words(http, "/tasks/won")
+    found.close()
 
 
 def test_texts_that_share_nothing_or_stand_alone_are_shown_whole() -> None:

@@ -272,6 +272,7 @@ def test_who_is_of_a_tenant_sees_its_own_and_no_word_of_anothers(
     direct = [
         *(f"/page/records/{label}/0/{n}" for label in page_log.TENANT_TOPICS for n in range(12)),
         *(f"/page/tasks/{one}-{n}" for one in WORDS for n in range(3)), "/page/tasks/shared",
+        *(f"/page/tokens/0/{n}" for n in range(5)),
         *(f"/page/policies/{one}.coach" for one in TENANTS), "/page/policies/default", "/page/jobs", "/page/runs",
         *(f"/page/runs/{one}-walk" for one in WORDS), *(f"/page/jobs/{one}-job" for one in WORDS),
         *(f"/page/groups?policy={one}.coach" for one in TENANTS), "/page/curves?policy=default&of=Train+reward",
