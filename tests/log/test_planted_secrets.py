@@ -254,6 +254,9 @@ class Asked:
         for path in ("/auth/login", "/auth/tokens/refresh", "/auth/logout"):
             for body in (secret, json.dumps(secret), json.dumps([secret]), json.dumps({secret: secret})):
                 self._kept(http.post(path, content=body))
+        for form in ({"username": secret, "password": WRONG}, {"username": "eve", "password": secret + "x"}):
+            self._kept(http.post("/page/login", data={**form, "next": "/page/"}))
+        self._kept(http.get("/page/", headers={"Cookie": f"streamward-login={secret}:{secret}"}))
 
     def _misspell(self, http: httpx.Client, secret: str) -> None:
         """Send a key or a token in the place of something else; a client reads what is wrong, and may write it down."""
