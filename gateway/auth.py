@@ -26,7 +26,7 @@ from gateway.whose import principal_of
 from schemas.events import AccessRole
 from streams.access import passwords, roles, users
 from streams.access.people import Logins, TokenPair
-from streams.access.roles import Decision
+from streams.access.roles import Action, Decision
 from streams.access.users import User
 from streams.errors import LoginRefused
 
@@ -75,7 +75,7 @@ class PermissionsAnswer(Answer):
     roles: list[AccessRole]
     tenant: str | None
     agent_id: str | None
-    actions: list[roles.Action]
+    actions: list[Action]
 
 
 class JwksAnswer(Answer):

@@ -101,7 +101,7 @@ class Refused:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         said = {"description": f"refused: {self.why}", IN_DESCRIPTION: "refused"}
-        nulls = [] if schema.get("schema", {}).get("type") == "str" else [None]  # type: ignore[attr-defined]
+        nulls = [] if schema.get("schema", {}).get("type") == "str" else [None]
         return {"enum": [*nulls, *self.neutral], **said}
 
     def _check(self, value: object) -> object:

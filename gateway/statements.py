@@ -1,13 +1,13 @@
 """SQL over the log for programs, as `streamward query` runs it: it only reads, opens no file, and has its limits.
 
-    SQL ──► a session without `access` and `requests` ──► LONGEST_S, MOST rows, MOST_BYTES, the memory of log_view ──► rows
+    SQL ──► a session without `access` and `requests` ──► LONGEST_S, MOST, MOST_BYTES, the memory of log_view ──► rows
 
 Not covered: tenants. A statement sees the rows of all of them, so the door keeps them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,10 +42,10 @@ class QueryBody(Body):
 class LogOverHttp(LogView):
     """The log, without what no request may see."""
 
-    def session(self) -> Session:
+    def session(self, without: Collection[str] = HIDDEN) -> Session:
         """Return a session of one's own, which the caller closes. Raises LogError if the log cannot be read."""
         limits = LIMITS | {"max_temp_directory_size": SPILLED}
-        return Session(self.settings, source=self.source, limits=limits, without=HIDDEN)
+        return Session(self.settings, source=self.source, limits=limits, without=without)
 
 
 def answer(view: LogView, body: QueryBody, *, longest_s: float = LONGEST_S) -> dict[str, Any]:

@@ -43,8 +43,7 @@ ROLES: tuple[AccessRole, ...] = get_args(AccessRole)
 """From the least to the most, except that a promoter releases what trainers train, and neither does both."""
 
 _LOOKS: frozenset[Action] = frozenset(
-    {"models.read", "jobs.read", "files.read", "agents.read"}
-    | {"groups.read", "adapters.read", "log.query", "log.read"}
+    {"models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read"}
 )
 _ASKS: frozenset[Action] = _LOOKS | {
     *("chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try"),
