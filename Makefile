@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-page check lint types bench load chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark images release docs lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-page check lint types bench load chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark images release docs clients lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -124,12 +124,16 @@ OPENAI = $(shell sed -n 's/^openai==//p' requirements.lock)
 test-strangers: .venv/ready-test .venv-strangers/ready
 	$(BIN)/python -m tests.strangers $(ARGS)
 
-.venv-strangers/ready: requirements.lock tests/strangers/requirements.txt tests/strangers/requirements.node
+# the clients for Python and TypeScript, from gateway/openapi.json; ARGS=--check only says whether they would change
+clients: .venv-strangers/ready
+	.venv-strangers/bin/python clients/generate.py $(ARGS)
+
+.venv-strangers/ready: requirements.lock tests/strangers/requirements.txt tests/strangers/requirements.node clients/requirements.txt clients/requirements.node
 	@test -x .venv-strangers/bin/python || $(PYTHON) -m venv .venv-strangers
-	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' --requirement tests/strangers/requirements.txt
+	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' --requirement tests/strangers/requirements.txt --requirement clients/requirements.txt
 	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI)
 	tar -xzf .venv-strangers/openai-$(OPENAI).tar.gz -C .venv-strangers
-	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node)
+	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node clients/requirements.node)
 	@touch $@
 
 # Spark reads an archive: in an environment of its own, since it is large, with Delta's jars from Maven Central and the Java

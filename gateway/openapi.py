@@ -61,7 +61,7 @@ AGENT_ID = {
     "name": "X-Agent-ID",
     "in": "header",
     "description": "who calls, as `/agents/AGENT_ID` before the path says it, too; default: the agent `default`",
-    "schema": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$"},
+    "schema": {"type": "string", "pattern": r"^([A-Za-z0-9][A-Za-z0-9._:-]{0,127})?$"},
 }
 KEYS = {
     "bearer": {

@@ -1,7 +1,8 @@
-"""The version is one fact: `version` in pyproject.toml. Chart and docker compose hold copies, which are written here.
+"""The version is one fact: `version` in pyproject.toml. Chart, docker compose and clients hold copies, written here.
 
     pyproject.toml ──► helm/Chart.yaml       version, appVersion, and so the tag of every image of the chart
                    ──► docker-compose.yml    the tags of our images
+                   ──► clients/              of both packages
 
 `make docs` writes, a test compares. CHANGELOG.md begins with this version; `make images` and `make release` read it.
 """
@@ -16,6 +17,8 @@ ROOT = Path(__file__).parents[1]
 COPIES = {
     "helm/Chart.yaml": r"^(?:version|appVersion): ()([\w.+-]+)$",
     "docker-compose.yml": r"^ +image: (streamward-\w+:)(\d[\w.]*)",
+    "clients/python/pyproject.toml": r'^(version = ")([\w.+-]+)',
+    "clients/typescript/package.json": r'^(  "version": ")([\w.+-]+)',
 }
 """Where a copy is, after the part of its line that stays."""
 

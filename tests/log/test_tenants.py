@@ -5,8 +5,10 @@ what blue has ──► red asks for it, and for the same that nobody has ──
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,8 +21,9 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from pydantic import SecretStr
+from streamward_client import ApiError, AsyncClient
 
-from gateway import jobs
+from gateway import errors, jobs
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.access import people
 from streams.access.access_log import AccessLog
@@ -38,6 +41,7 @@ from tests.support.thoroughness import examples
 from tests.unit.test_door import application, paths
 
 pytestmark = pytest.mark.kafka
+CLIENT = Path(__file__).parents[2] / "clients" / "python"
 SCRIPT = {"replies": [{"when": "azure", "reply": "ultramarine"}, {"when": "?", "reply": "fine"}]}
 ROWS = [{"messages": [{"role": "user", "content": f"azure {n} ="}], "answer": str(n)} for n in range(20)]
 EXAMPLES = [{"messages": [{"role": "user", "content": "azure"}, {"role": "assistant", "content": "blue"}]}]
@@ -365,3 +369,31 @@ def test_runs_of_an_agent_and_its_programs_send_the_key_of_their_server(tenants:
         until_done=True,
     )
     assert run(tenants.settings, plan, stop=threading.Event()) == {"completed": 2}
+
+
+# --- the client in clients/python ------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_python_client_asks_orders_looks_and_reads_an_error(tenants: Tenants) -> None:
+    where = {"STREAMWARD_URL": tenants.url, "STREAMWARD_KEY": tenants.keys["operator"], "PYTHONPATH": str(CLIENT)}
+    example = [sys.executable, str(CLIENT / "examples" / "order_job.py")]
+    done = subprocess.run(example, env=where, capture_output=True, text=True, timeout=120)
+    said = ID.sub("ID", done.stdout).splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said[0].startswith("sums@0 says ") and said[1] == "job ID is queued"
+    assert said[2] == f"404 not_found: {errors.ACTIONS['not_found']}"
+
+
+def test_the_python_client_does_the_same_in_asyncio_and_says_who_may(tenants: Tenants) -> None:
+    async def asked() -> str:
+        async with AsyncClient(tenants.url, tenants.keys["red"]) as client:
+            await client.upload_file(("azure.jsonl", json.dumps(EXAMPLES[0]).encode()), "fine-tune")
+            found = (await client.list_files(limit=1))["data"][0]
+            content = await client.get_file_content(found["id"])
+            await client.delete_file(found["id"])
+            with pytest.raises(ApiError, match="is of a tenant") as raised:
+                await client.try_environment({"environment": "calculator"})
+            assert (raised.value.status, raised.value.code) == (403, "permission_denied")
+            return content.decode()
+
+    assert asyncio.run(asked()) == json.dumps(EXAMPLES[0])

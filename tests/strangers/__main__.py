@@ -7,8 +7,9 @@
 scripted engine with a Kafka node of its own. Between it and the first two suites is a proxy (proxy.py).
 
 What a suite finds is in findings.json: for llmprobe its scores and each check that did not pass, for openai-python's
-own tests how many passed and what the others were told, for schemathesis each check that failed, and for each agent of
-a framework what it said and what its calls are to each other (agents_of_others.py).
+own tests how many passed and what the others were told, for schemathesis each check that failed, for each agent of a
+framework what it said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what
+changes if they are made anew, and what the example prints (described.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -28,27 +28,14 @@ from xml.etree import ElementTree
 
 from streams.kafka.node import process as broker
 from streams.settings.model import Settings
-from tests.strangers import agents_of_others, exchanges
+from tests.strangers import agents_of_others, described, exchanges
+from tests.strangers.described import HOME, run
 from tests.strangers.proxy import Exchange, between
 from tests.strangers.stand_ins import mended
 from tests.support.agent_server import serving, settings_of, turns
 
-ROOT = Path(__file__).parents[2]
-HOME = ROOT / ".venv-strangers"
 FINDINGS = Path(__file__).parent / "findings.json"
 MODEL = "sums"
-CHECKS = ",".join(
-    (
-        "not_a_server_error",
-        "status_code_conformance",
-        "content_type_conformance",
-        "response_schema_conformance",
-        "negative_data_rejection",
-        "unsupported_method",
-    )
-)
-"""Of schemathesis. Not that valid data is accepted: JSON Schema cannot say that a text has to be JSON (`arguments`)."""
-
 UNIQUE = re.compile(r"\b(?:file-[0-9a-f]{64}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 """An id that is another one in each run."""
 
@@ -71,7 +58,7 @@ def llmprobe(url: str, folder: Path) -> Finding:
         "--save",
         str(report),
     ]
-    _run(["node", str(program), f"{url}/v1", *options], folder)
+    run(["node", str(program), f"{url}/v1", *options], folder)
     found = json.loads(report.read_text())
     tiers = found["coverage"]["byTier"]
     return {
@@ -97,7 +84,7 @@ def openai_python(url: str, folder: Path) -> Finding:
     report = folder / "openai.xml"
     plain = ["-c", os.devnull, "--rootdir", str(source), "-p", "no:cacheprovider", "-q", "--junitxml", str(report)]
     environment = {"TEST_API_BASE_URL": f"{url}/v1", "PYTHONPATH": str(source)}
-    _run([str(HOME / "bin" / "python"), "-m", "pytest", *plain, *loops, *files], source, environment)
+    run([str(HOME / "bin" / "python"), "-m", "pytest", *plain, *loops, *files], source, environment)
     told: Counter[str] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
         failure = case.find("failure")
@@ -108,21 +95,6 @@ def openai_python(url: str, folder: Path) -> Finding:
     return dict(sorted(told.items()))
 
 
-def schemathesis(url: str, folder: Path) -> Finding:
-    """Let schemathesis make requests of /openapi.json, valid and invalid ones."""
-    report = folder / "schemathesis.xml"
-    options = ["--seed", "1", "--max-examples", "20", "--phases", "coverage,fuzzing", "--generation-deterministic"]
-    program = str(HOME / "bin" / "schemathesis")
-    reported = ["--report", "junit", "--report-junit-path", str(report)]
-    _run([program, "run", f"{url}/openapi.json", "--url", url, "--checks", CHECKS, *options, *reported], folder)
-    failed: Finding = {}
-    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
-        messages = [(each.get("message") or "").strip() for each in case.findall("failure") + case.findall("error")]
-        if messages:
-            failed[case.get("name") or ""] = messages
-    return failed
-
-
 def frameworks(settings: Settings, url: str, folder: Path) -> Finding:
     """Run agents that are written in frameworks of others."""
     found: Finding = {}
@@ -130,13 +102,6 @@ def frameworks(settings: Settings, url: str, folder: Path) -> Finding:
         said = agents_of_others.said_by(command, url + agents_of_others.path_of(name), MODEL, folder)
         found[name] = {"said": said, "turns": agents_of_others.tree(turns(settings, name))}
     return found
-
-
-def _run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
-    """Run a suite; its exit code only says that it found something."""
-    env = {**os.environ, "HOME": str(folder), **(environment or {})}
-    ended = subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    print((ended.stdout + ended.stderr)[-1500:], flush=True)
 
 
 def main() -> int:
@@ -156,7 +121,10 @@ def main() -> int:
             with between(server, mended(MODEL, server)) as (url, spoken):
                 found["openai-python"] = openai_python(url, folder)
                 said += spoken
-            found["schemathesis"] = schemathesis(server, folder)  # its requests are odd, and need no repetition
+            found["schemathesis"] = described.openly(server, folder)  # its requests are odd, and need no repetition
+            with described.keyed(settings.kafka.bootstrap, folder) as keyed:
+                found["clients"] = described.clients(keyed, folder)
+                found["schemathesis by role"] = described.by_role(keyed, folder)
     text = json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     if "--write" in sys.argv[1:]:
         FINDINGS.write_text(text, encoding="utf-8")

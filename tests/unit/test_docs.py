@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.access.roles import ACTIONS
+from streams.access.roles import ACTIONS, ROLES
 from streams.settings.load import dotted
 from streams.settings.model import Settings
 from tests import modules, protocols
@@ -112,7 +112,8 @@ def test_what_suites_of_others_find_is_what_the_page_says() -> None:
     page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     assert f"core {probe['coverage']['core']}, extended {probe['coverage']['extended']}, MUST {probe['must']}" in page
     assert f"{own['passed']} of {sum(own.values())} tests pass" in page
-    assert found["schemathesis"] == {}
+    assert found["schemathesis"] == {} and set(found["schemathesis by role"]) == set(ROLES)
+    assert not any(found["schemathesis by role"].values()) and not found["clients"]["changed"]
 
 
 def test_the_readme_is_short() -> None:

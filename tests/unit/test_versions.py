@@ -11,8 +11,15 @@ from tests.versions import copies, version
 ROOT = Path(__file__).parents[2]
 
 
-def test_chart_and_images_have_the_version_of_the_package() -> None:
-    assert copies() == {"helm/Chart.yaml": [version()] * 2, "docker-compose.yml": [version()] * 5}
+def test_chart_images_and_clients_have_the_version_of_the_package() -> None:
+    found = copies()
+    assert {name: len(said) for name, said in found.items()} == {
+        "helm/Chart.yaml": 2,
+        "docker-compose.yml": 5,
+        "clients/python/pyproject.toml": 1,
+        "clients/typescript/package.json": 1,
+    }
+    assert {one for said in found.values() for one in said} == {version()}
 
 
 def test_the_changelog_begins_with_this_version() -> None:

@@ -1,0 +1,384 @@
+"""Every operation of the server as a method. Made by `make clients`; do not edit."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from . import models
+from .sending import AsyncSender, Sender, part
+
+
+class Operations(Sender):
+    """What can be asked of a server. Each method raises ApiError for an answer that is an error."""
+
+    def create_chat_completion(self, body: models.ChatBody, *, x_agent_id: str | None = None, idempotency_key: str | None = None) -> models.ChatCompletion:
+        """Answer a conversation."""
+        answer: models.ChatCompletion = self.send("POST", "/v1/chat/completions", json=body, headers={"X-Agent-ID": x_agent_id, "Idempotency-Key": idempotency_key})
+        return answer
+
+    def create_completion(self, body: models.CompletionsBody, *, x_agent_id: str | None = None, idempotency_key: str | None = None) -> models.TextCompletion:
+        """Continue a text."""
+        answer: models.TextCompletion = self.send("POST", "/v1/completions", json=body, headers={"X-Agent-ID": x_agent_id, "Idempotency-Key": idempotency_key})
+        return answer
+
+    def create_response(self, body: models.ResponsesBody, *, x_agent_id: str | None = None, idempotency_key: str | None = None) -> models.ModelResponse:
+        """Answer a conversation, or continue one that the log has."""
+        answer: models.ModelResponse = self.send("POST", "/v1/responses", json=body, headers={"X-Agent-ID": x_agent_id, "Idempotency-Key": idempotency_key})
+        return answer
+
+    def create_message(self, body: models.MessagesBody, *, x_agent_id: str | None = None, idempotency_key: str | None = None) -> models.ModelMessage:
+        """Answer a conversation, as Anthropic has it."""
+        answer: models.ModelMessage = self.send("POST", "/v1/messages", json=body, headers={"X-Agent-ID": x_agent_id, "Idempotency-Key": idempotency_key})
+        return answer
+
+    def count_tokens(self, body: models.CountTokensBody, *, x_agent_id: str | None = None) -> models.TokenCount:
+        """Count the tokens of a prompt."""
+        answer: models.TokenCount = self.send("POST", "/v1/messages/count_tokens", json=body, headers={"X-Agent-ID": x_agent_id})
+        return answer
+
+    def list_models(self) -> models.ModelList | models.MessagesModelList:
+        """List what can be asked for."""
+        answer: models.ModelList | models.MessagesModelList = self.send("GET", "/v1/models")
+        return answer
+
+    def get_model(self, name: str) -> models.ModelCard | models.MessagesModelCard:
+        """Look at one model."""
+        answer: models.ModelCard | models.MessagesModelCard = self.send("GET", f"/v1/models/{part(name)}")
+        return answer
+
+    def give_feedback(self, body: models.FeedbackBody, *, x_agent_id: str | None = None) -> models.RecordedFeedback:
+        """Say what you think of an answer."""
+        answer: models.RecordedFeedback = self.send("POST", "/v1/feedback", json=body, headers={"X-Agent-ID": x_agent_id})
+        return answer
+
+    def get_health(self) -> models.HealthAnswer:
+        """Say that the server answers."""
+        answer: models.HealthAnswer = self.send("GET", "/healthz")
+        return answer
+
+    def begin_run(self, agent_id: str, trajectory_id: str, body: models.BeginBody) -> models.RunAnswer:
+        """Begin the run of an agent on a task."""
+        answer: models.RunAnswer = self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/begin", json=body)
+        return answer
+
+    def end_run(self, agent_id: str, trajectory_id: str, body: models.EndBody) -> models.RunAnswer:
+        """End it, and record its response."""
+        answer: models.RunAnswer = self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/end", json=body)
+        return answer
+
+    def call_jsonrpc(self, body: models.RpcCall | list[models.RpcCall]) -> models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None:
+        """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
+        answer: models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None = self.send("POST", "/api/v1/jsonrpc", json=body)
+        return answer
+
+    def upload_file(self, file: tuple[str, bytes], purpose: Literal["fine-tune"]) -> models.StoredFile:
+        """Upload a file of questions or examples, in JSON lines."""
+        answer: models.StoredFile = self.send("POST", "/v1/files", files={"file": file}, data={"purpose": purpose})
+        return answer
+
+    def list_files(self, *, after: str | None = None, limit: int | None = None, order: Literal["asc", "desc"] | None = None, purpose: str | None = None) -> models.FileList:
+        """List files, page by page."""
+        answer: models.FileList = self.send("GET", "/v1/files", params={"after": after, "limit": limit, "order": order, "purpose": purpose})
+        return answer
+
+    def get_file(self, file_id: str) -> models.StoredFile:
+        """Look at a file."""
+        answer: models.StoredFile = self.send("GET", f"/v1/files/{part(file_id)}")
+        return answer
+
+    def delete_file(self, file_id: str) -> models.DeletedFile:
+        """Delete a file. Jobs that were ordered with it have its questions."""
+        answer: models.DeletedFile = self.send("DELETE", f"/v1/files/{part(file_id)}")
+        return answer
+
+    def get_file_content(self, file_id: str) -> bytes:
+        """Return a file as it was uploaded."""
+        answer: bytes = self.send("GET", f"/v1/files/{part(file_id)}/content")
+        return answer
+
+    def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Order a job, as OpenAI's clients do."""
+        answer: models.FineTuningJob = self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def list_fine_tuning_jobs(self, *, after: str | None = None, limit: int | None = None) -> models.FineTuningJobList:
+        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
+        answer: models.FineTuningJobList = self.send("GET", "/v1/fine_tuning/jobs", params={"after": after, "limit": limit})
+        return answer
+
+    def get_fine_tuning_job(self, job_id: str) -> models.FineTuningJob:
+        """Look at a job."""
+        answer: models.FineTuningJob = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}")
+        return answer
+
+    def list_fine_tuning_events(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningEventList:
+        """List what happened to a job, the newest first."""
+        answer: models.FineTuningEventList = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/events", params={"after": after, "limit": limit})
+        return answer
+
+    def list_fine_tuning_checkpoints(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningCheckpointList:
+        """List the versions that a job made and that can be asked for, the newest first."""
+        answer: models.FineTuningCheckpointList = self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/checkpoints", params={"after": after, "limit": limit})
+        return answer
+
+    def pause_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Pause a job."""
+        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/pause", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def resume_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Resume a job."""
+        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/resume", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def cancel_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Cancel a job."""
+        answer: models.FineTuningJob = self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/cancel", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that trains a policy by rewards."""
+        answer: models.TrainingJob = self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def get_training_job(self, job_id: str) -> models.TrainingJob:
+        """Look at a job."""
+        answer: models.TrainingJob = self.send("GET", f"/finetune/jobs/{part(job_id)}/status")
+        return answer
+
+    def create_tuning_job(self, body: models.PeftBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that tunes one version, by chosen answers or preferences."""
+        answer: models.TrainingJob = self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
+        """Play an episode of an environment three times, and say what it shows."""
+        answer: models.TriedEnvironment = self.send("POST", "/rl/environments", json=body)
+        return answer
+
+    def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
+        """Write what an agent is."""
+        answer: models.RegisteredAgent = self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    def get_training_metrics(self, job_id: str) -> models.TrainingMetrics:
+        """Return the figures of a job, iteration by iteration."""
+        answer: models.TrainingMetrics = self.send("GET", f"/rl/training/{part(job_id)}/metrics")
+        return answer
+
+    def finish_oidc_login(self, *, code: str | None = None, state: str | None = None, error: str | None = None) -> models.TokensAnswer:
+        """Log in whom the issuer vouches for."""
+        answer: models.TokensAnswer = self.send("GET", "/auth/oidc/callback", params={"code": code, "state": state, "error": error})
+        return answer
+
+    def get_permissions(self) -> models.PermissionsAnswer:
+        """Return who asks, and what they may do."""
+        answer: models.PermissionsAnswer = self.send("GET", "/auth/permissions")
+        return answer
+
+    def log_in(self, body: models.LoginBody) -> models.TokensAnswer:
+        """Log in with a password."""
+        answer: models.TokensAnswer = self.send("POST", "/auth/login", json=body)
+        return answer
+
+    def refresh_tokens(self, body: models.RefreshBody) -> models.TokensAnswer:
+        """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
+        answer: models.TokensAnswer = self.send("POST", "/auth/tokens/refresh", json=body)
+        return answer
+
+    def log_out(self, body: models.RefreshBody) -> None:
+        """End a login, if it has not ended."""
+        self.send("POST", "/auth/logout", json=body)
+
+    def list_public_keys(self) -> models.JwksAnswer:
+        """Return the keys that verify access tokens (RFC 7517)."""
+        answer: models.JwksAnswer = self.send("GET", "/.well-known/jwks.json")
+        return answer
+
+
+class AsyncOperations(AsyncSender):
+    """What can be asked of a server, without waiting. Each method raises ApiError for an answer that is an error."""
+
+    async def create_chat_completion(self, body: models.ChatBody, *, x_agent_id: str | None = None, idempotency_key: str | None = None) -> models.ChatCompletion:
+        """Answer a conversation."""
+        answer: models.ChatCompletion = await self.send("POST", "/v1/chat/completions", json=body, headers={"X-Agent-ID": x_agent_id, "Idempotency-Key": idempotency_key})
+        return answer
+
+    async def create_completion(self, body: models.CompletionsBody, *, x_agent_id: str | None = None, idempotency_key: str | None = None) -> models.TextCompletion:
+        """Continue a text."""
+        answer: models.TextCompletion = await self.send("POST", "/v1/completions", json=body, headers={"X-Agent-ID": x_agent_id, "Idempotency-Key": idempotency_key})
+        return answer
+
+    async def create_response(self, body: models.ResponsesBody, *, x_agent_id: str | None = None, idempotency_key: str | None = None) -> models.ModelResponse:
+        """Answer a conversation, or continue one that the log has."""
+        answer: models.ModelResponse = await self.send("POST", "/v1/responses", json=body, headers={"X-Agent-ID": x_agent_id, "Idempotency-Key": idempotency_key})
+        return answer
+
+    async def create_message(self, body: models.MessagesBody, *, x_agent_id: str | None = None, idempotency_key: str | None = None) -> models.ModelMessage:
+        """Answer a conversation, as Anthropic has it."""
+        answer: models.ModelMessage = await self.send("POST", "/v1/messages", json=body, headers={"X-Agent-ID": x_agent_id, "Idempotency-Key": idempotency_key})
+        return answer
+
+    async def count_tokens(self, body: models.CountTokensBody, *, x_agent_id: str | None = None) -> models.TokenCount:
+        """Count the tokens of a prompt."""
+        answer: models.TokenCount = await self.send("POST", "/v1/messages/count_tokens", json=body, headers={"X-Agent-ID": x_agent_id})
+        return answer
+
+    async def list_models(self) -> models.ModelList | models.MessagesModelList:
+        """List what can be asked for."""
+        answer: models.ModelList | models.MessagesModelList = await self.send("GET", "/v1/models")
+        return answer
+
+    async def get_model(self, name: str) -> models.ModelCard | models.MessagesModelCard:
+        """Look at one model."""
+        answer: models.ModelCard | models.MessagesModelCard = await self.send("GET", f"/v1/models/{part(name)}")
+        return answer
+
+    async def give_feedback(self, body: models.FeedbackBody, *, x_agent_id: str | None = None) -> models.RecordedFeedback:
+        """Say what you think of an answer."""
+        answer: models.RecordedFeedback = await self.send("POST", "/v1/feedback", json=body, headers={"X-Agent-ID": x_agent_id})
+        return answer
+
+    async def get_health(self) -> models.HealthAnswer:
+        """Say that the server answers."""
+        answer: models.HealthAnswer = await self.send("GET", "/healthz")
+        return answer
+
+    async def begin_run(self, agent_id: str, trajectory_id: str, body: models.BeginBody) -> models.RunAnswer:
+        """Begin the run of an agent on a task."""
+        answer: models.RunAnswer = await self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/begin", json=body)
+        return answer
+
+    async def end_run(self, agent_id: str, trajectory_id: str, body: models.EndBody) -> models.RunAnswer:
+        """End it, and record its response."""
+        answer: models.RunAnswer = await self.send("POST", f"/agents/{part(agent_id)}/trajectories/{part(trajectory_id)}/end", json=body)
+        return answer
+
+    async def call_jsonrpc(self, body: models.RpcCall | list[models.RpcCall]) -> models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None:
+        """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
+        answer: models.RpcResult | models.RpcRefusal | list[models.RpcResult | models.RpcRefusal] | None = await self.send("POST", "/api/v1/jsonrpc", json=body)
+        return answer
+
+    async def upload_file(self, file: tuple[str, bytes], purpose: Literal["fine-tune"]) -> models.StoredFile:
+        """Upload a file of questions or examples, in JSON lines."""
+        answer: models.StoredFile = await self.send("POST", "/v1/files", files={"file": file}, data={"purpose": purpose})
+        return answer
+
+    async def list_files(self, *, after: str | None = None, limit: int | None = None, order: Literal["asc", "desc"] | None = None, purpose: str | None = None) -> models.FileList:
+        """List files, page by page."""
+        answer: models.FileList = await self.send("GET", "/v1/files", params={"after": after, "limit": limit, "order": order, "purpose": purpose})
+        return answer
+
+    async def get_file(self, file_id: str) -> models.StoredFile:
+        """Look at a file."""
+        answer: models.StoredFile = await self.send("GET", f"/v1/files/{part(file_id)}")
+        return answer
+
+    async def delete_file(self, file_id: str) -> models.DeletedFile:
+        """Delete a file. Jobs that were ordered with it have its questions."""
+        answer: models.DeletedFile = await self.send("DELETE", f"/v1/files/{part(file_id)}")
+        return answer
+
+    async def get_file_content(self, file_id: str) -> bytes:
+        """Return a file as it was uploaded."""
+        answer: bytes = await self.send("GET", f"/v1/files/{part(file_id)}/content")
+        return answer
+
+    async def create_fine_tuning_job(self, body: models.CreateFineTuningBody, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Order a job, as OpenAI's clients do."""
+        answer: models.FineTuningJob = await self.send("POST", "/v1/fine_tuning/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def list_fine_tuning_jobs(self, *, after: str | None = None, limit: int | None = None) -> models.FineTuningJobList:
+        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
+        answer: models.FineTuningJobList = await self.send("GET", "/v1/fine_tuning/jobs", params={"after": after, "limit": limit})
+        return answer
+
+    async def get_fine_tuning_job(self, job_id: str) -> models.FineTuningJob:
+        """Look at a job."""
+        answer: models.FineTuningJob = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}")
+        return answer
+
+    async def list_fine_tuning_events(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningEventList:
+        """List what happened to a job, the newest first."""
+        answer: models.FineTuningEventList = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/events", params={"after": after, "limit": limit})
+        return answer
+
+    async def list_fine_tuning_checkpoints(self, job_id: str, *, after: str | None = None, limit: int | None = None) -> models.FineTuningCheckpointList:
+        """List the versions that a job made and that can be asked for, the newest first."""
+        answer: models.FineTuningCheckpointList = await self.send("GET", f"/v1/fine_tuning/jobs/{part(job_id)}/checkpoints", params={"after": after, "limit": limit})
+        return answer
+
+    async def pause_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Pause a job."""
+        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/pause", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def resume_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Resume a job."""
+        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/resume", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def cancel_fine_tuning_job(self, job_id: str, *, idempotency_key: str | None = None) -> models.FineTuningJob:
+        """Cancel a job."""
+        answer: models.FineTuningJob = await self.send("POST", f"/v1/fine_tuning/jobs/{part(job_id)}/cancel", headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that trains a policy by rewards."""
+        answer: models.TrainingJob = await self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def get_training_job(self, job_id: str) -> models.TrainingJob:
+        """Look at a job."""
+        answer: models.TrainingJob = await self.send("GET", f"/finetune/jobs/{part(job_id)}/status")
+        return answer
+
+    async def create_tuning_job(self, body: models.PeftBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
+        """Order a job that tunes one version, by chosen answers or preferences."""
+        answer: models.TrainingJob = await self.send("POST", "/finetune/peft", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def try_environment(self, body: models.EnvironmentBody) -> models.TriedEnvironment:
+        """Play an episode of an environment three times, and say what it shows."""
+        answer: models.TriedEnvironment = await self.send("POST", "/rl/environments", json=body)
+        return answer
+
+    async def register_agent(self, body: models.AgentConfig, *, idempotency_key: str | None = None) -> models.RegisteredAgent:
+        """Write what an agent is."""
+        answer: models.RegisteredAgent = await self.send("POST", "/rl/agents", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
+    async def get_training_metrics(self, job_id: str) -> models.TrainingMetrics:
+        """Return the figures of a job, iteration by iteration."""
+        answer: models.TrainingMetrics = await self.send("GET", f"/rl/training/{part(job_id)}/metrics")
+        return answer
+
+    async def finish_oidc_login(self, *, code: str | None = None, state: str | None = None, error: str | None = None) -> models.TokensAnswer:
+        """Log in whom the issuer vouches for."""
+        answer: models.TokensAnswer = await self.send("GET", "/auth/oidc/callback", params={"code": code, "state": state, "error": error})
+        return answer
+
+    async def get_permissions(self) -> models.PermissionsAnswer:
+        """Return who asks, and what they may do."""
+        answer: models.PermissionsAnswer = await self.send("GET", "/auth/permissions")
+        return answer
+
+    async def log_in(self, body: models.LoginBody) -> models.TokensAnswer:
+        """Log in with a password."""
+        answer: models.TokensAnswer = await self.send("POST", "/auth/login", json=body)
+        return answer
+
+    async def refresh_tokens(self, body: models.RefreshBody) -> models.TokensAnswer:
+        """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
+        answer: models.TokensAnswer = await self.send("POST", "/auth/tokens/refresh", json=body)
+        return answer
+
+    async def log_out(self, body: models.RefreshBody) -> None:
+        """End a login, if it has not ended."""
+        await self.send("POST", "/auth/logout", json=body)
+
+    async def list_public_keys(self) -> models.JwksAnswer:
+        """Return the keys that verify access tokens (RFC 7517)."""
+        answer: models.JwksAnswer = await self.send("GET", "/.well-known/jwks.json")
+        return answer

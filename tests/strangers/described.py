@@ -1,0 +1,135 @@
+"""What schemathesis and two generated clients make of the committed description of the interface.
+
+    gateway/openapi.json ──► schemathesis, with a key of each role ──► a server with keys ──► checks that failed
+                         └─► clients/ made anew, `tsc --strict`, both examples            ──► what they print
+
+A role is refused most of it, and those refusals are answers that have to be described, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from pydantic import SecretStr
+
+from gateway.document import FILE
+from streams.access.access_log import AccessLog
+from streams.access.roles import ROLES
+from streams.access.tokens import new_private_key
+from streams.kafka import admin
+from streams.settings.model import Login
+from tests.log.test_oidc_login import provider
+from tests.support.agent_server import serving, settings_of
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / ".venv-strangers"
+CLIENTS = ROOT / "clients"
+TRUE = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
+"""Checks of what is answered, whoever asks."""
+STRICT = (*TRUE, "negative_data_rejection", "unsupported_method")
+"""Not that valid data is accepted: JSON Schema cannot say that a text has to be JSON (`arguments`)."""
+ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Of a job: another one in each run."""
+
+Failed = dict[str, list[str]]
+
+
+class KeyedServer(NamedTuple):
+    """A server that asks for keys, and one of each role."""
+
+    url: str
+    keys: dict[str, str]
+
+
+@contextmanager
+def keyed(bootstrap: str, folder: Path) -> Iterator[KeyedServer]:
+    """Yield a server where people can log in, by a password or by an issuer, while the block runs."""
+    signing_key = folder / "signing.pem"
+    signing_key.write_bytes(new_private_key())
+    found = settings_of(bootstrap, folder, auth="keys", key_per_s=0, key_at_once=0)
+    with provider(folder, {"sub": "dora", "preferred_username": "dora", "roles": ["lab"]}) as issuer:
+        login = Login(
+            signing_key=signing_key,
+            public_url=found.serve.url,
+            oidc_issuer=issuer,
+            oidc_client_id="streamward",
+            oidc_client_secret=SecretStr("any is good there"),
+            oidc_roles="lab=trainer",
+        )
+        settings = found.model_copy(update={"login": login})
+        admin.apply_topics(settings)
+        with AccessLog(settings) as log:
+            keys = {role: log.create(role=role, actor="ann").text for role in ROLES}
+        with serving(settings) as url:
+            yield KeyedServer(url, keys)
+
+
+def schemathesis(url: str, folder: Path, document: str, *options: str, examples: int = 20) -> Failed:
+    """Let schemathesis make requests of a description, valid and invalid ones; return the checks that failed."""
+    report = folder / "schemathesis.xml"
+    program = str(HOME / "bin" / "schemathesis")
+    chosen = ["--seed", "1", "--max-examples", str(examples), "--generation-deterministic"]
+    reported = ["--report", "junit", "--report-junit-path", str(report)]
+    run([program, "run", document, "--url", url, *chosen, *reported, *options], folder)
+    failed: Failed = {}
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
+        messages = [(each.get("message") or "").strip() for each in case.findall("failure") + case.findall("error")]
+        if messages:
+            failed[case.get("name") or ""] = messages
+    return failed
+
+
+def openly(url: str, folder: Path) -> Failed:
+    """Check a server without keys by its own description; JSON-RPC answers wrong requests with status 200."""
+    phases = ("--phases", "coverage,fuzzing", "--exclude-path", "/api/v1/jsonrpc")
+    return schemathesis(url, folder, f"{url}/openapi.json", "--checks", ",".join(STRICT), *phases)
+
+
+def by_role(server: KeyedServer, folder: Path) -> dict[str, Failed]:
+    """Check the committed description with a key of each role."""
+    phases = ("--phases", "examples,coverage,fuzzing", "--checks", ",".join(TRUE))
+    return {
+        role: schemathesis(
+            server.url, folder, str(FILE), *phases, "--header", f"Authorization: Bearer {key}", examples=8
+        )
+        for role, key in server.keys.items()
+    }
+
+
+def clients(server: KeyedServer, folder: Path) -> dict[str, Any]:
+    """Make both clients anew, and run the example of the one for TypeScript; `make test` runs the other."""
+    if shutil.which("node") is None:
+        sys.exit(
+            "tests.strangers: node is not on PATH, and the client for TypeScript is checked by it; install node 20"
+        )
+    python, tsc = str(HOME / "bin" / "python"), str(HOME / "node" / "node_modules" / ".bin" / "tsc")
+    made = folder / "typescript"
+    key = {"STREAMWARD_URL": server.url, "STREAMWARD_KEY": server.keys["trainer"]}
+    drift = run([python, str(CLIENTS / "generate.py"), "--check"], folder)
+    compiled = run([tsc, "--project", str(CLIENTS / "typescript"), "--outDir", str(made)], folder)
+    return {
+        "changed": drift,
+        "tsc": compiled,
+        "typescript": _said(run(["node", str(made / "examples" / "order-job.js")], folder, key)),
+    }
+
+
+def _said(output: str) -> list[str]:
+    return ID.sub("ID", output).splitlines()
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> str:
+    """Run a program and return what it says; of a suite the exit code only says that it found something."""
+    env = {**os.environ, "HOME": str(folder), **(environment or {})}
+    ended = subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    print((ended.stdout + ended.stderr)[-1500:], flush=True)
+    return ended.stdout + ended.stderr
