@@ -40,7 +40,11 @@ class TaskBody(TaskLine, Body):
     )
     policy: str = Field("", description="who answers; default: the policy of the server")
     task_id: str | None = Field(
-        None, min_length=1, max_length=ID_CHARACTERS, description="default: derived from what the task says"
+        None,
+        min_length=1,
+        max_length=ID_CHARACTERS,
+        pattern=r"^[^/\x00-\x20\x7f]+$",  # it is a part of a path
+        description="default: derived from what the task says",
     )
 
     @model_validator(mode="after")

@@ -290,6 +290,16 @@ def test_blue_has_everything_as_it_was_and_the_operator_sees_it_all(tenants: Ten
     assert read(tenants.settings, Reward) == []
 
 
+def test_a_tenant_names_only_scorers_that_the_operator_allows_in_jobs_and_tasks(tenants: Tenants) -> None:
+    judged = [{"name": "judge", "settings": {"rubric": "Is it polite?"}}]
+    sources: dict[str, Any] = {"reward_sources": judged}
+    job = tenants.ask("red", "POST", "/finetune/jobs", json=order(config={"n_iterations": 3, **sources}))
+    task = tenants.ask("red", "POST", "/tasks", json={"input": "?", **sources})
+    assert (job.status_code, task.status_code) == (400, 403)
+    for answer in (job, task):
+        assert "scorer 'judge' is none that tenants may name; serve.tenant_scorers allows exact" in answer.text
+
+
 def test_what_was_asked_is_in_the_log_without_a_body_or_a_key(tenants: Tenants) -> None:
     chat = {"model": "sums", "messages": [{"role": "user", "content": "azure?"}]}
     assert tenants.ask("blue", "POST", "/agents/owl/v1/chat/completions", json=chat).is_success

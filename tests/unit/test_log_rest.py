@@ -75,6 +75,7 @@ def test_a_task_is_sent_in_its_short_form_or_with_its_own_fields() -> None:
         ({"task_id": "t1"}, "give one of input, prompt and messages", None),
         ({"input": "a", "prompt": "b"}, "give one of input, prompt and messages", None),
         ({"input": "a", "anwser": 2}, "anwser: there is no such parameter", "anwser"),
+        ({"input": "a", "task_id": "a/b"}, "task_id: String should match pattern", "task_id"),
         ({"input": "a", "group_size": "8"}, "group_size", "group_size"),
         ({"input": "a", "reward_sources": ["exakt"]}, "did you mean exact?", None),
         ({"input": "a", "answer": 1, "sampling": {"temperature": 0}}, "greedy answers have no logprobs", None),
