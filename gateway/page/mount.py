@@ -76,9 +76,8 @@ class PageMount:
 
 def cookie_of(settings: Settings) -> LoginCookie:
     """Return how browsers keep a login at this server."""
-    return LoginCookie(
-        over_tls=settings.login.public_url.startswith("https://"), lasts_s=int(settings.login.session_h * HOUR_S)
-    )
+    url = settings.login.public_url or settings.serve.url
+    return LoginCookie(over_tls=url.startswith("https://"), lasts_s=int(settings.login.session_h * HOUR_S))
 
 
 def mount(app: FastAPI, page: ASGIApp) -> None:

@@ -33,14 +33,27 @@ def one(look: Look, settings: Settings, label: str, partition: int, offset: int)
         if what is not None:
             raise NotFoundError(f"{what.at} cannot be read: {what.reason}: {what.error}")
         raise NotFoundError(f"{name}[{partition}]@{offset}: there is no such record in what this page reads")
+    previous, following = beside(look, label, name, partition, offset)
     return {
         "topic": name,
         "time": row["_timestamp"],
         "key": row["_key"],
         "fields": fields({key: value for key, value in row.items() if not key.startswith("_")}),
-        "previous": offset - 1 if offset else None,
-        "next": offset + 1,
+        "previous": previous,
+        "next": following,
     }
+
+
+def beside(look: Look, label: str, name: str, partition: int, offset: int) -> tuple[int | None, int | None]:
+    """Return the offsets of the records before and behind one in its partition, those that cannot be read too."""
+    found = look.rows(
+        f"SELECT max(_offset) FILTER (_offset < {offset}) AS previous, min(_offset) FILTER (_offset > {offset}) "  # noqa: S608
+        f"AS following FROM {quoted(name_of(label))} WHERE _partition = {partition}"
+    )[0]
+    bad = [one.at.offset for one in look.bad(label) if (one.at.topic, one.at.partition) == (name, partition)]
+    before = [one for one in (found["previous"], *bad) if one is not None and one < offset]
+    behind = [one for one in (found["following"], *bad) if one is not None and one > offset]
+    return max(before, default=None), min(behind, default=None)
 
 
 def fields(found: Mapping[str, Any]) -> list[tuple[str, str, bool]]:

@@ -24,7 +24,7 @@ from tests.support.log.archive_of import archived
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("PAGE_PYTHON", ROOT / ".venv-page/bin/python"))
-AXE = ROOT / ".venv-page/node_modules/axe-core/axe.min.js"
+AXE = Path(os.environ.get("AXE", ROOT / ".venv-page/node_modules/axe-core/axe.min.js"))
 DOCUMENTED = ("page-overview-light.png", "page-taught-light.png", "page-flat-dark.png")
 """Pictures that docs/page.md shows."""
 ADDRESS = re.compile(r"the page is at (http://\S+?)/$", re.MULTILINE)
@@ -33,8 +33,11 @@ ADDRESS = re.compile(r"the page is at (http://\S+?)/$", re.MULTILINE)
 def main() -> int:
     """Return the exit code of the browser's run."""
     browser = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    if browser is None or not PYTHON.exists():
-        print(f"NOT RUN: this needs Chromium (found: {browser}) and Playwright ({PYTHON}); see make test-page")
+    if browser is None or not PYTHON.exists() or not AXE.exists():
+        print(
+            f"NOT RUN: this needs Chromium (found: {browser}), Playwright ({PYTHON}) and axe-core ({AXE}); "
+            "`make test-page` installs the last two"
+        )
         return 1
     with tempfile.TemporaryDirectory() as folder:
         pictures = Path(sys.argv[1] if len(sys.argv) > 1 else folder)
@@ -47,8 +50,7 @@ def main() -> int:
             try:
                 assert server.stderr is not None
                 found = next(at for line in server.stderr if (at := ADDRESS.search(line)))
-                axe = [str(AXE)] if AXE.exists() else []
-                look = [str(PYTHON), str(Path(__file__).parent / "browse.py"), found[1], str(pictures), *axe]
+                look = [str(PYTHON), str(Path(__file__).parent / "browse.py"), found[1], str(pictures), str(AXE)]
                 code = subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
                 for name in DOCUMENTED if code == 0 else ():
                     shutil.copy(pictures / name, ROOT / "docs")

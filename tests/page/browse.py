@@ -2,10 +2,11 @@
 
     ADDRESS, folder for pictures ──► every page that a link leads to ──► what is wrong, a line each, and the pictures
 
-    python browse.py ADDRESS FOLDER [AXE]     CHROMIUM names the browser; AXE is axe-core's file
+    python browse.py ADDRESS FOLDER AXE     CHROMIUM names the browser; AXE is axe-core's file
 
-It says of each page: errors on the console, anything loaded from elsewhere, content wider than the screen, and serious
-findings of axe-core if it is given. Exit code 1 if there are any.
+It says of each page: a status that is not 200, of itself or of anything it asks for; errors on the console; anything
+loaded from elsewhere; content wider than the screen; tokens that a link does not show in place; and serious findings of
+axe-core. Exit code 1 if there are any.
 """
 
 from __future__ import annotations
@@ -37,43 +38,48 @@ SERIOUS = ("serious", "critical")
 
 def kind(path: str) -> str:
     """Return what a page is one of: records and tasks are many."""
-    return re.sub(r"(?<=^/records/)[^/]+/.*|(?<=^/tasks/).*|(?<=^/groups)\?.*|(?<=^/sql)\?.*", "", path)
+    return re.sub(
+        r"(?<=^/records/)[^/]+/.*|(?<=^/tasks/).*|(?<=^/tokens/).*|(?<=^/groups)\?.*|(?<=^/sql)\?.*", "", path
+    )
 
 
-def is_fault(message: Any) -> bool:
-    """Return whether the console says that something is wrong; not that a record does not exist yet."""
-    return message.type in ("error", "warning") and "404" not in message.text
-
-
-def wrong(page: Any, address: str, path: str, axe: str | None) -> Iterator[str]:
+def wrong(page: Any, address: str, path: str, axe: str) -> Iterator[str]:
     """Open a page, and yield what is wrong with it."""
     said: list[str] = []
-    page.on("console", lambda message: said.append(message.text) if is_fault(message) else None)
+    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda asked: said.append(f"asks {asked.url}") if not asked.url.startswith(address) else None)
-    answer = page.goto(address + path, wait_until="load")
-    if answer.status != 200 and not path.startswith("/records/"):  # the last record has a link to the next
-        yield f"has status {answer.status}"
-    page.wait_for_timeout(300)  # for what scripts fetch
+    page.on("response", lambda got: said.append(f"{got.url}: status {got.status}") if got.status >= 400 else None)
+    page.goto(address + path, wait_until="load")
+    page.wait_for_selector("html[data-drawn]", state="attached")  # what scripts fetch is there
+    curves = page.get_attribute("html", "data-drawn").split(" of ")
+    if curves[0] != curves[1]:
+        yield f"draws {curves[0]} of {curves[1]} curves"
     yield from said
     wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     if wide > 0:
         yield f"is {wide} pixels wider than the screen"
-    if axe is not None:
-        page.evaluate(axe)
-        found = page.evaluate("axe.run()")["violations"]
-        yield from (
-            f"axe {one['id']}: {one['help']}: {one['nodes'][0]['html'][:160]}"
-            for one in found
-            if one["impact"] in SERIOUS
-        )
+    page.evaluate(axe)
+    found = page.evaluate("axe.run()")["violations"]
+    yield from (
+        f"axe {one['id']}: {one['help']}: {one['nodes'][0]['html'][:160]}" for one in found if one["impact"] in SERIOUS
+    )
 
 
-def main(address: str, folder: Path, axe: Path | None) -> int:
+def opened(page: Any) -> Iterator[str]:
+    """Open what a link shows in place, and yield what is wrong with it."""
+    for link in page.locator("a[hx-get]").all()[:1]:
+        link.click()
+        page.wait_for_selector(".answer .tokens tr")
+        if page.locator("tr.differs").count() != 1:
+            yield "does not say from which token on an answer differs"
+
+
+def main(address: str, folder: Path, axe: Path) -> int:
     """Look at everything; return the exit code."""
     from playwright.sync_api import sync_playwright
 
-    script = None if axe is None else axe.read_text()
+    script = axe.read_text()
     bad = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM"), args=["--no-sandbox"])
@@ -96,6 +102,9 @@ def main(address: str, folder: Path, axe: Path | None) -> int:
                 new = [link for link in links if link.startswith("/") and link not in seen]
                 ahead += dict.fromkeys(new)
                 seen |= {*new}
+                for line in opened(page):
+                    bad += 1
+                    print(f"{name} {path}: {line}")
                 page.close()
             print(f"{name}: {len(kinds)} kinds of pages")
             context.close()
@@ -104,4 +113,4 @@ def main(address: str, folder: Path, axe: Path | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))

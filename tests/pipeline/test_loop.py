@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -64,6 +66,14 @@ class Demo:
         """The JSON line, which is all there is on stdout."""
         (line,) = self.stdout.splitlines()
         return dict(json.loads(line))
+
+    def page(self) -> str:
+        """Return what is shown at the address that it says; nothing while nobody answers there."""
+        said = re.search(r"look at it in a browser: (http://\S+/)$", self.stderr, re.MULTILINE)
+        try:
+            return "" if said is None else httpx.get(said[1], timeout=60).text
+        except httpx.TransportError:
+            return ""
 
     def end(self) -> None:
         self.stdout, _ = self.process.communicate(timeout=180)
@@ -202,6 +212,8 @@ class History:
     versions: list[int]
     """The newest version at each stop."""
     left_over: list[list[str]]
+    page: str
+    """What the page of the first showed while it ran."""
 
 
 def save_model(folder: Path) -> Path:
@@ -256,6 +268,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     with demonstration(folder, *asked) as first:
         wait(first, lambda: all(map(first.child, loop.PROCESSES)), "four processes")
         wait(first, lambda: newest() >= 2, "two versions")
+        wait(first, lambda: "Where every group is" in first.page(), "the page at the address that is said")
+        page = first.page()
         first.process.send_signal(signal.SIGINT)
     left, versions = left_over(folder), [first.result["adapters"]]
 
@@ -284,7 +298,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     broker.ensure(settings().broker)
     try:
         answer_what_waits(settings(), root)
-        yield History(settings(), first, second, versions, left)
+        yield History(settings(), first, second, versions, left, page)
     finally:
         broker.stop(settings().broker)
 
@@ -317,6 +331,10 @@ def test_ctrl_c_stops_every_process_and_the_broker_and_says_how_far_it_came(hist
         assert run.result["interrupted"] is True
         assert run.result["adapters"] >= 2
         assert "run the same command again" in " ".join(run.stderr.split())
+
+
+def test_the_page_answers_at_the_address_that_the_demo_says(history: History) -> None:
+    assert "<h1>Where every group is</h1>" in history.page and "<h2>demo</h2>" in history.page
 
 
 def test_a_second_run_resumes(history: History) -> None:

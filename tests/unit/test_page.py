@@ -202,6 +202,17 @@ def test_every_record_of_a_task_is_a_link_that_shows_the_record(client: TestClie
     assert "The sum was 11" in words(client, "/records/responses/0/2")
 
 
+def test_a_record_leads_to_those_beside_it_and_the_first_and_last_to_one(
+    client: TestClient, hostile: TestClient
+) -> None:
+    def beside(http: TestClient, path: str) -> list[str]:
+        return re.findall(r'rel="(?:prev|next)" href="([^"]+)"', http.get(path).text)
+
+    assert beside(client, "/records/batches/0/0") == ["/records/batches/0/1"]
+    assert beside(client, "/records/batches/0/1") == ["/records/batches/0/0"]
+    assert beside(hostile, "/records/dead-letters/0/0") == ["/records/dead-letters/0/1"], "which cannot be read"
+
+
 def test_the_same_question_is_shown_over_versions(client: TestClient) -> None:
     text = words(client, "/tasks/taught")
     assert "The same question over versions" in text
@@ -388,6 +399,41 @@ def assert_runs_nothing_inline(html: str) -> None:
 @pytest.mark.parametrize("path", ROUTES)
 def test_no_page_has_inline_script_or_style_or_loads_from_elsewhere(client: TestClient, path: str) -> None:
     assert_runs_nothing_inline(client.get(path).text)
+
+
+class Cells(HTMLParser):
+    """The names of the columns of each table, and those that the cells of each row say for a phone."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tables: list[tuple[list[str], list[list[str]]]] = []
+        self._in_head = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        at = dict(attrs)
+        if tag == "table":
+            self.tables.append(([], []))
+        elif tag == "tr" and self.tables:
+            self.tables[-1][1].append([])
+        elif tag == "th" and at.get("scope") == "col":
+            self.tables[-1][0].append("")
+            self._in_head = True
+        elif tag in ("td", "th") and "data-label" in at:
+            self.tables[-1][1][-1].append(at["data-label"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_head = self._in_head and tag != "th"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_head:
+            self.tables[-1][0][-1] += data
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_each_cell_has_the_name_of_its_column_for_where_a_row_is_a_card(client: TestClient, path: str) -> None:
+    for columns, rows in Cells(client.get(path).text).tables:
+        assert columns and all(row == columns for row in rows if row), columns
 
 
 def test_our_own_javascript_is_small_and_the_rest_is_as_it_was_released() -> None:

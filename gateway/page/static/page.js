@@ -11,7 +11,7 @@ for (const part of document.querySelectorAll("[data-refresh]")) {
 }
 
 // A curve that says where its points are is drawn by uPlot in place of the picture, and again at another width.
-for (const place of document.querySelectorAll("[data-curve]")) {
+const drawn = [...document.querySelectorAll("[data-curve]")].map((place) =>
   fetch(place.dataset.curve).then((answer) => (answer.ok ? answer.json() : null)).then((found) => {
     if (!found || found.x.length < 2 || typeof uPlot === "undefined") return;
     const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -43,8 +43,11 @@ for (const place of document.querySelectorAll("[data-curve]")) {
       if (Math.abs(plot.width - place.clientWidth) > 4) plot.setSize({ width: place.clientWidth, height: plot.height });
     }).observe(place);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { plot.destroy(); plot = draw(); });
-  });
-}
+  }));
+// Whoever looks at the page by program waits for this.
+Promise.allSettled(drawn).then((all) => {
+  document.documentElement.dataset.drawn = all.filter((one) => one.status === "fulfilled").length + " of " + all.length;
+});
 
 // Records as they are written, the newest first. What others wrote is set as text.
 const rows = document.querySelector("[data-live]");
@@ -55,7 +58,11 @@ if (rows) {
   source.onerror = () => { says.textContent = "Not connected; trying again."; };
   source.onmessage = (message) => {
     const one = JSON.parse(message.data), row = document.createElement("tr");
-    const cell = (text) => row.appendChild(Object.assign(document.createElement("td"), { textContent: text }));
+    const cell = (text) => {
+      const made = row.appendChild(Object.assign(document.createElement("td"), { textContent: text }));
+      made.dataset.label = ["time", "record", "key", "what"][row.childElementCount - 1];
+      return made;
+    };
     cell(one.time.replace("T", " ").slice(0, 19));
     const link = document.createElement("a");
     link.href = `${rows.dataset.base}/records/${encodeURIComponent(one.topic)}/${one.partition}/${one.offset}`;
