@@ -1,4 +1,4 @@
-"""Pages of a few words, which need no template: what a browser is told before the page itself is reached."""
+"""Pages of a few words, which need no template: what a browser shows before the page itself is reached."""
 
 from __future__ import annotations
 

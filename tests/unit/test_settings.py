@@ -449,6 +449,8 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
             requests="required",
             key=SecretStr("sw_a_b"),
             tenant_scorers="exact",
+            tls_certificate=Path("certificate.pem"),
+            tls_key=Path("key.pem"),
         ),
         login=Login(
             signing_key=Path("signing.pem"),
@@ -498,6 +500,7 @@ ALONE |= {"jobs.prompt_usd", "jobs.completion_usd", "jobs.trainer_hour_usd", "jo
 ALONE |= {"advantages.gamma", "advantages.turn_weight"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
 ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", "requests", "key", "tenant_scorers")}
+ALONE |= {"serve.tls_certificate", "serve.tls_key"}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
 ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("login.oidc_")}
 """These mean nothing without others; the test above has them together."""
