@@ -13,8 +13,8 @@ from gateway.page import side_by_side, tasks
 from gateway.page.log_view import Look, Row
 from gateway.page.side_by_side import SlotAnswer
 from gateway.page.tasks import OneTask
+from gateway.whose import no_task, sees_task, task_names
 from streams.access.roles import Principal
-from streams.access.tenants import named
 from streams.errors import NotFoundError
 from streams.kafka.topics import topics
 from streams.output import moment
@@ -22,33 +22,13 @@ from streams.settings.model import Settings
 from streams.tools.query.views import literal
 
 
-def visible(asks: Principal | None, tenant: str | None, agent: str | None) -> bool:
-    """Return whether somebody may know of a task of this tenant, which this agent works on."""
-    if asks is None:
-        return True
-    if asks.tenant is not None and tenant != asks.tenant:
-        return False
-    return asks.agent_id is None or agent == named(asks.tenant, asks.agent_id)
-
-
-def names(asks: Principal | None, task_id: str) -> list[str]:
-    """Return what a task of this id may be called in the log, with the tenant's name before it and without."""
-    tenant = None if asks is None else asks.tenant
-    return list(dict.fromkeys((named(tenant, task_id), task_id)))
-
-
-def none_of(task_id: str) -> str:
-    """Return what is said of a task that there is not, or that somebody else has."""
-    return f"there is no task {task_id[:80]!r}"
-
-
 def group(look: Look, settings: Settings, task_id: str, asks: Principal | None) -> dict[str, Any]:
     """Return a task's group. Raises NotFoundError without such a task, and for one of another tenant."""
-    for name in names(asks, task_id):
+    for name in task_names(asks, task_id):
         found = _whole(look, name)
-        if found is not None and visible(asks, *_whose(look, found)):
+        if found is not None and sees_task(asks, *_whose(look, found)):
             return _shown(found, settings) | {"as_of": moment(int(look.at.timestamp() * 1000))}
-    raise NotFoundError(none_of(task_id))
+    raise NotFoundError(no_task(task_id))
 
 
 def _whole(look: Look, task_id: str) -> OneTask | None:

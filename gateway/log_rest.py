@@ -5,30 +5,31 @@
     POST /adapters/POLICY/promote, reject, rollback        GET  /adapters    ◄── the fold of adapters
                            ──► adapters                    POST /score       ◄── scorers, and nothing is written
 
-The paths are also below /api/v1. Nothing is kept here but what is read from the log. What a tenant's key may see and
-name is decided where it is read: task_body.py, group_view.py, adapter_orders.py.
+The paths are also below /api/v1. Nothing is kept here but what is read from the log, and what reads rows of it is
+imported with the first request for some. What a tenant's key may see and name is decided where it is read:
+task_body.py, group_view.py, adapter_orders.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from gateway import adapter_orders, group_view, outside_rewards, statements, task_body
+from gateway import adapter_orders, outside_rewards, task_body
 from gateway.adapter_orders import AdaptersQuery, PromoteBody, RejectBody, RollbackBody
 from gateway.asked import denied
 from gateway.body import Body, read, read_as_json, read_query, sent
 from gateway.errors import apart
-from gateway.group_view import names, none_of, visible
 from gateway.log_answers import (
     AdapterDecisionAnswer,
     AdapterList,
@@ -40,9 +41,9 @@ from gateway.log_answers import (
 )
 from gateway.openapi import described, requested
 from gateway.outside_rewards import RewardBody
-from gateway.statements import LogOverHttp, QueryBody
+from gateway.query_body import QueryBody
 from gateway.task_body import TaskBody
-from gateway.whose import actor_of, principal_of, tenant_of
+from gateway.whose import actor_of, no_task, principal_of, sees_task, task_names, tenant_of
 from schemas import serde
 from schemas.events import AdapterKind, Message, Response as Answer, RewardSource, Task, derive_id
 from streams import output
@@ -62,6 +63,9 @@ from streams.stages.agents.calls import CallError
 from streams.stages.scoring.trial import try_texts
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
 from streams.tools.asking import CLOCKS_MS, write_reward
+
+if TYPE_CHECKING:
+    from gateway.statements import LogOverHttp
 
 MOST_TEXTS = 32
 SCORED_AT_ONCE = 2
@@ -99,14 +103,26 @@ class OpenLog:
         self._settings = settings
         self._stack, self._lock = ExitStack(), threading.Lock()
         self._tasks: TaskIndex | None = None
-        self.view = LogOverHttp(settings)
-        self._stack.callback(self.view.close)
+        self._view: LogOverHttp | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    @property
+    def view(self) -> LogOverHttp:
+        """Rows of the log. Raises CallError where DuckDB is not installed."""
+        with self._lock:
+            if self._view is None:
+                try:
+                    from gateway.statements import LogOverHttp
+                except ImportError as exc:
+                    what = f"this server reads no rows of the log: {exc}"
+                    raise CallError("unsupported", what) from exc
+                self._view = self._stack.enter_context(contextlib.closing(LogOverHttp(self._settings)))
+            return self._view
 
     @property
     def tasks(self) -> TaskIndex:
@@ -184,7 +200,10 @@ class LogApi:
 
     def group(self, task_id: str) -> dict[str, Any]:
         """Return a task's group. Raises NotFoundError."""
-        with self._log.view.look() as look:
+        view = self._log.view
+        from gateway import group_view
+
+        with view.look() as look:
             return group_view.group(look, self._settings, task_id, self._asks)
 
     def query(self, body: QueryBody) -> dict[str, Any]:
@@ -192,7 +211,10 @@ class LogApi:
         if self._asks is not None and self._asks.agent_id is not None:
             why = f"{self._asks.who} may only act as agent {self._asks.agent_id}, and a statement reads what all did"
             raise denied(self._request, "log.query", why)
-        return statements.answer(self._log.view, body)
+        view = self._log.view
+        from gateway import statements
+
+        return statements.answer(view, body)
 
     def adapters(self, query: AdaptersQuery) -> dict[str, Any]:
         """Return versions of policies. Raises NotFoundError."""
@@ -230,11 +252,11 @@ class LogApi:
             raise denied(request, "code.run", f"{code}; {decision.why}", parameter if scorer else "environment")
 
     def _task(self, task_id: str) -> SubmittedTask:
-        for name in names(self._asks, task_id):
+        for name in task_names(self._asks, task_id):
             found = self._log.tasks.find(name)
-            if found is not None and visible(self._asks, found.task.tenant, found.task.agent):
+            if found is not None and sees_task(self._asks, found.task.tenant, found.task.agent):
                 return found
-        raise NotFoundError(none_of(task_id))
+        raise NotFoundError(no_task(task_id))
 
     def _responses(self, found: SubmittedTask) -> Iterator[Answer]:
         """Yield the responses to a task."""

@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pydantic import Field
 
-from gateway.body import Body, Whole
 from gateway.page.log_view import LIMITS, LogView
 from gateway.page.rights import OF_ACCESS
-from gateway.page.sql_box import AT_ONCE, LONGEST_S, MOST, ended_after
+from gateway.page.sql_box import AT_ONCE, LONGEST_S, ended_after
+from gateway.query_body import MOST, QueryBody
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.stages.agents.calls import CallError
 from streams.tools.query import formats
@@ -30,13 +29,6 @@ MOST_BYTES = 16_000_000
 """Of an answer, as Arrow has it."""
 SPILLED = "1GB"
 """What a statement may write to disk where memory is not enough."""
-
-
-class QueryBody(Body):
-    """A statement that only reads."""
-
-    sql: str = Field(min_length=1, max_length=20_000, description="one SELECT, WITH, FROM, DESCRIBE, SUMMARIZE or SHOW")
-    limit: Whole | None = Field(None, ge=1, le=MOST, description=f"most rows; default: {MOST}")
 
 
 class LogOverHttp(LogView):

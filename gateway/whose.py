@@ -58,3 +58,23 @@ def sees(asks: Principal | None, agent_id: str) -> bool:
     if asks.agent_id is not None and agent_id != named(asks.tenant, asks.agent_id):
         return False
     return is_of(asks.tenant, agent_id)
+
+
+def sees_task(asks: Principal | None, tenant: str | None, agent: str | None) -> bool:
+    """Return whether somebody may know of a task of this tenant, which this agent works on."""
+    if asks is None:
+        return True
+    if asks.tenant is not None and tenant != asks.tenant:
+        return False
+    return asks.agent_id is None or agent == named(asks.tenant, asks.agent_id)
+
+
+def task_names(asks: Principal | None, task_id: str) -> list[str]:
+    """Return what a task of this id may be called in the log, with the tenant's name before it and without."""
+    tenant = None if asks is None else asks.tenant
+    return list(dict.fromkeys((named(tenant, task_id), task_id)))
+
+
+def no_task(task_id: str) -> str:
+    """Return what is said of a task that there is not, or that somebody else has."""
+    return f"there is no task {task_id[:80]!r}"

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gateway.page.log_view import LogReader
+from gateway.query_body import MOST
 from streams.errors import RefusedError
 from streams.tools.query import formats
 from streams.tools.query.prompt import left_out
@@ -18,8 +19,6 @@ from streams.tools.query.pull import AGAIN_S
 from streams.tools.query.session import Session
 from streams.tools.query.views import SqlView
 
-MOST = 1000
-"""Rows."""
 LONGEST_S = 20.0
 """How long a statement may run."""
 AT_ONCE = threading.BoundedSemaphore(2)

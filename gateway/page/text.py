@@ -10,8 +10,6 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-from markupsafe import Markup
-
 LONGEST = 20_000
 """Characters of one text that a page shows."""
 _KEPT = {"\n", "\t"}
@@ -54,6 +52,6 @@ def as_text(value: Any) -> Any:
     """Return a value as a template prints it; markup of our own stays."""
     if value is None:
         return ""
-    if isinstance(value, str) and not isinstance(value, Markup):
+    if isinstance(value, str) and not hasattr(value, "__html__"):  # what is HTML already says so
         return visible(cut(value))
     return value

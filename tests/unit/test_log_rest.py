@@ -18,8 +18,9 @@ from gateway.body import read, read_as_json
 from gateway.door import Door
 from gateway.limits import KeyLimits
 from gateway.outside_rewards import RewardBody
+from gateway.query_body import QueryBody
 from gateway.server import log_routes
-from gateway.statements import LogOverHttp, QueryBody
+from gateway.statements import LogOverHttp
 from gateway.task_body import TaskBody, task_of
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
 from streams.access import keys
