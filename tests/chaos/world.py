@@ -195,7 +195,8 @@ class World:
         """Start `streamward NAME` (the part before the first -), and keep it up until it is told to end."""
         if self.stock:
             chaos["stock"] = True
-        if name.partition("-")[0] == "streams" and repo == REPO and "--driver" not in arguments:
+        has_drivers = (repo / "streams" / "worker" / "loop").is_dir()
+        if name.partition("-")[0] == "streams" and has_drivers and "--driver" not in arguments:
             arguments = (*arguments, *self._of_driver(name))
         whole = {**plain_environment(repo), **to_env(settings or self.settings), **(env or {})}
         whole[child.ENV] = json.dumps(chaos)
@@ -208,7 +209,7 @@ class World:
     def _of_driver(self, name: str) -> tuple[str, ...]:
         """Return the options of a stream worker; where both drivers are mixed, `streams` and others take turns."""
         if self.driver == "mixed":
-            return ("--driver", "faust" if name == "streams" else "loop")
+            return ("--driver", "faust" if name in ("streams", "streams-newer") else "loop")
         return ("--driver", self.driver)
 
     def _spawn(self, process: Process) -> None:
