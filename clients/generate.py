@@ -39,6 +39,7 @@ MODELS = [
     "--disable-timestamp",
     "--formatters=builtin",
 ]
+FOR_BROWSERS = "/auth/oidc/"
 JSON, FORM = "application/json", "multipart/form-data"
 TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 
@@ -48,8 +49,9 @@ def reduced() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(DOCUMENT.read_text(encoding="utf-8"))
     failures = found["components"].pop("responses")
     _reduce(found["components"]["schemas"])
-    for operations in found["paths"].values():
-        for operation in operations.values():
+    found["paths"] = {path: each for path, each in found["paths"].items() if not path.startswith(FOR_BROWSERS)}
+    for each in found["paths"].values():
+        for operation in each.values():
             answers = operation["responses"]
             for code in [code for code in answers if code >= "400"]:
                 answers["default"] = failures[answers.pop(code)["$ref"].rpartition("/")[2]]
@@ -97,12 +99,7 @@ class AsyncOperations(AsyncSender):
 
 def operations(found: dict[str, Any]) -> str:
     """Return the module."""
-    methods = [
-        (name, path, operation)
-        for path, each in found["paths"].items()
-        for name, operation in each.items()
-        if "302" not in operation["responses"]  # for browsers
-    ]
+    methods = [(name, path, operation) for path, each in found["paths"].items() for name, operation in each.items()]
     return (
         HEAD
         + "".join(_method(*one, "", "") for one in methods)

@@ -74,6 +74,18 @@ _TRAINING = {
 }
 _RUN = {"trajectory_id": "walk-1", "adapter_version": 7, "metadata": {}, "ending": None, "turns": None}
 
+_DECISIONS = {"promote": "promoted", "reject": "rejected", "rollback": "rolled_back"}
+_DECIDED = {
+    "object": "adapter_decision",
+    "policy": "sums",
+    "version": 8,
+    "actor": "key 00112233445566ff",
+    "reason": "as the evaluation says",
+    "before": 7,
+    "serving": {"primary": 8, "candidate": None, "share": 0.0, "newest": 8, "primaries": [0, 7, 8]},
+    "recorded_at": "streamward.adapters[0]@12",
+}
+
 
 def _page(*items: dict[str, Any]) -> dict[str, Any]:
     ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]}
@@ -108,6 +120,13 @@ ASKED: dict[str, Any] = {
     "create_tuning_job": {"agent_id": "coach", "method": "sft", "training_file": _FILE, "config": {"epochs": 2}},
     "register_agent": {"agent_id": "calc", "model_id": "sums", "capabilities": ["arithmetic"]},
     "try_environment": {"environment": "calculator", "seed": 1},
+    "submit_task": {"task_id": "sum-1", "input": "4 + 7 =", "answer": 11, "metadata": {"topic": "sums"}},
+    "give_reward": {"task_id": "sum-1", "slot": 0, "score": 1, "scoring_agent_id": "people:ann"},
+    "try_scorer": {"scorer": "exact", "texts": ["11", "12"], "answer": 11},
+    "query_log": {"sql": "SELECT task_id, policy FROM tasks", "limit": 2},
+    "promote_adapter": {"version": 8, "expected": 7, "reason": "it answers more questions"},
+    "reject_adapter": {"version": 8, "reason": "it answers fewer questions"},
+    "rollback_adapter": {"expected": 8, "reason": "it answers fewer questions"},
     "log_in": {"username": "ann", "password": "correct horse battery staple"},
     "refresh_tokens": {"refresh_token": "swr_…"},
     "log_out": {"refresh_token": "swr_…"},
@@ -235,6 +254,43 @@ ANSWERED: dict[str, Any] = {
         "tools": [],
         "created_at": "2026-01-01T00:00:00.000Z",
     },
+    "submit_task": {
+        "object": "task",
+        "task_id": "sum-1",
+        "policy": "sums",
+        "purpose": "train",
+        "tenant": None,
+        "group_size": 8,
+        "reward_sources": ["exact"],
+        "created_at": 1767225600000,
+        "recorded_at": "streamward.tasks[1]@17",
+    },
+    "give_reward": {
+        "object": "reward",
+        "reward_id": "7f3a2d0c-1b7e-5c55-8a20-4d2f8f0c7e61",
+        "task_id": "sum-1",
+        "response_id": _TURN,
+        "slot": 0,
+        "source": "feedback/people:ann",
+        "score": 1.0,
+        "enters_group": False,
+        "recorded_at": "streamward.rewards[3]@1042",
+    },
+    "try_scorer": {
+        "object": "list",
+        "scorer": "exact",
+        "data": [
+            {"value": 1.0, "version": "exact/1", **dict.fromkeys(("rationale", "error", "reason")), "components": {}}
+        ],
+    },
+    "query_log": {
+        "object": "query",
+        "columns": ["task_id", "policy"],
+        "rows": [["sum-1", "sums"]],
+        "more": False,
+        "left_out": [],
+    },
+    **{f"{name}_adapter": _DECIDED | {"kind": kind} for name, kind in _DECISIONS.items()},
     "get_permissions": {
         "who": "user ann",
         "roles": ["viewer"],

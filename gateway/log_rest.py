@@ -81,6 +81,12 @@ DECISIONS: dict[str, type[PromoteBody | RejectBody | RollbackBody]] = {
     "rollback": RollbackBody,
 }
 
+DESCRIBED = {
+    "promote": "Make a version primary.",
+    "reject": "Take a version out of service, or keep it out.",
+    "rollback": "Return to an older version.",
+}
+
 
 class ScoreBody(Body):
     """Texts, and the scorer that judges them."""
@@ -282,6 +288,7 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
 
     @router.post("/tasks", **requested(TaskBody, name="submit_task", answer=TaskAnswer, status=201, refuses=(404, 409)))
     async def task(request: Request) -> Response:
+        """Write a task. The same task again is the same; another one of its id is refused."""
         body = read_as_json(TaskBody, await sent(request, max_body_bytes))
         async with submitting:
             return JSONResponse(await apart(api(request).submit, body), 201)
@@ -290,6 +297,7 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
         "/rewards", **requested(RewardBody, name="give_reward", answer=RewardAnswer, status=201, refuses=(404, 409))
     )
     async def reward(request: Request) -> Response:
+        """Write a score of exactly one answer."""
         body = read(RewardBody, await sent(request, max_body_bytes))
         one = of_task.setdefault(body.task_id, asyncio.Lock())
         async with one, rating:  # of a task one after the other, so that the same one twice at once is written once
@@ -297,6 +305,7 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
 
     @router.post("/score", **requested(ScoreBody, name="try_scorer", answer=TriedScores, refuses=()))
     async def score(request: Request) -> Response:
+        """Say what a scorer gives texts, and write nothing."""
         body = read(ScoreBody, await sent(request, max_body_bytes))
         if scoring.locked():
             raise CallError("busy", "as many texts as may be scored at once are being scored; try again")
@@ -305,16 +314,19 @@ def routes(settings: Settings, log: OpenLog, *, max_body_bytes: int) -> APIRoute
 
     @router.get("/groups/{task_id}", **described(name="get_group", answer=GroupAnswer, refuses=(404,)))
     async def group(request: Request, task_id: str) -> Response:
+        """Look at the answers to a task beside each other."""
         async with looking:
             return await _answered(api(request).group, task_id)
 
     @router.post("/query", **requested(QueryBody, name="query_log", answer=QueryAnswer, refuses=()))
     async def query(request: Request) -> Response:
+        """Read the log by SQL."""
         body = read(QueryBody, await sent(request, max_body_bytes))
         return await _answered(api(request).query, body)
 
     @router.get("/adapters", **described(query=AdaptersQuery, name="list_adapters", answer=AdapterList, refuses=(404,)))
     async def adapters(request: Request) -> Response:
+        """List policies, their versions, and who serves."""
         asked = read_query(AdaptersQuery, request.query_params.multi_items())
         async with reading:
             return await _answered(api(request).adapters, asked)
@@ -332,7 +344,9 @@ def _add_decision(
     max_body_bytes: int,
 ) -> None:
     @router.post(
-        f"/adapters/{{policy}}/{name}", **requested(kind, name=f"{name}_adapter", answer=AdapterDecisionAnswer)
+        f"/adapters/{{policy}}/{name}",
+        description=DESCRIBED[name],
+        **requested(kind, name=f"{name}_adapter", answer=AdapterDecisionAnswer),
     )
     async def decision(request: Request, policy: str) -> Response:
         body = read(kind, await sent(request, max_body_bytes))

@@ -31,6 +31,12 @@ LASTS_S = 600
 _COOKIE_PATH = "/auth/oidc"
 _TO_PAGE = ":page"
 """Behind what the cookie holds of a login that was begun on the page."""
+TO = {
+    "name": "to",
+    "in": "query",
+    "description": "`page`: the login is for the page, and ends there",
+    "schema": {"type": "string"},
+}
 BROUGHT = [
     {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
     for name, what in (("code", "of the issuer"), ("state", "of the login that began"), ("error", "of the issuer"))
@@ -45,7 +51,7 @@ def routes(issuer: Issuer, logins: Logins, kept: LoginCookie) -> APIRouter:
     @router.get(
         "/auth/oidc/login",
         response_class=RedirectResponse,
-        **described(name="begin_oidc_login", answer=None, status=302, refuses=ANYWHERE),
+        **described(name="begin_oidc_login", answer=None, status=302, parameters=[TO], refuses=ANYWHERE),
     )
     async def begin(request: Request) -> Response:
         """Send a browser to the issuer."""
@@ -60,7 +66,9 @@ def routes(issuer: Issuer, logins: Logins, kept: LoginCookie) -> APIRouter:
 
     @router.get(
         CALLBACK,
-        **described(name="finish_oidc_login", answer=TokensAnswer, parameters=BROUGHT, refuses=(401, 429, *ANYWHERE)),
+        **described(
+            name="finish_oidc_login", answer=TokensAnswer, parameters=BROUGHT, refuses=(401, 429, *ANYWHERE), page=True
+        ),
     )
     async def finish(request: Request) -> Response:
         """Log in whom the issuer vouches for."""

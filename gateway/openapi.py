@@ -22,6 +22,9 @@ from gateway.examples import ANSWERED, ASKED
 
 REFERENCE = "#/components/schemas/{model}"
 JSON, EVENTS = "application/json", "text/event-stream"
+PAGE: dict[str, Any] = {"text/html": {"schema": {"type": "string"}}}
+AS_PAGE = "x-page"
+"""Marks an operation until its failures are described."""
 ANYTHING: dict[str, Any] = {JSON: {"schema": {"type": "object"}}}
 STATUSES: Mapping[int, tuple[str, str]] = {
     400: ("Invalid", "A parameter is wrong, unknown or not supported; the error names it"),
@@ -50,6 +53,12 @@ OF_CALLS: Mapping[str, Any] = {
     )
 }
 """Headers of an answer to a call of an agent."""
+EVENT = {
+    "type": "object",
+    "description": "with `stream`: one of the events that the protocol has",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON, or `[DONE]`"}},
+    "required": ["data"],
+}
 IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -166,12 +175,14 @@ def described(
     refuses: Sequence[int] = (404, 409),
     parameters: Sequence[Mapping[str, Any]] = (),
     call: bool = False,
+    page: bool = False,
 ) -> dict[str, Any]:
     """Return what a route says of itself: what it takes, and what it answers.
 
     `content`: the body, by its type. `name`: of the operation, which clients call a method by. `answer`: a model;
     content by its type; None: no body. `refuses`: statuses beside those that all such routes have. `parameters`: those
-    of header and query that are read one by one. `call`: it is one of an agent, which can be streamed.
+    of header and query that are read one by one. `call`: it is one of an agent, which can be streamed. `page`: a
+    browser is told the same by a page.
     """
     extra: dict[str, Any] = {} if content is None else {"requestBody": {"required": True, "content": content}}
     fields = {} if query is None else query.model_json_schema()["properties"]
@@ -184,9 +195,10 @@ def described(
         said["content"] = answer
     elif answer is not None:
         said["model"] = answer
+    if page:
+        said["content"], extra[AS_PAGE] = dict(PAGE), True
     if call:
-        stream = {"description": "with `stream`: events, as the protocol has them", "type": "string"}
-        said |= {"content": {EVENTS: {"schema": stream}}, "headers": dict(OF_CALLS)}
+        said |= {"content": {EVENTS: {"itemSchema": EVENT}}, "headers": dict(OF_CALLS)}
     told: dict[str, Any] = {
         "openapi_extra": extra,
         "responses": {status or 200: said, **{code: {} for code in sorted(refused)}},
@@ -218,11 +230,11 @@ def describe(app: FastAPI, bodies: Sequence[type[Body]], *, opened: Sequence[str
     app.openapi = description  # type: ignore[method-assign]
 
 
-ABOUT = """Agents, jobs, files and people of a server that `streamward serve` runs.
+ABOUT = """Agents, jobs, files, people and the log of a server that `streamward serve` runs.
 
 The paths of calls (`/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/feedback`,
-`/v1/models`) are also below `/agents/AGENT_ID` and `/agents/AGENT_ID/trajectories/TRAJECTORY_ID`, those of jobs
-(`/finetune`, `/rl`) below `/api/v1`.
+`/v1/models`) are also below `/agents/AGENT_ID` and `/agents/AGENT_ID/trajectories/TRAJECTORY_ID`, those of Streamward's
+own REST (`/finetune`, `/rl`, `/tasks`, `/rewards`, `/score`, `/groups`, `/query`, `/adapters`) below `/api/v1`.
 """
 
 
@@ -241,7 +253,12 @@ def _complete(found: dict[str, Any], opened: Sequence[str], *, keys: bool) -> No
                 codes |= {*(AT_THE_DOOR if keys else ()), *ANYWHERE}
             elif keys:
                 operation["security"] = []
+            as_page = operation.pop(AS_PAGE, False)
             for code in sorted(codes):
+                if as_page and code in (401, 429):
+                    failed = _failed(code, path)
+                    answers[str(code)] = failed | {"content": failed["content"] | PAGE}
+                    continue
                 name, answers[str(code)] = _failure(code, path)
                 shared[name] = _failed(code, path)
             operation["responses"] = dict(sorted(answers.items()))

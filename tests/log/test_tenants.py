@@ -35,6 +35,7 @@ from streams.stages.agents.processes import AgentProcess, run_process
 from streams.stages.agents.run import AgentPlan, RunWork, run
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of
+from tests.support.documented import document
 from tests.support.factories import task
 from tests.support.processes import read, until
 from tests.support.thoroughness import examples
@@ -379,6 +380,12 @@ def test_runs_of_an_agent_and_its_programs_send_the_key_of_their_server(tenants:
         until_done=True,
     )
     assert run(tenants.settings, plan, stop=threading.Event()) == {"completed": 2}
+
+
+def test_a_server_describes_itself_by_the_words_of_the_committed_description(tenants: Tenants) -> None:
+    served, committed = tenants.ask("operator", "GET", "/openapi.json").json(), document()
+    assert {*committed["paths"]} - {*served["paths"]} == {"/auth/oidc/login", "/auth/oidc/callback"}
+    assert all(committed["paths"][path] == said for path, said in served["paths"].items())
 
 
 # --- the client in clients/python ------------------------------------------------------------------------------------

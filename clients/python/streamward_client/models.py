@@ -124,6 +124,16 @@ class EnvironmentBody(TypedDict):
     max_turns: NotRequired[int | None]
 
 
+class EnvironmentLine(TypedDict):
+    """
+    The environment that a task takes place in; its settings as an object or as their JSON text.
+    """
+
+    name: str
+    settings: NotRequired[str | dict[str, Any]]
+    seed: int
+
+
 class ErrorDetails(TypedDict):
     """
     What is wrong, in a message for people and a code for programs.
@@ -230,6 +240,95 @@ class FunctionTool(TypedDict):
     parameters: NotRequired[dict[str, Any] | None]
 
 
+class GroupResult(TypedDict):
+    """
+    What the answers came to together, and the batch and version that they went into.
+    """
+
+    group_id: str
+    policy: str
+    purpose: str
+    adapter_version: int | None
+    group_size: int
+    complete: bool
+    reward_mean: float | None
+    reward_std: float | None
+    formula: str
+    credit: str | None
+    dropped_reason: str | None
+    passed_over: str | None
+    batch: int | None
+    trained_version: int | None
+    recorded_at: str
+
+
+class GroupReward(TypedDict):
+    """
+    One score of an answer.
+    """
+
+    reward_id: str
+    source: str
+    value: float | None
+    error: str | None
+    rationale: str | None
+    components: dict[str, float] | None
+    scorer_version: str | None
+    metadata: dict[str, str] | None
+    recorded_at: str
+
+
+class GroupSlot(TypedDict):
+    """
+    One answer; `left_out`: why it is not in the group. `opinions`: scores that the task did not ask for.
+    """
+
+    slot: int
+    response_id: str | None
+    text: str | None
+    error: str | None
+    finish_reason: str | None
+    adapter_version: int | None
+    agent_id: str | None
+    success: bool | None
+    completion_tokens: int | None
+    latency_ms: float | None
+    reward: float | None
+    advantage: float | None
+    components: dict[str, float] | None
+    left_out: str | None
+    rewards: list[GroupReward]
+    opinions: list[GroupReward]
+    turns: int
+    recorded_at: str | None
+
+
+class GroupSource(TypedDict):
+    """
+    Who scores a task, and how much that counts.
+    """
+
+    name: str
+    weight: float
+
+
+class GroupTask(TypedDict):
+    """
+    What was asked.
+    """
+
+    policy: str
+    purpose: str
+    scenario: str | None
+    tenant: str | None
+    agent: str | None
+    group_size: int
+    messages: list[dict[str, Any]]
+    reward_sources: list[GroupSource]
+    metadata: dict[str, str]
+    recorded_at: str
+
+
 class HealthAnswer(TypedDict):
     """
     The server answers.
@@ -304,6 +403,15 @@ class JsonObjectFormat(TypedDict):
     """
 
     type: Literal["json_object"]
+
+
+class JudgedAnswer(TypedDict):
+    """
+    What a canary came to.
+    """
+
+    verdict: str
+    reason: str
 
 
 class JwksAnswer(TypedDict):
@@ -498,7 +606,38 @@ class PermissionsAnswer(TypedDict):
     roles: list[Literal["viewer", "submitter", "trainer", "promoter", "admin"]]
     tenant: str | None
     agent_id: str | None
-    actions: list[Literal["models.read", "jobs.read", "files.read", "agents.read", "chat.call", "feedback.give", "runs.write", "files.write", "jobs.order", "jobs.command", "agents.write", "adapters.promote", "code.run"]]
+    actions: list[Literal["models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read", "chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try", "runs.write", "files.write", "jobs.order", "jobs.command", "agents.write", "letters.decide", "adapters.promote", "code.run"]]
+
+
+class PromoteBody(TypedDict):
+    """
+    A version that is to be primary.
+    """
+
+    version: int
+    expected: int
+    reason: str
+
+
+class QueryAnswer(TypedDict):
+    """
+    Rows of a statement; `more`: there are others beyond the limit.
+    """
+
+    object: Literal["query"]
+    columns: list[str]
+    rows: list[list[Any]]
+    more: bool
+    left_out: list[str]
+
+
+class QueryBody(TypedDict):
+    """
+    A statement that only reads.
+    """
+
+    sql: str
+    limit: NotRequired[int | None]
 
 
 class RecordedFeedback(TypedDict):
@@ -541,6 +680,16 @@ class ReinforcementMethod(TypedDict):
     hyperparameters: NotRequired[ReinforcementHyperparameters | None]
 
 
+class RejectBody(TypedDict):
+    """
+    A version that is not to serve.
+    """
+
+    version: int
+    expected: NotRequired[int | None]
+    reason: str
+
+
 class ResponseText(TypedDict):
     """
     What the text is.
@@ -559,6 +708,57 @@ class ResponseUsage(TypedDict):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+
+
+class RewardAnswer(TypedDict):
+    """
+    A score that is in the log; `enters_group`: the task's group waits for it.
+    """
+
+    object: Literal["reward"]
+    reward_id: str
+    task_id: str
+    response_id: str
+    slot: int
+    source: str
+    score: float
+    enters_group: bool
+    recorded_at: str
+
+
+class RewardBody(TypedDict):
+    """
+    What somebody says of an answer.
+    """
+
+    task_id: str
+    score: float
+    scoring_agent_id: str
+    response_id: NotRequired[str | None]
+    slot: NotRequired[int | None]
+    rationale: NotRequired[str | None]
+    components: NotRequired[dict[str, float] | None]
+    metadata: NotRequired[dict[str, str] | None]
+
+
+class RewardSourceLine(TypedDict):
+    """
+    A scorer, its weight, and its settings as an object or as its JSON text; a text alone is a scorer's name.
+    """
+
+    name: str
+    weight: NotRequired[float]
+    settings: NotRequired[str | dict[str, Any]]
+
+
+class RollbackBody(TypedDict):
+    """
+    A return to an older version.
+    """
+
+    version: NotRequired[int | None]
+    expected: int
+    reason: str
 
 
 class RpcCall(TypedDict):
@@ -626,6 +826,18 @@ class SamplingBody(TypedDict):
     stop: NotRequired[list[str]]
 
 
+class SamplingLine(TypedDict):
+    """
+    How tokens are drawn.
+    """
+
+    temperature: NotRequired[float]
+    top_p: NotRequired[float]
+    max_tokens: NotRequired[int]
+    seed: NotRequired[int | None]
+    stop: NotRequired[list[str]]
+
+
 class SchemaFormat(TypedDict):
     """
     JSON of a schema, as responses have it.
@@ -633,6 +845,31 @@ class SchemaFormat(TypedDict):
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
+
+
+class ScoreBody(TypedDict):
+    """
+    Texts, and the scorer that judges them.
+    """
+
+    scorer: str
+    texts: list[str]
+    settings: NotRequired[dict[str, Any] | None]
+    answer: NotRequired[str | int | float | list[str | int | float] | None]
+    verifier: NotRequired[dict[str, Any] | None]
+    prompt: NotRequired[str | None]
+
+
+class ServingAnswer(TypedDict):
+    """
+    Who answers: the primary, and the candidate that is tried on a share of the tasks.
+    """
+
+    primary: int
+    candidate: int | None
+    share: float
+    newest: int
+    primaries: list[int]
 
 
 class ShownMessage(TypedDict):
@@ -670,11 +907,13 @@ class StreamOptions(TypedDict):
 
 class SuggestedAction(TypedDict):
     """
-    What to do about an error.
+    What to do about an error; with a conflict, what is there instead.
     """
 
     parameter: str | None
     suggested_action: str
+    responses: NotRequired[list[dict[str, Any]] | None]
+    serving: NotRequired[dict[str, Any] | None]
 
 
 class SupervisedHyperparameters(TypedDict):
@@ -692,6 +931,22 @@ class SupervisedMethod(TypedDict):
     """
 
     hyperparameters: NotRequired[SupervisedHyperparameters | None]
+
+
+class TaskAnswer(TypedDict):
+    """
+    A task that is in the log.
+    """
+
+    object: Literal["task"]
+    task_id: str
+    policy: str
+    purpose: str
+    tenant: str | None
+    group_size: int
+    reward_sources: list[str]
+    created_at: int
+    recorded_at: str
 
 
 class TextBlock(TypedDict):
@@ -787,6 +1042,16 @@ class ToolAnswer(TypedDict):
     parameters: Any
 
 
+class ToolCallLine(TypedDict):
+    """
+    A call the assistant made; `arguments` as an object or as its JSON text.
+    """
+
+    id: str
+    name: str
+    arguments: NotRequired[str | dict[str, Any]]
+
+
 class ToolChoice(TypedDict):
     """
     Whether tools may be called.
@@ -795,6 +1060,16 @@ class ToolChoice(TypedDict):
     type: Literal["auto", "any", "tool", "none"]
     name: NotRequired[str | None]
     disable_parallel_tool_use: NotRequired[bool | None]
+
+
+class ToolLine(TypedDict):
+    """
+    A function that an agent may call; `parameters`, a JSON schema, as an object or as its text.
+    """
+
+    name: str
+    description: NotRequired[str]
+    parameters: NotRequired[str | dict[str, Any]]
 
 
 class ToolResultBlock(TypedDict):
@@ -900,6 +1175,29 @@ class TriedEnvironment(TypedDict):
     success: bool | None
 
 
+class TriedScore(TypedDict):
+    """
+    What a scorer gives a text, or why nothing.
+    """
+
+    value: float | None
+    components: dict[str, float] | None
+    rationale: str | None
+    version: str | None
+    error: str | None
+    reason: str | None
+
+
+class TriedScores(TypedDict):
+    """
+    A score for each text, in their order.
+    """
+
+    object: Literal["list"]
+    scorer: str
+    data: list[TriedScore]
+
+
 class UserTurn(TypedDict):
     """
     A message of the user, with the results of tools; or of the operator.
@@ -907,6 +1205,44 @@ class UserTurn(TypedDict):
 
     role: Literal["user", "system"]
     content: str | list[TextBlock | ToolResultBlock]
+
+
+class AdapterDecisionAnswer(TypedDict):
+    """
+    A decision that took effect; `before`: the primary until then.
+    """
+
+    object: Literal["adapter_decision"]
+    policy: str
+    version: int
+    kind: Literal["promoted", "rejected", "rolled_back"]
+    actor: str
+    reason: str
+    before: int
+    serving: ServingAnswer
+    recorded_at: str
+
+
+class AdapterVersion(TypedDict):
+    """
+    One version. Of a policy that tenants share they see no `tuned_by`, `uri`, `judged` and `held_out`.
+    """
+
+    policy: str
+    version: int
+    status: str
+    share: float | None
+    parent_version: int | None
+    batches: str | None
+    tuned_by: NotRequired[str | None]
+    created_at: int | None
+    promoted_at: int | None
+    uri: NotRequired[str | None]
+    sha256: str | None
+    base_digest: str | None
+    judged: NotRequired[JudgedAnswer | None]
+    metrics: dict[str, float]
+    held_out: NotRequired[dict[str, dict[str, float]] | None]
 
 
 class AgentConfig(TypedDict):
@@ -1135,6 +1471,21 @@ class FunctionCallOutputItem(TypedDict):
     output: str | list[InputText | OutputText]
 
 
+class GroupAnswer(TypedDict):
+    """
+    A task's answers beside each other; `verdict`: what they taught, and `why` in words.
+    """
+
+    object: Literal["group"]
+    task_id: str
+    verdict: str
+    why: list[str]
+    task: GroupTask | None
+    group: GroupResult | None
+    slots: list[GroupSlot]
+    as_of: str
+
+
 class MadeCall(TypedDict):
     """
     A call that the model makes.
@@ -1153,6 +1504,18 @@ class MessageItem(TypedDict):
     type: NotRequired[Literal["message"] | None]
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]
+
+
+class MessageLine(TypedDict):
+    """
+    One turn of the conversation.
+    """
+
+    role: str
+    content: NotRequired[str]
+    name: NotRequired[str | None]
+    tool_call_id: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCallLine]]
 
 
 class MessagesBody(TypedDict):
@@ -1218,6 +1581,17 @@ class PlainTurn(TypedDict):
     role: Literal["user", "system", "developer"]
     content: str | list[TextPart]
     name: NotRequired[str | None]
+
+
+class PolicyAdapters(TypedDict):
+    """
+    A policy's versions, and who serves.
+    """
+
+    object: Literal["adapters"]
+    policy: str
+    serving: ServingAnswer
+    versions: list[AdapterVersion]
 
 
 class RegisteredAgent(TypedDict):
@@ -1291,6 +1665,37 @@ class SampledLogprob(TypedDict):
     top_logprobs: list[TokenLogprob]
 
 
+class TaskBody(TypedDict):
+    """
+    A task: the fields of a line of `streamward tasks submit`, or `input` in the place of its prompt.
+    """
+
+    prompt: NotRequired[str | None]
+    system: NotRequired[str | None]
+    answer: NotRequired[str | int | float | list[str | int | float] | None]
+    task_id: NotRequired[str | None]
+    created_at: NotRequired[int | None]
+    traceparent: NotRequired[str | None]
+    metadata: NotRequired[dict[str, str]]
+    policy: NotRequired[str]
+    purpose: NotRequired[Literal["train", "serve", "eval"]]
+    scenario: NotRequired[str]
+    tenant: NotRequired[str | None]
+    group_size: NotRequired[int]
+    deadline_at: NotRequired[int | None]
+    adapter_version: NotRequired[int | None]
+    sampling: NotRequired[SamplingLine]
+    verifier: NotRequired[str | dict[str, Any] | None]
+    agent: NotRequired[str | None]
+    max_turns: NotRequired[int | None]
+    thread: NotRequired[str | None]
+    environment: NotRequired[EnvironmentLine | None]
+    tools: NotRequired[list[ToolLine]]
+    reward_sources: NotRequired[list[RewardSourceLine] | None]
+    messages: NotRequired[list[MessageLine] | None]
+    input: NotRequired[str | list[MessageLine] | None]
+
+
 class TextChoice(TypedDict):
     """
     One of `n` completions.
@@ -1325,6 +1730,15 @@ class WrittenText(TypedDict):
     text: str
     annotations: list[Any]
     logprobs: list[SampledLogprob]
+
+
+class AdapterList(TypedDict):
+    """
+    Every policy that one may know of.
+    """
+
+    object: Literal["list"]
+    data: list[PolicyAdapters]
 
 
 class ChatBody(TypedDict):

@@ -166,9 +166,49 @@ class Operations(Sender):
         answer: models.TrainingMetrics = self.send("GET", f"/rl/training/{part(job_id)}/metrics")
         return answer
 
-    def finish_oidc_login(self, *, code: str | None = None, state: str | None = None, error: str | None = None) -> models.TokensAnswer:
-        """Log in whom the issuer vouches for."""
-        answer: models.TokensAnswer = self.send("GET", "/auth/oidc/callback", params={"code": code, "state": state, "error": error})
+    def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
+        """Write a task. The same task again is the same; another one of its id is refused."""
+        answer: models.TaskAnswer = self.send("POST", "/tasks", json=body)
+        return answer
+
+    def give_reward(self, body: models.RewardBody) -> models.RewardAnswer:
+        """Write a score of exactly one answer."""
+        answer: models.RewardAnswer = self.send("POST", "/rewards", json=body)
+        return answer
+
+    def try_scorer(self, body: models.ScoreBody) -> models.TriedScores:
+        """Say what a scorer gives texts, and write nothing."""
+        answer: models.TriedScores = self.send("POST", "/score", json=body)
+        return answer
+
+    def get_group(self, task_id: str) -> models.GroupAnswer:
+        """Look at the answers to a task beside each other."""
+        answer: models.GroupAnswer = self.send("GET", f"/groups/{part(task_id)}")
+        return answer
+
+    def query_log(self, body: models.QueryBody) -> models.QueryAnswer:
+        """Read the log by SQL."""
+        answer: models.QueryAnswer = self.send("POST", "/query", json=body)
+        return answer
+
+    def list_adapters(self, *, policy: str | None = None) -> models.AdapterList:
+        """List policies, their versions, and who serves."""
+        answer: models.AdapterList = self.send("GET", "/adapters", params={"policy": policy})
+        return answer
+
+    def promote_adapter(self, policy: str, body: models.PromoteBody) -> models.AdapterDecisionAnswer:
+        """Make a version primary."""
+        answer: models.AdapterDecisionAnswer = self.send("POST", f"/adapters/{part(policy)}/promote", json=body)
+        return answer
+
+    def reject_adapter(self, policy: str, body: models.RejectBody) -> models.AdapterDecisionAnswer:
+        """Take a version out of service, or keep it out."""
+        answer: models.AdapterDecisionAnswer = self.send("POST", f"/adapters/{part(policy)}/reject", json=body)
+        return answer
+
+    def rollback_adapter(self, policy: str, body: models.RollbackBody) -> models.AdapterDecisionAnswer:
+        """Return to an older version."""
+        answer: models.AdapterDecisionAnswer = self.send("POST", f"/adapters/{part(policy)}/rollback", json=body)
         return answer
 
     def get_permissions(self) -> models.PermissionsAnswer:
@@ -354,9 +394,49 @@ class AsyncOperations(AsyncSender):
         answer: models.TrainingMetrics = await self.send("GET", f"/rl/training/{part(job_id)}/metrics")
         return answer
 
-    async def finish_oidc_login(self, *, code: str | None = None, state: str | None = None, error: str | None = None) -> models.TokensAnswer:
-        """Log in whom the issuer vouches for."""
-        answer: models.TokensAnswer = await self.send("GET", "/auth/oidc/callback", params={"code": code, "state": state, "error": error})
+    async def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
+        """Write a task. The same task again is the same; another one of its id is refused."""
+        answer: models.TaskAnswer = await self.send("POST", "/tasks", json=body)
+        return answer
+
+    async def give_reward(self, body: models.RewardBody) -> models.RewardAnswer:
+        """Write a score of exactly one answer."""
+        answer: models.RewardAnswer = await self.send("POST", "/rewards", json=body)
+        return answer
+
+    async def try_scorer(self, body: models.ScoreBody) -> models.TriedScores:
+        """Say what a scorer gives texts, and write nothing."""
+        answer: models.TriedScores = await self.send("POST", "/score", json=body)
+        return answer
+
+    async def get_group(self, task_id: str) -> models.GroupAnswer:
+        """Look at the answers to a task beside each other."""
+        answer: models.GroupAnswer = await self.send("GET", f"/groups/{part(task_id)}")
+        return answer
+
+    async def query_log(self, body: models.QueryBody) -> models.QueryAnswer:
+        """Read the log by SQL."""
+        answer: models.QueryAnswer = await self.send("POST", "/query", json=body)
+        return answer
+
+    async def list_adapters(self, *, policy: str | None = None) -> models.AdapterList:
+        """List policies, their versions, and who serves."""
+        answer: models.AdapterList = await self.send("GET", "/adapters", params={"policy": policy})
+        return answer
+
+    async def promote_adapter(self, policy: str, body: models.PromoteBody) -> models.AdapterDecisionAnswer:
+        """Make a version primary."""
+        answer: models.AdapterDecisionAnswer = await self.send("POST", f"/adapters/{part(policy)}/promote", json=body)
+        return answer
+
+    async def reject_adapter(self, policy: str, body: models.RejectBody) -> models.AdapterDecisionAnswer:
+        """Take a version out of service, or keep it out."""
+        answer: models.AdapterDecisionAnswer = await self.send("POST", f"/adapters/{part(policy)}/reject", json=body)
+        return answer
+
+    async def rollback_adapter(self, policy: str, body: models.RollbackBody) -> models.AdapterDecisionAnswer:
+        """Return to an older version."""
+        answer: models.AdapterDecisionAnswer = await self.send("POST", f"/adapters/{part(policy)}/rollback", json=body)
         return answer
 
     async def get_permissions(self) -> models.PermissionsAnswer:

@@ -2,7 +2,7 @@
 
 import { type Client, formDataBodySerializer, type Options as Options2, type TDataShape } from './client';
 import { client } from './client.gen';
-import type { BeginOidcLoginData, BeginOidcLoginErrors, BeginOidcLoginResponses, BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, FinishOidcLoginData, FinishOidcLoginErrors, FinishOidcLoginResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, UploadFileData, UploadFileErrors, UploadFileResponses } from './types.gen';
+import type { BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses } from './types.gen';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -417,18 +417,131 @@ export const getTrainingMetrics = <ThrowOnError extends boolean = false>(options
 });
 
 /**
- * Begin oidc login
+ * Submit task
  *
- * Send a browser to the issuer.
+ * Write a task. The same task again is the same; another one of its id is refused.
  */
-export const beginOidcLogin = <ThrowOnError extends boolean = false>(options?: Options<BeginOidcLoginData, ThrowOnError>) => (options?.client ?? client).get<BeginOidcLoginResponses, BeginOidcLoginErrors, ThrowOnError>({ url: '/auth/oidc/login', ...options });
+export const submitTask = <ThrowOnError extends boolean = false>(options: Options<SubmitTaskData, ThrowOnError>) => (options.client ?? client).post<SubmitTaskResponses, SubmitTaskErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/tasks',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
 
 /**
- * Finish oidc login
+ * Give reward
  *
- * Log in whom the issuer vouches for.
+ * Write a score of exactly one answer.
  */
-export const finishOidcLogin = <ThrowOnError extends boolean = false>(options?: Options<FinishOidcLoginData, ThrowOnError>) => (options?.client ?? client).get<FinishOidcLoginResponses, FinishOidcLoginErrors, ThrowOnError>({ url: '/auth/oidc/callback', ...options });
+export const giveReward = <ThrowOnError extends boolean = false>(options: Options<GiveRewardData, ThrowOnError>) => (options.client ?? client).post<GiveRewardResponses, GiveRewardErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/rewards',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Try scorer
+ *
+ * Say what a scorer gives texts, and write nothing.
+ */
+export const tryScorer = <ThrowOnError extends boolean = false>(options: Options<TryScorerData, ThrowOnError>) => (options.client ?? client).post<TryScorerResponses, TryScorerErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/score',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Get group
+ *
+ * Look at the answers to a task beside each other.
+ */
+export const getGroup = <ThrowOnError extends boolean = false>(options: Options<GetGroupData, ThrowOnError>) => (options.client ?? client).get<GetGroupResponses, GetGroupErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/groups/{task_id}',
+    ...options
+});
+
+/**
+ * Query log
+ *
+ * Read the log by SQL.
+ */
+export const queryLog = <ThrowOnError extends boolean = false>(options: Options<QueryLogData, ThrowOnError>) => (options.client ?? client).post<QueryLogResponses, QueryLogErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/query',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * List adapters
+ *
+ * List policies, their versions, and who serves.
+ */
+export const listAdapters = <ThrowOnError extends boolean = false>(options?: Options<ListAdaptersData, ThrowOnError>) => (options?.client ?? client).get<ListAdaptersResponses, ListAdaptersErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/adapters',
+    ...options
+});
+
+/**
+ * Promote adapter
+ *
+ * Make a version primary.
+ */
+export const promoteAdapter = <ThrowOnError extends boolean = false>(options: Options<PromoteAdapterData, ThrowOnError>) => (options.client ?? client).post<PromoteAdapterResponses, PromoteAdapterErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/adapters/{policy}/promote',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Reject adapter
+ *
+ * Take a version out of service, or keep it out.
+ */
+export const rejectAdapter = <ThrowOnError extends boolean = false>(options: Options<RejectAdapterData, ThrowOnError>) => (options.client ?? client).post<RejectAdapterResponses, RejectAdapterErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/adapters/{policy}/reject',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
+
+/**
+ * Rollback adapter
+ *
+ * Return to an older version.
+ */
+export const rollbackAdapter = <ThrowOnError extends boolean = false>(options: Options<RollbackAdapterData, ThrowOnError>) => (options.client ?? client).post<RollbackAdapterResponses, RollbackAdapterErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/adapters/{policy}/rollback',
+    ...options,
+    headers: {
+        'Content-Type': 'application/json',
+        ...options.headers
+    }
+});
 
 /**
  * Get permissions

@@ -5,6 +5,56 @@ export type ClientOptions = {
 };
 
 /**
+ * A decision that took effect; `before`: the primary until then.
+ */
+export type AdapterDecisionAnswer = {
+    object: 'adapter_decision';
+    policy: string;
+    version: number;
+    kind: 'promoted' | 'rejected' | 'rolled_back';
+    actor: string;
+    reason: string;
+    before: number;
+    serving: ServingAnswer;
+    recorded_at: string;
+};
+
+/**
+ * Every policy that one may know of.
+ */
+export type AdapterList = {
+    object: 'list';
+    data: Array<PolicyAdapters>;
+};
+
+/**
+ * One version. Of a policy that tenants share they see no `tuned_by`, `uri`, `judged` and `held_out`.
+ */
+export type AdapterVersion = {
+    policy: string;
+    version: number;
+    status: string;
+    share: number | null;
+    parent_version: number | null;
+    batches: string | null;
+    tuned_by?: string | null;
+    created_at: number | null;
+    promoted_at: number | null;
+    uri?: string | null;
+    sha256: string | null;
+    base_digest: string | null;
+    judged?: JudgedAnswer | null;
+    metrics: {
+        [key: string]: number;
+    };
+    held_out?: {
+        [key: string]: {
+            [key: string]: number;
+        };
+    } | null;
+};
+
+/**
  * What an agent is, as the log has it.
  */
 export type AgentConfig = {
@@ -500,6 +550,17 @@ export type EnvironmentBody = {
 };
 
 /**
+ * The environment that a task takes place in; its settings as an object or as their JSON text.
+ */
+export type EnvironmentLine = {
+    name: string;
+    settings?: string | {
+        [key: string]: unknown;
+    };
+    seed: number;
+};
+
+/**
  * Why a request has no other answer, as OpenAI has it.
  */
 export type ErrorAnswer = {
@@ -727,6 +788,114 @@ export type FunctionTool = {
 };
 
 /**
+ * A task's answers beside each other; `verdict`: what they taught, and `why` in words.
+ */
+export type GroupAnswer = {
+    object: 'group';
+    task_id: string;
+    verdict: string;
+    why: Array<string>;
+    task: GroupTask | null;
+    group: GroupResult | null;
+    slots: Array<GroupSlot>;
+    as_of: string;
+};
+
+/**
+ * What the answers came to together, and the batch and version that they went into.
+ */
+export type GroupResult = {
+    group_id: string;
+    policy: string;
+    purpose: string;
+    adapter_version: number | null;
+    group_size: number;
+    complete: boolean;
+    reward_mean: number | null;
+    reward_std: number | null;
+    formula: string;
+    credit: string | null;
+    dropped_reason: string | null;
+    passed_over: string | null;
+    batch: number | null;
+    trained_version: number | null;
+    recorded_at: string;
+};
+
+/**
+ * One score of an answer.
+ */
+export type GroupReward = {
+    reward_id: string;
+    source: string;
+    value: number | null;
+    error: string | null;
+    rationale: string | null;
+    components: {
+        [key: string]: number;
+    } | null;
+    scorer_version: string | null;
+    metadata: {
+        [key: string]: string;
+    } | null;
+    recorded_at: string;
+};
+
+/**
+ * One answer; `left_out`: why it is not in the group. `opinions`: scores that the task did not ask for.
+ */
+export type GroupSlot = {
+    slot: number;
+    response_id: string | null;
+    text: string | null;
+    error: string | null;
+    finish_reason: string | null;
+    adapter_version: number | null;
+    agent_id: string | null;
+    success: boolean | null;
+    completion_tokens: number | null;
+    latency_ms: number | null;
+    reward: number | null;
+    advantage: number | null;
+    components: {
+        [key: string]: number;
+    } | null;
+    left_out: string | null;
+    rewards: Array<GroupReward>;
+    opinions: Array<GroupReward>;
+    turns: number;
+    recorded_at: string | null;
+};
+
+/**
+ * Who scores a task, and how much that counts.
+ */
+export type GroupSource = {
+    name: string;
+    weight: number;
+};
+
+/**
+ * What was asked.
+ */
+export type GroupTask = {
+    policy: string;
+    purpose: string;
+    scenario: string | null;
+    tenant: string | null;
+    agent: string | null;
+    group_size: number;
+    messages: Array<{
+        [key: string]: unknown;
+    }>;
+    reward_sources: Array<GroupSource>;
+    metadata: {
+        [key: string]: string;
+    };
+    recorded_at: string;
+};
+
+/**
  * The server answers.
  */
 export type HealthAnswer = {
@@ -795,6 +964,14 @@ export type JsonObjectFormat = {
 };
 
 /**
+ * What a canary came to.
+ */
+export type JudgedAnswer = {
+    verdict: string;
+    reason: string;
+};
+
+/**
  * Public keys (RFC 7517).
  */
 export type JwksAnswer = {
@@ -842,6 +1019,17 @@ export type MessageItem = {
     } & InputText) | ({
         type: 'output_text';
     } & OutputText)>;
+};
+
+/**
+ * One turn of the conversation.
+ */
+export type MessageLine = {
+    role: string;
+    content?: string;
+    name?: string | null;
+    tool_call_id?: string | null;
+    tool_calls?: Array<ToolCallLine>;
 };
 
 /**
@@ -1152,7 +1340,7 @@ export type PermissionsAnswer = {
     roles: Array<'viewer' | 'submitter' | 'trainer' | 'promoter' | 'admin'>;
     tenant: string | null;
     agent_id: string | null;
-    actions: Array<'models.read' | 'jobs.read' | 'files.read' | 'agents.read' | 'chat.call' | 'feedback.give' | 'runs.write' | 'files.write' | 'jobs.order' | 'jobs.command' | 'agents.write' | 'adapters.promote' | 'code.run'>;
+    actions: Array<'models.read' | 'jobs.read' | 'files.read' | 'agents.read' | 'groups.read' | 'adapters.read' | 'log.query' | 'log.read' | 'chat.call' | 'feedback.give' | 'tasks.submit' | 'rewards.give' | 'scores.try' | 'runs.write' | 'files.write' | 'jobs.order' | 'jobs.command' | 'agents.write' | 'letters.decide' | 'adapters.promote' | 'code.run'>;
 };
 
 /**
@@ -1162,6 +1350,56 @@ export type PlainTurn = {
     role: 'user' | 'system' | 'developer';
     content: string | Array<TextPart>;
     name?: string | null;
+};
+
+/**
+ * A policy's versions, and who serves.
+ */
+export type PolicyAdapters = {
+    object: 'adapters';
+    policy: string;
+    serving: ServingAnswer;
+    versions: Array<AdapterVersion>;
+};
+
+/**
+ * A version that is to be primary.
+ */
+export type PromoteBody = {
+    version: number;
+    /**
+     * the version that is primary now
+     */
+    expected: number;
+    /**
+     * why; it is recorded
+     */
+    reason: string;
+};
+
+/**
+ * Rows of a statement; `more`: there are others beyond the limit.
+ */
+export type QueryAnswer = {
+    object: 'query';
+    columns: Array<string>;
+    rows: Array<Array<unknown>>;
+    more: boolean;
+    left_out: Array<string>;
+};
+
+/**
+ * A statement that only reads.
+ */
+export type QueryBody = {
+    /**
+     * one SELECT, WITH, FROM, DESCRIBE, SUMMARIZE or SHOW
+     */
+    sql: string;
+    /**
+     * most rows; default: 1000
+     */
+    limit?: number | null;
 };
 
 /**
@@ -1232,6 +1470,21 @@ export type ReinforcementMethod = {
         [key: string]: unknown;
     };
     hyperparameters?: ReinforcementHyperparameters | null;
+};
+
+/**
+ * A version that is not to serve.
+ */
+export type RejectBody = {
+    version: number;
+    /**
+     * only if this version is primary; default: whichever is
+     */
+    expected?: number | null;
+    /**
+     * why; it is recorded
+     */
+    reason: string;
 };
 
 /**
@@ -1351,6 +1604,89 @@ export type RestErrorDetails = {
 };
 
 /**
+ * A score that is in the log; `enters_group`: the task's group waits for it.
+ */
+export type RewardAnswer = {
+    object: 'reward';
+    reward_id: string;
+    task_id: string;
+    response_id: string;
+    slot: number;
+    source: string;
+    score: number;
+    enters_group: boolean;
+    recorded_at: string;
+};
+
+/**
+ * What somebody says of an answer.
+ */
+export type RewardBody = {
+    task_id: string;
+    /**
+     * how good it is, e.g. 0 to 1
+     */
+    score: number;
+    /**
+     * who says so; each has one opinion of an answer
+     */
+    scoring_agent_id: string;
+    /**
+     * which answer; not needed where a task has only one
+     */
+    response_id?: string | null;
+    /**
+     * which answer, by its number
+     */
+    slot?: number | null;
+    /**
+     * why, in words
+     */
+    rationale?: string | null;
+    /**
+     * what the score is made of
+     */
+    components?: {
+        [key: string]: number;
+    } | null;
+    /**
+     * recorded; `criteria`: by what it was judged
+     */
+    metadata?: {
+        [key: string]: string;
+    } | null;
+};
+
+/**
+ * A scorer, its weight, and its settings as an object or as its JSON text; a text alone is a scorer's name.
+ */
+export type RewardSourceLine = {
+    name: string;
+    weight?: number;
+    settings?: string | {
+        [key: string]: unknown;
+    };
+};
+
+/**
+ * A return to an older version.
+ */
+export type RollbackBody = {
+    /**
+     * default: the primary before
+     */
+    version?: number | null;
+    /**
+     * the primary that is rolled back
+     */
+    expected: number;
+    /**
+     * why; it is recorded
+     */
+    reason: string;
+};
+
+/**
  * One request in JSON-RPC; without `id` it is a notification, and not answered.
  */
 export type RpcCall = {
@@ -1438,6 +1774,17 @@ export type SamplingBody = {
 };
 
 /**
+ * How tokens are drawn.
+ */
+export type SamplingLine = {
+    temperature?: number;
+    top_p?: number;
+    max_tokens?: number;
+    seed?: number | null;
+    stop?: Array<string>;
+};
+
+/**
  * JSON of a schema, as responses have it.
  */
 export type SchemaFormat = {
@@ -1445,6 +1792,51 @@ export type SchemaFormat = {
     schema: {
         [key: string]: unknown;
     };
+};
+
+/**
+ * Texts, and the scorer that judges them.
+ */
+export type ScoreBody = {
+    /**
+     * a built-in one, or module:function
+     */
+    scorer: string;
+    /**
+     * answers to the same task
+     */
+    texts: Array<string>;
+    /**
+     * of the scorer
+     */
+    settings?: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * the right answer
+     */
+    answer?: string | number | number | Array<string | number | number> | null;
+    /**
+     * what is checked against, in the place of answer
+     */
+    verifier?: {
+        [key: string]: unknown;
+    } | null;
+    /**
+     * the question
+     */
+    prompt?: string | null;
+};
+
+/**
+ * Who answers: the primary, and the candidate that is tried on a share of the tasks.
+ */
+export type ServingAnswer = {
+    primary: number;
+    candidate: number | null;
+    share: number;
+    newest: number;
+    primaries: Array<number>;
 };
 
 /**
@@ -1478,11 +1870,17 @@ export type StreamOptions = {
 };
 
 /**
- * What to do about an error.
+ * What to do about an error; with a conflict, what is there instead.
  */
 export type SuggestedAction = {
     parameter: string | null;
     suggested_action: string;
+    responses?: Array<{
+        [key: string]: unknown;
+    }> | null;
+    serving?: {
+        [key: string]: unknown;
+    } | null;
 };
 
 /**
@@ -1504,6 +1902,73 @@ export type SupervisedHyperparameters = {
  */
 export type SupervisedMethod = {
     hyperparameters?: SupervisedHyperparameters | null;
+};
+
+/**
+ * A task that is in the log.
+ */
+export type TaskAnswer = {
+    object: 'task';
+    task_id: string;
+    policy: string;
+    purpose: string;
+    tenant: string | null;
+    group_size: number;
+    reward_sources: Array<string>;
+    created_at: number;
+    recorded_at: string;
+};
+
+/**
+ * A task: the fields of a line of `streamward tasks submit`, or `input` in the place of its prompt.
+ */
+export type TaskBody = {
+    /**
+     * shorthand for one user message
+     */
+    prompt?: string | null;
+    /**
+     * shorthand for a system message before the prompt
+     */
+    system?: string | null;
+    /**
+     * shorthand for a verifier with this answer, checked with exact
+     */
+    answer?: string | number | number | Array<string | number | number> | null;
+    /**
+     * default: derived from what the task says
+     */
+    task_id?: string | null;
+    created_at?: number | null;
+    traceparent?: string | null;
+    metadata?: {
+        [key: string]: string;
+    };
+    /**
+     * who answers; default: the policy of the server
+     */
+    policy?: string;
+    purpose?: 'train' | 'serve' | 'eval';
+    scenario?: string;
+    tenant?: string | null;
+    group_size?: number;
+    deadline_at?: number | null;
+    adapter_version?: number | null;
+    sampling?: SamplingLine;
+    verifier?: string | {
+        [key: string]: unknown;
+    } | null;
+    agent?: string | null;
+    max_turns?: number | null;
+    thread?: string | null;
+    environment?: EnvironmentLine | null;
+    tools?: Array<ToolLine>;
+    reward_sources?: Array<RewardSourceLine> | null;
+    messages?: Array<MessageLine> | null;
+    /**
+     * the question: a text, or messages; without anybody who scores it, it is asked once (serve)
+     */
+    input?: string | Array<MessageLine> | null;
 };
 
 /**
@@ -1627,12 +2092,34 @@ export type ToolAnswer = {
 };
 
 /**
+ * A call the assistant made; `arguments` as an object or as its JSON text.
+ */
+export type ToolCallLine = {
+    id: string;
+    name: string;
+    arguments?: string | {
+        [key: string]: unknown;
+    };
+};
+
+/**
  * Whether tools may be called.
  */
 export type ToolChoice = {
     type: 'auto' | 'any' | 'tool' | 'none';
     name?: string | null;
     disable_parallel_tool_use?: boolean | null;
+};
+
+/**
+ * A function that an agent may call; `parameters`, a JSON schema, as an object or as its text.
+ */
+export type ToolLine = {
+    name: string;
+    description?: string;
+    parameters?: string | {
+        [key: string]: unknown;
+    };
 };
 
 /**
@@ -1755,6 +2242,29 @@ export type TriedEnvironment = {
     actions: number;
     ended: boolean;
     success: boolean | null;
+};
+
+/**
+ * What a scorer gives a text, or why nothing.
+ */
+export type TriedScore = {
+    value: number | null;
+    components: {
+        [key: string]: number;
+    } | null;
+    rationale: string | null;
+    version: string | null;
+    error: string | null;
+    reason: string | null;
+};
+
+/**
+ * A score for each text, in their order.
+ */
+export type TriedScores = {
+    object: 'list';
+    scorer: string;
+    data: Array<TriedScore>;
 };
 
 /**
@@ -2690,68 +3200,243 @@ export type GetTrainingMetricsResponses = {
 
 export type GetTrainingMetricsResponse = GetTrainingMetricsResponses[keyof GetTrainingMetricsResponses];
 
-export type BeginOidcLoginData = {
-    body?: never;
+export type SubmitTaskData = {
+    body: TaskBody;
     path?: never;
     query?: never;
-    url: '/auth/oidc/login';
+    url: '/tasks';
 };
 
-export type BeginOidcLoginErrors = {
+export type SubmitTaskErrors = {
     /**
      * There is no answer after serve.answer_s
      */
-    default: ErrorAnswer;
+    default: RestErrorAnswer;
 };
 
-export type BeginOidcLoginError = BeginOidcLoginErrors[keyof BeginOidcLoginErrors];
+export type SubmitTaskError = SubmitTaskErrors[keyof SubmitTaskErrors];
 
-export type BeginOidcLoginResponses = {
+export type SubmitTaskResponses = {
+    /**
+     * Done
+     */
+    201: TaskAnswer;
+};
+
+export type SubmitTaskResponse = SubmitTaskResponses[keyof SubmitTaskResponses];
+
+export type GiveRewardData = {
+    body: RewardBody;
+    path?: never;
+    query?: never;
+    url: '/rewards';
+};
+
+export type GiveRewardErrors = {
     /**
      * There is no answer after serve.answer_s
      */
-    default: ErrorAnswer;
+    default: RestErrorAnswer;
 };
 
-export type BeginOidcLoginResponse = BeginOidcLoginResponses[keyof BeginOidcLoginResponses];
+export type GiveRewardError = GiveRewardErrors[keyof GiveRewardErrors];
 
-export type FinishOidcLoginData = {
+export type GiveRewardResponses = {
+    /**
+     * Done
+     */
+    201: RewardAnswer;
+};
+
+export type GiveRewardResponse = GiveRewardResponses[keyof GiveRewardResponses];
+
+export type TryScorerData = {
+    body: ScoreBody;
+    path?: never;
+    query?: never;
+    url: '/score';
+};
+
+export type TryScorerErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type TryScorerError = TryScorerErrors[keyof TryScorerErrors];
+
+export type TryScorerResponses = {
+    /**
+     * Done
+     */
+    200: TriedScores;
+};
+
+export type TryScorerResponse = TryScorerResponses[keyof TryScorerResponses];
+
+export type GetGroupData = {
+    body?: never;
+    path: {
+        task_id: string;
+    };
+    query?: never;
+    url: '/groups/{task_id}';
+};
+
+export type GetGroupErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type GetGroupError = GetGroupErrors[keyof GetGroupErrors];
+
+export type GetGroupResponses = {
+    /**
+     * Done
+     */
+    200: GroupAnswer;
+};
+
+export type GetGroupResponse = GetGroupResponses[keyof GetGroupResponses];
+
+export type QueryLogData = {
+    body: QueryBody;
+    path?: never;
+    query?: never;
+    url: '/query';
+};
+
+export type QueryLogErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type QueryLogError = QueryLogErrors[keyof QueryLogErrors];
+
+export type QueryLogResponses = {
+    /**
+     * Done
+     */
+    200: QueryAnswer;
+};
+
+export type QueryLogResponse = QueryLogResponses[keyof QueryLogResponses];
+
+export type ListAdaptersData = {
     body?: never;
     path?: never;
     query?: {
         /**
-         * of the issuer
+         * default: all of them
          */
-        code?: string;
-        /**
-         * of the login that began
-         */
-        state?: string;
-        /**
-         * of the issuer
-         */
-        error?: string;
+        policy?: string | null;
     };
-    url: '/auth/oidc/callback';
+    url: '/adapters';
 };
 
-export type FinishOidcLoginErrors = {
+export type ListAdaptersErrors = {
     /**
      * There is no answer after serve.answer_s
      */
-    default: ErrorAnswer;
+    default: RestErrorAnswer;
 };
 
-export type FinishOidcLoginError = FinishOidcLoginErrors[keyof FinishOidcLoginErrors];
+export type ListAdaptersError = ListAdaptersErrors[keyof ListAdaptersErrors];
 
-export type FinishOidcLoginResponses = {
+export type ListAdaptersResponses = {
     /**
      * Done
      */
-    200: TokensAnswer;
+    200: AdapterList;
 };
 
-export type FinishOidcLoginResponse = FinishOidcLoginResponses[keyof FinishOidcLoginResponses];
+export type ListAdaptersResponse = ListAdaptersResponses[keyof ListAdaptersResponses];
+
+export type PromoteAdapterData = {
+    body: PromoteBody;
+    path: {
+        policy: string;
+    };
+    query?: never;
+    url: '/adapters/{policy}/promote';
+};
+
+export type PromoteAdapterErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type PromoteAdapterError = PromoteAdapterErrors[keyof PromoteAdapterErrors];
+
+export type PromoteAdapterResponses = {
+    /**
+     * Done
+     */
+    200: AdapterDecisionAnswer;
+};
+
+export type PromoteAdapterResponse = PromoteAdapterResponses[keyof PromoteAdapterResponses];
+
+export type RejectAdapterData = {
+    body: RejectBody;
+    path: {
+        policy: string;
+    };
+    query?: never;
+    url: '/adapters/{policy}/reject';
+};
+
+export type RejectAdapterErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RejectAdapterError = RejectAdapterErrors[keyof RejectAdapterErrors];
+
+export type RejectAdapterResponses = {
+    /**
+     * Done
+     */
+    200: AdapterDecisionAnswer;
+};
+
+export type RejectAdapterResponse = RejectAdapterResponses[keyof RejectAdapterResponses];
+
+export type RollbackAdapterData = {
+    body: RollbackBody;
+    path: {
+        policy: string;
+    };
+    query?: never;
+    url: '/adapters/{policy}/rollback';
+};
+
+export type RollbackAdapterErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type RollbackAdapterError = RollbackAdapterErrors[keyof RollbackAdapterErrors];
+
+export type RollbackAdapterResponses = {
+    /**
+     * Done
+     */
+    200: AdapterDecisionAnswer;
+};
+
+export type RollbackAdapterResponse = RollbackAdapterResponses[keyof RollbackAdapterResponses];
 
 export type GetPermissionsData = {
     body?: never;
