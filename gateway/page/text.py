@@ -52,6 +52,6 @@ def as_text(value: Any) -> Any:
     """Return a value as a template prints it; markup of our own stays."""
     if value is None:
         return ""
-    if isinstance(value, str) and not hasattr(value, "__html__"):  # what is HTML already says so
+    if isinstance(value, str) and not hasattr(value, "__html__"):  # which Markup has
         return visible(cut(value))
     return value

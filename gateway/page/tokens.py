@@ -45,12 +45,12 @@ def one(look: Look, partition: int, offset: int, texts: TokenTexts | None) -> di
         "QUALIFY row_number() OVER (PARTITION BY response_id ORDER BY _offset) = 1"
     )
     known = texts if texts is not None and texts.tokenizer_digest == row["tokenizer_digest"] else None
-    shared = side_by_side.common([one["completion_token_ids"] or [] for one in siblings]) if len(siblings) > 1 else 0
+    ids = [one["completion_token_ids"] or [] for one in siblings]
     return {
         "response": row,
         "tokens": rows(row, known)[:MOST],
         "left": max(0, len(row["completion_token_ids"] or ()) - MOST),
-        "shared": shared,
+        "differs": side_by_side.common(ids) if len(ids) > 1 else None,
         "has_texts": known is not None,
         "ratio": ratio(look, row),
         "at": look.at,

@@ -29,8 +29,8 @@ def serve(call: AppContext, /, fleet: bool) -> None:
 
     It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages, at serve.host and
     serve.port (http://127.0.0.1:8790/v1). Each call is a turn in the log before its answer ends. An agent's name is in
-    the base URL, /agents/NAME/v1, or in the header X-Agent-ID. Jobs are ordered at /api/v1/jsonrpc. SIGTERM or Ctrl-C
-    ends it, once answers in progress are finished and recorded.
+    the base URL, /agents/NAME/v1, or in the header X-Agent-ID. Jobs are ordered at /api/v1/jsonrpc. A browser gets the
+    page, at /page/. SIGTERM or Ctrl-C ends it, once answers in progress are finished and recorded.
 
     With --fleet the model of a call says which policy answers, or a registered agent whose policy it is: one base
     model, and fleet.states policies in memory (docs/fleet.md).

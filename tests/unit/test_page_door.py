@@ -19,7 +19,7 @@ from gateway.page.entrance import LoginCookie, PageEntrance
 from gateway.page.forms import SentForm
 from gateway.page.log_view import LogReader, LogView
 from gateway.page.login import PagePeople
-from gateway.page.mount import mount
+from gateway.page.mount import PageMount, mount
 from schemas.events import AccessRole
 from streams.access import users
 from streams.access.keys import AccessKey
@@ -424,3 +424,16 @@ def test_where_nobody_is_asked_for_a_key_this_machine_decides_and_no_other_site(
     assert http.post("/policies/red.coach", data=FORM, headers={"Origin": "http://127.0.0.1"}).status_code == 303
     assert decided == [("red.coach", "api")]
     assert "Log out" not in http.get("/").text
+
+
+def test_a_server_without_what_the_page_needs_says_so_and_answers_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: PageMount) -> None:
+        raise ModuleNotFoundError("No module named 'duckdb'")
+
+    monkeypatch.setattr(PageMount, "_make", missing)
+    whole = FastAPI()
+    mount(whole, PageMount(Settings()))
+    http = TestClient(whole)
+    answer = http.get("/page/groups")
+    assert answer.status_code == 503 and "this server has no page: No module named 'duckdb'" in Words(answer.text).text
+    assert http.get("/openapi.json").status_code == 200
