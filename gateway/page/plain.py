@@ -30,6 +30,7 @@ def plain_page(title: str, said: str, status: int, *, to: str, follow: bool = Fa
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(title)} · Streamward</title>{refresh}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="{PREFIX}/static/icon.svg" type="image/svg+xml">'
         f'<link rel="stylesheet" href="{PREFIX}/static/page.css"></head><body><main><h1>{escape(title)}</h1>'
         f'<p class="said">{escape(visible(said))}</p><p><a href="{target}">Go on</a></p></main></body></html>',
         status,

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +27,7 @@ from tests import skips
 from tests.support.documented import HOOKS
 from tests.support.doubles.issuer import CLIENT, URL, OwnIssuer
 from tests.support.log.shared_node import own_prefix
-from tests.support.processes import until
+from tests.support.oidc_provider import provider
 
 pytestmark = pytest.mark.kafka
 HERE = "https://streamward.example"
@@ -120,36 +114,6 @@ def test_a_person_of_an_issuer_has_the_roles_of_its_newest_claims_until_they_are
 
         without = at.get("/auth/oidc/callback", params={"code": "a code", "state": "x"})
         assert without.status_code == 401 and "not begun by this browser" in without.text
-
-
-@contextlib.contextmanager
-def provider(folder: Path, claims: dict[str, Any]) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "oidc_provider_mock",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--require-nonce",
-    ]
-    with (folder / "provider.log").open("wb") as log:
-        process = subprocess.Popen([*command, "true", "--user-claims", json.dumps(claims)], stdout=log, stderr=log)
-    try:
-
-        def answers() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                return httpx.get(f"http://127.0.0.1:{port}/jwks").status_code == 200
-            return False
-
-        until(answers, "the provider answers", folder=folder)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_provider_that_others_wrote_lets_a_person_in_at_every_gateway(made: Settings, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Serve the page over a made-up log, and look at it with Chromium: python -m tests.page [FOLDER]
 
     page_log ──► an archive ──► `streamward page` ──► browse.py, in .venv-page ──► pictures, and what is wrong
+    a server with keys, an issuer of others (people.py) ──► log_in.py, there too ──► the same
 
 Says loudly, with exit code 1, if it cannot run.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Page, Settings
+from tests.page.people import PERSON, guarded
 from tests.support.factories import T0
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
@@ -54,9 +56,11 @@ def main() -> int:
                 code = subprocess.run(look, env=os.environ | {"CHROMIUM": browser}).returncode
                 for name in DOCUMENTED if code == 0 else ():
                     shutil.copy(pictures / name, ROOT / "docs")
-                return code
             finally:
                 server.terminate()
+        with guarded(Path(folder)) as address:
+            enter = [str(PYTHON), str(Path(__file__).parent / "log_in.py"), address, PERSON, str(pictures), str(AXE)]
+            return code or subprocess.run(enter, env=os.environ | {"CHROMIUM": browser}).returncode
 
 
 if __name__ == "__main__":

@@ -1,0 +1,48 @@
+"""A server with keys that people reach by an issuer which others wrote, for a browser to log in at.
+
+oidc-provider-mock ◄──► `streamward serve` on a Kafka node, at localhost, as the issuer is at 127.0.0.1: another site
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from streams.access.tokens import new_private_key
+from streams.kafka import admin
+from streams.kafka.node import process as broker
+from streams.kafka.producer import Producer
+from streams.settings.model import Login
+from tests.support.agent_server import serving, settings_of
+from tests.support.factories import trained
+from tests.support.oidc_provider import provider
+
+PERSON = "dora@lab"
+
+
+@contextmanager
+def guarded(folder: Path) -> Iterator[str]:
+    """Yield the server's address. Who comes by the issuer may promote, and policy `coach` has a version to promote."""
+    key = folder / "signing.pem"
+    key.write_bytes(new_private_key())
+    claims = {"sub": PERSON, "preferred_username": "dora", "roles": ["lab"]}
+    with broker.embedded(folder / "kafka") as node, provider(folder, claims) as issuer:
+        settings = settings_of(node.bootstrap, folder, auth="keys")
+        url = f"http://localhost:{settings.serve.port}"
+        login = Login(
+            signing_key=key,
+            public_url=url,
+            oidc_issuer=issuer,
+            oidc_client_id="streamward",
+            oidc_client_secret=SecretStr("any is good there"),
+            oidc_roles="lab=promoter",
+        )
+        settings = settings.model_copy(update={"login": login})
+        admin.apply_topics(settings)
+        with Producer(settings) as producer:
+            producer.send(trained(1, policy="coach"))
+        with serving(settings):
+            yield url
