@@ -69,7 +69,7 @@ def _parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else [] if value is None else value
 
 
-Content = Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart])]
+Content = Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart] | None)]
 
 
 class CalledFunction(Body):
@@ -100,9 +100,7 @@ class ModelTurn(Body):
     """A message of the model."""
 
     role: Literal["assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart] | None)] = (
-        Field([])
-    )
+    content: Content = Field([])
     name: str | None = None
     tool_calls: list[CallPart] | None = None
     refusal: Annotated[Any, Refused("the model's words are its content")] = None

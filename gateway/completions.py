@@ -38,6 +38,8 @@ from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, To
 MAX_TOKENS = 16
 """Most tokens of an answer to a request that names no limit, as this protocol has it."""
 TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
+Prompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
+OnePrompt = Annotated[list[Prompt], Field(min_length=1, max_length=1)]
 
 
 def _one_prompt(value: object) -> object:
@@ -50,8 +52,8 @@ class CompletionsBody(Body):
 
     model: Model
     prompt: Annotated[
-        Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)],
-        BeforeValidator(_one_prompt),
+        Prompt,
+        BeforeValidator(_one_prompt, json_schema_input_type=Prompt | OnePrompt),
     ] = Field(description="text, or token ids; one prompt in a request")
     max_tokens: Whole | None = Field(
         None, ge=1, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}"

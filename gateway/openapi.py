@@ -223,8 +223,7 @@ def describe(app: FastAPI, bodies: Sequence[type[Body]], *, opened: Sequence[str
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
             _complete(found, opened, keys=keys)
-            _untitled(found)
-            app.openapi_schema = found
+            app.openapi_schema = _tidied(found)
         return app.openapi_schema
 
     app.openapi = description  # type: ignore[method-assign]
@@ -297,14 +296,19 @@ def _exemplify(operation: dict[str, Any]) -> None:
             answer["content"][JSON]["example"] = ANSWERED[name]
 
 
-def _untitled(value: Any) -> None:
-    """Drop the titles that pydantic makes of names."""
-    if isinstance(value, dict):
-        if isinstance(value.get("title"), str) and "openapi" not in value and "version" not in value:
-            del value["title"]
-        for name, inner in value.items():
-            if name != "example":
-                _untitled(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            _untitled(inner)
+BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+"""Of numbers, as pydantic leaves them where a validator comes before, by what JSON Schema calls them."""
+
+
+def _tidied(value: Any) -> Any:
+    """Return a schema without the titles that pydantic makes of names, and with bounds as JSON Schema has them."""
+    if isinstance(value, list):
+        return [_tidied(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    bounds = BOUNDS if "type" in value else {}
+    return {
+        bounds.get(name, name): inner if name == "example" else _tidied(inner)
+        for name, inner in value.items()
+        if not (name == "title" and isinstance(inner, str) and "version" not in value)
+    }

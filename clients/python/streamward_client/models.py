@@ -1088,7 +1088,7 @@ class ToolTurn(TypedDict):
     """
 
     role: Literal["tool"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None
     tool_call_id: str
     name: NotRequired[str | None]
 
@@ -1330,7 +1330,7 @@ class CompletionsBody(TypedDict):
     """
 
     model: str
-    prompt: str | list[int]
+    prompt: str | list[int] | list[str | list[int]]
     max_tokens: NotRequired[int | None]
     n: NotRequired[int | None]
     temperature: NotRequired[float | None]
@@ -1579,7 +1579,7 @@ class PlainTurn(TypedDict):
     """
 
     role: Literal["user", "system", "developer"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None
     name: NotRequired[str | None]
 
 

@@ -354,7 +354,9 @@ export type CompletionsBody = {
     /**
      * text, or token ids; one prompt in a request
      */
-    prompt: string | Array<number>;
+    prompt: string | Array<number> | [
+        string | Array<number>
+    ];
     /**
      * most tokens of an answer; default: 16
      */
@@ -1348,7 +1350,7 @@ export type PermissionsAnswer = {
  */
 export type PlainTurn = {
     role: 'user' | 'system' | 'developer';
-    content: string | Array<TextPart>;
+    content: string | Array<TextPart> | null;
     name?: string | null;
 };
 
@@ -2136,7 +2138,7 @@ export type ToolResultBlock = {
  */
 export type ToolTurn = {
     role: 'tool';
-    content: string | Array<TextPart>;
+    content: string | Array<TextPart> | null;
     tool_call_id: string;
     name?: string | null;
 };
