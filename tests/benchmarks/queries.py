@@ -15,29 +15,23 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, GroupResponse, RewardSource, derive_id
-from schemas.serde import encode
-from streams.kafka.producer import Producer
-from streams.kafka.record import key_of, partition_of
-from streams.kafka.topics import topics
 from streams.settings.model import Archive, Settings
 from streams.tools.archive import sync
 from streams.tools.query.session import Session
+from tests.benchmarks.long_log import LongLog
 from tests.benchmarks.loop import node
 from tests.benchmarks.side_by_side import by_turns, line, median_s, say
-from tests.benchmarks.whole_groups import SLOTS, Whole, whole
+from tests.benchmarks.whole_groups import SLOTS
 
 RESPONSES = int(os.environ.get("STREAMWARD_BENCH_RESPONSES", "40000"))
 FULL = 1_000_000
 """Responses from which on the targets are meant: a statement costs a few milliseconds, however little it reads."""
 TARGETS = RESPONSES >= FULL
-BATCH_GROUPS = 16
 LIMIT_S = 1.0
 """For each question, at a million responses on two cores."""
 OF_PLAIN = 1 / 1.2
@@ -55,7 +49,7 @@ def run() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder, node() as settings:
         settings = settings.model_copy(update={"archive": Archive(store=folder)})
         say(f"queries: {RESPONSES} responses are written and archived")
-        _Log(settings).write(RESPONSES // SLOTS)
+        LongLog(settings).write(RESPONSES // SLOTS)
         sync.sync(settings)
         yield from _questions(settings)
         yield from _against_plain(settings)
@@ -114,104 +108,3 @@ def _rows(session: Session, sql: str) -> int:
     statement = session.parse(sql)
     session.check(session.labels(statement))
     return sum(map(len, session.run(sql).batches))
-
-
-class _Log:
-    """Writes a finished run: its groups lie where their batches say."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
-        self._settings = settings
-        self._next: dict[tuple[str, int], int] = {}
-
-    def write(self, groups: int) -> None:
-        with Producer(self._settings) as self._producer:
-            offsets: list[int] = []
-            version = 0
-            for number in range(groups):
-                made = _scored(whole(f"{number % 997} + {number % 991}"), number, version)
-                held_out = number % 10 == 0
-                places = [self._send(response) for response in made.responses]
-                for event in (made.task, *made.rewards):
-                    self._send(event)
-                place = self._send(_group(made, places, version))
-                if not held_out:
-                    offsets.append(place[1])
-                if len(offsets) == BATCH_GROUPS:
-                    batch, trained = _step(version, place[0], tuple(offsets), made.task.created_at)
-                    self._send(batch)
-                    self._send(trained)
-                    offsets.clear()
-                    version += 1
-
-    def _send(self, event: Event) -> tuple[int, int]:
-        topic = self._topics[type(event)]
-        key = key_of(event, topic)
-        partition = partition_of((key or b"").decode(), topic.partitions)
-        offset = self._next.get((topic.name, partition), 0)
-        self._next[topic.name, partition] = offset + 1
-        self._producer.send_bytes((topic.name, partition), key, encode(event))
-        return partition, offset
-
-
-def _scored(made: Whole, number: int, version: int) -> Whole:
-    """Return the group as one of this run: its own ids, policy `demo`, two sources, answers of some variety."""
-    task = replace(
-        made.task, task_id=f"task-{number}", policy="demo", scenario=f"scenario-{number % 5}",
-        purpose="eval" if number % 10 == 0 else "train",
-        reward_sources=(RewardSource(name="exact"), RewardSource(name="brief", weight=0.25)),
-    )  # fmt: skip
-    responses, rewards = [], []
-    for slot, response in enumerate(made.responses):
-        sampling_id = f"{task.task_id}/first"
-        answered = replace(
-            response, task_id=task.task_id, policy="demo", sampling_id=sampling_id, adapter_version=version % 50,
-            response_id=derive_id(sampling_id, slot), text=f"{response.text}{(number * slot) % 10_007}",
-            finish_reason="length" if (number + slot) % 7 == 0 else "stop",
-        )  # fmt: skip
-        responses.append(answered)
-        for source in ("exact", "brief"):
-            value = float((number * 31 + slot * 7 + (source == "brief")) % 3 == 0)
-            rewards.append(
-                replace(
-                    made.rewards[slot], response_id=answered.response_id, task_id=task.task_id, policy="demo",
-                    source=source, value=value, reward_id=derive_id(answered.response_id, source),
-                )
-            )  # fmt: skip
-    return Whole(task, responses, rewards)
-
-
-def _group(made: Whole, places: list[tuple[int, int]], version: int) -> AdvantagedGroup:
-    task, first = made.task, made.responses[0]
-    members = []
-    for slot, (response, (partition, offset)) in enumerate(zip(made.responses, places, strict=True)):
-        exact, brief = (reward.value or 0.0 for reward in made.rewards[2 * slot : 2 * slot + 2])
-        members.append(
-            GroupResponse(
-                slot=slot, response_id=response.response_id, partition=partition, offset=offset,
-                finish_reason=response.finish_reason, latency_ms=response.latency_ms, reward=exact + 0.25 * brief,
-                advantage=exact - 0.5,
-                components={"exact": exact, "brief": brief}, completion_token_ids=response.completion_token_ids,
-                logprobs=response.logprobs, loss_mask=response.loss_mask,
-            )
-        )  # fmt: skip
-    return AdvantagedGroup(
-        group_id=derive_id(task.task_id, "group", 1), task_id=task.task_id, created_at=task.created_at, policy="demo",
-        purpose=task.purpose, scenario=task.scenario, sampling_id=first.sampling_id, group_size=SLOTS,
-        adapter_version=version % 50, base_digest=first.base_digest, tokenizer_digest=first.tokenizer_digest,
-        complete=True, formula="grpo", formula_version=1, formula_eps=1e-4, formula_ddof=1, reward_mean=0.5,
-        reward_std=0.5, prompt_token_ids=first.prompt_token_ids, responses=tuple(members),
-    )  # fmt: skip
-
-
-def _step(version: int, partition: int, offsets: tuple[int, ...], now_ms: int) -> tuple[Batch, AdapterEvent]:
-    batch = Batch(
-        batch_id=derive_id("demo", version), policy="demo", created_at=now_ms, sequence=version, closed_by="count",
-        max_policy_lag=1, groups=len(offsets), responses=len(offsets) * SLOTS, loss_tokens=0,
-        groups_partition=partition, groups_offsets=offsets,
-    )  # fmt: skip
-    trained = AdapterEvent(
-        event_id=derive_id("demo", version, "trained"), policy="demo", created_at=now_ms, version=version + 1,
-        kind="trained", actor="bench", reason="", first_batch=0, last_batch=version,
-    )  # fmt: skip
-    return batch, trained
