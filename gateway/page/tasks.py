@@ -18,24 +18,38 @@ if TYPE_CHECKING:
 
 PAGE_ROWS = 50
 
-FATE = """
-WITH first AS (SELECT _partition, min(_offset) AS _offset FROM groups GROUP BY _partition, group_id),
+
+def fate_sql(condition: str = "true") -> str:
+    """Return the statement of each group once, and what became of it: all, or those that a condition narrows it to.
+
+    The condition may name what every record of a group has alike. What batches and versions say of a group is looked
+    up, whosever they are. Of a group's lists only `members` is read: tokens are most of the bytes in `responses`.
+    """
+    return f"""
+WITH first AS (
+    SELECT _partition, min(_offset) AS _offset FROM groups WHERE {condition} GROUP BY _partition, group_id
+),
 cut AS (SELECT groups_partition AS _partition, unnest(groups_offsets) AS _offset, policy, sequence FROM whole.batches),
 passed AS (SELECT groups_partition AS _partition, d.offset AS _offset, d.reason AS passed_over FROM
     (SELECT groups_partition, unnest(dropped) AS d FROM whole.batches)),
-made AS (SELECT policy, last_batch, min(version) AS version FROM whole.adapters WHERE kind = 'trained' GROUP BY ALL),
+made AS (
+    SELECT policy, last_batch, min(version) OVER (PARTITION BY policy ORDER BY last_batch DESC) AS trained
+    FROM whole.adapters WHERE kind = 'trained'
+    QUALIFY row_number() OVER (PARTITION BY policy, last_batch ORDER BY version) = 1
+),
 one AS (
     SELECT _partition, _offset, _timestamp, task_id, group_id, policy, purpose, scenario, adapter_version, group_size,
-        len(responses) AS scored, reward_mean, reward_std, dropped_reason, complete, formula, credit, left_out,
-        len(list_filter(responses, lambda r: r.advantage <> 0
+        len(members) AS scored, reward_mean, reward_std, dropped_reason, complete, formula, credit, left_out,
+        len(list_filter(members, lambda r: r.advantage <> 0
             OR len(list_filter(r.spans, lambda s: s.advantage <> 0)) > 0)) = 0 AS flat
-    FROM groups SEMI JOIN first USING (_partition, _offset)
+    FROM groups SEMI JOIN first USING (_partition, _offset) WHERE {condition}
 )
-SELECT one.*, cut.sequence, passed.passed_over,
-    (SELECT min(version) FROM made WHERE made.policy = one.policy AND made.last_batch >= cut.sequence) AS trained
+SELECT one.*, cut.sequence, passed.passed_over, made.trained
 FROM one LEFT JOIN cut USING (_partition, _offset) LEFT JOIN passed USING (_partition, _offset)
-"""
-"""Each group once, and what became of it. What batches and versions say of it is looked up, whosever they are."""
+ASOF LEFT JOIN made ON made.policy = one.policy AND made.last_batch >= cut.sequence
+"""  # noqa: S608 - a condition of ours
+
+
 FATES = {
     "all": "true",
     "taught": "dropped_reason IS NULL AND NOT flat",
@@ -51,7 +65,8 @@ def groups_sql(*, policy: str = "", fate: str = "all", version: int | None = Non
         wanted.append(f"policy = {literal(policy)}")
     if version is not None:
         wanted.append(f"adapter_version = {version}")
-    return f"SELECT * FROM ({FATE}) WHERE {' AND '.join(wanted)} ORDER BY _timestamp DESC, _partition, _offset DESC"  # noqa: S608
+    newest_first = "ORDER BY _timestamp DESC, _partition, _offset DESC"
+    return f"SELECT * FROM ({fate_sql()}) WHERE {' AND '.join(wanted)} {newest_first}"  # noqa: S608
 
 
 @dataclass(slots=True)
@@ -98,7 +113,7 @@ def one(look: Look, task_id: str) -> OneTask:
     asked = literal(task_id)
     of = f"WHERE task_id = {asked}"
     task = look.first(f"SELECT * FROM tasks {of} ORDER BY _offset")  # noqa: S608 - a literal
-    group = look.first(f"SELECT * FROM ({FATE}) {of} ORDER BY _offset")  # noqa: S608
+    group = group_of(look, task_id)
     found = OneTask(task, group)
     found.responses = look.rows(
         "SELECT * EXCLUDE (prompt_token_ids, logprobs, loss_mask, branches) FROM responses "  # noqa: S608
@@ -113,7 +128,7 @@ def one(look: Look, task_id: str) -> OneTask:
     if group is not None:
         members = look.rows(
             "SELECT m.slot, m.reward, m.advantage, m.components, m.spans, m.partition, m.offset, m.response_id FROM "  # noqa: S608
-            f"(SELECT unnest(responses) AS m FROM groups {of} AND group_id = {literal(group['group_id'])} "
+            f"(SELECT unnest(members) AS m FROM groups WHERE _partition = {group['_partition']} "
             f"AND _offset = {group['_offset']})"
         )
         found.members = {row["slot"]: row for row in members}
@@ -135,10 +150,15 @@ def one(look: Look, task_id: str) -> OneTask:
     return found
 
 
+def group_of(look: Look, task_id: str) -> Row | None:
+    """Return the first group of a task and what became of it; None without one."""
+    return look.first(f"{fate_sql(f'task_id = {literal(task_id)}')} ORDER BY one._offset")
+
+
 def range_sql(policy: str, scenario: str) -> str:
     """Return the statement of the lowest and the highest reward of a policy's groups in a scenario."""
     return (
-        "SELECT min(m.reward) AS lowest, max(m.reward) AS highest FROM (SELECT unnest(responses) AS m FROM groups "  # noqa: S608
+        "SELECT min(m.reward) AS lowest, max(m.reward) AS highest FROM (SELECT unnest(members) AS m FROM groups "  # noqa: S608
         f"WHERE policy = {literal(policy)} AND scenario = {literal(scenario)} AND purpose <> 'serve')"
     )
 
@@ -149,7 +169,7 @@ def again_sql(task_id: str) -> str:
 WITH this AS (SELECT messages, policy FROM tasks WHERE task_id = {literal(task_id)} LIMIT 1),
 same AS (SELECT DISTINCT task_id FROM tasks JOIN this ON tasks.policy = this.policy AND tasks.messages = this.messages)
 SELECT g.adapter_version, g.task_id, g.purpose, g._timestamp, g.reward_mean, g.reward_std, g.group_size,
-    list_transform(g.responses, lambda r: r.reward) AS rewards, g.dropped_reason, g._partition, g._offset
+    list_transform(g.members, lambda r: r.reward) AS rewards, g.dropped_reason, g._partition, g._offset
 FROM groups AS g SEMI JOIN same USING (task_id)
 QUALIFY row_number() OVER (PARTITION BY g.group_id ORDER BY g._offset) = 1
 ORDER BY g.adapter_version, g._timestamp

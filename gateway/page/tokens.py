@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gateway.page import side_by_side
 from gateway.page.log_view import Look, Row
-from gateway.page.tasks import FATE
+from gateway.page.tasks import group_of
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
 
@@ -79,7 +79,7 @@ def ratio(look: Look, response: Row) -> str:
 
     ratio = pi(token) / pi_sampled(token)        PPO, arXiv:1707.06347 section 3
     """
-    group = look.first(f"SELECT * FROM ({FATE}) WHERE task_id = {literal(response['task_id'])} ORDER BY _offset")  # noqa: S608
+    group = group_of(look, response["task_id"])
     if group is None or group["trained"] is None:
         return "No trainer has learned from this answer, so its tokens have no ratio."
     made = look.first(
