@@ -10,7 +10,7 @@ otherwise by `archive verify`: nothing that queries has a checksum of a page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import duckdb
@@ -63,14 +63,15 @@ def _has_columns(archive: ArchiveReader, event: type[Event], segment: Segment) -
     )
 
 
-def selects(sorted_: Sorted, listed: str, scope: Scope) -> list[str]:
-    """Return a SELECT for each kind of segment that DuckDB reads by itself."""
+def selects(sorted_: Sorted, listed: Mapping[str, str], scope: Scope) -> list[str]:
+    """Return the SELECTs of each kind of segment that DuckDB reads by itself; `listed`: as `archived_columns`."""
     found = []
-    for segments, condition in ((sorted_.clean, ""), (sorted_.with_bad, "_bad IS NULL")):
-        limits = [text for text in (condition, scope.condition()) if text]
-        if segments:
-            where = f" WHERE {' AND '.join(limits)}" if limits else ""
-            found.append(f"SELECT {listed} FROM {files(segments)}{where}")  # noqa: S608 - quoted
+    for segments, is_event in ((sorted_.clean, ""), (sorted_.with_bad, "_bad IS NULL")):
+        for condition, columns in listed.items():
+            limits = [text for text in (is_event, condition, scope.condition()) if text]
+            if segments:
+                where = f" WHERE {' AND '.join(limits)}" if limits else ""
+                found.append(f"SELECT {columns} FROM {files(segments)}{where}")  # noqa: S608 - quoted
     return found
 
 

@@ -45,7 +45,7 @@ from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull
 from streams.tools.query.source import Gap, Parts, Scope, newest, seek, snapshot
 from streams.tools.query.statement import Statement
-from streams.tools.query.views import WHOLE, SqlView, columns, literal, quoted, views
+from streams.tools.query.views import WHOLE, SqlView, archived_columns, columns, literal, quoted, views
 
 BATCH_ROWS = 2048
 """Rows per batch of a result: DuckDB's own vector."""
@@ -285,7 +285,7 @@ class Session:
     def _make_view(self, schema: str, view: SqlView, parts: Parts, scope: Scope) -> None:
         """Create or replace the view of a topic."""
         event = parts.topic.event
-        listed = columns(view.label, decode.arrow_schema(event).names, archived=True)
+        listed = archived_columns(view.label, decode.arrow_schema(event).names)
         selects, older = [], []
         if self._archive is not None and parts.segments:
             by_kind = archived.sort(self._archive, event, parts.segments)

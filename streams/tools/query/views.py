@@ -18,7 +18,7 @@ is not the policy's, which agents never read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -54,16 +54,23 @@ _KEPT = ", ".join(
     f"'{each.name}': one.{quoted(each.name)}" for each in fields(GroupResponse) if each.name not in PER_TOKEN
 )
 _MEMBERS = f"list_transform(responses, lambda one: {{{_KEPT}}})"
-HAS_SCORES = f"""group_size > len(list_filter(left_out, lambda slot: slot.reason IN {UNSCORED}))
+_ANSWERED = f"group_size > len(list_filter(left_out, lambda slot: slot.reason IN {UNSCORED}))"
+HAS_SCORES = f"""{_ANSWERED}
     AND (purpose <> 'serve' OR len(list_filter({{members}}, lambda one: cardinality(one.components) > 0)) > 0)"""
 """`schemas.conventions.has_scores` in SQL."""
-COMPUTED = {
-    "groups": {
-        **{name: f"CASE WHEN {HAS_SCORES} THEN {name} END" for name in ("reward_mean", "reward_std")},
-        "members": "{members}",
-    },
-}
+
+
+def _of_groups(has_scores: str) -> dict[str, str]:
+    computed = {name: f"CASE WHEN {has_scores} THEN {name} END" for name in ("reward_mean", "reward_std")}
+    return {**computed, "members": "{members}"}
+
+
+COMPUTED = {"groups": _of_groups(HAS_SCORES)}
 """By topic: columns that are not the field of their name. `members` is stored in the archive, and made of the log's."""
+APART = {"groups": {"purpose <> 'serve'": _of_groups(_ANSWERED), "purpose = 'serve'": COMPUTED["groups"]}}
+"""By topic: conditions of which each record meets one, and what is computed of those records. The archive's files are
+read once for each: whether a group has scores is a question about its members only where its purpose is `serve`, and
+reading the members of all groups takes ten times as long as reading their rewards."""
 GROUP_RESPONSES = """
 WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.groups GROUP BY _partition, group_id),
 members AS (
@@ -282,11 +289,22 @@ def name_of(label: str) -> str:
     return label.replace("-", "_")
 
 
-def columns(label: str, names: Iterable[str], *, archived: bool = False) -> str:
-    """Return the columns of a topic's view, as a SELECT of its fields lists them, or of a file of the archive."""
-    made = {
-        name: sql.format(members=MEMBERS if archived else _MEMBERS) for name, sql in COMPUTED.get(label, {}).items()
-    }
+def columns(label: str, names: Iterable[str]) -> str:
+    """Return the columns of a topic's view, as a SELECT of its fields lists them."""
+    return _listed(names, COMPUTED.get(label, {}), _MEMBERS)
+
+
+def archived_columns(label: str, names: Sequence[str]) -> dict[str, str]:
+    """Return the columns of a topic's view, as SELECTs of a file of the archive list them, by their conditions.
+
+    Each record meets one condition; `` is met by all.
+    """
+    apart = APART.get(label, {"": COMPUTED.get(label, {})})
+    return {condition: _listed(names, computed, MEMBERS) for condition, computed in apart.items()}
+
+
+def _listed(names: Iterable[str], computed: Mapping[str, str], members: str) -> str:
+    made = {name: sql.format(members=members) for name, sql in computed.items()}
     every = dict.fromkeys([*names, *made])
     return ", ".join(f"{made[name]} AS {name}" if name in made else quoted(name) for name in every)
 
