@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
+from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn, derive_id
 from streams.adapters import store
 from streams.engines.scripted_rendering import ScriptedRendering
 from streams.engines.scripted_tokens import ScriptedTokenEngine
@@ -24,8 +24,10 @@ from streams.stages.agents import call_prompts
 from streams.stages.agents.calls import CallError, Done, ModelCall
 from streams.stages.agents.fold import of_each
 from streams.stages.agents.recorder import Recorder
+from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.served_versions import KEPT
 from streams.stages.agents.service import opened
+from streams.stages.agents.task_runs import RunOrder
 from tests.support import factories
 from tests.support.agent_server import settings_of
 from tests.support.processes import read, until
@@ -212,6 +214,30 @@ def test_a_version_that_is_used_stays_and_one_that_was_unloaded_meanwhile_is_loa
         run(recorder, talk(recorder))
     [turn] = [turn for _, turn in read(settings, Turn) if turn.reply.content == "late"]
     assert turn.adapter_version == 1
+
+
+def test_who_begins_a_run_again_while_it_ends_gets_its_end(kafka_bootstrap: str, tmp_path: Path) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"latency_ms": 2000})
+    admin.apply_topics(settings)
+    order = RunOrder(
+        agent_id="a", trajectory_id=derive_id("s", 0), task_id="t", sampling_id="s", slot=0, group_size=1,
+        policy="sums", purpose="train", sampling=Sampling(max_tokens=8), adapter_version=None, max_turns=None,
+        metadata={}, traceparent=None,
+    )  # fmt: skip
+
+    async def talk(recorder: Recorder) -> None:
+        known = await recorder.runs.begin(order)
+        call = asyncio.create_task(answer(recorder, asked("open", trajectory_id=order.trajectory_id)))
+        while not known.open_calls:
+            await asyncio.sleep(0.001)
+        end = asyncio.create_task(recorder.runs.end("a", order.trajectory_id, RunEnd("completed", "")))
+        while not known.ending:
+            await asyncio.sleep(0.001)
+        assert (await recorder.runs.begin(order)).end is not None
+        assert (await end).end == known.end and (await call).message.content == "open"
+
+    with recording(settings) as recorder:
+        run(recorder, talk(recorder))
 
 
 def test_a_call_after_the_end_is_answered_and_late_and_a_history_that_parts_is_a_fork(

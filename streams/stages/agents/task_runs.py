@@ -93,7 +93,10 @@ class TaskRuns:
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     async def begin(self, order: RunOrder) -> Conversation:
-        """Return the run once its beginning is in the log, which may have been long ago. Raises CallError."""
+        """Return the run once its beginning is in the log, which may have been long ago, and its end if it is ending.
+
+        Raises CallError.
+        """
         if order.policy != self._versions.policy:
             what = f"the task is for policy {order.policy}, and this server has {self._versions.policy}"
             raise CallError("conflict", f"{what}; start one for that policy")
@@ -107,6 +110,8 @@ class TaskRuns:
         known.differs = known.differs or self._differs(known)
         if (written := self._beginning.get(name)) is not None:
             await self._acknowledged(written, "beginning")
+        if (ending := self._ending.get(name)) is not None:  # who begins it again must know that it is over
+            await self._acknowledged(ending, "end")
         if known.differs is not None and known.end is None:
             await self._acknowledged(self._ended(known, RunEnd("failed", known.differs)), "end")
         return known
