@@ -70,7 +70,7 @@ def rest(problem: CallError) -> dict[str, Any]:
 def response(problem: CallError, path: str) -> JSONResponse:
     """Return the answer to a request of `path`. A key or token that it repeats of the request is cut short in it."""
     parameter = None if problem.parameter is None else masked(problem.parameter)
-    problem = CallError(problem.kind, masked(problem.message), parameter)
+    problem = CallError(problem.kind, masked(problem.message), parameter, found=problem.found)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if problem.kind == "busy" else None
     if problem.kind == "conflict":
         headers = {"x-should-retry": "false"}  # OpenAI's clients would send it again, and be told the same
