@@ -37,6 +37,10 @@ TRUE = ("not_a_server_error", "status_code_conformance", "content_type_conforman
 """Checks of what is answered, whoever asks."""
 STRICT = (*TRUE, "negative_data_rejection", "unsupported_method")
 """Not that valid data is accepted: JSON Schema cannot say that a text has to be JSON (`arguments`)."""
+SHOWN = 500
+"""Characters of what a check says."""
+PATIENCE_S = 60
+"""For an answer: an order waits for the broker, and a trial of an environment for processes."""
 ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """Of a job: another one in each run."""
 
@@ -78,11 +82,13 @@ def schemathesis(url: str, folder: Path, document: str, *options: str, examples:
     report = folder / "schemathesis.xml"
     program = str(HOME / "bin" / "schemathesis")
     chosen = ["--seed", "1", "--max-examples", str(examples), "--generation-deterministic"]
+    chosen += ["--request-timeout", str(PATIENCE_S)]
     reported = ["--report", "junit", "--report-junit-path", str(report)]
     run([program, "run", document, "--url", url, *chosen, *reported, *options], folder)
     failed: Failed = {}
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - of our own run
-        messages = [(each.get("message") or "").strip() for each in case.findall("failure") + case.findall("error")]
+        found = case.findall("failure") + case.findall("error")
+        messages = [" ".join(f"{each.get('message') or ''} {each.text or ''}".split())[:SHOWN] for each in found]
         if messages:
             failed[case.get("name") or ""] = messages
     return failed
