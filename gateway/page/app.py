@@ -294,13 +294,16 @@ def _policies(log: LogReader, _: Request) -> dict[str, Any]:
 
 def _policy(log: LogReader, request: Request) -> dict[str, Any]:
     with log.look() as look:
-        return policies.one(look, request.path_params["policy"]) | {"at": look.at, "tried": {}, "failed": None}
+        found = policies.one(look, request.path_params["policy"], _first(request))
+        return found | {"at": look.at, "tried": {}, "failed": None}
 
 
 def _curves(log: LogReader, request: Request) -> dict[str, Any]:
+    found = policies.CURVES.get(request.query_params.get("of", ""))
+    if found is None:
+        return policies.plain([])
     with log.look() as look:
-        found = policies.curves(look, request.query_params.get("policy", ""))
-    return policies.plain(found.get(request.query_params.get("of", ""), []))
+        return policies.plain(found(look, request.query_params.get("policy", "")))
 
 
 def _runs(log: LogReader, request: Request) -> dict[str, Any]:

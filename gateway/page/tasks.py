@@ -6,6 +6,7 @@ task_id ──► task, group, responses, rewards, turns, batch, version   ─�
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +129,7 @@ def one(look: Look, task_id: str) -> OneTask:
     if group is not None:
         members = look.rows(
             "SELECT m.slot, m.reward, m.advantage, m.components, m.spans, m.partition, m.offset, m.response_id FROM "  # noqa: S608
-            f"(SELECT unnest(members) AS m FROM groups WHERE _partition = {group['_partition']} "
-            f"AND _offset = {group['_offset']})"
+            f"(SELECT unnest(members) AS m FROM groups WHERE {place(group)})"
         )
         found.members = {row["slot"]: row for row in members}
     found.rewards = look.rows(
@@ -143,7 +143,8 @@ def one(look: Look, task_id: str) -> OneTask:
             "ORDER BY trajectory_id, number"
         )
     if task is not None:
-        found.again = look.rows(again_sql(task_id))
+        same = [row["task_id"] for row in look.rows(same_sql(task))]
+        found.again = look.rows(again_sql(same))
     if group is not None and group["flat"]:
         ends = look.first(range_sql(group["policy"], group["scenario"])) or {}
         found.rewards_from, found.rewards_to = ends.get("lowest"), ends.get("highest")
@@ -163,18 +164,27 @@ def range_sql(policy: str, scenario: str) -> str:
     )
 
 
-def again_sql(task_id: str) -> str:
-    """Return the statement that finds the groups of all tasks of the same policy that ask the same."""
+def same_sql(task: Row) -> str:
+    """Return the statement of the ids of all tasks of the same policy that ask the same as a task, it among them."""
+    asked = f"(SELECT messages FROM tasks WHERE {place(task)})"  # noqa: S608
+    return f"SELECT DISTINCT task_id FROM tasks WHERE policy = {literal(task['policy'])} AND messages = {asked}"  # noqa: S608
+
+
+def again_sql(task_ids: Sequence[str]) -> str:
+    """Return the statement of the groups of some tasks, by version."""
     return f"""
-WITH this AS (SELECT messages, policy FROM tasks WHERE task_id = {literal(task_id)} LIMIT 1),
-same AS (SELECT DISTINCT task_id FROM tasks JOIN this ON tasks.policy = this.policy AND tasks.messages = this.messages)
-SELECT g.adapter_version, g.task_id, g.purpose, g._timestamp, g.reward_mean, g.reward_std, g.group_size,
-    list_transform(g.members, lambda r: r.reward) AS rewards, g.dropped_reason, g._partition, g._offset
-FROM groups AS g SEMI JOIN same USING (task_id)
-QUALIFY row_number() OVER (PARTITION BY g.group_id ORDER BY g._offset) = 1
-ORDER BY g.adapter_version, g._timestamp
+SELECT adapter_version, task_id, purpose, _timestamp, reward_mean, reward_std, group_size,
+    list_transform(members, lambda r: r.reward) AS rewards, dropped_reason, _partition, _offset
+FROM groups WHERE task_id IN ({", ".join(map(literal, task_ids))})
+QUALIFY row_number() OVER (PARTITION BY group_id ORDER BY _offset) = 1
+ORDER BY adapter_version, _timestamp
 LIMIT 200
-"""  # noqa: S608 - a literal
+"""  # noqa: S608 - literals
+
+
+def place(row: Row) -> str:
+    """Return the condition that a record is the one of a row."""
+    return f"_partition = {row['_partition']} AND _offset = {row['_offset']}"
 
 
 def as_shown(found: OneTask, texts: TokenTexts | None = None) -> dict[str, Any]:

@@ -110,8 +110,15 @@ def refusal(event: AdapterEvent, serving: Serving) -> str | None:
 
 def step(serving: Serving, event: AdapterEvent) -> Serving:
     """Return the state after an event that is not refused."""
+    return step_in_place(serving, event, dict(serving.statuses))
+
+
+def step_in_place(serving: Serving, event: AdapterEvent, after: dict[int, Status]) -> Serving:
+    """Return the state after an event that is not refused, whose statuses are `after`.
+
+    `after` has the statuses before it, and is changed: who folds a long history copies them once, not with each event.
+    """
     transition = TRANSITIONS[event.kind]
-    after = dict(serving.statuses)
     if transition.replaced is not None:
         after[serving.primary] = transition.replaced
         if serving.candidate is not None:

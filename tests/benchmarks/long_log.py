@@ -19,13 +19,15 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from tests.benchmarks.whole_groups import SLOTS, Whole, whole
 
-BATCH_GROUPS = 16
+BATCH_GROUPS, VERSIONS = 16, 50
 
 
 class LongLog:
     """Writes a finished run: its groups lie where their batches say."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, batch_groups: int = BATCH_GROUPS, versions: int = VERSIONS) -> None:
+        """`batch_groups`: train groups of a step. `versions`: how many answer by turns, from the first one on."""
+        self._batch_groups, self._versions = batch_groups, versions
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._settings = settings
         self._next: dict[tuple[str, int], int] = {}
@@ -35,15 +37,16 @@ class LongLog:
             offsets: list[int] = []
             version = 0
             for number in range(groups):
-                made = _scored(whole(f"{number % 997} + {number % 991}"), number, version)
+                answers = version % self._versions
+                made = _scored(whole(f"{number % 997} + {number % 991}"), number, answers)
                 held_out = number % 10 == 0
                 places = [self._send(response) for response in made.responses]
                 for event in (made.task, *made.rewards):
                     self._send(event)
-                place = self._send(_group(made, places, version))
+                place = self._send(_group(made, places, answers))
                 if not held_out:
                     offsets.append(place[1])
-                if len(offsets) == BATCH_GROUPS:
+                if len(offsets) == self._batch_groups:
                     batch, trained = _step(version, place[0], tuple(offsets), made.task.created_at)
                     self._send(batch)
                     self._send(trained)
@@ -71,7 +74,7 @@ def _scored(made: Whole, number: int, version: int) -> Whole:
     for slot, response in enumerate(made.responses):
         sampling_id = f"{task.task_id}/first"
         answered = replace(
-            response, task_id=task.task_id, policy="demo", sampling_id=sampling_id, adapter_version=version % 50,
+            response, task_id=task.task_id, policy="demo", sampling_id=sampling_id, adapter_version=version,
             response_id=derive_id(sampling_id, slot), text=f"{response.text}{(number * slot) % 10_007}",
             finish_reason="length" if (number + slot) % 7 == 0 else "stop",
         )  # fmt: skip
@@ -104,7 +107,7 @@ def _group(made: Whole, places: list[tuple[int, int]], version: int) -> Advantag
     return AdvantagedGroup(
         group_id=derive_id(task.task_id, "group", 1), task_id=task.task_id, created_at=task.created_at, policy="demo",
         purpose=task.purpose, scenario=task.scenario, sampling_id=first.sampling_id, group_size=SLOTS,
-        adapter_version=version % 50, base_digest=first.base_digest, tokenizer_digest=first.tokenizer_digest,
+        adapter_version=version, base_digest=first.base_digest, tokenizer_digest=first.tokenizer_digest,
         complete=True, formula="grpo", formula_version=1, formula_eps=1e-4, formula_ddof=1, reward_mean=0.5,
         reward_std=0.5, prompt_token_ids=first.prompt_token_ids, responses=tuple(members),
     )  # fmt: skip

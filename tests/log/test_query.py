@@ -33,7 +33,7 @@ from streams.tools.query.session import Session, connect
 from streams.tools.query.source import Scope
 from tests.support import older_schemas
 from tests.support.doubles.object_store import bucket
-from tests.support.factories import group, in_version_1, task
+from tests.support.factories import group, in_version_1, member, task
 from tests.support.log import finished_run
 from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import SETTINGS, Written, event_of
@@ -278,17 +278,22 @@ def test_what_was_never_scored_has_no_mean_reward_anywhere(own: Settings) -> Non
         producer.send(group(task_id="unanswered", left_out=tuple(unanswered), **dropped))
         late = (unanswered[0], LeftOut(slot=1, reason="incomplete"))
         producer.send(group(task_id="half", left_out=late, **dropped | {"reward_mean": 1.0}))
+        producer.send(group(task_id="served", purpose="serve", **nothing))
+        rated = tuple(member(slot, reward=float(slot), components={"rated": float(slot)}) for slot in (0, 1))
+        producer.send(group(task_id="rated", purpose="serve", responses=rated))
         producer.flush()
         sync.sync(own, ["groups"])
         producer.send(group(task_id="bare", purpose="serve", **nothing))
-    means = {"bare": None, "half": 1.0, "scored": 0.5, "unanswered": None}
+    means = {"bare": None, "half": 1.0, "rated": 0.5, "scored": 0.5, "served": None, "unanswered": None}
     with Session(own) as session:
         assert dict(answer(session, "SELECT task_id, reward_mean FROM groups ORDER BY ALL")) == means
-        assert answer(session, "SELECT avg(reward_mean), count(reward_std) FROM groups") == [[0.75, 2]]
+        assert answer(session, "SELECT sum(reward_mean), count(reward_std) FROM groups") == [[2.0, 3]]
         rewards = answer(
             session, "SELECT task_id, reward_mean, reward FROM group_responses WHERE slot = 1 ORDER BY ALL"
         )
-        assert rewards == [["bare", None, None], ["scored", 0.5, 1.0]]
+        assert rewards == [
+            ["bare", None, None], ["rated", 0.5, 1.0], ["scored", 0.5, 1.0], ["served", None, None],
+        ]  # fmt: skip
     tail = ["events", "tail", "groups", "--until-end"]
     printed = CliRunner().invoke(cli, [*tail, "--output", "jsonl"], env=to_env(own)).stdout.splitlines()
     events = [json.loads(line)["event"] for line in printed]

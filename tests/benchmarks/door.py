@@ -1,0 +1,123 @@
+"""What the door adds to a call: the same server with keys and without, asked by turns.
+
+    a call, with nothing          ──► streamward serve, serve.auth=none ──► scripted engine ──► broker ──► answer
+    a call, with a key            ──► streamward serve, serve.auth=keys: whose is it, may they, how often; an event
+    a call, with an access token  ──► the same one; a token has a signature, which is checked each time
+
+Each call is of a conversation of its own, and is answered once its turn is acknowledged. One call after another, over a
+connection of each way that is kept: what comes between two servers on one machine comes to both.
+
+Not covered: logging in, which takes as long as argon2 is meant to take; TLS; and many callers at once.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from streams.access.access_log import AccessLog
+from streams.access.people import create_user
+from streams.access.tokens import new_private_key
+from streams.engines.vllm.launch import free_port
+from streams.settings.model import Login, Serve, Settings
+from tests.benchmarks.loop import node, process
+from tests.benchmarks.side_by_side import line, say
+from tests.support.processes import until
+
+CALLS, WARM_UP = 1000, 300
+"""Of each way; the first are not counted, since a broker that has just started takes longer."""
+AIM_S = 0.005
+"""At most so much is added, in half of the calls."""
+LEAST_S = 1e-4
+"""What a difference counts as at least: less, or less than nothing, is noise."""
+KEY_PER_S = 10_000.0
+"""More often than a key is used here, so that its bucket is looked at and never empty."""
+PASSWORD = "correct horse battery staple"
+WAYS = ("nothing", "a key", "an access token")
+
+
+def run() -> Iterator[dict[str, Any]]:
+    """Yield p50 and p99 of what a key and an access token add, in seconds; the aim is for p50."""
+    say(f"door: {CALLS} calls each with {', '.join(WAYS)}, by turns")
+    with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder, node() as settings, ExitStack() as stack:
+        opened, closed = _servers(settings, Path(folder))
+        with AccessLog(closed) as log:
+            key = log.create(role="trainer", actor="bench").text
+            create_user(log, "ann", PASSWORD, ["trainer"], actor="bench")
+        for here in (opened, closed):
+            stack.enter_context(process("streams.cli", "serve", settings=here))
+            until(lambda port=here.serve.port: _answers(port), f"an answer at port {here.serve.port}")
+        ports = (opened.serve.port, closed.serve.port, closed.serve.port)
+        browsers = [stack.enter_context(closing(_connection(port))) for port in ports]
+        token = _asked(browsers[2], "/auth/login", {"username": "ann", "password": PASSWORD})["access_token"]
+        seconds = _by_turns(dict(zip(WAYS, zip(browsers, ("", key, token), strict=True), strict=True)), settings)
+    for way, percent in itertools.product(WAYS[1:], (50, 99)):
+        bare, behind = (statistics.quantiles(seconds[name], n=100)[percent - 1] for name in (WAYS[0], way))
+        added = max(behind - bare, LEAST_S)
+        yield line(
+            "door", f"p{percent} of what {way} adds to a call", ours=added, peer=AIM_S, unit="s", ratio=AIM_S / added,
+            target=1.0 if percent == 50 else None, peer_is="the aim for p50", without_s=round(bare, 5),
+            with_s=round(behind, 5), calls=CALLS,
+        )  # fmt: skip
+
+
+def _servers(settings: Settings, folder: Path) -> tuple[Settings, Settings]:
+    """Return the settings of a server that asks nobody who they are, and of one that asks everybody."""
+    signing = folder / "signing.pem"
+    signing.write_bytes(new_private_key())
+    signing.chmod(0o600)
+    opened = settings.model_copy(
+        update={
+            "policy": settings.policy.model_copy(update={"engine": "scripted", "script": "{}"}),
+            "adapters": settings.adapters.model_copy(update={"store": str(folder / "adapters")}),
+            "serve": Serve(port=free_port()),
+        }
+    )
+    closed = Serve(port=free_port(), auth="keys", key_per_s=KEY_PER_S)
+    return opened, opened.model_copy(update={"serve": closed, "login": Login(signing_key=signing)})
+
+
+def _by_turns(ways: Mapping[str, tuple[http.client.HTTPConnection, str]], settings: Settings) -> dict[str, list[float]]:
+    """Return how long the calls of each way took, seconds."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number, (name, (browser, sent)) in itertools.product(range(WARM_UP + CALLS), ways.items()):
+        message = {"role": "user", "content": f"{number} with {name}: what is 47 * 83, and why?"}
+        body = {"model": settings.policy.name, "messages": [message], "max_tokens": 64}
+        mark = time.perf_counter()
+        _asked(browser, "/agents/bench/v1/chat/completions", body, sent)
+        if number >= WARM_UP:
+            seconds[name].append(time.perf_counter() - mark)
+    return seconds
+
+
+def _asked(browser: http.client.HTTPConnection, path: str, body: dict[str, Any], sent: str = "") -> dict[str, Any]:
+    """Return the answer to a request. Raises ValueError for any but 200."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {sent}"} if sent else {})
+    browser.request("POST", path, json.dumps(body), headers)
+    response = browser.getresponse()
+    answer = response.read()
+    if response.status != 200:
+        raise ValueError(f"{path}: {response.status}: {answer.decode()[:500]}")
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+def _connection(port: int) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+
+def _answers(port: int) -> bool:
+    with closing(_connection(port)) as browser:
+        try:
+            browser.request("GET", "/healthz")
+            return browser.getresponse().status == 200
+        except OSError:
+            return False

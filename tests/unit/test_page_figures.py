@@ -1,0 +1,204 @@
+"""Every figure on the overview, on a task and on a policy is what `streamward query` answers for the same log.
+
+The statements are written anew here: one that the page and the test had in common would agree with itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import count
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+
+from gateway.page import app
+from gateway.page.app import number
+from gateway.page.log_view import LogView
+from streams.cli.root import cli
+from streams.settings.load import to_env
+from streams.settings.model import Archive, Settings
+from tests.support.factories import T0
+from tests.support.log import page_log
+from tests.support.log.archive_of import archived
+
+PLACES = """
+WITH train AS (FROM tasks WHERE purpose = 'train'), learned AS (SELECT task_id FROM lineage WHERE task_id IS NOT NULL),
+cut AS (SELECT groups_partition AS _partition, unnest(groups_offsets) AS _offset FROM batches),
+passed AS (SELECT groups_partition AS _partition, unnest(dropped).offset AS _offset FROM batches),
+batched AS (SELECT task_id FROM groups SEMI JOIN cut USING (_partition, _offset)),
+out AS (SELECT task_id FROM groups SEMI JOIN passed USING (_partition, _offset)
+    UNION SELECT task_id FROM groups WHERE dropped_reason IS NOT NULL),
+answers AS (SELECT task_id, count(*) AS n FROM responses GROUP BY task_id),
+scores AS (SELECT task_id, count(*) AS n FROM rewards GROUP BY task_id),
+open AS (SELECT task_id, group_size, coalesce(a.n, 0) AS answers, coalesce(s.n, 0) AS scores FROM train
+    ANTI JOIN groups USING (task_id) LEFT JOIN answers AS a USING (task_id) LEFT JOIN scores AS s USING (task_id))
+SELECT train.policy,
+    count(*) FILTER (task_id IN (FROM learned)) AS trained,
+    count(*) FILTER (task_id IN (FROM batched) AND task_id NOT IN (FROM learned)) AS batched,
+    count(*) FILTER (task_id IN (FROM out) AND task_id NOT IN (FROM batched)) AS "left out",
+    count(*) FILTER (task_id IN (SELECT task_id FROM groups) AND task_id NOT IN (FROM batched)
+        AND task_id NOT IN (FROM out)) AS grouped,
+    count(*) FILTER (task_id IN (SELECT task_id FROM open WHERE scores >= group_size)) AS scored,
+    count(*) FILTER (task_id IN (SELECT task_id FROM open WHERE answers >= group_size AND scores < group_size))
+        AS sampled,
+    count(*) FILTER (task_id IN (SELECT task_id FROM open WHERE answers < group_size)) AS waiting
+FROM train GROUP BY train.policy ORDER BY train.policy
+"""
+TOPICS = ("tasks", "responses", "rewards", "groups", "batches", "adapters", "turns", "jobs")
+SLOTS = re.compile(
+    r"slot (\d+) . (\S+) \w+ reward (\S+) .*?exact (\S+) .*?(\d+) tokens ends by (\w+) version (\d+)", re.DOTALL
+)
+FACTS = re.compile(r"version (\S+) scenario (\S+) mean reward (\S+) spread (\S+) formula")
+DOTS = re.compile(r"<title>(\S+) of version (\d+): (\S+)</title>")
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogView]:
+    settings = Settings(archive=Archive(store=str(tmp_path_factory.mktemp("figures") / "archive")))
+    archived(settings, page_log.pictured_log(), count(T0, 1000))
+    found = LogView(settings, "archive")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def client(view: LogView) -> TestClient:
+    return TestClient(app.create_app(view), base_url="http://127.0.0.1")
+
+
+def asked(view: LogView, sql: str) -> list[dict[str, Any]]:
+    """Return what `streamward query` prints for a statement."""
+    run = CliRunner().invoke(cli, ["query", sql, "--source", "archive", "--output", "json"], env=to_env(view.settings))
+    assert run.exit_code == 0, run.output
+    found: list[dict[str, Any]] = json.loads(run.stdout)
+    return found
+
+
+class Tables(HTMLParser):
+    """The tables of a page: rows by the label of their region, cells by the name of their column; and all its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.rows: dict[str, list[dict[str, str]]] = defaultdict(list)
+        self.said: list[str] = []
+        self._region, self._cell = "", ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if given.get("role") == "region":
+            self._region = given.get("aria-label") or ""
+        elif tag == "tr":
+            self.rows[self._region].append({})
+        elif tag in ("td", "th"):
+            self._cell = given.get("data-label") or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._cell = ""
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)
+        if self._cell and self.rows[self._region]:
+            row = self.rows[self._region][-1]
+            row[self._cell] = " ".join(f"{row.get(self._cell, '')} {data}".split())
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.said))
+
+    def column(self, region: str, *names: str) -> list[tuple[str, ...]]:
+        """Return these cells of each row that has them."""
+        return [tuple(row.get(name, "") for name in names) for row in self.rows[region] if names[0] in row]
+
+
+def test_figures_of_the_overview_are_those_of_streamward_query(view: LogView, client: TestClient) -> None:
+    page = client.get("/").text
+    found = re.findall(r'tasks of (\w+) by place|"count">(\d+)</span><span class="name">([\w ]+)<', page)
+    shown: dict[str, dict[str, int]] = {}
+    for policy, tasks, name in found:
+        if name:
+            shown[[*shown][-1]][name] = int(tasks)
+        else:
+            shown[policy] = {}
+    assert {row.pop("policy"): row for row in asked(view, PLACES)} == shown
+    counts = " UNION ALL ".join(f"SELECT '{name}' AS topic, count(*) AS n FROM {name}" for name in TOPICS)  # noqa: S608
+    records = {(row["topic"], number(row["n"])) for row in asked(view, counts)}
+    assert records <= {*Tables(page).column("Records by topic", "topic", "records")}
+
+
+@pytest.mark.parametrize("task_id", ["taught", "learner-7-2"])
+def test_figures_of_a_task_are_those_of_streamward_query(view: LogView, client: TestClient, task_id: str) -> None:
+    page = Tables(client.get(f"/tasks/{task_id}").text)
+    slots = asked(
+        view,
+        "SELECT g.slot, g.advantage, g.reward, r.value, g.completion_tokens, g.finish_reason, g.adapter_version "  # noqa: S608
+        f"FROM group_responses AS g JOIN rewards AS r USING (response_id) WHERE g.task_id = '{task_id}' ORDER BY slot",
+    )
+    assert SLOTS.findall(page.text) == [
+        (
+            str(row["slot"]), f"{row['advantage']:+.3g}" if row["advantage"] else "0", number(row["reward"]),
+            number(row["value"]), str(row["completion_tokens"]), row["finish_reason"], str(row["adapter_version"]),
+        )
+        for row in slots
+    ]  # fmt: skip
+    (group,) = asked(view, f"FROM groups WHERE task_id = '{task_id}'")
+    facts = (group["adapter_version"], group["scenario"], number(group["reward_mean"]), number(group["reward_std"]))
+    assert FACTS.findall(page.text) == [tuple(map(str, facts))]
+    same = asked(
+        view,
+        "SELECT g.adapter_version, g.reward_mean, list_transform(g.members, lambda m: m.reward) AS rewards "  # noqa: S608
+        "FROM groups AS g JOIN tasks AS t USING (task_id) JOIN tasks AS this ON t.messages = this.messages "
+        f"AND t.policy = this.policy WHERE this.task_id = '{task_id}' ORDER BY g.adapter_version, g._offset",
+    )
+    assert page.column("The same question over versions", "version", "mean reward", "rewards by slot") == [
+        (str(row["adapter_version"]), number(row["reward_mean"]), " ".join(map(number, row["rewards"])))
+        for row in same[:200]
+    ]
+
+
+@pytest.mark.parametrize("policy", ["default", "learner"])
+def test_figures_of_a_policy_are_those_of_streamward_query(view: LogView, client: TestClient, policy: str) -> None:
+    html = client.get(f"/policies/{policy}").text
+    page = Tables(html)
+    answered = asked(
+        view,
+        "SELECT adapter_version AS version, count(*) AS groups, avg(reward_mean) AS reward FROM groups "  # noqa: S608
+        f"WHERE policy = '{policy}' AND purpose = 'train' AND adapter_version >= 0 GROUP BY ALL ORDER BY 1 DESC",
+    )
+    assert [
+        row for row in page.column("Versions", "version", "groups answered", "their mean reward") if row[1] != "–"
+    ] == [(str(row["version"]), number(row["groups"]), number(row["reward"])) for row in answered]
+    measured = asked(
+        view,
+        "SELECT version, metrics['exact'] AS exact, suite, metrics['n'] AS n FROM adapters "  # noqa: S608
+        f"WHERE policy = '{policy}' AND kind = 'evaluated' ORDER BY version DESC",
+    )
+    assert [row for row in page.column("Versions", "version", "held out") if row[1]] == [
+        (str(row["version"]), f"{number(row['exact'])} {row['suite']}, {int(row['n'])} tasks") for row in measured
+    ]
+    said = asked(
+        view,
+        "SELECT kind, version, effect, primary_version, candidate_version, share FROM rollout "  # noqa: S608
+        f"WHERE policy = '{policy}' AND kind NOT IN ('trained', 'evaluated') ORDER BY _offset DESC",
+    )
+    assert page.column("Decisions", "what", "version", "effect", "then answers") == [
+        (row["kind"].replace("_", " "), str(row["version"]), row["effect"], str(row["primary_version"])) for row in said
+    ]
+    assert said and f"Version {said[0]['primary_version']} answers" in page.text
+    curves = asked(
+        view,
+        "SELECT scenario AS name, adapter_version AS version, avg(reward_mean) AS value FROM groups "  # noqa: S608
+        f"WHERE policy = '{policy}' AND purpose = 'train' AND reward_mean IS NOT NULL GROUP BY ALL "
+        f"UNION ALL SELECT suite, version, metrics['exact'] FROM adapters WHERE policy = '{policy}' "
+        "AND kind = 'evaluated'",
+    )
+    assert sorted(DOTS.findall(html)) == sorted(
+        (row["name"], str(row["version"]), f"{row['value']:.4g}") for row in curves
+    )
