@@ -5,13 +5,14 @@ histories: two writers who look when they like, illegal moves, copies, events th
   ├── VersionRouter     what an agent routes by
   ├── rollouts.reduce   what the stage decides by
   ├── audit_versions    what the audit holds against the responses
+  ├── policies.folded   what the page says of each event
   └── the view rollout  what DuckDB says
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 import duckdb
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from gateway.page import policies
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
 from streams.adapters import versions as adapters
 from streams.adapters.router import VersionRouter
@@ -129,6 +131,16 @@ def by_audit(history: Sequence[AdapterEvent]) -> list[Now]:
     return [Now(*reign[1:]) for reign in reigns(facts)[1:]]  # type: ignore[arg-type]
 
 
+def by_page(history: Sequence[AdapterEvent]) -> tuple[list[Now], list[str]]:
+    rows, statuses = policies.folded([asdict(one) for one in history])
+    state = adapters.empty("p")
+    for one in history:
+        state = adapters.fold(state, one)
+    assert statuses == {number: one.status.replace("_", " ") for number, one in state.versions.items()}
+    after = [Now(row["primary_version"], row["candidate_version"], row["share"]) for row in rows]
+    return after, [row["effect"] for row in rows]
+
+
 def by_query(many: Sequence[Sequence[AdapterEvent]]) -> list[tuple[list[Now], list[str]]]:
     """Fold many histories in one statement: each is another policy, and their records lie mixed."""
     names = ("event_id", "version", "kind", "expected_version", "suite", "share", "actor", "reason")
@@ -160,10 +172,11 @@ def by_query(many: Sequence[Sequence[AdapterEvent]]) -> list[tuple[list[Now], li
 
 @given(histories())
 @settings(max_examples=examples(300), deadline=None)
-def test_the_agents_the_stage_and_the_audit_say_what_the_fold_says_after_every_event(
+def test_the_agents_the_stage_the_audit_and_the_page_say_what_the_fold_says_after_every_event(
     history: tuple[AdapterEvent, ...],
 ) -> None:
-    after, _ = by_fold(history)
+    after, effects = by_fold(history)
+    assert by_page(history) == (after, effects)
     assert by_arms(history) == after
     assert by_stage(history) == after
     assert by_audit(history) == after

@@ -202,3 +202,12 @@ def test_figures_of_a_policy_are_those_of_streamward_query(view: LogView, client
     assert sorted(DOTS.findall(html)) == sorted(
         (row["name"], str(row["version"]), f"{row['value']:.4g}") for row in curves
     )
+
+
+def test_a_policy_of_many_versions_leads_to_the_older_ones(client: TestClient) -> None:
+    page = client.get("/policies/learner?from=5").text
+    found = Tables(page)
+    assert [version for (version,) in found.column("Versions", "version")] == [str(n) for n in range(15, -1, -1)]
+    assert [version for (version,) in found.column("Decisions", "version")] == [str(n) for n in range(15, 0, -1)]
+    assert "Version 20 answers" in found.text and "?&amp;from=0" in page and "from=105" not in page
+    assert {version for _, version, _ in DOTS.findall(page)} == {str(n) for n in range(21)}, "curves are whole"
