@@ -69,9 +69,6 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- fail "vllm.servers needs vllm.shared.existingClaim: the volume that those servers mount" -}}
 {{- end -}}
 {{- if or .Values.vllm.enabled .Values.vllm.servers -}}
-{{- if .Values.fleet.enabled -}}
-{{- fail "fleet.enabled: the policy agent of a fleet runs the model itself; remove vllm, or set fleet.enabled=false" -}}
-{{- end -}}
 yes
 {{- end -}}
 {{- end -}}

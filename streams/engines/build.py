@@ -21,7 +21,7 @@ def build(settings: Settings, kept: int | None = None) -> Engine:
     if settings.policy.engine == "vllm":
         from streams.engines.vllm.engine import VllmEngine
 
-        return VllmEngine(settings)
+        return VllmEngine(settings, kept)
     from streams.engines.base_model import load_base
     from streams.engines.transformers_engine import KEPT, TransformersEngine
 

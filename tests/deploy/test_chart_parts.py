@@ -321,10 +321,6 @@ def test_a_fleet_is_every_process_that_holds_the_base_model(tmp_path: Path) -> N
             {"fleet": {"enabled": True}, "settings": {"policy": {"name": "a"}}},
             "policy.name is a and fleet.enabled true",
         ),
-        (
-            {"fleet": {"enabled": True}, "vllm": {"enabled": True}, "settings": {"model": {"base": "example/model"}}},
-            "the policy agent of a fleet runs the model itself",
-        ),
         ({"serve": {"enabled": True, "ingress": {"enabled": True}}}, "serve.ingress.host is not set"),
         (
             {"serve": {"enabled": True, "settings": {"serve": {"auth": "none"}}}},
@@ -512,6 +508,21 @@ def test_policy_and_servers_share_the_folder_of_adapters(case: str, tmp_path: Pa
         (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
         claims.add(volume["persistentVolumeClaim"]["claimName"])
     assert claims == {"served" if case == "other servers" else "one-streamward-served"}
+
+
+def test_servers_of_a_fleet_hold_as_many_adapters_as_it_serves() -> None:
+    wanted = {False: ("2", "8"), True: ("4", "32")}
+    for is_fleet, loras in wanted.items():
+        values = {
+            **BOOTSTRAP,
+            "fleet": {"enabled": is_fleet},
+            "vllm": {"enabled": True},
+            "settings": {"model": {"base": "example/model"}, "fleet": {"states": 32}},
+        }
+        found = [one for one in safe_load_all(helm(values).stdout) if one is not None]
+        (servers,) = [one for one in found if one["kind"] == "StatefulSet"]
+        args = dict(one.removeprefix("--").partition("=")[::2] for one in spec_of(servers)["containers"][0]["args"])
+        assert (args["max-loras"], args["max-cpu-loras"]) == loras
 
 
 def test_only_agents_get_through_to_the_servers() -> None:

@@ -15,7 +15,6 @@ from confluent_kafka import admin
 from schemas.events import AdapterEvent, Event, Message, Response, RewardSource, Task
 from streams.adapters import store
 from streams.engines.scripted import ScriptedEngine
-from streams.errors import SettingsError
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer
@@ -153,9 +152,3 @@ def test_a_policy_of_another_base_model_and_those_of_another_fleet_are_left_alon
         until(lambda: len(answered(settings)) == 2, "answers")
     assert set(answered(settings)) == {"ours-1-0", "ours-2-0"}
     assert "policy foreign is of base model another base" in caplog.text
-
-
-def test_a_fleet_of_servers_is_refused(settings: Settings) -> None:
-    servers = Policy(engine="vllm", servers="http://127.0.0.1:1")
-    with pytest.raises(SettingsError, match=r"policy\.engine=vllm: a fleet runs its model itself"):
-        fleet.run(settings.model_copy(update={"policy": servers}), stop=threading.Event())

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streams.engines.build import build
+from streams.engines.protocol import EnginePart, MixedEngine
 from streams.engines.vllm import engine as vllm_engine
 from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.probe import WeightChange, change
@@ -251,6 +252,24 @@ def test_versions_out_of_use_are_unloaded_and_the_rest_at_the_end(
     assert sorted(server.loaded) == [name_in(files, 1), name_in(files, 3)]
     engine.close()
     assert server.loaded == {} and list((tmp_path / "served").iterdir()) == []
+
+
+def test_a_round_of_several_versions_asks_for_each_by_its_name_and_what_is_served_stays_served(
+    server: Replay, start: Callable[..., VllmEngine], files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_engine, "KEPT", 2)
+    engine = start(server)
+    assert isinstance(engine, MixedEngine)
+    serve(engine, files, 1)
+    (alone,) = engine.sample([PLAIN])
+    engine.serve(0, None)
+    parts = [EnginePart(version, files / str(version) if version else None, [PLAIN]) for version in (2, 0, 1)]
+    answers = engine.sample_mixed(parts)
+    assert {body["model"] for body in server.tasks()[1:]} == {"base", name_in(files, 1), name_in(files, 2)}
+    assert answers[2] == [alone] and answers[1] == [engine.sample([PLAIN])[0]] and answers[0] != answers[2]
+    assert engine.served_version == 0 and server.tasks()[-1]["model"] == "base"
+    serve(engine, files, 3)
+    assert sorted(server.loaded) == [name_in(files, 1), name_in(files, 3)]
 
 
 def test_an_adapter_that_does_not_fit_the_base_is_refused_before_a_server_hears_of_it(

@@ -2,6 +2,7 @@
 
     serve:   adapter ──► policy.server_folder ──► loaded under a new name ──► listed? as predicted? (verify.py)
     sample:  prompt ids ──► POST /v1/completions, one request per task ──► checked (responses.py) ──► completions
+    sample_mixed: the same for several versions at once, which the servers then decode together
 
 The model name in the request says which version is wanted (adapters.py), and the answer must carry the same. A server
 that lists an adapter but answers with the base is detected by its logprobs (probe.py), and not used for this adapter;
@@ -26,7 +27,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 
 from streams.engines.base_model import load_base
-from streams.engines.protocol import Completion, SamplingRequest, failed
+from streams.engines.protocol import Completion, EnginePart, SamplingRequest, failed
 from streams.engines.vllm import responses
 from streams.engines.vllm.adapters import VllmAdapters
 from streams.engines.vllm.client import VllmServer
@@ -45,16 +46,16 @@ from streams.settings.model import Settings
 log = logging.getLogger("streamward.vllm")
 
 KEPT = 4
-"""Versions that stay loaded: the primary, a candidate, the one before, and one that a task is pinned to."""
+"""Versions of a policy that stay loaded: the primary, a candidate, the one before, and one that a task is pinned to."""
 
 
 class VllmEngine:
-    """Serves the adapters of one policy through the servers in `settings.policy.servers`."""
+    """Serves adapters, of one policy or of several, through the servers in `settings.policy.servers`."""
 
     name = "vllm"
 
-    def __init__(self, settings: Settings) -> None:
-        """Load the base (for the probe's predictions) and verify the servers.
+    def __init__(self, settings: Settings, kept: int | None = None) -> None:
+        """`kept` versions stay loaded; None: KEPT. Load the base (for the probe's predictions) and verify the servers.
 
         Raises SettingsError if one wants another key, has no model to ask for, serves another base than model.base, or
         the folder cannot be written; StreamwardError if none answers.
@@ -63,7 +64,9 @@ class VllmEngine:
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self.served_version = 0
         self._now: Loaded | None = None
-        self._known: dict[int, Loaded] = {}  # in the order of use
+        self._kept = kept
+        self._known: dict[str, Loaded] = {}  # by name, in the order of use
+        self._names: dict[tuple[int, Path], str] = {}
         self._adapters = VllmAdapters(settings.policy, base)
         self._prompts, self._proof = self._adapters.prompts, self._adapters.proof
         self._servers = self._adapters.servers
@@ -89,23 +92,27 @@ class VllmEngine:
                 "any other has one; check the uri of the adapter event",
                 reason="bad_adapter",
             )
-        loaded = self._known.get(version) if adapter else None
-        if adapter and (loaded is None or loaded.source != adapter):
-            loaded = self._adapters.put(version, adapter)
-        if loaded is not None:
-            try:
-                self._adapters.load(loaded, served=self.served_version)
-            except StreamwardError:
-                if self._known.get(version) is not loaded:
-                    self._adapters.unload(loaded)
-                raise
-            before = self._known.pop(version, loaded)
-            self._known[version] = loaded
-            if before.name != loaded.name:
-                self._adapters.unload(before)
-        self._now, self.served_version = loaded, version
-        for old in list(self._known)[:-KEPT]:
-            self._adapters.unload(self._known.pop(old))
+        self._now, self.served_version = None if adapter is None else self._loaded(version, adapter), version
+        self._unload_unused()
+
+    def _loaded(self, version: int, adapter: Path) -> Loaded:
+        """Return an adapter that at least one server serves. Raises as `serve`."""
+        loaded = self._known.get(self._names.get((version, adapter), "")) or self._adapters.put(version, adapter)
+        try:
+            self._adapters.load(loaded, served=self.served_version)
+        except StreamwardError:
+            if loaded.name not in self._known:
+                self._adapters.unload(loaded)
+            raise
+        self._known.pop(loaded.name, None)
+        self._known[loaded.name], self._names[version, adapter] = loaded, loaded.name
+        return loaded
+
+    def _unload_unused(self) -> None:
+        others = [loaded for loaded in self._known.values() if loaded is not self._now]
+        for loaded in others[: max(0, len(self._known) - (self._kept or KEPT))]:
+            self._adapters.unload(self._known.pop(loaded.name))
+        self._names = {place: name for place, name in self._names.items() if name in self._known}
 
     # --- sampling ----------------------------------------------------------------------------------------------------
 
@@ -114,6 +121,20 @@ class VllmEngine:
 
         Raises StreamwardError if no server gives a usable answer; no task is lost then.
         """
+        jobs = self._asked(self._now, requests)
+        wait(jobs)
+        return [job.result() for job in jobs]
+
+    def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
+        """Answer requests of several versions in one round; see `MixedEngine`. Raises as `serve` and `sample`."""
+        loaded = [None if part.adapter is None else self._loaded(part.version, part.adapter) for part in parts]
+        jobs = [self._asked(one, part.requests) for one, part in zip(loaded, parts, strict=True)]
+        wait([job for each in jobs for job in each])
+        self._unload_unused()
+        return [[job.result() for job in each] for each in jobs]
+
+    def _asked(self, loaded: Loaded | None, requests: Sequence[SamplingRequest]) -> list[Future[list[Completion]]]:
+        """Begin to ask the servers."""
         jobs: list[Future[list[Completion]]] = []
         for request in requests:  # here, not in the threads: tokenizers are not thread-safe
             prompt, error = self._prompts.tokens(request)
@@ -124,15 +145,16 @@ class VllmEngine:
                 )
             if error is None and (unfit := unanswerable(request.sampling)) is not None:
                 error = f"task {request.task.task_id}: {unfit}"
-            jobs.append(self._adapters.pool.submit(self._answer, request, prompt, error))
-        wait(jobs)
-        return [job.result() for job in jobs]
+            jobs.append(self._adapters.pool.submit(self._answer, loaded, request, prompt, error))
+        return jobs
 
-    def _answer(self, request: SamplingRequest, prompt: tuple[int, ...], error: str | None) -> list[Completion]:
+    def _answer(
+        self, loaded: Loaded | None, request: SamplingRequest, prompt: tuple[int, ...], error: str | None
+    ) -> list[Completion]:
         slots = range(request.task.group_size)
         if error is not None:
             return [failed(slot, error) for slot in slots]
-        loaded, room = self._now, min(request.sampling.max_tokens, self._proof.context_tokens - len(prompt))
+        room = min(request.sampling.max_tokens, self._proof.context_tokens - len(prompt))
         asked = responses.body(request, prompt, room, sorted(self._prompts.ends))
         is_unreported = False
 

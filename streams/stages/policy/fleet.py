@@ -10,8 +10,6 @@ id, the slot and the step, and not on whose rounds are beside it or were before.
 
 A policy whose newest version was trained on another base model is left alone: its tasks are done here, and are another
 fleet's to answer. If its adapter cannot be fetched now, it is set aside and tried again; the others continue.
-
-Not covered: engine vllm, where many adapters are the server's to hold.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from streams.adapters.admission.state import PolicyLog, PolicyState
 from streams.engines.protocol import Engine
 from streams.engines.shared import SharedEngine
 from streams.engines.turns import Turns, next_turn, took
-from streams.errors import EventError, SettingsError
+from streams.errors import EventError
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
@@ -57,14 +55,8 @@ log = logging.getLogger("streamward.policy")
 def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = None) -> None:
     """Answer the tasks of every policy until `stop` is set; a round that has started is finished and committed.
 
-    Without `engine`, the one in the settings is built, and closed at the end. Raises as `agent.run`, and SettingsError
-    for engine vllm.
+    Without `engine`, the one in the settings is built, and closed at the end. Raises as `agent.run`.
     """
-    if settings.policy.engine == "vllm":
-        raise SettingsError(
-            "policy.engine=vllm: a fleet runs its model itself; set policy.engine=transformers, or run an agent for "
-            "each policy without --fleet: they may ask the same servers"
-        )
     with ExitStack() as stack:
         meter = stack.enter_context(metrics.served(settings, "policy", waits_for=("kafka", "engine")))
         tracer = stack.enter_context(tracing.opened(settings, "policy", meter))
