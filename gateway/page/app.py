@@ -102,7 +102,7 @@ def create_app(
     `texts`: a tokenizer, for answers that were made with it.
     """
     env = environment()
-    env.globals |= {"decides": decides}
+    env.globals |= {"decides": decides, "asks_who": people is not None}
 
     def page(template: str, data: Callable[[LogReader, Request], dict[str, Any]]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:

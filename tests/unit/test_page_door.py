@@ -137,6 +137,7 @@ def test_without_a_login_a_browser_is_sent_to_the_form_and_a_program_is_told_so(
     assert http.get("/page/groups", headers={"Accept": "*/*"}).status_code == 401
     assert http.get("/page/", headers={"HX-Request": "true"}).headers["hx-redirect"] == "/page/login"
     assert http.get("/page/login").status_code == 200 == http.get("/page/static/page.css").status_code
+    assert "Dead letters" not in http.get("/page/login").text, "what leads back to the form is not shown"
     assert [one.status for one in http.written.events] == [401, 401, 401], "the form and its style are nobody's secret"
 
 
