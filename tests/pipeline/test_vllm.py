@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from streams.engines.base_model import load_base
-from streams.engines.protocol import Completion
+from streams.engines.protocol import Completion, EnginePart
 from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.launch import free_port
 from streams.engines.vllm.tokens import VllmTokenEngine
@@ -75,6 +75,21 @@ def test_every_version_answers_with_the_logprobs_that_the_trainer_would_compute(
                         assert slot.logprobs == pytest.approx(wanted, abs=NATS)
 
 
+def test_versions_that_are_decoded_together_answer_each_with_its_own_logprobs(
+    url: str, files: Path, tmp_path: Path
+) -> None:
+    with engine_of(url, files, tmp_path) as engine:
+        versions = (2, 0, 1)
+        asked = [EnginePart(version, files / str(version) if version else None, REQUESTS) for version in versions]
+        for version, answers in zip(versions, engine.sample_mixed(asked), strict=True):
+            for request, slots in zip(REQUESTS, answers, strict=True):
+                assert [slot.error for slot in slots] == [None] * request.task.group_size
+                if request.sampling.top_p == 1:
+                    for slot in slots:
+                        wanted = logprobs_of(files, version, slot, request.sampling.temperature)
+                        assert slot.logprobs == pytest.approx(wanted, abs=NATS)
+
+
 def test_what_is_streamed_to_an_agent_is_what_a_task_is_answered(url: str, files: Path, tmp_path: Path) -> None:
     settings = settings_for(url, files / "model", tmp_path)
     with closing(VllmTokenEngine(settings.policy, load_base(settings.model))) as tokens:
@@ -102,7 +117,7 @@ def test_the_same_seed_draws_the_same_again(url: str, files: Path, tmp_path: Pat
 def test_other_weights_under_the_name_of_a_version_are_caught(url: str, files: Path, tmp_path: Path) -> None:
     with engine_of(url, files, tmp_path) as engine:
         engine.serve(1, files / "1")
-        name = engine._known[1].name
+        (name,) = engine._known
         engine.serve(0, None)
         for path, body in (
             ("unload_lora_adapter", {"lora_name": name}),

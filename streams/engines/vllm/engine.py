@@ -126,10 +126,17 @@ class VllmEngine:
         return [job.result() for job in jobs]
 
     def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
-        """Answer requests of several versions in one round; see `MixedEngine`. Raises as `serve` and `sample`."""
+        """Answer requests of several versions in one round; see `MixedEngine`. Raises as `serve` and `sample`.
+
+        The base model is asked apart: vLLM 0.32.0 on a CPU answers for it with the weights of adapters beside it.
+        """
         loaded = [None if part.adapter is None else self._loaded(part.version, part.adapter) for part in parts]
-        jobs = [self._asked(one, part.requests) for one, part in zip(loaded, parts, strict=True)]
-        wait([job for each in jobs for job in each])
+        jobs: list[list[Future[list[Completion]]]] = [[] for _ in parts]
+        for of_base in (False, True):
+            for number, part in enumerate(parts):
+                if (loaded[number] is None) is of_base:
+                    jobs[number] = self._asked(loaded[number], part.requests)
+            wait([job for each in jobs for job in each])
         self._unload_unused()
         return [[job.result() for job in each] for each in jobs]
 
