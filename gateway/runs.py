@@ -18,7 +18,7 @@ from gateway.body import Body, read, sent
 from gateway.job_answers import RunAnswer
 from gateway.observed import ObservedBody
 from gateway.openapi import requested
-from schemas.events import Ending, Observed, Purpose, Sampling
+from schemas.events import MAX_GROUP_SIZE, Ending, Observed, Purpose, Sampling
 from streams.stages.agents.conversations import Conversation
 from streams.stages.agents.run_end import RunEnd
 from streams.stages.agents.task_runs import RunOrder
@@ -49,8 +49,8 @@ class BeginBody(Body):
 
     task_id: str
     sampling_id: str
-    slot: int
-    group_size: int
+    slot: int = Field(ge=0, lt=MAX_GROUP_SIZE)
+    group_size: int = Field(ge=1, le=MAX_GROUP_SIZE)
     policy: str
     purpose: Purpose
     sampling: SamplingBody

@@ -116,6 +116,15 @@ def test_a_run_becomes_a_response_and_both_requests_may_be_sent_again(settings: 
     assert run.begin().json()["ending"] == "completed"
 
 
+def test_a_group_that_no_task_can_have_is_refused_before_anything_looks_for_its_slots(url: str) -> None:
+    """The server looked for each of them, and answered nobody meanwhile."""
+    refused = [Run(url, "vast").begin(**wrong) for wrong in ({"group_size": 2**40}, {"slot": -1})]
+    assert [(answer.status_code, answer.json()["error"]["param"]) for answer in refused] == [
+        (400, "group_size"),
+        (400, "slot"),
+    ]
+
+
 def test_what_an_environment_shows_is_in_the_turn_and_the_response_says_what_it_made_of_it(
     settings: Settings, url: str
 ) -> None:
