@@ -6,7 +6,6 @@ task_id ──► task, group, responses, rewards, turns, batch, version   ─�
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from gateway.page.tokens import TokenTexts
 
 PAGE_ROWS = 50
+MOST_AGAIN = 200
+"""Groups of the same question that are shown."""
 
 
 def fate_sql(condition: str = "true") -> str:
@@ -143,8 +144,9 @@ def one(look: Look, task_id: str) -> OneTask:
             "ORDER BY trajectory_id, number"
         )
     if task is not None:
-        same = [row["task_id"] for row in look.rows(same_sql(task))]
-        found.again = look.rows(again_sql(same))
+        same = same_sql(task)
+        ids = [literal(row["task_id"]) for row in look.rows(same, MOST_AGAIN + 1)]
+        found.again = look.rows(again_sql(same if len(ids) > MOST_AGAIN else ", ".join(ids)))
     if group is not None and group["flat"]:
         ends = look.first(range_sql(group["policy"], group["scenario"])) or {}
         found.rewards_from, found.rewards_to = ends.get("lowest"), ends.get("highest")
@@ -170,15 +172,18 @@ def same_sql(task: Row) -> str:
     return f"SELECT DISTINCT task_id FROM tasks WHERE policy = {literal(task['policy'])} AND messages = {asked}"  # noqa: S608
 
 
-def again_sql(task_ids: Sequence[str]) -> str:
-    """Return the statement of the groups of some tasks, by version."""
+def again_sql(ids: str) -> str:
+    """Return the statement of the groups of some tasks, by version: of literals, or of what a statement finds.
+
+    Of a single task nothing but its own groups is read.
+    """
     return f"""
 SELECT adapter_version, task_id, purpose, _timestamp, reward_mean, reward_std, group_size,
     list_transform(members, lambda r: r.reward) AS rewards, dropped_reason, _partition, _offset
-FROM groups WHERE task_id IN ({", ".join(map(literal, task_ids))})
+FROM groups WHERE task_id IN ({ids})
 QUALIFY row_number() OVER (PARTITION BY group_id ORDER BY _offset) = 1
 ORDER BY adapter_version, _timestamp
-LIMIT 200
+LIMIT {MOST_AGAIN}
 """  # noqa: S608 - literals
 
 
