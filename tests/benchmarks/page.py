@@ -8,7 +8,8 @@
 Each task is asked for once only, so that nothing of it can have been kept. A million responses are of 10,000 versions
 in five scenarios, 50,000 points in all; fewer responses are of fewer versions.
 
-Not covered: a cold disk (the files are in the page cache), records that are not archived yet, and the browser.
+Not covered: a cold disk (the files are in the page cache), records that are not archived yet, and the browser; and a
+group whose advantages are all 0, for which the rewards of its whole scenario are read besides.
 """
 
 from __future__ import annotations
