@@ -586,6 +586,12 @@ class Schemas(Section):
         return self
 
 
+TENANT_SCORERS = (
+    *("exact", "numeric", "regex", "format", "length", "mix", "environment", "tools", "verified", "reasoning-gym"),
+)
+"""The built-in scorers that cost the operator nothing; the judge does."""
+
+
 class Serve(Section):
     """The server that answers agents, and records what they ask."""
 
@@ -640,9 +646,9 @@ class Serve(Section):
         "answers nothing while none can be written; off writes none",
     )
     tenant_scorers: str = Field(
-        "exact, numeric, regex, format, length, mix, environment, tools, verified, reasoning-gym",
+        "built-in",
         pattern=r"^[\w.:, -]*$",
-        description="scorers that the tasks and jobs of tenants may name, comma separated",
+        description="scorers that the tasks and jobs of tenants may name, comma separated; built-in: all but the judge",
     )
     outside_scorers: str = Field(
         "",
@@ -657,7 +663,8 @@ class Serve(Section):
     @property
     def scorers_of_tenants(self) -> tuple[str, ...]:
         """The scorers that tenants may name."""
-        return tuple(one.strip() for one in self.tenant_scorers.split(",") if one.strip())
+        named = [one.strip() for one in self.tenant_scorers.split(",") if one.strip()]
+        return tuple(name for one in named for name in (TENANT_SCORERS if one == "built-in" else (one,)))
 
     @property
     def scorers_outside(self) -> tuple[str, ...]:

@@ -12,11 +12,12 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ import pytest
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
 from streams.kafka.node import process as broker
+from streams.kafka.node.config import DEFAULT_PORT, HOST
 from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.topics import LABELS
 from streams.loop import demo, run as loop
@@ -227,6 +229,21 @@ def save_model(folder: Path) -> Path:
     return folder
 
 
+@contextmanager
+def default_port_taken() -> Iterator[None]:
+    """Have a node that is made meanwhile take any other port, and keep it.
+
+    At the default one other tests start nodes too, also in the moment in which ours was killed.
+    """
+    held: AbstractContextManager[Any]
+    try:
+        held = socket.create_server((HOST, DEFAULT_PORT))
+    except OSError:  # another test's node has it
+        held = nullcontext()
+    with held:
+        yield
+
+
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     root = tmp_path_factory.mktemp("loop")
@@ -265,7 +282,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
             raise AssertionError(f"{exc}\n{said(run)}") from None
         assert run.process.poll() is None, said(run)
 
-    with demonstration(folder, *asked) as first:
+    with default_port_taken(), demonstration(folder, *asked) as first:
         wait(first, lambda: all(map(first.child, loop.PROCESSES)), "four processes")
         wait(first, lambda: newest() >= 2, "two versions")
         wait(first, lambda: "Where every group is" in first.page(), "the page at the address that is said")

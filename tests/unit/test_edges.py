@@ -48,6 +48,7 @@ TRANSLATED = "a context manager or the caller's try around it catches more than 
 IN_THREAD = "the job catches what it reads; what is left is a bug, and ends the process as any other"
 WITHOUT_TRY = {
     "gateway/anthropic.py::_blocks_of json_text.parse": "a call's arguments are JSON, or it is no call",
+    "gateway/page/entrance.py::_explain json.loads": OWN,
     "schemas/generate.py::_schemas json.loads": OWN,
     "schemas/ids.py::__init__ json.loads": "its fingerprint was taken, which an odd text has none of",
     "schemas/versions.py::__init__ json.loads": OWN,
@@ -66,6 +67,7 @@ WITHOUT_TRY = {
     "streams/engines/rendering.py::_writes json.loads": OWN,
     "streams/engines/tool_calls.py::_read json_text.parse_first": CALLER,
     "streams/engines/vllm/engine.py::sample result": IN_THREAD,
+    "streams/engines/vllm/engine.py::sample_mixed result": IN_THREAD,
     "streams/kafka/record.py::_without_original b64decode": OWN,
     "streams/kafka/record.py::key_of b64decode": OWN,
     "streams/kafka/retry.py::_aside result": "it is the call's own result or error",
