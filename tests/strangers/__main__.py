@@ -9,7 +9,7 @@ scripted engine with a Kafka node of its own. Between it and the first two suite
 What a suite finds is in findings.json: for llmprobe its scores and each check that did not pass, for openai-python's
 own tests how many passed and what the others were told, for schemathesis each check that failed, for each agent of a
 framework what it said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what
-changes if they are made anew, and what the example prints (described.py).
+would change if they are generated again, and what the example prints (described.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What schemathesis and two generated clients make of the committed description of the interface.
 
     gateway/openapi.json ──► schemathesis, with a key of each role ──► a server with keys ──► checks that failed
-                         └─► clients/ made anew, `tsc --strict`, both examples            ──► what they print
+                         └─► clients/ generated again, `tsc --strict`, both examples     ──► what they print
 
 A role is refused most of it, and those refusals are answers that have to be described, too.
 """
