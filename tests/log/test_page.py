@@ -1,4 +1,4 @@
-"""The page over a real log: what is in it, what is written meanwhile, what people decide, and a broker that does not answer."""
+"""The page over a real log: what is in it and written meanwhile, what people decide, and a broker that is silent."""
 
 from __future__ import annotations
 
