@@ -587,8 +587,8 @@ class Schemas(Section):
 
 
 TENANT_SCORERS = (
-    *("exact", "numeric", "regex", "format", "length", "mix", "environment", "tools", "verified", "reasoning-gym"),
-)
+    "exact", "numeric", "regex", "format", "length", "mix", "environment", "tools", "verified", "reasoning-gym",
+)  # fmt: skip
 """The built-in scorers that cost the operator nothing; the judge does."""
 
 
