@@ -32,7 +32,7 @@ from gateway.log_rest import OpenLog
 from gateway.openapi import describe
 from gateway.page.mount import PageMount, cookie_of, entered, mount
 from gateway.time_limits import TimeLimits
-from gateway.uvicorn_server import TlsFiles, bound, quiet_server
+from gateway.uvicorn_server import QuietServer, TlsFiles, bound, quiet_server
 from streams import garbage
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
@@ -95,7 +95,8 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                     app = _application(settings, recorder, orders, log_view, keys, requests, page)
-                    runner.run(_serve(settings, recorder, app, listening, tls, stop, meter))
+                    answering = quiet_server(app, grace_s=GRACE_S, tls=tls)
+                    runner.run(_serve(settings, recorder, answering, listening, stop, meter))
         finally:
             engine.close()
 
@@ -103,17 +104,15 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
 async def _serve(
     settings: Settings,
     recorder: Recorder | FleetRecorder,
-    app: ASGIApp,
+    server: QuietServer,
     listening: socket.socket,
-    tls: TlsFiles | None,
     stop: threading.Event,
     meter: Meter,
 ) -> None:
-    server = quiet_server(app, grace_s=GRACE_S, tls=tls)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     who = "every policy" if isinstance(recorder, FleetRecorder) else settings.policy.name
-    scheme = "http" if tls is None else "https"
+    scheme = "https" if server.config.is_ssl else "http"
     log.info("%s (%s) answers at %s://%s/v1", who, settings.policy.engine, scheme, where)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     recorder.runs.finish()
