@@ -1,4 +1,4 @@
-"""The trainer's share of faults 1, 3, 4 and 7: whatever happens to it, the same bytes.
+"""The trainer's share of faults 1, 3, 4, 7 and 18: whatever happens to it, the same bytes.
 
     groups, batches of a tiny model ──► a copy of the log that nobody disturbs ──► manifests, optimizer state
                                     └─► a copy under a fault ───────────────────► the same, by sha256
@@ -18,7 +18,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+
+import httpx
 
 from schemas.events import AdapterEvent, Batch
 from streams.engines.base_model import Base, load_base
@@ -29,12 +32,17 @@ from streams.tools.replay import driver
 from tests.chaos import child
 from tests.chaos.disks import fill, free, read_only, small_disk, writable
 from tests.chaos.matrix import FAULTS, Fault, Line, exits, healed
+from tests.chaos.proxy import free_ports
 from tests.chaos.world import World
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 
 BATCHES = 24
 PER_BATCH = 2
 MOST_PASSED = 3
+SEEN = ("/", "/groups", "/policies/default", "/sql?statement=SELECT+count(*)+FROM+groups", "/live")
+"""Pages that are asked for while a trainer trains."""
+VIEWS = 6
+"""Pages that a server has shown before it is killed again."""
 TIMEOUT_S = 120.0
 STEP_S = 0.5
 """What a step is made to take where it must not have ended before the fault has begun."""
@@ -116,12 +124,11 @@ def _preload(settings: Settings, base: Base, seed: int) -> None:
 
 def _until_trained(world: World) -> None:
     """Return once every version was announced, by whomever, and the last checkpoint lies in the folder of this run."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(_manifests(world.direct)) < BATCHES or _checkpoint(world.direct) < BATCHES:
-        if time.monotonic() > deadline:
-            said = "; ".join(world.said(name)[-400:] for name in world.names())
-            raise TimeoutError(f"{len(_manifests(world.direct))} of {BATCHES} versions: {said}")
-        time.sleep(0.3)
+    _until(
+        lambda: len(_manifests(world.direct)) >= BATCHES and _checkpoint(world.direct) >= BATCHES,
+        f"{BATCHES} versions and the last checkpoint",
+        world,
+    )
 
 
 def _trained(settings: Settings) -> list[AdapterEvent]:
@@ -169,11 +176,7 @@ def _kill(world: World, draw: random.Random) -> None:
     points = list(child.POINTS["train"])
     draw.shuffle(points)
     world.start("train", kills=[(point, draw.randint(1, MOST_PASSED)) for point in points])
-    deadline = time.monotonic() + TIMEOUT_S
-    while world.is_armed() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if world.is_armed():
-        raise TimeoutError(f"the trainer did not come to all of {points}")
+    _until(lambda: not world.is_armed(), f"a kill at each of {points}", world)
 
 
 def _zombie(world: World, draw: random.Random) -> None:
@@ -229,11 +232,73 @@ def _disk(world: World, draw: random.Random) -> None:
         )
 
 
+def _looked_at(world: World, draw: random.Random) -> None:
+    """The page, and the server that has it too, die while they answer browsers; the trainer is told nothing of it."""
+    ports = dict(zip(("page", "serve"), free_ports(2), strict=True))
+    tree = world.settings.model_dump()
+    for name, port in ports.items():
+        tree[name]["port"] = port
+    settings = Settings.model_validate(tree)
+    shown: Counter[str] = Counter()
+    refused: list[str] = []
+    enough = Event()
+
+    def look(name: str, root: str) -> None:
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports[name]}{root}", timeout=TIMEOUT_S) as browser:
+            for number in range(10**9):
+                if enough.wait(0.05):
+                    return
+                try:
+                    answer = browser.get(SEEN[number % len(SEEN)])
+                except httpx.TransportError:  # it is down, or was killed while it answered
+                    continue
+                shown[name] += answer.is_success
+                if not answer.is_success and answer.status_code != 503:
+                    refused.append(f"{answer.url} {answer.status_code}: {answer.text[:200]}")
+
+    browsers = [Thread(target=look, args=each, name=each[0]) for each in (("page", ""), ("serve", "/page"))]
+
+    def see(name: str) -> None:
+        seen = shown[name] + VIEWS
+        _until(lambda: shown[name] >= seen or _announced(world.direct) >= BATCHES, f"pages of {name}", world)
+
+    for name in ports:
+        world.start(name, settings=settings)
+    for browser in browsers:
+        browser.start()
+    killed: Counter[str] = Counter()
+    try:
+        for name in ports:
+            see(name)
+        world.start("train", step_s=4 * STEP_S)
+        while _announced(world.direct) < BATCHES:
+            name = draw.choice(sorted(ports))
+            see(name)
+            world.kill(name)
+            killed[name] += 1
+        _until_trained(world)
+    finally:
+        enough.set()
+        for browser in browsers:
+            browser.join()
+    if refused:
+        raise RuntimeError(f"{len(refused)} pages could not be made: {refused[0]}")
+    if min(killed[name] for name in ports) < 2:
+        raise RuntimeError(f"the trainer was done before each was killed twice: {dict(killed)}")
+    world.notes.append(f"killed {dict(killed)}, shown {shown['page']} and {shown['serve']} pages")
+
+
 def _versions(world: World, count: int) -> None:
+    _until(lambda: _announced(world.direct) >= min(count, BATCHES), f"{count} versions", world)
+
+
+def _until(true: Callable[[], bool], what: str, world: World) -> None:
+    """Return once it is true. Raises TimeoutError."""
     deadline = time.monotonic() + TIMEOUT_S
-    while _announced(world.direct) < min(count, BATCHES):
+    while not true():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{_announced(world.direct)} versions, expected {count}")
+            said = "; ".join(f"{name}: {world.said(name)[-400:]}" for name in world.names())
+            raise TimeoutError(f"waited {TIMEOUT_S:g} s for {what}: {said}")
         time.sleep(0.1)
 
 
@@ -268,4 +333,12 @@ _register(
     "an ext4 of 24 MiB is filled, freed, turned read-only and writable again while the trainer writes there",
     _disk,
     frozenset({1, 2, 5}),
+)
+_register(
+    "kill-page",
+    18,
+    "the page is killed, and the server that has it too",
+    "SIGKILL to `streamward page` or `streamward serve` whenever six more pages were shown, until the trainer is done",
+    _looked_at,
+    frozenset(),
 )
