@@ -17,6 +17,7 @@ import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -245,11 +246,11 @@ def _looked_at(world: World, draw: random.Random) -> None:
 
     def look(name: str, root: str) -> None:
         with httpx.Client(base_url=f"http://127.0.0.1:{ports[name]}{root}", timeout=TIMEOUT_S) as browser:
-            for number in range(10**9):
+            for page in cycle(SEEN):
                 if enough.wait(0.05):
                     return
                 try:
-                    answer = browser.get(SEEN[number % len(SEEN)])
+                    answer = browser.get(page)
                 except httpx.TransportError:  # it is down, or was killed while it answered
                     continue
                 shown[name] += answer.is_success
@@ -258,9 +259,12 @@ def _looked_at(world: World, draw: random.Random) -> None:
 
     browsers = [Thread(target=look, args=each, name=each[0]) for each in (("page", ""), ("serve", "/page"))]
 
-    def see(name: str) -> None:
+    def see(name: str, while_true: Callable[[], bool] = lambda: True) -> None:
         seen = shown[name] + VIEWS
-        _until(lambda: shown[name] >= seen or _announced(world.direct) >= BATCHES, f"pages of {name}", world)
+        _until(lambda: shown[name] >= seen or not while_true(), f"pages of {name}", world)
+
+    def trains() -> bool:
+        return _announced(world.direct) < BATCHES
 
     for name in ports:
         world.start(name, settings=settings)
@@ -271,12 +275,13 @@ def _looked_at(world: World, draw: random.Random) -> None:
         for name in ports:
             see(name)
         world.start("train", step_s=4 * STEP_S)
-        while _announced(world.direct) < BATCHES:
+        while trains():
             name = draw.choice(sorted(ports))
-            see(name)
+            see(name, trains)
             world.kill(name)
             killed[name] += 1
-        _until_trained(world)
+        for name in ports:
+            see(name)
     finally:
         enough.set()
         for browser in browsers:
