@@ -107,23 +107,12 @@ def decide(
         version = body.version
         if version is None:
             version = decisions.rollback_target(history, body.expected or 0, actor=actor, reason=body.reason)
-        if kind == "rejected":
-            _compare(history.state, body.expected)
-        expect = None if kind == "rejected" else body.expected
-        proposed = ProposedDecision(kind=kind, version=version, actor=actor, reason=body.reason, expect=expect)
+        proposed = ProposedDecision(kind=kind, version=version, actor=actor, reason=body.reason, expect=body.expected)
         made = decisions.decide(settings, history, proposed)
     except RefusedError as exc:
         now = decisions.read_history(settings, policy).state
         raise CallError("conflict", str(exc), "expected", found={"serving": _serving(now)}) from exc
     return _decision(made)
-
-
-def _compare(state: AdapterState, expected: int | None) -> None:
-    if expected not in (None, state.primary):
-        raise RefusedError(
-            f"policy {state.policy}: nothing was written: expected version {expected} to be primary, and it is "
-            f"{state.primary}; look again and decide anew"
-        )
 
 
 def none_of(policy: str) -> str:

@@ -161,7 +161,8 @@ class ProposedDecision:
     actor: str
     reason: str
     expect: int | None = None
-    """The primary it is decided against; the one in the history if not given. Kinds that do not compare take none."""
+    """The primary it is decided against. If not given, a promotion or roll-back is against the one in the history, and
+    a rejection against whichever."""
 
 
 def decide(settings: Settings, history: AdapterHistory, proposed: ProposedDecision) -> AdapterDecision:
@@ -189,9 +190,9 @@ def decide(settings: Settings, history: AdapterHistory, proposed: ProposedDecisi
 
 
 def _event(history: AdapterHistory, proposed: ProposedDecision) -> AdapterEvent:
-    state, kind, version, expected = history.state, proposed.kind, proposed.version, None
-    if TRANSITIONS[kind].compares:
-        expected = state.primary if proposed.expect is None else proposed.expect
+    state, kind, version, expected = history.state, proposed.kind, proposed.version, proposed.expect
+    if TRANSITIONS[kind].compares and expected is None:
+        expected = state.primary
     created_at = now_ms()
     # the number of earlier decisions is part of the id: the same words later are another fact
     content = (version, kind, expected, proposed.actor, proposed.reason)

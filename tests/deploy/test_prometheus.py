@@ -37,6 +37,8 @@ NEVER = "sum(streamward_score_failures_total)"
 COMMANDS = {
     "archive": "archive sync --follow",
     "agents": "agents run guide --command true",
+    "policy": "policy --fleet",
+    "train": "train --fleet",
     "jobs": "jobs run",
     "tune": "tune --jobs",
 }
@@ -117,12 +119,15 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
                 stack.enter_context(running(own, folder, COMMANDS.get(name, name)))
             stack.enter_context(running(settings, folder, audit))
             until(lambda: bool(server.ask("streamward_trainer_version == 1")), "a version", folder=folder)
+            until(lambda: bool(server.ask("streamward_agent_run_seconds_count")), "a run", folder=folder)
             with Producer(settings) as producer:
                 for number in range(GROUPS + 3, 3 * GROUPS + 3):
                     producer.send(asked(number))
                 producer.send(asked(101, **of_agent))
             until(lambda: bool(server.ask("streamward_trainer_version >= 2")), "another", folder=folder)
             until(lambda: bool(server.ask("streamward_rollout_primary_version >= 2")), "it in force", folder=folder)
+            with Producer(settings) as producer:
+                producer.send(asked(102, policy="another", purpose="eval"))
             until(lambda: bool(server.ask("streamward_ledger_imbalance_records")), "a recount", folder=folder)
             with suppress(AssertionError):  # which are missing, the tests say one by one
                 until(
