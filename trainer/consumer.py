@@ -193,9 +193,9 @@ class PolicyTrainer:
             )
         if state.version > newest + 1:
             raise RefusedError(
-                f"{path}: this checkpoint is version {state.version}, but the newest in the log is {newest}; it "
-                "belongs to another log. Set trainer.checkpoints to a folder of this log's own, or remove "
-                f"{self._folder}"
+                f"{path}: this checkpoint is version {state.version}, but the newest in the log is {newest}: it "
+                "belongs to another log, or only a newer program can read the versions that follow. Set "
+                f"trainer.checkpoints to a folder of this log's own, or remove {self._folder}; or install that program"
             )
         self._refuse_other_bytes(path, state)
         self._learner.restore(path, state)

@@ -7,8 +7,8 @@
                    this program's reproduce: every version, whoever trained it, comes out again byte for byte
 
 Which release is before? The last commit that had another `version` in helm/Chart.yaml, since nobody installs what lies
-between two versions; or the first whose table rows and records this program reads, if that is later, since it refuses
-others (tests/support/deploy/previous_release.py). Its processes run as its own chart renders them, with its own
+between two versions; or the first that has the table rows and records of this program, if that is later, since each
+refuses others (tests/support/deploy/previous_release.py). Its processes run as its own chart renders them, with its own
 sources. What they leave to those of this release, and take over from them, is what they would there: topics, consumer
 groups, the changelogs of the tables, adapters and checkpoints. Every other task has a trace, so that rows hold what is
 optional.

@@ -236,7 +236,7 @@ def test_a_checkpoint_of_another_log_is_refused(settings: Settings, base: Base, 
         update={"topics": settings.topics.model_copy(update={"prefix": settings.topics.prefix + "new."})}
     )
     admin.apply_topics(fresh_log)
-    with pytest.raises(RefusedError, match="it belongs to another log"):
+    with pytest.raises(RefusedError, match="it belongs to another log, or only a newer program"):
         train(fresh_log, 1)
 
 

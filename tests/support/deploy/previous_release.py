@@ -2,11 +2,12 @@
 
     git log of helm/Chart.yaml ► the last commit before its `version` changed ┐
     git log of ROW_VERSION     ► the first whose table rows this one reads ───┼► the latest ► git archive ► a folder
-    git log of lock.json       ► the first whose records this one reads ──────┤
+    git log of lock.json       ► the first that reads the records of this one ┤
     git log of STEP_VERSION    ► the first whose steps this one computes ─────┘
 
-A worker refuses table rows of another version, and no record with an id below FIRST_ID is read, so there is no upgrade
-in place from further back. Versions of an earlier arithmetic stay in use, but are not reproduced byte for byte.
+A worker refuses table rows of another version, and a record whose schema it does not know is a dead letter to it, so
+there is no way back to what is older (docs/install.md). Versions of an earlier arithmetic stay in use, but are not
+reproduced byte for byte.
 
 Not covered: the packages of that release. Its program runs with those that are installed here.
 """
@@ -19,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from schemas.versions import FIRST_ID
 from tests.support.deploy.unpack import unpack
 
 ROOT = Path(__file__).parents[3]
@@ -37,8 +37,7 @@ def previous(folder: Path) -> Path:
     changed = _git("log", "-1", "--format=%H", "-G^version:", "--", FILE)
     before = added if changed == added else _git("rev-parse", f"{changed}^")
     rows = _git("log", "-1", "--format=%H", "--first-parent", "-m", "-M", "-G^ROW_VERSION = ", "--", "streams")
-    first_id = f'-S{{"id": {FIRST_ID}, '
-    *_, records = _git("log", "--format=%H", "--first-parent", "-m", first_id, "--", "schemas/lock.json").split()
+    records = _git("log", "-1", "--format=%H", "--first-parent", "-m", "--", "schemas/lock.json")
     steps = _git("log", "-1", "--format=%H", "--first-parent", "-m", "-M", "-G^STEP_VERSION = ", "--", "trainer")
     return _unpacked(reduce(_latest, (before, rows, records, steps)), folder)
 
