@@ -88,28 +88,16 @@ def _matrix() -> list[str]:
 def _one(name: str, seed: int, groups: int, workers: Workers) -> Line:
     row = FAULTS[name]
     _say(f"{row.number:2} {name}, seed {seed}, {workers.driver} …")
+    about: Line = {"fault": name, "number": row.number, "seed": seed}
+    about |= {"faust": "none"} if row.run else {"driver": workers.driver}
     with tempfile.TemporaryDirectory(prefix="streamward-chaos-", ignore_cleanup_errors=True) as folder:
         try:
             line = run(row, seed=seed, groups=groups, folder=Path(folder), workers=workers)
         except NotShown as why:
-            line = {
-                "fault": name,
-                "number": row.number,
-                "seed": seed,
-                "driver": workers.driver,
-                "passed": True,
-                "not_shown": str(why),
-            }
+            line = about | {"passed": True, "not_shown": str(why)}
         except Exception as exc:  # the others still run
             traceback.print_exc()
-            line = {
-                "fault": name,
-                "number": row.number,
-                "seed": seed,
-                "driver": workers.driver,
-                "passed": False,
-                "complaints": [repr(exc)],
-            }
+            line = about | {"passed": False, "complaints": [repr(exc)]}
     print(json.dumps(line), flush=True)
     _say("   not shown: " + line["not_shown"] if "not_shown" in line else _told(line))
     return line
