@@ -116,7 +116,7 @@ def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.dev
 
     def tensor(values: Callable[[TokenChain], NDArray[Any]], fill: int, dtype: Any) -> Tensor:
         joined = [np.concatenate([values(chain) for chain in found]) for found in taken]
-        return torch.from_numpy(_padded(joined, width, fill, dtype)[0]).to(device)
+        return torch.from_numpy(padded(joined, width, fill, dtype)[0]).to(device)
 
     return Micro(
         rows=tuple(_rows(taken, width)),
@@ -157,15 +157,15 @@ def side_by_side(rows: Sequence[Row], *, pad_id: int, device: torch.device | str
     """Return `rows` padded as TRL expects."""
     contexts = [np.array(row.tokens[: row.prompt]) for row in rows]
     completions = [np.array(row.tokens[row.prompt :]) for row in rows]
-    before = _padded(contexts, max(map(len, contexts)), pad_id, np.int64, left=True)
-    behind = _padded(completions, max(1, *map(len, completions)), pad_id, np.int64)
+    before = padded(contexts, max(map(len, contexts)), pad_id, np.int64, left=True)
+    behind = padded(completions, max(1, *map(len, completions)), pad_id, np.int64)
     ids, mask = (torch.from_numpy(np.concatenate(sides, axis=1)) for sides in zip(before, behind, strict=True))
     places = [row.place + np.arange(len(completion)) for row, completion in zip(rows, completions, strict=True)]
     parts = (ids, mask, torch.from_numpy(behind[1] > 0), torch.from_numpy(np.concatenate(places)))
     return SideBySide(*(part.to(device) for part in parts))
 
 
-def _padded(
+def padded(
     rows: Sequence[NDArray[Any]], width: int, fill: int, dtype: Any, *, left: bool = False
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the rows side by side, [B, width], padded on one side, and where they are: 1, and 0 where padded."""

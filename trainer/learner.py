@@ -113,6 +113,30 @@ def cut(batch: Batch, topic: str, first: int) -> str | None:
     )
 
 
+def groups_in(records: Iterable[Record], expected: GroupOrigin, topic: str, history: History) -> BatchGroups:
+    """Return the groups in the records of a batch, given in its order, and those that no step may use.
+
+    `history` has the responses, of `topic`, that hold the tokens of groups which were too large. Raises as
+    `elsewhere.fetch`.
+    """
+    decoded = [(record, record.decode(AdvantagedGroup)) for record in records]
+    found = (group for _, group in decoded if not isinstance(group, Poison))
+    responses = elsewhere.fetch(found, topic, history)
+    groups = BatchGroups([], [])
+    for record, group in decoded:
+        if isinstance(group, Poison):
+            groups.refused.append(BatchRefused(record, group.reason, group.error))
+            continue
+        try:
+            whole = elsewhere.whole(group, topic, responses)
+            check_group(whole, expected, record.at)
+        except ContradictoryEvent as exc:
+            groups.refused.append(BatchRefused(record, exc.reason, str(exc).removeprefix(f"{record.at}: ")))
+        else:
+            groups.good.append(whole)
+    return groups
+
+
 class Learner:
     """An adapter that is trained from version to version, with the optimizer's state. Call `pin` first."""
 
@@ -191,23 +215,7 @@ class Learner:
             tokenizer_digest=self._base.tokenizer_digest,
             vocabulary=self._base.model.config.get_text_config().vocab_size,
         )
-        topic = topics(self._settings.topics)["responses"].name
-        decoded = [(record, record.decode(AdvantagedGroup)) for record in records]
-        found = (group for _, group in decoded if not isinstance(group, Poison))
-        responses = elsewhere.fetch(found, topic, history)
-        groups = BatchGroups([], [])
-        for record, group in decoded:
-            if isinstance(group, Poison):
-                groups.refused.append(BatchRefused(record, group.reason, group.error))
-                continue
-            try:
-                whole = elsewhere.whole(group, topic, responses)
-                check_group(whole, expected, record.at)
-            except ContradictoryEvent as exc:
-                groups.refused.append(BatchRefused(record, exc.reason, str(exc).removeprefix(f"{record.at}: ")))
-            else:
-                groups.good.append(whole)
-        return groups
+        return groups_in(records, expected, topics(self._settings.topics)["responses"].name, history)
 
     def step(
         self,

@@ -2,6 +2,7 @@
 
 groups, responses, tasks ──────────────────► SQL ──────────────► sft, preference, prompts, openai formats
 groups, trajectories and what they are about ► FinishedReader ─► conversations, interactions
+batches, their groups ─────────────────────► TrainingBatch ──► verl, prime-rl: what their trainers take a step from
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from streams.cli.runtime import AppContext, output_option, pass_call, source_option, until_stopped
 
@@ -27,11 +29,24 @@ if TYPE_CHECKING:
 @click.option("--policy", default=None, metavar="NAME", help="Whose responses. Default: policy.name.")
 @click.option(
     "--format",
-    type=click.Choice(["sft", "preference", "prompts", "openai", "openai-preference", "conversations", "interactions"]),
+    type=click.Choice(
+        [
+            *("sft", "preference", "prompts", "openai", "openai-preference"),
+            *("conversations", "interactions"),
+            *("verl", "prime-rl"),
+        ]
+    ),
     default="sft",
     show_default=True,
     help="sft: the best response of each group; preference: best and worst; prompts: every response with its reward; "
-    "conversations: responses and agents' runs whole, with tools; interactions: one line a question and its answer.",
+    "conversations: responses and agents' runs whole, with tools; interactions: one line a question and its answer; "
+    "verl, prime-rl: training batches with tokens, logprobs and advantages.",
+)
+@click.option(
+    "--batch", default=None, metavar="N[-M]", help="verl, prime-rl: which batches; 4, 4-9, or 4- to the newest."
+)
+@click.option(
+    "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="prime-rl: data-parallel ranks."
 )
 @click.option(
     "--purpose",
@@ -67,6 +82,8 @@ def export(
     source: Any,
     skip_bad: bool,
     output: Output,
+    batch: str | None,
+    ranks: int,
     **chosen: Any,
 ) -> None:
     """Write responses and their rewards as a data set to FOLDER.
@@ -77,12 +94,24 @@ def export(
 
     Interactions are appended to FOLDER/agent_interactions.jsonl, each once: killed and repeated, it loses and doubles
     nothing. A response is written when its group is in the log, and an agent's run when it has ended.
+
+    verl and prime-rl get the batches that the trainer here would take its steps from: a DataProto, which verl's
+    `DataProto.load_from_disk` reads, or the files that prime-rl's trainer reads from its output folder. What they make
+    of them comes back with `streamward adapters import`.
     """
     from streams import output as show
     from streams.errors import SettingsError
     from streams.kafka.times import parse_time
     from streams.tools.query import examples
 
+    if chosen["format"] in ("verl", "prime-rl"):
+        done, missing = _batches(call, ctx, folder, policy, batch, ranks, source=source)
+        for text in missing:
+            click.echo(text, err=True)
+        show.record(done, output)
+        ctx.exit(1 if missing and not skip_bad else 0)
+    if batch is not None or ranks != 1:
+        raise SettingsError(f"--batch and --ranks are for --format verl and prime-rl, not {chosen['format']}")
     finished = chosen["format"] in ("conversations", "interactions")
     chosen["purpose"] = chosen["purpose"] or (None if finished else "train")
     options = examples.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
@@ -152,6 +181,53 @@ def _finished(
         done = {"file": str(folder / interactions.FILE), "lines": added}
     gone = f"{reader.unusable} records could not be read and are left out"
     return done, [gone] if reader.unusable else []
+
+
+def _batches(
+    call: AppContext,
+    ctx: click.Context,
+    folder: Path,
+    policy: str | None,
+    batch: str | None,
+    ranks: int,
+    *,
+    source: Source,
+) -> tuple[dict[str, Any], list[str]]:
+    """Write training batches, as `_of_groups` does."""
+    from streams.cli.runtime import importing
+    from streams.errors import SettingsError
+    from streams.tools.archive import history
+
+    name = ctx.params["format"]
+    given = {one for one in ctx.params if ctx.get_parameter_source(one) is ParameterSource.COMMANDLINE}
+    for option in sorted(given - {"folder", "policy", "format", "batch", "ranks", "source", "skip_bad", "output"}):
+        raise SettingsError(
+            f"--{OPTION_OF.get(option, option.replace('_', '-'))} has no effect with --format {name}, which writes "
+            "whole batches; leave it out"
+        )
+    if batch is None:
+        raise SettingsError(
+            f"--format {name} writes training batches: say which with --batch, as --batch 0 or --batch 4-9"
+        )
+    if name == "verl" and "ranks" in given:
+        raise SettingsError("--ranks is for --format prime-rl: verl deals a batch to its ranks itself; leave it out")
+    with importing():
+        from trainer.bridges import export as bridge
+        from trainer.bridges.batch_rows import BatchSpan
+    order = bridge.BatchOrder(
+        policy=policy or call.settings.policy.name, format=name, span=BatchSpan.parse(batch), ranks=ranks
+    )
+    made = bridge.export(call.settings, order, folder, history.of(call.settings, source))
+    counted = {
+        label: sum(one[label] for one in made.batches) for label in ("groups", "responses", "rows", "loss_tokens")
+    }
+    sequences = [one["batch"] for one in made.batches]
+    done = {"folder": made.folder, "batches": [sequences[0], sequences[-1]], **counted, "left_out": len(made.refused)}
+    return done, [f"left out, as the trainer would: {text}" for text in made.refused]
+
+
+OPTION_OF = {"all_responses": "all", "test_share": "test"}
+"""Names of options whose parameters are called otherwise."""
 
 
 def _done(folder: Path, counts: Counts) -> dict[str, Any]:

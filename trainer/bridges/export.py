@@ -1,0 +1,131 @@
+"""Write batches of the log to a folder, for another trainer.
+
+    TrainingBatch ──► verl: batch-N.pkl, a DataProto    prime-rl: rollouts/step_N/rank_R.bin
+                 manifest.json: what each is made of    recipe.json: what is known of the version that will come back
+
+The folder appears whole, or not at all. The same records give the same bytes. recipe.json is for
+`streamward adapters import`, once who trained it is filled in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from streams.errors import RefusedError, SettingsError
+from streams.kafka.history import History
+from streams.settings.model import Settings
+from trainer.bridges import batch_rows, prime_rl, verl
+from trainer.bridges.batch_rows import BatchSpan, TrainingBatch
+
+BatchFormat = Literal["verl", "prime-rl"]
+MANIFEST_VERSION = 1
+RECIPE_FILE = "recipe.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOrder:
+    """What to write."""
+
+    policy: str
+    format: BatchFormat
+    span: BatchSpan
+    ranks: int = 1
+    """prime-rl: how many data-parallel ranks read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedBatches:
+    """What was written."""
+
+    folder: str
+    batches: list[dict[str, Any]]
+    """As in the manifest."""
+    refused: list[str]
+    """Why a group is left out, one sentence each."""
+
+
+def export(settings: Settings, order: BatchOrder, folder: Path, history: History) -> ExportedBatches:
+    """Write the batches to `folder`, which is created; an empty one is used.
+
+    Raises RefusedError if it holds anything, or a batch cannot be written in this format; NotFoundError for a batch
+    that is not in the log; SettingsError if the folder cannot be written, or a package is missing; LogError if the log
+    cannot be read.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RefusedError(f"{folder}: is not empty; name a new folder, or empty this one")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        half = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as exc:
+        raise SettingsError(f"{folder}: cannot be written: {exc}; name another folder") from exc
+    try:
+        found: list[dict[str, Any]] = []
+        refused: list[str] = []
+        for one in batch_rows.read(settings, order.policy, order.span, history):
+            found.append(_write(one, order, half))
+            refused += one.refused
+        manifest = {"manifest_version": MANIFEST_VERSION, "format": order.format, "batches": found}
+        _write_json(half / "manifest.json", manifest)
+        _write_json(half / RECIPE_FILE, _recipe(order, found))
+        half.chmod(0o755)  # mkdtemp made it ours alone
+        half.replace(folder)
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return ExportedBatches(str(folder), found, refused)
+
+
+def _write(one: TrainingBatch, order: BatchOrder, folder: Path) -> dict[str, Any]:
+    """Write one batch, and return its entry in the manifest."""
+    about = _about(one)
+    name = f"batch-{one.batch.sequence}.pkl"
+    made = {name: verl.encoded(one, about)} if order.format == "verl" else prime_rl.files(one, order.ranks)
+    for path, content in made.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return about | {"files": {path: hashlib.sha256(content).hexdigest() for path, content in made.items()}}
+
+
+def _about(one: TrainingBatch) -> dict[str, Any]:
+    """Return what a batch is, and what the means of its step are taken over."""
+    totals, group = one.totals, one.groups[0]
+    return {
+        "policy": one.batch.policy,
+        "batch": one.batch.sequence,
+        "at": str(one.at),
+        "parent_version": one.batch.sequence,
+        "base_digest": group.base_digest,
+        "tokenizer_digest": group.tokenizer_digest,
+        "groups": totals.groups,
+        "responses": totals.responses,
+        "rows": len(one.rows),
+        "loss_tokens": int(totals.loss_tokens),
+        "max_tokens": totals.max_tokens,
+        "reward": totals.reward,
+        "left_out": len(one.refused),
+    }
+
+
+def _recipe(order: BatchOrder, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the start of a recipe for the version that is trained on these batches."""
+    return {
+        "framework": order.format,
+        "framework_version": "",
+        "trained_by": "",
+        "policy": order.policy,
+        "parent_version": found[0]["parent_version"],
+        "batches": [one["batch"] for one in found],
+        "base_digest": found[0]["base_digest"],
+        "settings": {},
+        "metrics": {},
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + os.linesep)
