@@ -1,7 +1,9 @@
-"""What readers and writers of events agree on beyond the fields: names, feedback, deadlines, missing scores."""
+"""What readers and writers of events agree on beyond the fields: names, feedback, deadlines, missing scores, and what a
+recipe says of a version that was trained elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from schemas.events import AdvantagedGroup, Reward, Task, derive_id
@@ -9,6 +11,14 @@ from schemas.events import AdvantagedGroup, Reward, Task, derive_id
 POLICY_LAG = "policy_lag"
 """Metadata of a group sampled by adapters of another run: how many versions its sampler was behind the newest one when
 the group was complete. Version numbers of that run mean nothing in this one."""
+
+IMPORTED = "imported."
+"""How the entries of a recipe begin that say who trained a version that was not trained here."""
+FRAMEWORK, FRAMEWORK_VERSION, TRAINED_BY = (
+    IMPORTED + name for name in ("framework", "framework_version", "trained_by")
+)
+OPTIMIZER = "optimizer_state"
+"""The entry of a recipe that says where a step began with a fresh optimizer: behind an imported version."""
 
 FEEDBACK = "feedback/"
 """How the source of a reward begins that is somebody's opinion of an answer. No task asks for it, so no group waits for
@@ -19,6 +29,17 @@ FEEDBACK_VERSION = "feedback/1"
 
 UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
+
+
+def trained_elsewhere(recipe: Mapping[str, str]) -> str | None:
+    """Return by which framework, and by whom, a version was trained that was imported; None if it was trained here.
+
+    >>> trained_elsewhere({FRAMEWORK: "verl", FRAMEWORK_VERSION: "0.9", TRAINED_BY: "ann"})
+    'verl 0.9, by ann'
+    """
+    if FRAMEWORK not in recipe:
+        return None
+    return f"{recipe[FRAMEWORK]} {recipe.get(FRAMEWORK_VERSION, '')}, by {recipe.get(TRAINED_BY, '')}"
 
 
 class RatedAnswer(NamedTuple):

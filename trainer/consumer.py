@@ -48,7 +48,7 @@ from streams.observability.tracing import context, tracer as tracing
 from streams.observability.tracing.context import Context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
-from trainer import checkpoint, metrics as step_metrics, ranks
+from trainer import checkpoint, imports, metrics as step_metrics, ranks
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.launch import Place
 from trainer.learner import BatchGroups, Learner, base_of, cut, due, out_of_turn, where
@@ -155,6 +155,7 @@ class PolicyTrainer:
             versions = read_state(settings, settings.policy.name, io.outage).versions
         self._tuned = next((one.version for one in versions.values() if one.tuned_by is not None), None)
         self._known = {version: one.files for version, one in versions.items()}
+        self._brought = imports.newest(versions)
         self.source = source_of(settings)
         self._reader: PartitionReader | None = None
         self._handled = 0
@@ -167,7 +168,8 @@ class PolicyTrainer:
         return self._learner.version
 
     def resume(self) -> None:
-        """Resume from the newest complete checkpoint, and announce its version if that was not done.
+        """Resume from the newest complete checkpoint, and announce its version if that was not done; or from a version
+        that was trained elsewhere, if the checkpoint is not one behind it.
 
         Raises SettingsError if it is of another model, RefusedError if it is of another log, has other bytes than the
         log says, or the policy is tuned.
@@ -180,6 +182,10 @@ class PolicyTrainer:
                 f"under another policy.name. To train what was tuned, make it a base: `streamward adapters export "
                 f"{newest} FOLDER --merge --policy {name}`, then model.base=FOLDER"
             )
+        if self._brought is not None and (found is None or found[1].version <= self._brought.version):
+            imports.begin(self._settings, name, self._learner, self._brought)
+            step_metrics.version(self._meter, name, self._brought.version)
+            return
         if found is None:
             step_metrics.version(self._meter, name, 0)
             log.info("policy %s: no checkpoint, so it starts with batch 0", name)
@@ -263,6 +269,7 @@ class PolicyTrainer:
         groups = self._groups_of(batch)
         marks.append(time.perf_counter())
         state, metrics = self._learner.step(at, batch, groups, {"fetch_s": marks[2] - started}, self._meter.heartbeat)
+        state = imports.noted(state, self._brought)
         marks.append(time.perf_counter())
         path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
         marks.append(time.perf_counter())

@@ -35,7 +35,7 @@ from trainer.checkpoint import State
 from trainer.collate import GroupOrigin, check_group
 from trainer.grpo import LogGRPOTrainer
 from trainer.launch import Place
-from trainer.model import pin, recipe, wrap
+from trainer.model import load_adapter, pin, recipe, wrap
 from trainer.ranks import Ranks, Share, set_weights
 
 log = logging.getLogger(__name__)
@@ -175,6 +175,14 @@ class Learner:
         """Continue from a complete checkpoint. Raises SettingsError if it is of another shape."""
         checkpoint.restore(path, self._trainer.model, self._trainer.optimizer)
         self.version, self.next_offset = state.version, state.next_offset
+
+    def begin(self, folder: Path, version: int) -> None:
+        """Continue from an adapter that was trained elsewhere. The learner is at version 0, with a fresh optimizer.
+
+        Raises SettingsError if it is of another shape.
+        """
+        load_adapter(self._trainer.model, folder)
+        self.version = version
 
     def present(self) -> TrainingState:
         """Return the state as it is now, without a copy: the next step changes it."""

@@ -84,8 +84,18 @@ def save_adapter(model: PeftModel, folder: Path, base: str) -> None:
         folder / WEIGHTS_FILE,
         metadata={"format": "pt"},
     )
+    (folder / CONFIG_FILE).write_text(config_text(model, base))
+
+
+def config_text(model: PeftModel, base: str) -> str:
+    """Return the content of the adapter's config file. `base` is the value of model.base."""
     config = model.peft_config["default"].to_dict() | {"base_model_name_or_path": base, "inference_mode": True}
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n")
+    return json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n"
+
+
+def plain(value: Any) -> Any:
+    """Return a value of an adapter's config as it is in the file."""
+    return json.loads(json.dumps(value, default=_plain))
 
 
 def load_adapter(model: PeftModel, folder: Path) -> None:
@@ -96,7 +106,7 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
     saved = json.loads((folder / CONFIG_FILE).read_text())
     ours = model.peft_config["default"].to_dict()
     for name in ("r", "lora_alpha", "target_modules"):
-        mine = json.loads(json.dumps(ours[name], default=_plain))
+        mine = plain(ours[name])
         if saved[name] != mine:
             raise SettingsError(
                 f"{folder}: this adapter has {name}={saved[name]}, but the settings make {mine}; restore the setting, "

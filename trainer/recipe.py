@@ -16,6 +16,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from schemas.conventions import OPTIMIZER
 from schemas.events import AdapterFile
 from streams.errors import SettingsError
 from streams.settings.load import dotted
@@ -86,10 +87,12 @@ def in_files(version: int, recorded: Iterable[AdapterFile], here: Iterable[Adapt
 def in_recipe(version: int, recorded: Mapping[str, str], here: Mapping[str, str]) -> list[RecipeDifference]:
     """Return each entry of the recipe that differs; None where there is no such entry.
 
-    A setting that the recipe lacks counts as recorded with its default.
+    A setting that the recipe lacks counts as recorded with its default. Where a step began with a fresh optimizer is
+    not compared: it follows from the version before it.
     """
     defaults = {key: str(value) for key, value in dotted(Settings()) if key in here}
-    return _between(version, "recipe", {**defaults, **recorded}, here)
+    then = {name: value for name, value in recorded.items() if name != OPTIMIZER}
+    return _between(version, "recipe", {**defaults, **then}, here)
 
 
 def in_data(version: int, recorded: Mapping[str, float], here: Mapping[str, float]) -> list[RecipeDifference]:

@@ -37,6 +37,8 @@ class ReproductionPlan:
     batches: tuple[tuple[Coordinates, Batch], ...]
     """Those from `start` to `version`, in sequence."""
     checkpoint: tuple[Path, State] | None = None
+    brought: AdapterEvent | None = None
+    """The version to start from, if it was trained elsewhere."""
     tuned: tuple[AdapterEvent, ...] = ()
     """The versions to tune, oldest first, instead of batches."""
     files: Mapping[str, Path] = field(default_factory=dict)

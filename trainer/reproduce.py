@@ -8,7 +8,8 @@
 Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
 is the one in each version's event, not this machine's settings. Where it changes between two versions, training
 continues as it does for a trainer restarted with other settings: adapter, optimizer state and RNG are carried over
-through a checkpoint. Versions that were tuned are made again by trainer/tuning/again.py.
+through a checkpoint. Versions that were tuned are made again by trainer/tuning/again.py. One that was trained elsewhere
+cannot be made again; what was trained here behind it can, from its files in the store.
 
 It only reads: nothing is written to the log or committed, and no group is joined. What it needs is looked up before the
 first step, so that a range which retention has deleted is reported at once, and not after hours.
@@ -23,16 +24,18 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from schemas.conventions import trained_elsewhere
 from schemas.events import AdapterEvent, Batch, Coordinates
 from schemas.serde import Poison
 from streams.adapters.store import manifest_of
+from streams.adapters.versions import made_by
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer import checkpoint
+from trainer import checkpoint, imports
 from trainer.checkpoint import ADAPTER_FOLDER, State
 from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
 from trainer.model import pin
@@ -72,9 +75,10 @@ def plan(
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
     if events[version].tuning is not None:
         return tuned_plan(settings, events, version, history, start=start, files=files)
+    start, brought = _behind_imports(policy, events, version, start)
     if files:
         raise SettingsError(f"--file has no effect: version {version} of {policy} was trained on batches; leave it out")
-    found = _checkpoint(settings, policy, start, events) if start else None
+    found = _checkpoint(settings, policy, start, events) if start and brought is None else None
     batches = _batches(settings, policy, range(start, version), history)
     _refuse_cut(settings, policy, batches, version, history)
     return ReproductionPlan(
@@ -84,7 +88,33 @@ def plan(
         events={number: event for number, event in events.items() if number <= version},
         batches=batches,
         checkpoint=found,
+        brought=brought,
     )
+
+
+def _behind_imports(
+    policy: str, events: dict[int, AdapterEvent], version: int, start: int
+) -> tuple[int, AdapterEvent | None]:
+    """Return the version to start from, and its event if it was trained elsewhere: none before it leads to `version`.
+
+    Raises RefusedError if `version` itself was trained elsewhere, or an imported one is between it and a checkpoint.
+    """
+    if (by := trained_elsewhere(events[version].recipe)) is not None:
+        raise RefusedError(
+            f"version {version} of {policy} was trained elsewhere ({by}) and imported, so it cannot be recomputed "
+            "here: the log has its files with their sha256, and what its recipe says, but not the program that made "
+            f"it. Versions that were trained here behind it can be reproduced (--from-version {version})"
+        )
+    imported = [number for number, event in events.items() if trained_elsewhere(event.recipe) is not None]
+    newest = max((number for number in imported if number < version), default=None)
+    if newest is None or start > newest:
+        return start, None
+    if 0 < start < newest:
+        raise RefusedError(
+            f"version {newest} of {policy} was trained elsewhere ({trained_elsewhere(events[newest].recipe)}), so "
+            f"nothing leads from version {start} to version {version}; start from it: --from-version {newest}"
+        )
+    return newest, events[newest]
 
 
 def _checkpoint(settings: Settings, policy: str, version: int, events: dict[int, AdapterEvent]) -> tuple[Path, State]:
@@ -281,5 +311,7 @@ class _Reproduction:
         learner = Learner(used, self._setup.base(used, event))
         if self._newest is not None:
             learner.restore(*self._newest)
+        elif self._plan.brought is not None:
+            imports.begin(used, self._plan.policy, learner, made_by(self._plan.brought))
         self._learner, self._learner_is_of = learner, (used, threads)
         return learner

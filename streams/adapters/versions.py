@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from schemas.conventions import trained_elsewhere
 from schemas.events import AdapterEvent, AdapterFile, Outcome, TuningMethod, Verdict
 from schemas.serde import Poison
 from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step
@@ -39,6 +40,8 @@ class Version:
     last_batch: int | None = None
     tuned_by: TuningMethod | None = None
     """How it was tuned; None: batches made it, or somebody else."""
+    trained_elsewhere: str | None = None
+    """By which framework, and by whom, if it was imported; None: it was trained here."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluated: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics by suite."""
@@ -152,21 +155,27 @@ def _known(state: AdapterState, event: AdapterEvent) -> bool:
     return event.kind == "evaluated" and (event.suite or "") in version.evaluated
 
 
+def made_by(event: AdapterEvent, status: Status = "trained") -> Version:
+    """Return the version that a `trained` event makes."""
+    return Version(
+        version=event.version,
+        status=status,
+        created_at=event.created_at,
+        parent_version=event.parent_version,
+        uri=event.uri,
+        files=event.files,
+        base_digest=event.base_digest,
+        first_batch=event.first_batch,
+        last_batch=event.last_batch,
+        tuned_by=None if event.tuning is None else event.tuning.method,
+        trained_elsewhere=trained_elsewhere(event.recipe),
+        metrics=event.metrics,
+    )
+
+
 def _described(version: Version | None, event: AdapterEvent, status: Status) -> Version:
     if version is None:
-        return Version(
-            version=event.version,
-            status=status,
-            created_at=event.created_at,
-            parent_version=event.parent_version,
-            uri=event.uri,
-            files=event.files,
-            base_digest=event.base_digest,
-            first_batch=event.first_batch,
-            last_batch=event.last_batch,
-            tuned_by=None if event.tuning is None else event.tuning.method,
-            metrics=event.metrics,
-        )
+        return made_by(event, status)
     if event.kind == "evaluated":
         suite = event.suite or ""
         return replace(

@@ -50,18 +50,23 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
     state = read_state(call.settings, name)
     check_known(call, state)
     refused = {one.version: one._asdict() for one in Refusals(call.settings, name).look(state)}
+    brought = any(one.trained_elsewhere for one in state.versions.values())
     columns = [
         show.Column("version", "version", right=True),
         show.Column("status", _status),
         show.Column("parent", "parent_version", right=True),
         show.Column("batches", lambda row: row["batches"] or row["tuned_by"] or ""),
+        *([show.Column("elsewhere", lambda row: row.get("trained_elsewhere") or "")] if brought else []),
         show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
         show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
         show.Column("age", lambda row: _age(row["created_at"])),
         *([show.Column("refused", lambda row: refused_text(row["refused"]))] if refused or state.strays else []),
         show.Column("uri", "uri", optional=True),
     ]
-    rows = [row_of(state, number) | {"refused": refused.get(number)} for number in sorted(state.versions)]
+    rows = [
+        row_of(state, number) | {"refused": refused.get(number), "trained_elsewhere": one.trained_elsewhere}
+        for number, one in sorted(state.versions.items())
+    ]
     rows += [_stray(state, number) for number in sorted(state.strays)]
     if registry is not None:
         from streams.cli import adapter_registry
@@ -154,9 +159,15 @@ def adapters_lineage(
 
 
 def _origin(step: LineageStep) -> str:
+    from schemas.conventions import trained_elsewhere
+
     tuning = step.tuning
     if tuning is None:
         batches = "no batch" if step.first_batch is None else f"batches {step.first_batch}-{step.last_batch}"
+        if step.imported:
+            return (
+                f"version {step.parent}, trained elsewhere ({trained_elsewhere(step.imported)}) in place of {batches}"
+            )
         return f"version {step.parent} by {batches}"
     whose = "" if tuning.start_policy is None else f" of {tuning.start_policy}"
     on = f"{len(tuning.groups)} groups of {tuning.groups_policy}" if tuning.file is None else tuning.file

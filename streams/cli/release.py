@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 __all__ = ["adapters"]
-"""The group, with the commands of both modules."""
+"""The group, with the commands of both modules; adapter_import.py adds one more."""
 
 version_option = click.option(
     "--version", type=click.IntRange(min=0), required=True, metavar="N", help="The version this is about."

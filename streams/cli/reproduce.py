@@ -76,7 +76,8 @@ def reproduce(
     Starts from the base model, or a checkpoint, with the recorded recipe and batches, in a fresh folder. Every version
     on the way is compared, and the first that differs is named with its likely cause. A key of model or trainer given
     with --set replaces the recorded one. Nothing is written to the log. A version that was tuned is tuned again, on the
-    same answers of the log, or on the FILE that has the recorded sha256.
+    same answers of the log, or on the FILE that has the recorded sha256. One that was trained elsewhere and imported
+    cannot be made again; those behind it are, from its files.
 
     The exit code is 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted what it needs.
     """
@@ -95,6 +96,10 @@ def reproduce(
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
     planned = engine.plan(settings, policy or settings.policy.name, version, reader, start=from_version, files=files)
+    if planned.brought is not None:
+        click.echo(
+            f"starts from version {planned.start}, which was trained elsewhere: none before it is compared", err=True
+        )
     last: ReproducedVersion | None = None
     for made in engine.run(planned, settings, reader, into=into, changed=changed):
         last = made

@@ -8,7 +8,8 @@
                 ├─ tasks                             tasks into the log                   tasks.py
                 ├─ ask  reward                       an answer, and what one thinks of it ask.py
                 ├─ serve  chat                       the policy for agents, recorded      serve.py
-                ├─ adapters                          versions, and decisions about them   adapters.py, release.py
+                ├─ adapters                          versions, and decisions about them   adapters.py, release.py,
+                │                                                                         adapter_import.py
                 ├─ agents                            what agents did, call by call        agents.py
                 ├─ environments                      what agents act in                   environments.py
                 ├─ jobs  costs                       training that somebody orders        jobs.py
@@ -44,6 +45,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli.access import access
+from streams.cli.adapter_import import adapters
 from streams.cli.agents import agents
 from streams.cli.archive import archive
 from streams.cli.ask import ask, reward
@@ -61,7 +63,6 @@ from streams.cli.jobs import costs, jobs
 from streams.cli.offsets import offsets
 from streams.cli.page import page
 from streams.cli.query import query
-from streams.cli.release import adapters
 from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
 from streams.cli.rollout import rollout

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from schemas.conventions import IMPORTED
 from schemas.events import AdvantagedGroup, Batch, Coordinates, Reward, Tuning
 from streams.adapters.decisions import AdapterHistory, known
 from streams.errors import LogError
@@ -60,6 +61,8 @@ class LineageStep:
     """How many tasks, and responses whose rewards, retention has deleted."""
     tuning: Tuning | None = None
     """What it was tuned on; None: batches."""
+    imported: Mapping[str, str] = field(default_factory=dict)
+    """What its recipe says of who trained it, if that was elsewhere; its batches are those it replaces."""
 
     def plain(self) -> dict[str, Any]:
         """Return all of it, ready for JSON."""
@@ -73,6 +76,7 @@ class LineageStep:
             "made_of": {label: [asdict(one) for one in found] for label, found in self.made_of.items()},
             "missing": dict(self.missing),
             "tuned": None if self.tuning is None else _tuned(self.tuning),
+            "imported": {name.removeprefix(IMPORTED): text for name, text in self.imported.items()} or None,
         }
 
 
@@ -122,9 +126,10 @@ def steps(
             )
         first, end = (found[0], found[-1]) if found else (None, None)
         status = life.state.versions[number].status
-        tuning = life.trained[number][1].tuning
+        tuning, recipe = life.trained[number][1].tuning, life.trained[number][1].recipe
+        imported = {name: text for name, text in recipe.items() if name.startswith(IMPORTED)}
         of = sources.of(found) if tuning is None else {"groups": _groups_of(settings, tuning)}
-        made.append(LineageStep(number, parent, status, at, first, end, of, sources.missing(found), tuning))
+        made.append(LineageStep(number, parent, status, at, first, end, of, sources.missing(found), tuning, imported))
     return made
 
 

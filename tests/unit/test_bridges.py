@@ -6,10 +6,11 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from schemas.events import AdvantagedGroup, Coordinates, CreditSpan, GroupResponse, Sampling
 from schemas.tokens import Logprobs, LossMask, TokenIds
@@ -19,7 +20,7 @@ from tests.support.models import stranger
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import batch_of
 from tests.unit.test_tree_of_turns import trajectories, with_branches
-from trainer.bridges import prime_rl, verl
+from trainer.bridges import foreign, prime_rl, verl
 from trainer.bridges.batch_rows import TrainingBatch
 from trainer.chains import chains
 from trainer.collate import scaled
@@ -191,3 +192,47 @@ def test_without_msgspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "msgspec", None)
     with pytest.raises(SettingsError, match=r"--format prime-rl: .* pip install 'streamward\[bridges\]'"):
         prime_rl.files(by_hand(), 1)
+
+
+# --- what comes back --------------------------------------------------------------------------------------------------
+
+
+class Said(NamedTuple):
+    """A file of a recipe, and the error it gives."""
+
+    text: str
+    error: str
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Said("[]", "the whole: Input should be a valid dictionary"),
+        Said(
+            '{"framework": "verl", "framework_version": "1", "trained_by": 7}',
+            "trained_by: Input should be a valid str",
+        ),
+        Said(
+            '{"framework": "v", "framework_version": "1", "trained_by": "a", "batches": ["0"]}',
+            "batches.0: Input should",
+        ),
+        Said("NaN", "the whole: "),
+        Said("\\xff", "no JSON"),
+    ],
+    ids=lambda said: said.text[:8],
+)
+def test_a_recipe_that_is_none_says_where(tmp_path: Path, said: Said) -> None:
+    (tmp_path / "recipe.json").write_text(said.text)
+    with pytest.raises(SettingsError) as caught:
+        foreign.read_recipe(tmp_path / "recipe.json")
+    assert f"--recipe {tmp_path / 'recipe.json'}: {said.error}" in str(caught.value)
+
+
+def test_numbers_that_are_not_finite_are_found_in_every_type_of_float(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        save_file({"a": torch.tensor([1.0, float("nan")]).to(dtype)}, tmp_path / "adapter_model.safetensors")
+        with pytest.raises(RefusedError, match="a is not finite in every number"):
+            foreign.read(tmp_path)

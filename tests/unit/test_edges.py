@@ -96,6 +96,7 @@ WITHOUT_TRY = {
     "trainer/checkpoint.py::_read json_text.parse": CALLER,
     "trainer/checkpoint.py::restore load_file": "its sha256 is the manifest's",
     "trainer/export.py::_beside json.loads": OWN,
+    "trainer/model.py::plain json.loads": OWN,
     "trainer/model.py::load_adapter json.loads": "its sha256 is the manifest's",
     "trainer/model.py::load_adapter load_file": "its sha256 is the manifest's",
     "trainer/ranks.py::_agree json.loads": OWN,

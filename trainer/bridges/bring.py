@@ -1,0 +1,220 @@
+"""An adapter that was trained elsewhere becomes the next version of a policy here.
+
+    folder, recipe ──► checked against the base, the policy and the log ──► adapter store ──► adapters: trained
+                                                                             read back ──► is it the one?
+
+Batch s turns version s into version s + 1, here or elsewhere: the version takes the place of the batch of its parent's
+number, which has to be in the log, or the groups that it samples would be of no version that a batch can have made. The
+parent is compared and swapped: of two versions made from one parent, the first in the log counts. From there on it is
+treated like any trained version: canary, promotion, evaluation, retention, and training continues from it
+(trainer/imports.py). Nothing is written before everything has been checked.
+
+Not covered: data that no log has. An adapter that was trained on such can be merged into a base (docs/bridges.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from schemas.conventions import trained_elsewhere
+from schemas.events import AdapterEvent, Batch, derive_id
+from schemas.serde import Poison
+from streams.adapters import store
+from streams.adapters.decisions import AdapterHistory, known, read_history
+from streams.adapters.store import manifest_of
+from streams.adapters.versions import manifest_digest
+from streams.engines.base_model import Base, load_base
+from streams.errors import RefusedError, SettingsError
+from streams.files import Scratch
+from streams.kafka import times
+from streams.kafka.history import LogHistory
+from streams.kafka.producer import Producer
+from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+from trainer import checkpoint
+from trainer.bridges import foreign
+from trainer.bridges.foreign import ForeignAdapter, ForeignRecipe
+
+SHAPE = ("trainer.lora_rank", "trainer.lora_alpha", "trainer.lora_targets")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOrder:
+    """What is to become a version."""
+
+    policy: str
+    parent: int
+    folder: Path
+    recipe: ForeignRecipe
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedVersion:
+    """What was made."""
+
+    event: AdapterEvent
+    left_out: list[str]
+    """Files of the folder that are not part of an adapter."""
+    again: bool
+    """Whether it was there already, and nothing was written now."""
+
+
+def bring(settings: Settings, order: ImportOrder) -> ImportedVersion:
+    """Make the adapter in a folder the version behind `order.parent`. The same again changes nothing.
+
+    Raises NotFoundError for a missing file or parent; RefusedError for an adapter of another base, shape or policy, one
+    that is not finite, a parent that is no longer the newest version, or whose batch is not in the log, or if a trainer
+    of the policy runs on this machine; SettingsError if the base cannot be loaded or the store not be written; LogError
+    if the log fails.
+    """
+    _check_recipe(order)
+    adapter = foreign.read(order.folder)
+    with checkpoint.hold(settings.trainer.checkpoints, order.policy):
+        return _brought(settings, order, adapter)
+
+
+def _brought(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) -> ImportedVersion:
+    history = read_history(settings, order.policy)
+    parent = known(history.state, order.parent)
+    base = load_base(settings.model)
+    if parent.base_digest not in (None, base.base_digest):
+        raise RefusedError(
+            f"version {parent.version} of {order.policy} was trained on base {(parent.base_digest or '')[:12]}, and "
+            f"model.base={settings.model.base} in {settings.model.dtype} has {base.base_digest[:12]}; set model.base "
+            "and model.dtype to what the policy has"
+        )
+    _check_shape(settings, history, order.parent)
+    foreign.check_base(settings, base, adapter, order.recipe)
+    with Scratch("import") as scratch:
+        made = scratch / "adapter"
+        foreign.write(settings, base, adapter, made)
+        event = _event(settings, order, base)
+        if (there := history.made(event.version)) is not None:
+            _check_same(there, event, made)
+            return ImportedVersion(there, adapter.left_out, again=True)
+        _check_next(settings, history, order)
+        event = _published(settings, event, made)
+        with Producer(settings) as producer:
+            producer.send(event)
+            producer.flush()
+    _check_it_counts(settings, event)
+    return ImportedVersion(event, adapter.left_out, again=False)
+
+
+# --- what it must agree with ------------------------------------------------------------------------------------------
+
+
+def _check_recipe(order: ImportOrder) -> None:
+    """Raise RefusedError if the recipe is of another policy or parent."""
+    for name, got, expected in (
+        ("policy", order.recipe.policy, order.policy),
+        ("parent_version", order.recipe.parent_version, order.parent),
+    ):
+        if got not in (None, expected):
+            raise RefusedError(
+                f"the recipe says {name} {got}, and the command {expected}; name the recipe that belongs to "
+                f"{order.folder}, or correct one of them"
+            )
+
+
+def _check_shape(settings: Settings, history: AdapterHistory, parent: int) -> None:
+    """Raise SettingsError if the settings make another adapter than the parent's recipe did."""
+    made = history.made(parent)
+    for name in SHAPE if made is not None else ():
+        section, _, key = name.partition(".")
+        ours = str(getattr(getattr(settings, section), key))
+        if made is not None and made.recipe.get(name, ours) != ours:
+            raise SettingsError(
+                f"{name}={ours}, and version {parent} of {history.state.policy} was trained with {made.recipe[name]}; "
+                "set what the policy has"
+            )
+
+
+def _check_same(there: AdapterEvent, event: AdapterEvent, made: Path) -> None:
+    """Raise RefusedError if the version is there and is another one."""
+    by = trained_elsewhere(there.recipe)
+    if by == trained_elsewhere(event.recipe) and there.files == manifest_of(made):
+        return
+    how = f"trained elsewhere ({by})" if by else f"{there.actor}: {there.reason}"
+    raise RefusedError(
+        f"version {event.parent_version} of {event.policy} is no longer the newest: version {there.version} was made "
+        f"from it ({how}), with other bytes (sha256 {manifest_digest(there.files)[:12]}). Nothing was written. Train "
+        "from the newest version, and import with that as --parent"
+    )
+
+
+def _check_next(settings: Settings, history: AdapterHistory, order: ImportOrder) -> None:
+    """Raise RefusedError if no batch is there whose place the version takes, or the policy is tuned."""
+    tuned = next((one.version for one in history.state.versions.values() if one.tuned_by is not None), None)
+    if tuned is not None:
+        raise RefusedError(
+            f"version {tuned} of {order.policy} was made by `streamward tune`, and no batch follows it; import under "
+            "another policy"
+        )
+    tp = (topics(settings.topics)["batches"].name, partition_of(order.policy, settings.topics.policy_partitions))
+    log = LogHistory(settings)
+    first, end = log.bounds(["batches"])[tp]
+    decoded = (record.decode(Batch) for record in log.read({tp: first}, {tp: end}))
+    found = [one.sequence for one in decoded if not isinstance(one, Poison) and one.policy == order.policy]
+    if max(found, default=-1) < order.parent:
+        newest = f"the newest is {max(found)}" if found else "there is none"
+        raise RefusedError(
+            f"batch {order.parent} of {order.policy} is not in the log yet ({newest}), and version {order.parent + 1} "
+            f"takes its place; wait until batches.groups groups are complete, or make the adapter a base under another "
+            "policy.name"
+        )
+
+
+# --- making it --------------------------------------------------------------------------------------------------------
+
+
+def _event(settings: Settings, order: ImportOrder, base: Base) -> AdapterEvent:
+    """Return the event of the version, without its files."""
+    version, recipe = order.parent + 1, order.recipe.plain()
+    model = {"model.base": settings.model.base, "model.dtype": settings.model.dtype}
+    digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
+    shape = {name: str(getattr(settings.trainer, name.partition(".")[2])) for name in SHAPE}
+    return AdapterEvent(
+        event_id=derive_id(order.policy, version, "trained"),
+        policy=order.policy,
+        created_at=times.now_ms(),
+        version=version,
+        kind="trained",
+        actor=order.actor,
+        reason=f"trained elsewhere ({trained_elsewhere(recipe)}), in place of batch {order.parent}",
+        parent_version=order.parent,
+        base_digest=base.base_digest,
+        first_batch=0,
+        last_batch=order.parent,
+        recipe=recipe | model | digests | shape,
+        metrics={name: value for name, value in order.recipe.metrics.items() if math.isfinite(value)},
+    )
+
+
+def _published(settings: Settings, event: AdapterEvent, folder: Path) -> AdapterEvent:
+    """Put the adapter into the store; return the event with its files."""
+    adapters = settings.adapters
+    try:
+        uri, files = store.publish(folder, adapters.store, event.policy, event.version, adapters.signing_key)
+    except RefusedError as exc:
+        where = store.uri_of(adapters.store, event.policy, event.version)
+        raise RefusedError(
+            f"{where}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
+            "it yet: a trainer of this policy is about to announce it, or was killed before. Let it finish, and import "
+            "behind its version; a folder that nobody will announce can be deleted"
+        ) from exc
+    return replace(event, uri=uri, files=files, created_at=times.now_ms())
+
+
+def _check_it_counts(settings: Settings, event: AdapterEvent) -> None:
+    """Raise RefusedError if somebody else's event is the first of this version."""
+    made = read_history(settings, event.policy).made(event.version)
+    if made is None or made.files != event.files:
+        raise RefusedError(
+            f"version {event.version} of {event.policy} was made by somebody else meanwhile, so this one counts for "
+            "nothing; train from that version, and import again"
+        )

@@ -1,0 +1,239 @@
+"""An adapter that somebody else trained: what it says of itself, checked before anything is written.
+
+    recipe.json ──► ForeignRecipe: who, with what, on which batches
+    folder ──► config as peft writes it, weights ──► the same shape as the policy's own? finite? of this base? ──► the
+               files that are published: the weights as they came, and a config that is written as ours is
+
+Two adapters of one shape are exchangeable, so whatever decides how an adapter computes has to be as the settings make
+it: rank, alpha, modules, and everything that peft can switch on besides. A base is known by the digest of its weights,
+which the recipe of an exported batch has; without it by the name in the config.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from schemas import json_text
+from schemas.conventions import FRAMEWORK, FRAMEWORK_VERSION, IMPORTED, TRAINED_BY
+from streams.adapters.store import LEFT_OUT
+from streams.engines.base_model import Base, folder_of, is_hub_id
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.settings.model import Settings
+from trainer.model import CONFIG_FILE, WEIGHTS_FILE, config_text, plain, wrap
+
+NO_EFFECT = (
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "peft_type",
+    "peft_version", "revision", "target_modules", "task_type",
+)  # fmt: skip
+"""Entries of a config that change nothing about an adapter that is trained; its modules are those of its tensors."""
+SETTING_OF = {"r": "lora_rank", "lora_alpha": "lora_alpha"}
+"""Our setting for an entry of a config."""
+WAY_OUT = (
+    "Train it again in the policy's shape; or merge it into the base, and set model.base to that, under another "
+    "policy.name"
+)
+TEXT = Field(min_length=1, max_length=200)
+
+
+class ForeignRecipe(BaseModel):
+    """Who trained an adapter, and how. `streamward export --format verl` writes the start of one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    framework: str = TEXT
+    framework_version: str = TEXT
+    trained_by: str = TEXT
+    policy: str | None = None
+    """Compared with the command's, if it is there, as the parent is."""
+    parent_version: int | None = None
+    batches: list[int] = Field(default_factory=list, max_length=1000)
+    """What it was trained on, by sequence."""
+    base_digest: str | None = None
+    settings: dict[str, str | int | float | bool | None] = Field(default_factory=dict, max_length=200)
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=200)
+
+    def plain(self) -> dict[str, str]:
+        """Return it as entries of a recipe in the log."""
+        return {
+            FRAMEWORK: self.framework,
+            FRAMEWORK_VERSION: self.framework_version,
+            TRAINED_BY: self.trained_by,
+            IMPORTED + "batches": ", ".join(map(str, self.batches)),
+            **{f"{IMPORTED}settings.{name}": str(value) for name, value in sorted(self.settings.items())},
+        }
+
+
+def read_recipe(path: Path) -> ForeignRecipe:
+    """Return the recipe in a file. Raises NotFoundError if it is missing, SettingsError if it is none, saying where."""
+    try:
+        content = path.read_bytes()
+    except OSError as exc:
+        raise NotFoundError(f"--recipe {path}: {exc.strerror}; name a file of JSON") from exc
+    try:
+        return ForeignRecipe.model_validate(json_text.parse(content))
+    except ValidationError as exc:
+        first = exc.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the whole"
+        raise SettingsError(
+            f"--recipe {path}: {where}: {first['msg']}, got {str(first['input'])[:80]!r}; expected framework, "
+            "framework_version and trained_by, and if known policy, parent_version, batches, base_digest, settings, "
+            "metrics"
+        ) from exc
+    except ValueError as exc:
+        raise SettingsError(f"--recipe {path}: no JSON: {exc}") from exc
+
+
+class ForeignAdapter(NamedTuple):
+    """The files of an adapter, read."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Names of what is in its folder besides."""
+        known = {CONFIG_FILE, WEIGHTS_FILE, *LEFT_OUT}
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in known)
+
+
+def read(folder: Path) -> ForeignAdapter:
+    """Return the adapter in a folder. Raises NotFoundError for missing files, RefusedError for what is no LoRA adapter,
+    or not finite."""
+    config, weights = _config(folder), _weights(folder)
+    if config.get("peft_type") != "LORA":
+        raise RefusedError(f"{folder}: peft_type is {config.get('peft_type')}, expected LORA, which policies here have")
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+            what = f"of type {tensor.dtype}" if not tensor.is_floating_point() else "not finite in every number"
+            raise RefusedError(
+                f"{folder / WEIGHTS_FILE}: {name} is {what}; such an adapter answers nothing. Bring an earlier step"
+            )
+    return ForeignAdapter(folder, config, weights)
+
+
+def check_base(settings: Settings, base: Base, adapter: ForeignAdapter, recipe: ForeignRecipe) -> None:
+    """Raise RefusedError if the adapter was trained on another base model than this, or nothing says on which."""
+    ours = settings.model.base
+    if recipe.base_digest is not None:
+        if recipe.base_digest != base.base_digest:
+            raise RefusedError(
+                f"{adapter.folder}: its recipe says base_digest {recipe.base_digest[:12]}, and model.base={ours} in "
+                f"{settings.model.dtype} has {base.base_digest[:12]}: it is an adapter of another base model. Set "
+                "model.base and model.dtype to what it was trained on, if that is what the policy has"
+            )
+        return
+    name = str(adapter.config.get("base_model_name_or_path") or "")
+    if name == ours or (name and not is_hub_id(name) and _folder(name) == folder_of(ours)):
+        return
+    raise RefusedError(
+        f"{adapter.folder}: its config names {name or 'no base model'} as its base, and model.base is {ours}. If these "
+        f"are the same weights, say so in the recipe: base_digest {base.base_digest}"
+    )
+
+
+def write(settings: Settings, base: Base, adapter: ForeignAdapter, made: Path) -> None:
+    """Write to `made`, which is created, what is published of an adapter. `base.model` gets one beside its weights.
+
+    Raises RefusedError for an adapter that cannot take the place of the policy's own, saying what differs.
+    """
+    model = wrap(base.model, settings.trainer)
+    _same_config(adapter, model)
+    _same_weights(adapter, get_peft_model_state_dict(model, save_embedding_layers=False))
+    made.mkdir()
+    shutil.copyfile(adapter.folder / WEIGHTS_FILE, made / WEIGHTS_FILE)
+    (made / CONFIG_FILE).write_text(config_text(model, settings.model.base))
+
+
+def _folder(name: str) -> Path | None:
+    try:
+        return folder_of(name)
+    except SettingsError:
+        return None
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    content = _file(folder, CONFIG_FILE)
+    try:
+        found = json_text.parse(content.read_bytes())
+    except (OSError, ValueError) as exc:
+        raise RefusedError(f"{content}: no JSON: {exc}; save the adapter again") from exc
+    if not isinstance(found, dict):
+        raise RefusedError(f"{content}: expected an object, as peft writes it; save the adapter again")
+    return found
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    file = _file(folder, WEIGHTS_FILE)
+    try:
+        return dict(load_file(file))
+    except (OSError, SafetensorError) as exc:
+        raise RefusedError(f"{file}: cannot be read: {exc}; save the adapter again") from exc
+
+
+def _file(folder: Path, name: str) -> Path:
+    if (folder / name).is_file():
+        return folder / name
+    there = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) if folder.is_dir() else "no such folder"
+    raise NotFoundError(
+        f"{folder}: has no {name}; there: {there or 'nothing'}. Expected what peft's save_pretrained writes "
+        "(safe_serialization=True, since reading a pickle runs code)"
+    )
+
+
+def _same_config(adapter: ForeignAdapter, model: PeftModel) -> None:
+    """Raise RefusedError if the adapter's config makes another one than the settings do."""
+    ours = {name: plain(value) for name, value in model.peft_config["default"].to_dict().items()}
+    theirs = {name: plain(value) for name, value in (LoraConfig().to_dict() | dict(adapter.config)).items()}
+    names = (ours.keys() | theirs.keys()) - set(NO_EFFECT)
+    for name in sorted(names, key=lambda name: (name not in SETTING_OF, name)):
+        got, expected = theirs.get(name), ours.get(name)
+        if _loose(got) != _loose(expected):
+            setting = f" (trainer.{SETTING_OF[name]})" if name in SETTING_OF else ""
+            raise RefusedError(
+                f"{adapter.folder}: its config has {name}={got}, and the policy's adapters have {expected}{setting}; "
+                f"an adapter of another shape cannot be continued here. {WAY_OUT}"
+            )
+
+
+def _loose(value: Any) -> Any:
+    """Return a value in which all that says nothing is equal, and numbers are, whole or not."""
+    if value in ([], {}, False):
+        return None
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _same_weights(adapter: ForeignAdapter, expected: Mapping[str, Tensor]) -> None:
+    """Raise RefusedError if the tensors are not those of such an adapter."""
+    where, weights = adapter.folder / WEIGHTS_FILE, adapter.weights
+    if odd := sorted(weights.keys() ^ expected.keys()):
+        raise RefusedError(
+            f"{where}: it is for {_modules(weights)}, and the policy's adapters are for {_modules(expected)} "
+            f"(trainer.lora_targets); the first tensor that only one of them has is {odd[0]}. {WAY_OUT}"
+        )
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape:
+            raise RefusedError(
+                f"{where}: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}; it has another rank "
+                f"than its config says, or of another base model. {WAY_OUT}"
+            )
+
+
+def _modules(names: Collection[str]) -> str:
+    """Return which modules tensors are of, and how many tensors there are.
+
+    >>> _modules(["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"])
+    'q_proj (1 tensors)'
+    """
+    found = {name.split(".lora_")[0].rpartition(".")[2] for name in names}
+    return f"{', '.join(sorted(found)[:20]) or 'none'} ({len(names)} tensors)"

@@ -1,0 +1,69 @@
+"""Continue training from a version that was trained elsewhere.
+
+    adapters: trained, imported ──► newest ──► its files, from the store ──► Learner, at that version ──► the next batch
+                                                                                 the optimizer's state is fresh
+
+Such a version takes the place of the batch of its parent's number, so the next batch is that of its own. Nobody has the
+optimizer's state that it was trained with; the step behind it begins with a fresh one, and its recipe says so. A
+checkpoint of an earlier version is of no use then, and one of the same version is of a course that the log did not
+take.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from schemas.conventions import OPTIMIZER
+from streams.adapters import signing, store
+from streams.adapters.versions import Version
+from streams.errors import EventError, NotFoundError, RefusedError, SettingsError
+from streams.files import Scratch
+from streams.settings.model import Settings
+from trainer.checkpoint import State
+from trainer.learner import Learner
+
+log = logging.getLogger(__name__)
+
+
+def newest(versions: Mapping[int, Version]) -> Version | None:
+    """Return the newest version that was trained elsewhere, if there is one."""
+    found = [one for one in versions.values() if one.trained_elsewhere is not None]
+    return max(found, key=lambda one: one.version, default=None)
+
+
+def begin(settings: Settings, policy: str, learner: Learner, brought: Version) -> None:
+    """Bring a learner at version 0 to a version that was trained elsewhere.
+
+    Raises SettingsError if it is of another model or shape, NotFoundError if its files are deleted, RefusedError if the
+    store does not hold what the log says.
+    """
+    number = brought.version
+    said = f"version {number} of {policy} was trained elsewhere ({brought.trained_elsewhere})"
+    if brought.base_digest not in (None, learner.base_digest):
+        raise SettingsError(
+            f"{said} on base {(brought.base_digest or '')[:12]}, but model.base={settings.model.base} has "
+            f"{learner.base_digest[:12]}; restore model.base and model.dtype, or train under another policy.name"
+        )
+    if brought.uri is None or brought.status == "retired":
+        raise NotFoundError(
+            f"{said}, and its files are no longer in the store: it is retired. Training cannot continue without "
+            "them; train under another policy.name"
+        )
+    with Scratch("import") as scratch:
+        try:
+            signed = signing.expected(settings.adapters, policy, number)
+            folder = store.fetch(settings.adapters.store, brought.uri, brought.files, scratch, signed)
+        except EventError as exc:
+            raise RefusedError(f"{said}: {exc}") from exc
+        learner.begin(folder, number)
+    log.info("%s: training continues from it with batch %d and a fresh optimizer", said, number)
+
+
+def noted(state: State, brought: Version | None) -> State:
+    """Return the state of a step with that in its recipe, if it was the one behind an imported version."""
+    if brought is None or state.version != brought.version + 1:
+        return state
+    words = f"fresh behind version {brought.version}, which was trained elsewhere"
+    return replace(state, recipe=state.recipe | {OPTIMIZER: words})
