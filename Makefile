@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-page check lint types bench load chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark images release docs clients lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-verl test-page check lint types bench load chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-verl images release docs clients lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -144,6 +144,17 @@ test-spark: .venv/ready-test setup-spark
 setup-spark:
 	@test -x .venv-spark/bin/python || $(PYTHON) -m venv .venv-spark
 	.venv-spark/bin/python -m pip --disable-pip-version-check install --quiet pyspark==4.0.1
+
+# verl takes a step on an exported batch: in an environment of its own, since it pins its own versions; torch, transformers and
+# peft are those of .venv
+test-verl: .venv/ready-test setup-verl
+	TEST_VERL=1 $(BIN)/python -m pytest tests/pipeline/test_bridges.py -m verl -n 0 $(ARGS)
+
+SITE = -c 'import site; print(site.getsitepackages()[0])'
+setup-verl: .venv/ready-test
+	@test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	@$(BIN)/python $(SITE) > "$$(.venv-verl/bin/python $(SITE))/beside.pth"
+	.venv-verl/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement tests/support/verl/requirements.txt
 
 # the page in Chromium: light, dark and as wide as a phone, with axe-core; needs chromium on PATH, or its name in
 # CHROMIUM, and npm once. The pictures go into PICTURES, and those that docs/page.md shows into docs

@@ -1,0 +1,1 @@
+"""An environment with verl, and the step that it takes on an exported batch."""
