@@ -5,7 +5,8 @@
 What serves, what may have to serve again, and what nobody has decided about yet is always kept. The rest is ranked by
 its results on a suite, except rejected versions, which cannot serve any more. A version is retired by an event before
 its files are deleted, so that every reader knows before there is nothing to load. Its batches stay in the log, and
-`streamward reproduce` can train it again.
+`streamward reproduce` can train it again; a version that was trained elsewhere cannot be, so it is kept until somebody
+retires it.
 
 Checkpoints are kept by the trainer (trainer.keep_checkpoints).
 """
@@ -100,6 +101,8 @@ def _needed(state: AdapterState, primaries: int) -> dict[int, str]:
     for number, version in state.versions.items():
         if number > state.primary and version.status == "trained":
             why.setdefault(number, "is newer than the primary, and nobody has decided")
+        if version.trained_elsewhere is not None and version.status != "retired":
+            why.setdefault(number, f"was trained elsewhere ({version.trained_elsewhere}), so it cannot be made again")
     return why
 
 

@@ -260,7 +260,7 @@ def _stray(state: AdapterState, number: int) -> dict[str, Any]:
     """Return a version that does not exist as `list` prints it: nothing of it can be used, so nothing is shown."""
     from streams.adapters.view import row_of
 
-    nothing = dict.fromkeys(row_of(state, 0)) | {"held_out": {}, "metrics": {}}
+    nothing = dict.fromkeys([*row_of(state, 0), "trained_elsewhere"]) | {"held_out": {}, "metrics": {}}
     one = state.strays[number]
     told = {"policy": state.policy, "version": number, "status": "refused", "created_at": one.event.created_at}
     return nothing | told | {"refused": {"version": number, "reason": one.reason}}

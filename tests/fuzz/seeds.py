@@ -114,6 +114,15 @@ def _weights() -> bytes:
     return save({f"base_model.model.a.{name}.weight": tensor for name, tensor in factors.items()})
 
 
+def _imports() -> Iterator[tuple[str, str, bytes]]:
+    who = {"framework": "verl", "framework_version": "0.9", "trained_by": "ann", "policy": "p", "parent_version": 4}
+    more = {"batches": [4], "base_digest": "d", "settings": {"lr": 1e-5, "on": True}, "metrics": {"loss": 0.5}}
+    yield "import-recipes", "verl", json.dumps(who | more).encode()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj"]}
+    yield "import-configs", "peft", json.dumps(config | {"modules_to_save": None, "rank_pattern": {}}).encode()
+    yield "import-weights", "lora", _weights()
+
+
 def _files() -> list[dict[str, Any]]:
     contents = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
     return [
@@ -238,6 +247,7 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     }
     yield "adapters", "config", json.dumps(config).encode()
     yield "weights", "lora", _weights()
+    yield from _imports()
     said = {"id": "r", "version": "exact/1", "value": 1.0, "components": {"a": 0.5}, "rationale": "right", "steps": []}
     failed = {"id": "r", "version": "exact/1", "reason": "exception", "error": "it raised", "again": True}
     for name, last in (("verdict", said), ("failed", failed)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from schemas.conventions import FRAMEWORK, FRAMEWORK_VERSION, TRAINED_BY
 from schemas.events import AdapterEvent, AdapterFile, AdapterKind, Coordinates, derive_id
 from streams.adapters.decisions import AdapterHistory, rollback_target
 from streams.adapters.retention import measure, plan
@@ -123,6 +124,16 @@ def test_what_nobody_has_decided_about_stays() -> None:
     assert {version: fate.goes for version, fate in fates.items()} == {1: False, 2: False, 3: True}
     assert "nobody has decided" in fates[2].why
     assert fates[3].why == "was rejected"
+
+
+def test_what_was_trained_elsewhere_stays_until_somebody_retires_it() -> None:
+    """Whoever reproduces or trains on starts from its files, and nothing makes them again."""
+    who = {FRAMEWORK: "verl", FRAMEWORK_VERSION: "0.9", TRAINED_BY: "ann"}
+    events = [event(1), event(2, recipe=who), event(3), event(3, "promoted", expected_version=0)]
+    fates = {fate.version.version: fate for fate in plan(life_of(*events).state, best=0, primaries=0, by=None)}
+    assert {version: fate.goes for version, fate in fates.items()} == {1: True, 2: False, 3: False}
+    assert fates[2].why == "was trained elsewhere (verl 0.9, by ann), so it cannot be made again"
+    assert going(life_of(*events, event(2, "retired")).state, best=0) == {1, 2}
 
 
 def test_the_candidate_stays() -> None:

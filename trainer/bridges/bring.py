@@ -14,7 +14,6 @@ Not covered: data that no log has. An adapter that was trained on such can be me
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -191,7 +190,7 @@ def _event(settings: Settings, order: ImportOrder, base: Base) -> AdapterEvent:
         first_batch=0,
         last_batch=order.parent,
         recipe=recipe | model | digests | shape,
-        metrics={name: value for name, value in order.recipe.metrics.items() if math.isfinite(value)},
+        metrics=order.recipe.metrics,
     )
 
 

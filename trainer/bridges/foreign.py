@@ -11,6 +11,7 @@ which the recipe of an exported batch has; without it by the name in the config.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch import Tensor
 from schemas import json_text
 from schemas.conventions import FRAMEWORK, FRAMEWORK_VERSION, IMPORTED, TRAINED_BY
 from streams.adapters.store import LEFT_OUT
-from streams.engines.base_model import Base, folder_of, is_hub_id
+from streams.engines.base_model import Base, folder_of
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Settings
 from trainer.model import CONFIG_FILE, WEIGHTS_FILE, config_text, plain, wrap
@@ -48,7 +49,7 @@ TEXT = Field(min_length=1, max_length=200)
 class ForeignRecipe(BaseModel):
     """Who trained an adapter, and how. `streamward export --format verl` writes the start of one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     framework: str = TEXT
     framework_version: str = TEXT
@@ -134,7 +135,7 @@ def check_base(settings: Settings, base: Base, adapter: ForeignAdapter, recipe: 
             )
         return
     name = str(adapter.config.get("base_model_name_or_path") or "")
-    if name == ours or (name and not is_hub_id(name) and _folder(name) == folder_of(ours)):
+    if name == ours or (os.path.isdir(name) and Path(name).resolve() == folder_of(ours)):
         return
     raise RefusedError(
         f"{adapter.folder}: its config names {name or 'no base model'} as its base, and model.base is {ours}. If these "
@@ -148,18 +149,16 @@ def write(settings: Settings, base: Base, adapter: ForeignAdapter, made: Path) -
     Raises RefusedError for an adapter that cannot take the place of the policy's own, saying what differs.
     """
     model = wrap(base.model, settings.trainer)
-    _same_config(adapter, model)
-    _same_weights(adapter, get_peft_model_state_dict(model, save_embedding_layers=False))
+    check_shape(adapter, model)
     made.mkdir()
     shutil.copyfile(adapter.folder / WEIGHTS_FILE, made / WEIGHTS_FILE)
     (made / CONFIG_FILE).write_text(config_text(model, settings.model.base))
 
 
-def _folder(name: str) -> Path | None:
-    try:
-        return folder_of(name)
-    except SettingsError:
-        return None
+def check_shape(adapter: ForeignAdapter, model: PeftModel) -> None:
+    """Raise RefusedError if the adapter is of another shape than that of `model`, saying what differs."""
+    _same_config(adapter, model)
+    _same_weights(adapter, get_peft_model_state_dict(model, save_embedding_layers=False))
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -207,10 +206,8 @@ def _same_config(adapter: ForeignAdapter, model: PeftModel) -> None:
 
 
 def _loose(value: Any) -> Any:
-    """Return a value in which all that says nothing is equal, and numbers are, whole or not."""
-    if value in ([], {}, False):
-        return None
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    """Return a value in which all that says nothing is equal."""
+    return None if value in ([], {}, False) else value
 
 
 def _same_weights(adapter: ForeignAdapter, expected: Mapping[str, Tensor]) -> None:
