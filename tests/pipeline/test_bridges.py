@@ -218,6 +218,27 @@ def test_the_same_import_again_changes_nothing(settings: Settings, base: Base, t
     assert admin.offsets(settings, ["adapters"]) == before
 
 
+def test_an_adapter_as_prime_rl_writes_it_is_one_of_ours(settings: Settings, base: Base, tmp_path: Path) -> None:
+    """It has names without peft's prefix, another type of float, and a config of nine entries."""
+    write(settings, base, range(2))
+    theirs = Stranger(settings.model.base).step(exported(settings, tmp_path / "out"), tmp_path / "theirs")
+    said = json.loads((theirs / CONFIG_FILE).read_text())
+    kept = ("peft_type", "task_type", "base_model_name_or_path", "r", "lora_alpha", "lora_dropout", "bias")
+    targets = {"target_modules": sorted(said["target_modules"]), "modules_to_save": None}
+    (theirs / CONFIG_FILE).write_text(json.dumps({name: said[name] for name in kept} | targets | {"lora_alpha": 16.0}))
+    tensors = load_file(theirs / WEIGHTS_FILE)
+    plain = {name.removeprefix("base_model.model."): tensor.bfloat16() for name, tensor in tensors.items()}
+    save_file(plain, theirs / WEIGHTS_FILE)
+    done = imported(settings, theirs, recipe(settings, tmp_path / "out", framework="prime-rl"))
+    assert done.exit_code == 0, done.stderr
+    (event,) = trained(settings)
+    stored = load_file(fetched(settings, event, tmp_path / "stored") / WEIGHTS_FILE)
+    assert stored.keys() == tensors.keys()
+    assert all(torch.equal(stored[name], tensor.bfloat16()) for name, tensor in tensors.items())
+    train(settings)
+    assert command(settings, "reproduce", "--output", "json").exit_code == 0
+
+
 # --- our trainer, whatever it has on its disk -------------------------------------------------------------------------
 
 
@@ -359,7 +380,7 @@ SPOILT: dict[str, tuple[Spoil, int, str]] = {
     "infinite": (weights(lambda found: first(found)[0].fill_(float("inf"))), 4, "is not finite in every number"),
     "whole numbers": (weights(lambda found: found.update({min(found): first(found).long()})), 4, "of type torch.int64"),
     "a tensor too few": (weights(lambda found: found.pop(min(found))), 4, "the first tensor that only one of them has"),
-    "a tensor too many": (weights(lambda found: found.update(more=torch.ones(1))), 4, "only one of them has is more"),
+    "a tensor too many": (weights(lambda found: found.update(more=torch.ones(1))), 4, "has is base_model.model.more"),
     "another shape": (
         weights(lambda found: found.update({min(found): torch.ones(4, 32)})), 4, "is [4, 32], expected [8, "
     ),

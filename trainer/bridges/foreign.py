@@ -2,7 +2,7 @@
 
     recipe.json ──► ForeignRecipe: who, with what, on which batches
     folder ──► config as peft writes it, weights ──► the same shape as the policy's own? finite? of this base? ──► the
-               files that are published: the weights as they came, and a config that is written as ours is
+               files that are published: the weights as they came, under peft's names, and a config as ours is written
 
 Two adapters of one shape are exchangeable, so whatever decides how an adapter computes has to be as the settings make
 it: rank, alpha, modules, and everything that peft can switch on besides. A base is known by the digest of its weights,
@@ -21,7 +21,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from schemas import json_text
@@ -37,6 +37,8 @@ NO_EFFECT = (
     "peft_version", "revision", "target_modules", "task_type",
 )  # fmt: skip
 """Entries of a config that change nothing about an adapter that is trained; its modules are those of its tensors."""
+PREFIX = "base_model.model."
+"""How peft begins the names of tensors; prime-rl leaves it out."""
 SETTING_OF = {"r": "lora_rank", "lora_alpha": "lora_alpha"}
 """Our setting for an entry of a config."""
 WAY_OUT = (
@@ -100,6 +102,9 @@ class ForeignAdapter(NamedTuple):
     folder: Path
     config: Mapping[str, Any]
     weights: Mapping[str, Tensor]
+    """By name, as peft names them."""
+    renamed: bool
+    """Whether they have other names in the file."""
 
     @property
     def left_out(self) -> list[str]:
@@ -111,7 +116,8 @@ class ForeignAdapter(NamedTuple):
 def read(folder: Path) -> ForeignAdapter:
     """Return the adapter in a folder. Raises NotFoundError for missing files, RefusedError for what is no LoRA adapter,
     or not finite."""
-    config, weights = _config(folder), _weights(folder)
+    config, found = _config(folder), _weights(folder)
+    weights = {name if name.startswith(PREFIX) else PREFIX + name: tensor for name, tensor in found.items()}
     if config.get("peft_type") != "LORA":
         raise RefusedError(f"{folder}: peft_type is {config.get('peft_type')}, expected LORA, which policies here have")
     for name, tensor in weights.items():
@@ -120,7 +126,7 @@ def read(folder: Path) -> ForeignAdapter:
             raise RefusedError(
                 f"{folder / WEIGHTS_FILE}: {name} is {what}; such an adapter answers nothing. Bring an earlier step"
             )
-    return ForeignAdapter(folder, config, weights)
+    return ForeignAdapter(folder, config, weights, weights.keys() != found.keys())
 
 
 def check_base(settings: Settings, base: Base, adapter: ForeignAdapter, recipe: ForeignRecipe) -> None:
@@ -151,7 +157,10 @@ def write(settings: Settings, base: Base, adapter: ForeignAdapter, made: Path) -
     model = wrap(base.model, settings.trainer)
     check_shape(adapter, model)
     made.mkdir()
-    shutil.copyfile(adapter.folder / WEIGHTS_FILE, made / WEIGHTS_FILE)
+    if adapter.renamed:
+        save_file(dict(adapter.weights), made / WEIGHTS_FILE, metadata={"format": "pt"})
+    else:
+        shutil.copyfile(adapter.folder / WEIGHTS_FILE, made / WEIGHTS_FILE)
     (made / CONFIG_FILE).write_text(config_text(model, settings.model.base))
 
 
