@@ -206,6 +206,30 @@ def about_adapters(settings: Settings) -> list[str]:
     return [one["what"] for one in several if ".adapters[" in one["at"]]
 
 
+def test_in_the_middle_of_a_run_the_stranger_takes_one_step_from_our_version(
+    settings: Settings, base: Base, tmp_path: Path
+) -> None:
+    """Version 1 goes out as a folder, too; of our versions, only those behind the stranger's come from it."""
+    write(settings, base, range(3))
+    train(settings)
+    given = command(settings, "adapters", "export", "1", str(tmp_path / "one"), "--output", "jsonl")
+    assert given.exit_code == 0, given.stderr
+    file = exported(settings, tmp_path / "out", 1)
+    adapter = Stranger(settings.model.base).step(file, tmp_path / "theirs", tmp_path / "one")
+    done = imported(settings, adapter, recipe(settings, tmp_path / "out"), parent=1)
+    assert done.exit_code == 0, done.stderr
+    train(settings)
+    made = [(event.version, event.parent_version, event.actor) for event in trained(settings)]
+    assert made == [(1, 0, "trainer"), (2, 1, "bob"), (3, 2, "trainer")]
+    whole = command(settings, "reproduce", "--output", "jsonl")
+    assert [json.loads(line)["version"] for line in whole.stdout.splitlines()] == [3]
+    assert command(settings, "reproduce", "--version", "1", "--output", "json").exit_code == 0
+    refused = command(settings, "reproduce", "--from-version", "1", "--output", "json")
+    assert refused.exit_code == 4
+    assert "nothing leads from version 1 to version 3; start from it: --from-version 2" in refused.stderr
+    assert about_adapters(settings) == []
+
+
 def test_the_same_import_again_changes_nothing(settings: Settings, base: Base, tmp_path: Path) -> None:
     adapter = brought(settings, base, tmp_path)
     train(settings)  # a later version is no reason to refuse what is there already
@@ -601,15 +625,12 @@ VERL_PROMISED = "TEST_VERL"
 def test_verl_reads_the_file_and_its_own_loss_gives_the_same_step(
     settings: Settings, base: Base, kafka_bootstrap: str, tmp_path: Path
 ) -> None:
-    ours = settings_in(tmp_path / "ours", kafka_bootstrap, base)
-    write(ours, base, range(1))
-    train(ours)
     write(settings, base, range(2))
+    rule = settings.trainer
     numbers = {
-        "base": settings.model.base, "seed": ours.trainer.seed, "rank": ours.trainer.lora_rank,
-        "alpha": ours.trainer.lora_alpha, "learning_rate": ours.trainer.learning_rate,
-        "low": ours.trainer.epsilon_low, "high": ours.trainer.epsilon_high,
-        "max_grad_norm": ours.trainer.max_grad_norm,
+        "base": settings.model.base, "seed": rule.seed, "rank": rule.lora_rank, "alpha": rule.lora_alpha,
+        "learning_rate": rule.learning_rate, "low": rule.epsilon_low, "high": rule.epsilon_high,
+        "max_grad_norm": rule.max_grad_norm,
     }  # fmt: skip
     file = exported(settings, tmp_path / "out")
     try:
@@ -617,6 +638,9 @@ def test_verl_reads_the_file_and_its_own_loss_gives_the_same_step(
     except verl.NoVerl as exc:
         assert os.environ.get(VERL_PROMISED) != "1", f"verl was promised, but there is no {exc}"
         pytest.skip(needs(str(exc), "make setup-verl && make test-verl"))
+    ours = settings_in(tmp_path / "ours", kafka_bootstrap, base)
+    write(ours, base, range(1))
+    train(ours)
     (own,) = trained(ours)
     assert (told["rows"], told["uids"], told["loss_tokens"]) == (8, 2, own.metrics["tokens"])
     assert told["loss"] == pytest.approx(own.metrics["loss"], abs=1e-6)
