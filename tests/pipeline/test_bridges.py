@@ -117,6 +117,9 @@ def test_a_strangers_step_on_an_exported_batch_is_our_own_and_training_goes_on_f
     (own,) = trained(ours)
     theirs = brought(settings, base, tmp_path)
     assert furthest(fetched(ours, own, tmp_path / "own"), theirs) < 1e-6
+    stranger = Stranger(settings.model.base)
+    stranger.step(tmp_path / "out" / "batch-0.pkl", tmp_path / "once more")
+    assert stranger.seen == pytest.approx({name: own.metrics[name] for name in stranger.seen}, rel=1e-6, abs=1e-6)
 
     first = trained(settings)[0]
     files = {file.path: file.sha256 for file in first.files}
@@ -129,8 +132,9 @@ def test_a_strangers_step_on_an_exported_batch_is_our_own_and_training_goes_on_f
     second = trained(settings)[1]
     assert (second.version, second.parent_version, second.last_batch) == (2, 1, 1)
     assert second.recipe[OPTIMIZER] == "fresh behind version 1, which was trained elsewhere"
-    again = Stranger(settings.model.base).step(exported(settings, tmp_path / "next", 1), tmp_path / "again", theirs)
+    again = stranger.step(exported(settings, tmp_path / "next", 1), tmp_path / "again", theirs)
     assert furthest(fetched(settings, second, tmp_path / "second"), again) < 1e-6, "its next step is ours, too"
+    assert stranger.seen == pytest.approx({name: second.metrics[name] for name in stranger.seen}, rel=1e-6, abs=1e-6)
 
 
 def test_it_gets_a_canary_like_any_version_and_agents_answer_with_it(
@@ -643,7 +647,8 @@ def test_verl_reads_the_file_and_its_own_loss_gives_the_same_step(
     train(ours)
     (own,) = trained(ours)
     assert (told["rows"], told["uids"], told["loss_tokens"]) == (8, 2, own.metrics["tokens"])
-    assert told["loss"] == pytest.approx(own.metrics["loss"], abs=1e-6)
+    for name in ("loss", "grad_norm"):
+        assert told[name] == pytest.approx(own.metrics[name], rel=1e-6, abs=1e-6)
     assert furthest(fetched(ours, own, tmp_path / "own"), tmp_path / "theirs") < 1e-6
     by = recipe(settings, tmp_path / "out", framework="verl", framework_version=told["version"])
     done = imported(settings, tmp_path / "theirs", by)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +60,8 @@ class Stranger:
     alpha: int = Trainer().lora_alpha
     targets: str | tuple[str, ...] = "all-linear"
     learning_rate: float = Trainer().learning_rate
+    seen: dict[str, float] = field(default_factory=dict)
+    """Loss and gradient norm of its last step, as a first step of Adam has the gradient's signs and not its size."""
 
     def model(self, parent: Path | None) -> PeftModel:
         """The parent's adapter on the base; without one, a fresh adapter of the seed that a policy here begins with."""
@@ -82,8 +84,10 @@ class Stranger:
         clipped = ratio.clamp(1 - Trainer().epsilon_low, 1 + Trainer().epsilon_high)
         mask = batch["response_mask"]
         loss = -torch.min(ratio * batch["advantages"], clipped * batch["advantages"])
-        ((loss * mask).sum() / mask.sum()).backward()
-        torch.nn.utils.clip_grad_norm_(weights, Trainer().max_grad_norm)
+        mean = (loss * mask).sum() / mask.sum()
+        mean.backward()
+        norm = torch.nn.utils.clip_grad_norm_(weights, Trainer().max_grad_norm)
+        self.seen.update(loss=mean.item(), grad_norm=norm.item())
         optimizer.step()
         model.save_pretrained(into)
         return into

@@ -54,11 +54,11 @@ def main(file: str, folder: str) -> None:
         config=OmegaConf.create({**clip, "clip_ratio_c": 10.0, "global_batch_info": {}}),
     )
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(weights, numbers["max_grad_norm"])
+    norm = torch.nn.utils.clip_grad_norm_(weights, numbers["max_grad_norm"])
     optimizer.step()
     model.save_pretrained(folder)
     rows = {"rows": len(proto), "uids": len(set(proto.non_tensor_batch["uid"])), "loss_tokens": int(mask.sum())}
-    print(json.dumps({"version": verl.__version__, "loss": loss.item(), **rows}))
+    print(json.dumps({"version": verl.__version__, "loss": loss.item(), "grad_norm": norm.item(), **rows}))
 
 
 if __name__ == "__main__":
