@@ -60,7 +60,7 @@ def capacity(
     one thread of a CPU. Processes are planned to be busy for 0.7 of their time. Nothing is read from the log.
     """
     from streams import output as show
-    from streams.tools.capacity import CapacityPlan, Load, needs
+    from streams.tools.capacity import DAY_S, CapacityPlan, Load, needs
 
     settings = call.settings
     load = Load(
@@ -74,13 +74,21 @@ def capacity(
         retention_days=settings.topics.retention_days,
         rates=_rates(settings.model.base, sampler_tokens_per_s, trainer_tokens_per_s),
     )
-    plan = CapacityPlan(partitions=settings.topics.partitions, batch_groups=settings.batches.groups, policies=policies)
+    plan = CapacityPlan(
+        partitions=settings.topics.partitions,
+        policy_partitions=settings.topics.policy_partitions,
+        batch_groups=settings.batches.groups,
+        policies=policies,
+        remembered_s=settings.advantages.evict_after_s or load.retention_days * DAY_S,
+    )
     columns = [
         show.Column("responses/s", lambda row: f"{row['responses_s']:g}", right=True),
         show.Column("records/s", lambda row: f"{row['records_s']:.4g}", right=True),
         show.Column("log MiB/s", lambda row: f"{row['log_mib_s']:.3g}", right=True),
         *(show.Column(name.replace("_", " "), name, right=True) for name in ("samplers", "scoring", "streams")),
         *(show.Column(name.replace("_", " "), name, right=True) for name in ("trainers", "open_groups")),
+        show.Column("rows GiB", lambda row: f"{row['rows_gib']:.3g}", right=True),
+        show.Column("rows back s", lambda row: f"{row['back_s']:.3g}", right=True),
         show.Column("broker GiB", lambda row: f"{row['broker_gib']:.3g}", right=True),
         show.Column("archive GiB/month", lambda row: f"{row['archive_gib_month']:.3g}", right=True),
         show.Column("full", lambda row: "; ".join(row["full"]) or "nothing"),

@@ -40,6 +40,12 @@ TOKEN_BYTES, PROMPT_TOKEN_BYTES = 9, 4
 """Id, logprob and mask of a token that was sampled; id, or about as much text, of one of a prompt."""
 JOIN_S, JOIN_TOKEN_S = 637e-6, 3.5e-8
 """CPU seconds of the live loop for a group of 8, and for each token in it: BENCH=join, at 32 and 1,024 tokens."""
+BATCH_S = 260e-6
+"""CPU seconds of the live loop for a group of 8 in the batch stage: BENCH=workers, 0.4 of what the join took there."""
+ROW_S = 18e-6
+"""Seconds until a row is back in memory: BENCH=restart, `reading_s`."""
+ROW_BYTES, ROW_SLOT_BYTES = 450, 70
+"""What a worker holds in memory of a group that has left, with its key; ROW_SLOT_BYTES: of a response in it."""
 ON_DISK = 0.6
 """Bytes of a topic's files, lz4, to those of its records: BENCH=columns."""
 ARCHIVED = 0.8
@@ -68,8 +74,11 @@ class CapacityPlan:
     """The settings that a load meets."""
 
     partitions: int
+    policy_partitions: int
     batch_groups: int
     policies: int
+    remembered_s: float
+    """How long a group that has left is remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,10 @@ class Need:
     streams: int
     trainers: int
     open_groups: int
+    rows_gib: float
+    """In the memory of all stream workers: groups that are open, or remembered."""
+    back_s: float
+    """Until a stream worker that takes over from another has its rows in memory."""
     broker_gib: float
     """One copy of all topics, for the retention."""
     archive_gib_month: float
@@ -117,7 +130,9 @@ def _need(load: Load, plan: CapacityPlan) -> Need:
     groups_s = load.responses_s / load.slots
     sampled = load.responses_s * load.completion_tokens
     bytes_s = groups_s * bytes_of_group(load)
-    streams = _processes(groups_s * join_s(load.slots, load.completion_tokens))
+    cutting = groups_s * BATCH_S * load.slots / 8
+    streams = _processes(groups_s * join_s(load.slots, load.completion_tokens) + cutting)
+    rows = groups_s * (load.answer_s + plan.remembered_s)
     trainers = _processes((sampled + groups_s * load.prompt_tokens) / load.rates.trainer)
     return Need(
         responses_s=load.responses_s,
@@ -128,16 +143,23 @@ def _need(load: Load, plan: CapacityPlan) -> Need:
         streams=streams,
         trainers=trainers,
         open_groups=math.ceil(groups_s * load.answer_s),
+        rows_gib=rows * (ROW_BYTES + ROW_SLOT_BYTES * load.slots) / GIB,
+        back_s=rows / streams * ROW_S * load.slots / 8,
         broker_gib=bytes_s * ON_DISK * load.retention_days * DAY_S / GIB,
         archive_gib_month=bytes_s * ON_DISK * ARCHIVED * 30 * DAY_S / GIB,
-        full=tuple(_full(streams, trainers, plan)),
+        full=tuple(_full(streams, cutting, trainers, plan)),
     )
 
 
-def _full(streams: int, trainers: int, plan: CapacityPlan) -> list[str]:
+def _full(streams: int, cutting: float, trainers: int, plan: CapacityPlan) -> list[str]:
+    """`cutting` is the CPU seconds a second of the batch stage."""
     full = []
     if streams > plan.partitions:
         full.append(f"topics.partitions={plan.partitions}: {streams} stream workers need a partition each")
+    if (cutters := _processes(cutting)) > plan.policy_partitions:
+        full.append(f"topics.policy_partitions={plan.policy_partitions}: the batch stage keeps {cutters} workers busy")
+    if (busy := cutting / plan.policies) > BUSY:
+        full.append(f"policies: {plan.policies}, and the groups of one keep its batch stage busy for {busy:.1f} of 1 s")
     ranks = math.ceil(trainers / plan.policies)
     if ranks > plan.batch_groups:
         full.append(f"batches.groups={plan.batch_groups}: {ranks} ranks of a policy need a group each")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from click.testing import CliRunner
 from schemas.serde import encode
 from streams.cli.root import cli
 from streams.errors import SettingsError
+from streams.stages.advantages.rows import dump
+from streams.stages.advantages.state import ClosedGroup
 from streams.tools import capacity
 from streams.tools.capacity import CapacityPlan, Load, Rates
 from tests.benchmarks.whole_groups import PROMPT_TOKENS, whole
@@ -30,7 +33,7 @@ LOAD = Load(
     retention_days=7,
     rates=Rates(20_000, 13_300),
 )
-PLAN = CapacityPlan(partitions=8, batch_groups=16, policies=1)
+PLAN = CapacityPlan(partitions=8, policy_partitions=2, batch_groups=16, policies=1, remembered_s=3600)
 
 
 @pytest.mark.parametrize("tokens", [32, 256, 1024])
@@ -59,6 +62,8 @@ def test_a_load_ten_times_as_large_needs_ten_times_as_much_until_something_is_fu
     assert much.streams > 8
     assert [line.partition("=")[0].partition(":")[0] for line in much.full] == [
         "topics.partitions",
+        "topics.policy_partitions",
+        "policies",
         "batches.groups",
         "trainer.processes",
     ]
@@ -70,6 +75,25 @@ def test_more_policies_share_the_ranks() -> None:
     assert alone.trainers == shared.trainers
     assert any("batches.groups" in line for line in alone.full)
     assert not any("batches.groups" in line for line in shared.full)
+
+
+@pytest.mark.parametrize("tokens", [32, 1024])
+def test_a_row_takes_what_the_join_writes(tokens: int) -> None:
+    events, log = whole("some", tokens), Log()
+    for event in (events.task, *events.responses, *events.rewards):
+        log.read(event)
+    assert isinstance(log.state, ClosedGroup)
+    key = events.task.task_id
+    held = {key: dump(log.state)}
+    in_memory = sys.getsizeof(held[key]) + sys.getsizeof(key) + sys.getsizeof(held) / 2
+    assert pytest.approx(in_memory, rel=0.05) == capacity.ROW_BYTES + 8 * capacity.ROW_SLOT_BYTES
+
+
+def test_fewer_groups_are_remembered_for_less_time() -> None:
+    (hour,) = capacity.needs(LOAD, PLAN, (1,))
+    (minute,) = capacity.needs(LOAD, replace(PLAN, remembered_s=60), (1,))
+    assert hour.rows_gib > 50 * minute.rows_gib
+    assert hour.back_s > 50 * minute.back_s
 
 
 def test_a_load_of_nothing_is_refused() -> None:
