@@ -37,6 +37,7 @@ NAMES = (
     "jobs",
     "learning",
     "vllm",
+    "workers",
 )
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 

@@ -56,6 +56,8 @@ class Rate(NamedTuple):
     wall: float
     cpu: float
     """Per second of CPU time of the process that joins; its children's is not in it."""
+    broker_s: float = 0.0
+    """CPU seconds of the broker for a group."""
 
 
 class Against(NamedTuple):
@@ -241,22 +243,24 @@ def burst_rates(
         _written(producer, _records(settings, range(1), bursts[0]))
         await_groups(settings, workers, 1)  # by then they read
         time.sleep(SETTLED_S if len(workers) > 1 else 0)
+        broker = [each for each in psutil.Process().children(recursive=True) if "kafka.Kafka" in each.cmdline()]
         for first, tokens in zip(count(1, groups), bursts, strict=False):
             burst = _records(settings, range(first, first + groups), tokens)
             for worker in workers:
                 worker.send_signal(signal.SIGSTOP)
             _written(producer, burst)
-            begun_cpu, begun = sum(map(_cpu_of, workers)), time.perf_counter()
+            begun_cpu, begun_broker, begun = sum(map(cpu_of, workers)), sum(map(cpu_of, broker)), time.perf_counter()
             for worker in workers:
                 worker.send_signal(signal.SIGCONT)
             await_groups(settings, workers, first + groups)
-            passed, cpu_s = time.perf_counter() - begun, sum(map(_cpu_of, workers)) - begun_cpu
-            rates.append(Rate(groups / passed, groups / cpu_s))
+            passed, cpu_s = time.perf_counter() - begun, sum(map(cpu_of, workers)) - begun_cpu
+            rates.append(Rate(groups / passed, groups / cpu_s, (sum(map(cpu_of, broker)) - begun_broker) / groups))
     return rates
 
 
-def _cpu_of(worker: subprocess.Popen[bytes]) -> float:
-    times = psutil.Process(worker.pid).cpu_times()
+def cpu_of(process: subprocess.Popen[bytes] | psutil.Process) -> float:
+    """Return the CPU seconds that a process has taken."""
+    times = psutil.Process(process.pid).cpu_times()
     return times.user + times.system
 
 

@@ -1,8 +1,8 @@
-"""The stream worker with the join alone, to be run as a process.
+"""The stream worker with one stage, to be run as a process: the join, or with `batches` that one, in the loop.
 
-    settings ──► worker.driver: faust, loop ◄── advantages registers ──► runs until it is told to stop
+    settings ──► worker.driver: faust, loop ◄── the stage registers ──► runs until it is told to stop
 
-Not covered: batches and rollouts, which `streamward streams` carries too, and the batch driver's join does not.
+Not covered: the stages together, as `streamward streams` has them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from streams.cli.runtime import until_stopped
 from streams.settings.load import load
 from streams.settings.model import Settings
+from streams.stages import batches
 from streams.stages.advantages import stage as advantages
 
 
@@ -34,7 +35,7 @@ def _loop(settings: Settings) -> int:
     from streams.worker.loop import run as loop
 
     with until_stopped() as stop:
-        loop.run(settings, [advantages.register_loop], stop=stop)
+        loop.run(settings, [batches.register if "batches" in sys.argv else advantages.register_loop], stop=stop)
     return 0
 
 
