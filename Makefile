@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-verl test-page check lint types bench load chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-verl images release docs clients lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-verl test-page check lint types bench load simulate chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-verl images release docs clients lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -50,6 +50,11 @@ bench: .venv/ready-test
 export JOBS
 load: .venv/ready-test .venv-strangers/ready
 	@$(BIN)/python -m tests.benchmarks jobs
+
+# 1,000 partitions and 200 stream workers in virtual time; ARGS=--write puts the table into docs/scale.md, and
+# ARGS=--beside-kafka compares a few simulated workers with real ones
+simulate: .venv/ready-test
+	@$(BIN)/python -m tests.simulation $(ARGS)
 
 # FAULT and SEED choose runs, and nothing else is written then; DRIVER is loop or mixed for other stream workers
 FAULT ?=
