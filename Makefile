@@ -9,7 +9,7 @@ BENCH ?=
 JOBS ?= 100
 VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-verl test-page check lint types bench load simulate chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-verl images release docs clients lock clean
+.PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-page check lint types bench load simulate chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean
 
 demo: .venv/ready
 	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
@@ -141,14 +141,28 @@ clients: .venv-strangers/ready
 	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node clients/requirements.node)
 	@touch $@
 
-# Spark reads an archive: in an environment of its own, since it is large, with Delta's jars from Maven Central and the Java
-# 17 or 21 on PATH or in JAVA_HOME
+# Spark reads an archive, and replays one: in an environment of its own, since it is large, with Delta's jars from Maven
+# Central and the Java 17 or 21 on PATH or in JAVA_HOME
 test-spark: .venv/ready-test setup-spark
-	TEST_SPARK=1 $(BIN)/python -m pytest tests/log/test_archive_readers.py $(ARGS)
+	TEST_SPARK=1 $(BIN)/python -m pytest tests/log/test_archive_readers.py tests/scale/test_spark_*.py $(ARGS)
 
-setup-spark:
+setup-spark: .venv/ready-test
 	@test -x .venv-spark/bin/python || $(PYTHON) -m venv .venv-spark
 	.venv-spark/bin/python -m pip --disable-pip-version-check install --quiet pyspark==4.0.1
+	$(call BESIDE,.venv-spark)
+
+# Ray on this machine, in an environment of its own that also has the packages of .venv
+test-ray: .venv/ready-test setup-ray
+	TEST_RAY=1 $(BIN)/python -m pytest tests/scale/test_ray_*.py $(ARGS)
+
+setup-ray: .venv/ready-test
+	@test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock 'ray[data,train]==2.60.0'
+	$(call BESIDE,.venv-ray)
+
+# lets the python of an environment find the packages of .venv, after its own
+BESIDE = for each in $(1)/lib/python*/site-packages; do \
+    $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$each/beside.pth; done
 
 # verl takes a step on an exported batch: in an environment of its own, since it pins its own versions; torch, transformers and
 # peft are those of .venv
