@@ -12,6 +12,7 @@
     │   ├── StoppedWaiting       asked to stop during an outage             end, without an error
     │   │   └── StoppedReading       asked to stop during a long read
     │   └── RegistryUnavailable  the schema registry did not answer
+    ├── ClusterError         Ray did not answer, or has no room             when it does: exit 5
     ├── LostProcessError     a process that this one works with is gone     start all of them again: exit 75
     ├── ModelServerError     a server that samples for an engine failed
     │   ├── ServerUnavailable    it cannot be asked now                     wait, then ask again
@@ -87,6 +88,12 @@ class LoginRefused(RefusedError):
 
 class LogError(StreamwardError):
     """The broker did not answer, or refused."""
+
+    exit_code = 5
+
+
+class ClusterError(StreamwardError):
+    """The cluster that processes are to run on did not answer, or has no room for them."""
 
     exit_code = 5
 

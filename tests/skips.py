@@ -27,6 +27,7 @@ IN_FULL = needs("more time than `make test` has", "make test-full")
 ENVIRONMENTS = needs("gymnasium, textarena, websockets and mcp", "make setup-environments")
 OPENENV = needs("openenv-core, which wants other versions than requirements.lock", "pip install openenv-core elsewhere")
 GYM = needs("reasoning-gym", "make setup-gym")
+RAY = needs("Ray and minutes", "make test-ray")
 SIGNING = needs("model-signing", "make setup-test")
 OIDC = needs("oidc-provider-mock", "make setup-test")
 

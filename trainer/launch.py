@@ -21,7 +21,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from typing import NamedTuple
 from streams.errors import EXIT_RESTART, SettingsError
 from streams.files import Scratch
 from streams.settings.model import Settings
+from streams.worker.signals import end_with_parent
 
 MEET = "RANKS_MEET"
 """Variable of a rank that this file started: where it joins the others, torch.distributed's init_method."""
@@ -83,15 +83,8 @@ def place(settings: Settings, env: MutableMapping[str, str] = os.environ) -> Pla
         env["CUDA_VISIBLE_DEVICES"] = seen[local] if seen else str(local)
     meet = env.pop(MEET, None)
     if meet is not None:
-        threading.Thread(target=_end_with_launcher, name="launcher", daemon=True).start()
+        end_with_parent()
     return Place(rank, size, meet or "env://")
-
-
-def _end_with_launcher() -> None:
-    """End this process when the one that started it has ended, for any reason: stdin is a pipe that it holds."""
-    while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold at exit
-        pass
-    os._exit(EXIT_RESTART)
 
 
 def run(command: Sequence[str], processes: int) -> int:
@@ -109,11 +102,11 @@ def run(command: Sequence[str], processes: int) -> int:
         codes = [rank.poll() for rank in ranks]
     for number, code in enumerate(codes):
         if code is not None and (code < 0 or (number and code)):
-            log.error("rank %d of %d ended with %s; all end with it", number, processes, _named(code))
-    return _code_of_all(codes, asked=bool(asked))
+            log.error("rank %d of %d ended with %s; all end with it", number, processes, named(code))
+    return code_of_all(codes, asked=bool(asked))
 
 
-def _code_of_all(codes: Sequence[int | None], asked: bool) -> int:
+def code_of_all(codes: Sequence[int | None], asked: bool) -> int:
     """Return one exit code for all ranks. A negative one is a signal's number; None: it had to be killed."""
     first, *others = codes
     if first == -signal.SIGTERM and asked:  # it was asked to stop before it had begun
@@ -121,6 +114,45 @@ def _code_of_all(codes: Sequence[int | None], asked: bool) -> int:
     if first is not None and first >= 0 and first != EXIT_RESTART:
         return first
     return SettingsError.exit_code if SettingsError.exit_code in others else EXIT_RESTART
+
+
+class RankRun:
+    """What a launcher on another machine and its ranks know of each other (trainer/ray_ranks.py)."""
+
+    def __init__(self, size: int) -> None:
+        self._codes: list[int | None] = [None] * size
+        self._asked = False
+        self._code: int | None = None
+        self._heard = time.monotonic()
+
+    def ask_to_end(self) -> None:
+        """Let rank 0 finish its step and end the others."""
+        self._asked = True
+
+    def is_asked(self) -> bool:
+        """Return whether the ranks were asked to end; rank 0 looks while it runs."""
+        self._heard = time.monotonic()
+        return self._asked
+
+    def silent_s(self) -> float:
+        """Return for how many seconds nobody has looked."""
+        return time.monotonic() - self._heard
+
+    def code(self) -> int | None:
+        """Return the exit code of all, once that is decided."""
+        return self._code
+
+    def began(self, rank: int) -> None:
+        """Note that a rank runs, perhaps again."""
+        self._codes[rank] = None
+
+    def ended(self, rank: int, code: int) -> int | None:
+        """Note the exit code of a rank, and return that of all; None: all are to be started again."""
+        self._codes[rank] = code
+        found = code_of_all(self._codes, asked=self._asked)
+        if self._code is None and found != EXIT_RESTART:
+            self._code = found
+        return self._code
 
 
 @contextmanager
@@ -177,5 +209,6 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def _named(code: int) -> str:
+def named(code: int) -> str:
+    """Return how a process ended; a negative code is a signal's number."""
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

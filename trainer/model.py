@@ -31,6 +31,8 @@ from trainer.step import STEP_VERSION
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+LIBRARIES = ("torch", "transformers", "peft", "trl", "safetensors")
+"""Whose versions decide bytes."""
 
 
 def pin(settings: Settings) -> None:
@@ -124,7 +126,7 @@ def recipe(settings: Settings) -> dict[str, str]:
         for key, value in dotted(settings)
         if key.split(".")[0] in ("trainer", "model") and key not in NOT_RECIPE
     }
-    libraries = {f"version.{name}": version(name) for name in ("torch", "transformers", "peft", "trl", "safetensors")}
+    libraries = {f"version.{name}": version(name) for name in LIBRARIES}
     return {
         **chosen,
         **libraries,

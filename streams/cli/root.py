@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from streams.cli import on_ray
 from streams.cli.access import access
 from streams.cli.adapter_import import adapters
 from streams.cli.agents import agents
@@ -69,6 +70,7 @@ from streams.cli.rollout import rollout
 from streams.cli.runtime import (
     AppContext,
     Guarded,
+    begin,
     end_at_signals,
     importing,
     output_option,
@@ -84,6 +86,7 @@ from streams.cli.topics import topics
 from streams.cli.tune import tune
 from streams.cli.up import up
 from streams.errors import NotFoundError
+from streams.worker.signals import WITH_PARENT, end_with_parent
 
 if TYPE_CHECKING:
     from streams.kafka.node.process import RunningBroker
@@ -142,6 +145,8 @@ def cli(
 
     if log_format is not None:
         overrides = (*overrides, f"logging.format={log_format}")
+    if os.environ.pop(WITH_PARENT, None) is not None:
+        end_with_parent()
     program_log.set_up(log_level)
     ctx.obj = AppContext(config=config, overrides=_without_secrets(ctx, overrides), log_level=log_level)
 
@@ -297,18 +302,6 @@ def _show_node(running: RunningBroker, output: Output) -> None:
 # --- the processes of the loop ----------------------------------------------------------------------------------------
 
 
-def _begin(call: AppContext, what: str, reads: str) -> None:
-    """Refuse to run without topics, and log what starts, so that silence afterwards means waiting."""
-    import logging
-
-    from streams.kafka import admin
-
-    settings = call.settings
-    admin.check_topics(settings, patient=True)
-    where = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
-    logging.getLogger("streams.cli").info("%s starts, reads %s of %s", what, reads, where)
-
-
 @cli.command()
 @click.option(
     "--driver",
@@ -326,7 +319,7 @@ def streams(call: AppContext, ctx: click.Context, driver: str | None) -> None:
     """
     call.working = True
     end_at_signals()
-    _begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
+    begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
     with importing():
         from streams.stages import batches
         from streams.stages.advantages import stage as advantages
@@ -348,19 +341,23 @@ def streams(call: AppContext, ctx: click.Context, driver: str | None) -> None:
 
 
 @cli.group(invoke_without_command=True)
+@on_ray.options
 @click.pass_context
 @pass_call
-def scoring(call: AppContext, ctx: click.Context) -> None:
+def scoring(call: AppContext, ctx: click.Context, on: str | None, replicas: int | None) -> None:
     """Run a scoring agent: responses in, rewards out.
 
     SIGTERM or Ctrl-C ends it, once in-flight work is finished. Several agents share the partitions. `scoring try` tries
     out a scorer without the log.
     """
     if ctx.invoked_subcommand is not None:
+        on_ray.refuse_options(f"scoring {ctx.invoked_subcommand}", on, replicas)
         return
     call.working = True
+    if on_ray.is_wanted(on, replicas):
+        ctx.exit(on_ray.agents(call, ["scoring"], replicas or 1))
     with until_stopped() as stop:
-        _begin(call, "scoring agent", "responses")
+        begin(call, "scoring agent", "responses")
         from streams.stages.scoring import agent
 
         agent.run(call.settings, stop=stop)
@@ -373,8 +370,10 @@ scoring.add_command(scoring_try)
 @click.option(
     "--fleet", is_flag=True, help="Answer for every policy in the log (fleet.policies), not policy.name alone."
 )
+@on_ray.options
+@click.pass_context
 @pass_call
-def policy(call: AppContext, fleet: bool) -> None:
+def policy(call: AppContext, ctx: click.Context, fleet: bool, on: str | None, replicas: int | None) -> None:
     """Run a policy agent: tasks in, responses out.
 
     It answers the tasks of policy.name with the engine in policy.engine. SIGTERM or Ctrl-C ends it, once in-flight work
@@ -386,9 +385,11 @@ def policy(call: AppContext, fleet: bool) -> None:
     call.working = True
     if fleet:
         call.refuse_one_policy("policy")
+    if on_ray.is_wanted(on, replicas):
+        ctx.exit(on_ray.agents(call, ["policy", *(["--fleet"] if fleet else [])], replicas or 1))
     with until_stopped() as stop:
         whose = "every policy" if fleet else call.settings.policy.name
-        _begin(call, f"policy agent of {whose} ({call.settings.policy.engine})", "tasks")
+        begin(call, f"policy agent of {whose} ({call.settings.policy.engine})", "tasks")
         with importing():
             from streams.engines.build import import_libraries
             from streams.stages.policy import agent, fleet as agents
@@ -401,9 +402,15 @@ def policy(call: AppContext, fleet: bool) -> None:
 @cli.command()
 @click.option("--steps", type=click.IntRange(min=1), default=None, help="End after this many batches.")
 @click.option("--fleet", is_flag=True, help="Train every policy in the log (fleet.policies), not policy.name alone.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["ray"]),
+    default=None,
+    help="Run the trainer's processes on the nodes of the Ray cluster in RAY_ADDRESS (docs/scale.md).",
+)
 @click.pass_context
 @pass_call
-def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool) -> None:
+def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, launcher: str | None) -> None:
     """Run the trainer: batches in, adapter versions out.
 
     It trains policy.name, resuming from its newest checkpoint. SIGTERM or Ctrl-C ends it, once the current step is
@@ -421,8 +428,10 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool) 
     if fleet:
         call.refuse_one_policy("train")
     place = launch.place(call.settings)
+    own = ["train", *(["--fleet"] if fleet else []), *([] if steps is None else ["--steps", str(steps)])]
+    if launcher == "ray":
+        ctx.exit(on_ray.trainer(call, own, place))
     if place is None and (processes := call.settings.trainer.processes) > 1:
-        own = ["train", *(["--fleet"] if fleet else []), *([] if steps is None else ["--steps", str(steps)])]
         ctx.exit(launch.run(call.again(*own), processes))
     if place is not None and place.rank > 0:
         with importing():
@@ -431,7 +440,7 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool) 
         learner.help_out(call.settings, place)
         return
     with until_stopped() as stop:
-        _begin(call, f"trainer of {'every policy' if fleet else call.settings.policy.name}", "batches")
+        begin(call, f"trainer of {'every policy' if fleet else call.settings.policy.name}", "batches")
         if fleet:
             with importing():
                 from trainer import fleet as trainers

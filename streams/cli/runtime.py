@@ -350,3 +350,15 @@ def until_stopped() -> Iterator[Event]:
     finally:
         for sign, handler in before.items():
             signal.signal(sign, handler)
+
+
+def begin(call: AppContext, what: str, reads: str) -> None:
+    """Refuse to run without topics, and log what starts, so that silence afterwards means waiting."""
+    import logging
+
+    from streams.kafka import admin
+
+    settings = call.settings
+    admin.check_topics(settings, patient=True)
+    where = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
+    logging.getLogger("streams.cli").info("%s starts, reads %s of %s", what, reads, where)

@@ -531,6 +531,20 @@ class Fleet(Section):
         return self
 
 
+class Ray(Section):
+    """A Ray cluster's share in it: `train --launcher ray`, `policy --on ray`, `scoring --on ray`."""
+
+    wait_s: float = Field(
+        60.0,
+        ge=1,
+        description="how long the cluster may take to have room for all processes, seconds; more where nodes are added "
+        "on demand",
+    )
+    restarts: int = Field(
+        -1, ge=-1, description="how often Ray restarts what was lost, with its node or without; 0: never; -1: always"
+    )
+
+
 class Adapters(Section):
     """Where adapters are kept."""
 
@@ -870,6 +884,7 @@ class Settings(Section):
     canary: Canary = Canary()
     trainer: Trainer = Trainer()
     fleet: Fleet = Fleet()
+    ray: Ray = Ray()
     adapters: Adapters = Adapters()
     archive: Archive = Archive()
     schemas: Schemas = Schemas()

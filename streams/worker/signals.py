@@ -1,12 +1,29 @@
-"""An event that a signal handler sets, and a wait for it that hears the signal whenever it comes."""
+"""How a process learns that it is to end: by a signal that it hears whenever it comes, or with its parent."""
 
 from __future__ import annotations
 
 import _thread
+import os
+import threading
 import time
 from threading import Event
 
+from streams.errors import EXIT_RESTART
+
 LOOK_EVERY_S = 1.0
+WITH_PARENT = "ENDS_WITH_PARENT"
+"""Variable of a child whose stdin is a pipe that its parent holds, and that ends with it."""
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it has ended, for any reason: stdin is a pipe that it holds."""
+
+    def watch() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock this thread would still hold at exit
+            pass
+        os._exit(EXIT_RESTART)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 class SignalledEvent(Event):
