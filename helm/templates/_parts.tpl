@@ -145,9 +145,9 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- $_ := set $derived "schemas" (dict "registry_url" $registry.registryUrl) -}}
 {{- if $registry.caSecret -}}{{- $_ := set $derived.schemas "registry_ca_location" "/etc/streamward/registry/ca.crt" -}}{{- end -}}
 {{- end -}}
-{{- if and (eq .component "trainer") (gt (int $own.gpus) 1) -}}
-{{- $_ := set $derived.trainer "processes" (int $own.gpus) -}}
-{{- end -}}
+{{- $processes := 1 -}}
+{{- if eq .component "trainer" -}}{{- $processes = mul (max 1 (int $own.gpus)) (max 1 (int $own.ray.workers)) -}}{{- end -}}
+{{- if gt $processes 1 -}}{{- $_ := set $derived.trainer "processes" $processes -}}{{- end -}}
 {{- if and .root.Values.signing.privateSecret (has .component (list "trainer" "tuner")) -}}
 {{- $_ := set $derived.adapters "signing_key" "/etc/streamward/signing/adapters.key" -}}
 {{- end -}}
@@ -182,7 +182,9 @@ audit, --follow, --listen, "0.0.0.0:{{ .root.Values.metrics.port }}", --every, "
 {{- end -}}
 {{- end -}}
 {{- $device := ternary (dict "model" (dict "device" "cuda")) dict (gt (int (default 0 $own.gpus)) 0) -}}
-{{- $tree := mustMergeOverwrite (dict) $device $said $derived -}}
+{{- $patience := dict -}}
+{{- if and (eq .component "trainer") (int $own.ray.workers) -}}{{- $patience = dict "ray" (dict "wait_s" 3600) -}}{{- end -}}
+{{- $tree := mustMergeOverwrite (dict) $device $patience $said $derived -}}
 {{- if eq .component "schemas" -}}{{- $tree = pick $tree "topics" "schemas" -}}{{- end -}}
 {{- if eq .component "topics" -}}{{- $tree = omit $tree "schemas" -}}{{- end -}}
 {{- toJson $tree -}}

@@ -64,6 +64,8 @@ def test_the_program_takes_every_command_line(case: str) -> None:
             probed = container.get(probe, {}).get("exec", {}).get("command", [])
             assert probed[:1] != ["streamward"] or parsed(probed[1:])
     expected = {"streams": "streams", "scoring": "scoring", "policy": "policy", "trainer": "train", "test": "evaluate"}
+    if case == "ray":
+        del expected["trainer"]
     expected |= {"serve": "serve"} if "serve" in VALUES[case] else {}
     expected |= {"jobs": "jobs run"} if VALUES[case].get("jobs", {}).get("enabled", True) else {}
     if VALUES[case].get("topics", {}).get("kind", "job") == "job":
@@ -248,7 +250,7 @@ def test_selectors_find_the_pods_of_their_own_component_and_no_others(case: str)
     for found in of_kind(case, "NetworkPolicy"):
         wanted = found["spec"]["podSelector"]["matchLabels"].items()
         chosen = [name for name, labels in pods.items() if wanted <= labels.items()]
-        own = {name: [pod for pod in pods if pod.endswith(f"-{name}")] for name in ("vllm", "serve")}
+        own = {name: [pod for pod in pods if pod.endswith(f"-{name}")] for name in ("vllm", "serve", "trainer")}
         others = {**own, "topics": [], "schemas": []}
         assert chosen == others.get(found["metadata"]["name"].rpartition("-")[2], [*pods])
 
@@ -256,7 +258,10 @@ def test_selectors_find_the_pods_of_their_own_component_and_no_others(case: str)
 @needs_helm
 @each_pair
 def test_there_is_one_trainer_and_never_two_at_once(case: str) -> None:
-    (trainer,) = [found for found in of_kind(case, "Deployment") if found["metadata"]["name"].endswith("-trainer")]
+    found = [one for one in of_kind(case, "Deployment", "RayJob") if "-trainer" in one["metadata"]["name"]]
+    (trainer,) = found
+    if trainer["kind"] == "RayJob":
+        return
     count = 2 if "fleet" in VALUES.get(case, {}) else 1  # of a fleet each trains policies of its own
     assert trainer["spec"]["replicas"] == count and trainer["spec"]["strategy"] == {"type": "Recreate"}
 
@@ -295,6 +300,11 @@ def test_the_network_policy_lets_every_port_of_the_brokers_out() -> None:
         ({**BOOTSTRAP, "replicas": 3}, "replicas"),
         ({**BOOTSTRAP, "trainer": {"replicas": 2}}, "replicas"),
         ({**BOOTSTRAP, "trainer": {"gpus": -1}}, "gpus"),
+        (
+            {**BOOTSTRAP, "fleet": {"enabled": True}, "trainer": {"replicas": 2, "ray": {"workers": 2}}},
+            "several Pods on Ray are one trainer",
+        ),
+        ({**BOOTSTRAP, "trainer": {"ray": {"version": "2.x"}}}, "version"),
         (
             {**BOOTSTRAP, "trainer": {"gpus": 2, "settings": {"trainer": {"processes": 4}}}},
             "trainer.processes is determined by other values",

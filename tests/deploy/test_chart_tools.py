@@ -22,7 +22,7 @@ from tests import skips
 from tests.support.deploy.rendered_chart import BOOTSTRAP, CHART, ROOT, VALUES, helm, needs_helm
 
 OLDEST, MIDDLE, NEWEST = "1.29", "1.33", "1.37"
-OF_OPERATORS = {"KafkaTopic", "PodMonitor", "ServiceMonitor", "ScaledObject"}
+OF_OPERATORS = {"KafkaTopic", "PodMonitor", "ServiceMonitor", "ScaledObject", "RayJob"}
 ARGUED = ROOT / "deploy" / "checkov.yaml"
 
 

@@ -45,6 +45,7 @@ and what each part does.
 | KafkaTopic resources, kept by `helm uninstall` | `topics.kind: strimzi` |
 | volume claims for adapters and checkpoints, kept too | unless an object store or existing claims are given |
 | a HorizontalPodAutoscaler, or a ScaledObject of KEDA | `streams`, `scoring`, `policy`: `autoscaling.kind` |
+| a RayJob and a NetworkPolicy, instead of the Deployment `trainer` | `trainer.ray.workers` |
 | a StatefulSet of vLLM servers, its Service and a volume claim | `vllm.enabled` |
 | a Deployment `jobs`, the controller | `jobs.enabled` |
 | a Deployment `tuner`, which carries out the jobs that tune | `tuner.enabled` |

@@ -107,6 +107,11 @@ VALUES: dict[str, Object] = {
         "settings": {"model": {"base": "example/model", "dtype": "bfloat16"}, "topics": {"retention_days": 0}},
         "topics": {"kind": "strimzi", "strimzi": {"cluster": "events"}},
     },
+    "ray": {
+        **SECURED,
+        "trainer": {"saslSecret": "for-trainer", "gpus": 4, "ray": {"workers": 2}},
+        "settings": {"model": {"base": "example/model"}, "trainer": {"shard_base": True, "threads": 2}},
+    },
     "other servers": {
         **BOOTSTRAP,
         "vllm": {"servers": "https://one.example.com,http://two:8001", "shared": {"existingClaim": "served"}},
@@ -179,6 +184,7 @@ FACTORS: dict[str, tuple[Object, ...]] = {
     ),
     "probes": ({}, {"probes": {"mode": "exec"}}),
     "gpus": ({}, {"trainer": {"gpus": 1}, "policy": {"gpus": 1, "replicas": 2}}),
+    "ray": ({}, {"trainer": {"ray": {"workers": 3}}}),
     "network": ({}, {"networkPolicy": {"enabled": False}, "podDisruptionBudget": {"enabled": False}}),
     "images": ({}, {"images": {"streams": {"tag": "1.2.3"}, "pullSecrets": ["pull"]}}),
     "name": ({}, {"fullnameOverride": "loop"}),
