@@ -49,10 +49,12 @@ class RayAgent:
                     ask_to_end(child)
                     child.wait()
         code = child.returncode
-        if code in FINAL:
+        if self._asked.is_set() and code < 0:
+            return 0 if code == -signal.SIGTERM else EXIT_RESTART  # SIGTERM came before it could hear it
+        if self._asked.is_set() or code in FINAL:
             return code
         if self._asked.wait(AGAIN_S):
-            return 0 if code == -signal.SIGTERM else EXIT_RESTART  # SIGTERM came before it could drain
+            return 0
         raise AgentLost(f"the agent ended with {code}")
 
     def ask_to_end(self) -> None:

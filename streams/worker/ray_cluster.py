@@ -39,16 +39,22 @@ LOOK_EVERY_S = 1
 LOOK_S = 600.0
 """How long the processes that look at the nodes may take, which have to be started first."""
 LOOK = """
-import platform, sys
+import hashlib, pathlib, platform, sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+ours = find_spec("streams")
 print("python", platform.python_version())
 for name in sys.argv[1:]:
     try:
-        if name != "streamward" or find_spec("streams"):
+        if name != "streamward" or ours:
             print(name, version(name))
     except PackageNotFoundError:
         pass
+if ours:
+    root, code = pathlib.Path(ours.origin).parents[1], hashlib.sha256()
+    for path in sorted(one for package in ("schemas", "streams", "trainer") for one in (root / package).rglob("*.py")):
+        code.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    print("streamward's code", code.hexdigest()[:12])
 """
 """What a node has of the packages that are named, as a program of its own: it may have none of ours."""
 
@@ -268,7 +274,7 @@ def look_here(program: str, packages: Sequence[str]) -> str:
 
 def versions(printed: str) -> dict[str, str]:
     """Return the version of each package that LOOK has found."""
-    return dict(line.split(" ", 1) for line in printed.splitlines())
+    return dict(line.rsplit(" ", 1) for line in printed.splitlines())
 
 
 def _looker() -> Callable[[str, Sequence[str], str], tuple[str, bool, str]]:
@@ -282,8 +288,11 @@ def _looker() -> Callable[[str, Sequence[str], str], tuple[str, bool, str]]:
         import ray
 
         node = f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"
+        has_folder = os.path.isdir(folder)
         command = [sys.executable, "-c", program, *packages]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return node, os.path.isdir(folder), done.stdout
+        done = subprocess.run(
+            command, cwd=folder if has_folder else os.sep, capture_output=True, text=True, check=True
+        )  # python also looks for packages where it runs
+        return node, has_folder, done.stdout
 
     return look

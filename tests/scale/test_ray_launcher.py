@@ -6,6 +6,7 @@ machines, GPUs.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from schemas.events import Response, Reward
+from schemas.events import Response, Reward, RewardSource
 from streams.engines.base_model import Base, load_base
 from streams.errors import EXIT_RESTART
 from streams.kafka import admin
@@ -37,8 +38,10 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.skipif(os.environ.get("TEST_RAY") != "1" or not PYTHON.exists(), reason=skips.RAY),
     pytest.mark.usefixtures("torch_as_before"),
+    pytest.mark.timeout(1800),
 ]
-START_S = 240.0
+LENGTH = RewardSource(name="length", settings=json.dumps({"unit": "characters", "limit": 60}))
+START_S = 420.0
 """For what waits until Ray has started processes of Python that load torch; on two cores that takes a minute."""
 
 
@@ -129,9 +132,9 @@ def test_ranks_on_two_nodes_train_the_bytes_of_one_process_and_go_on_with_them_w
         cluster.add(1)
         until(lambda: len(trained(two)) == 2, "the second version", folder=tmp_path, timeout_s=START_S)
         write(two, base, range(2, 3))
-        until(lambda: len(trained(two)) == 3, "the third version", folder=tmp_path)
+        until(lambda: len(trained(two)) == 3, "the third version", folder=tmp_path, timeout_s=START_S)
         train.send_signal(signal.SIGTERM)
-        assert train.wait(60) == 0, said(tmp_path)
+        assert train.wait(120) == 0, said(tmp_path)
     assert manifests(two) == expected
     assert {event.recipe["trainer.processes"] for event in trained(two)} == {"2"}
     assert ours() == []
@@ -239,13 +242,15 @@ def test_an_address_without_a_cluster_is_refused_at_once(
 def test_agents_on_ray_answer_and_score_every_task_though_one_of_them_and_a_node_are_lost(
     cluster: Nodes, made: Settings, tmp_path: Path
 ) -> None:
-    loop = made.model_copy(update={"policy": Policy(engine="scripted"), "ray": Ray(wait_s=120.0)})
+    loop = made.model_copy(
+        update={"policy": Policy(engine="scripted", script='{"answers": "echo"}'), "ray": Ray(wait_s=120.0)}
+    )
     number = cluster.add(1)
 
     def submit(first: int, count: int) -> None:
         with Producer(loop) as producer:
             for at in range(first, first + count):
-                producer.send(factories.task(task_id=f"t{at}", purpose="serve", deadline=None))
+                producer.send(factories.task(task_id=f"t{at}", purpose="serve", reward_sources=(LENGTH,)))
 
     def answered() -> set[str]:
         return {event.task_id for _, event in read(loop, Response)}
@@ -275,7 +280,9 @@ def test_agents_on_ray_answer_and_score_every_task_though_one_of_them_and_a_node
 
 
 def test_a_command_that_is_killed_leaves_no_process_behind(cluster: Nodes, made: Settings, tmp_path: Path) -> None:
-    loop = made.model_copy(update={"policy": Policy(engine="scripted"), "ray": Ray(wait_s=120.0)})
+    loop = made.model_copy(
+        update={"policy": Policy(engine="scripted", script='{"answers": "echo"}'), "ray": Ray(wait_s=120.0)}
+    )
     with command(cluster, loop, tmp_path, "policy", "--on", "ray") as policy:
         until(lambda: len(ours()) == 1, "an agent", folder=tmp_path, timeout_s=START_S)
         policy.kill()
@@ -283,7 +290,9 @@ def test_a_command_that_is_killed_leaves_no_process_behind(cluster: Nodes, made:
 
 
 def test_a_command_that_waits_for_room_hears_that_it_is_to_stop(cluster: Nodes, made: Settings, tmp_path: Path) -> None:
-    loop = made.model_copy(update={"policy": Policy(engine="scripted"), "ray": Ray(wait_s=3600.0)})
+    loop = made.model_copy(
+        update={"policy": Policy(engine="scripted", script='{"answers": "echo"}'), "ray": Ray(wait_s=3600.0)}
+    )
     with command(cluster, loop, tmp_path, "policy", "--on", "ray", "--replicas", "9") as policy:
         until(lambda: "starts, reads tasks" in said(tmp_path), "its beginning", folder=tmp_path, timeout_s=START_S)
         policy.send_signal(signal.SIGTERM)

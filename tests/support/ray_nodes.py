@@ -26,7 +26,7 @@ STORE_BYTES = 80_000_000
 VARIABLES = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # as on those: every address is the loopback device's
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_worker_niceness": "0",  # by default its processes give way to all others
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "2000",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -110,8 +110,8 @@ def _serve(folder: str) -> None:
     for line in sys.stdin:
         match json.loads(line):
             case ["add", cpus, Mapping() as variables]:
-                more = {"env_vars": dict(variables)} if variables else {}
-                made.append(cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES, **more))
+                own = {"PYTHONPATH": str(ROOT), **variables}  # Ray keeps them for the nodes that are added later
+                made.append(cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES, env_vars=own))
                 answer(len(made) - 1)
             case ["kill", number]:
                 cluster.remove_node(made[number], allow_graceful=False)

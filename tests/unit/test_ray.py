@@ -26,7 +26,7 @@ from trainer.model import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
 JUDGE = Scoring(judge_url="http://judge/v1", judge_model="j", judge_key=SecretStr("sk-1"))
-HERE = {"streamward": "0.2.0", "torch": "2.13.0"}
+HERE = {"streamward": "0.2.0", "torch": "2.13.0", "streamward's code": "a" * 12}
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,7 @@ def test_a_device_of_one_machine_is_refused(words: tuple[str, ...]) -> None:
     [
         ({}, True, "Ray's node 10.0.0.7 has no streamward, and this one 0.2.0; all nodes need the same"),
         ({**HERE, "torch": "2.12.1"}, True, "Ray's node 10.0.0.7 has torch 2.12.1, and this one 2.13.0"),
+        ({**HERE, "streamward's code": "b" * 12}, True, "Ray's node 10.0.0.7 has streamward's code bbbbbbbbbbbb, and"),
         (HERE, False, "Ray's node 10.0.0.7 has no folder /work, where this command runs"),
     ],
 )
@@ -101,7 +102,7 @@ def test_what_looks_at_a_node_finds_what_decides_bytes_and_nothing_that_is_not_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = ray_cluster.look_here(ray_cluster.LOOK, ["streamward", *LIBRARIES, "no-such-package"])
-    assert ray_cluster.versions(found).keys() == {"python", "streamward", *LIBRARIES}
+    assert ray_cluster.versions(found).keys() == {"python", "streamward", "streamward's code", *LIBRARIES}
     monkeypatch.setenv("PYTHONPATH", "")
     code = [sys.executable, "-S", "-c", ray_cluster.LOOK, "streamward"]  # as on a node that has only Python
     done = subprocess.run(code, cwd="/", capture_output=True, text=True, check=True)
