@@ -15,13 +15,23 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from streams.cli.runtime import AppContext, output_option, pass_call, source_option, until_stopped
+from streams.cli.runtime import (
+    AppContext,
+    archive_for,
+    on_option,
+    output_option,
+    pass_call,
+    source_option,
+    until_stopped,
+)
 
 if TYPE_CHECKING:
     from streams.output import Output
     from streams.tools.archive.history import Source
+    from streams.tools.distributed.engine import EngineName
     from streams.tools.query.examples import ExportOptions
     from streams.tools.query.export import Counts
+    from streams.tools.query.session import Session
 
 
 @click.command()
@@ -67,6 +77,7 @@ if TYPE_CHECKING:
 @click.option("--follow", is_flag=True, help="Interactions: append what comes, until Ctrl-C.")
 @source_option
 @click.option("--skip-bad", is_flag=True, help="Exit code 0 although records could not be read or are gone.")
+@on_option
 @output_option
 @click.pass_context
 @pass_call
@@ -81,6 +92,7 @@ def export(
     follow: bool,
     source: Any,
     skip_bad: bool,
+    on: EngineName | None,
     output: Output,
     batch: str | None,
     ranks: int,
@@ -98,6 +110,8 @@ def export(
     verl and prime-rl get the batches that the trainer here would take its steps from: a DataProto, which verl's
     `DataProto.load_from_disk` reads, or the files that prime-rl's trainer reads from its output folder. What they make
     of them comes back with `streamward adapters import`.
+
+    With --on, the archive is read on the executors of Ray or Spark, for the formats of groups; the files are the same.
     """
     from streams import output as show
     from streams.errors import SettingsError
@@ -120,10 +134,16 @@ def export(
         raise SettingsError(f"--follow appends lines, and --format {options.format} is a data set; use interactions")
     since_ms = None if since is None else parse_time(since, "--since")
     until_ms = None if until is None else parse_time(until, "--until")
+    source = archive_for(on, source)
+    if on is not None and finished:
+        raise SettingsError(
+            f"--on {on} exports groups, and --format {options.format} follows agents' runs through the log, on this "
+            "machine; leave --on out, or use one of the other formats"
+        )
     if finished:
         done, missing = _finished(call, folder, options, source=source, times=(since_ms, until_ms), follow=follow)
     else:
-        done, missing = _of_groups(call, folder, options, source=source, times=(since_ms, until_ms))
+        done, missing = _of_groups(call, folder, options, source=source, times=(since_ms, until_ms), on=on)
     for text in missing:
         click.echo(text, err=True)
     show.record(done, output)
@@ -135,7 +155,13 @@ Times = tuple[int | None, int | None]
 
 
 def _of_groups(
-    call: AppContext, folder: Path, options: ExportOptions, *, source: Source, times: Times
+    call: AppContext,
+    folder: Path,
+    options: ExportOptions,
+    *,
+    source: Source,
+    times: Times,
+    on: EngineName | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Write a data set of groups. Return what was done, and a sentence for each kind of record that is missing."""
     from streams.tools.query import export as sets
@@ -147,9 +173,25 @@ def _of_groups(
     with Session(call.settings, source=source, scope=Scope(*times)) as session:
         labels, read = set(sets.LABELS), sets.sources(call.settings)
         session.check(labels)
+        if on is not None:
+            counts = _on_engine(call, folder, options, session, on)
+            return _done(folder, counts), left_out(session, labels)
         rows = (row for batch in session.run(sets.statement(options)).batches for row in batch.to_pylist())
         counts = sets.write(rows, options, folder, ranges=[row for row in session.ranges if row["topic"] in read])
         return _done(folder, counts), left_out(session, labels)
+
+
+def _on_engine(call: AppContext, folder: Path, options: ExportOptions, session: Session, on: EngineName) -> Counts:
+    """Write a data set of groups that an engine makes; the session says what there is."""
+    from streams.tools.distributed import engine as engines
+    from streams.tools.query import distributed, export as sets
+
+    counts, read = sets.Counts(), sets.sources(call.settings)
+    ranges = [row for row in session.ranges if row["topic"] in read]
+    with engines.opened(on) as engine:
+        made = distributed.lines(call.settings, engine, options, session.scope, counts)
+        sets.write_lines(made, options, folder, counts, ranges=lambda: ranges)
+    return counts
 
 
 def _finished(

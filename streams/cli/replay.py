@@ -18,7 +18,9 @@ import click
 from streams.cli.runtime import (
     INTERRUPTED,
     AppContext,
+    archive_for,
     json_object,
+    on_option,
     output_option,
     pass_call,
     source_option,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from streams.output import Output
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
+    from streams.tools.distributed.engine import EngineName
     from streams.tools.replay.held_out import HeldOutSuite
     from streams.tools.replay.replay import Report
     from streams.tools.replay.run import ReplayRequest
@@ -113,25 +116,37 @@ def replay_plan(call: AppContext, /, output: Output, source: Source, **given: An
 @replay.command("run")
 @_asked
 @click.option("--skip-bad", is_flag=True, help="Exit with 0 although records could not be read.")
+@on_option
 @output_option
 @click.pass_context
 @pass_call
 def replay_run(
-    call: AppContext, ctx: click.Context, /, output: Output, source: Source, skip_bad: bool, **given: Any
+    call: AppContext,
+    ctx: click.Context,
+    /,
+    output: Output,
+    source: Source,
+    skip_bad: bool,
+    on: EngineName | None,
+    **given: Any,
 ) -> None:
     """Replay tasks into an experiment: a log of its own.
 
     Copies the chosen tasks, their responses and rewards; scores again with --scorer; joins, cuts and trains under the
     other settings. No live process sees any of it. Ctrl-C stops it cleanly, and the same command resumes it; its
     progress is recorded in the topic `experiments`.
+
+    With --on, an archive is read, copied and joined on the executors of Ray or Spark; what comes out has the same
+    bytes. docs/scale.md.
     """
     from streams import output as show
     from streams.tools.replay import run as replaying
 
+    source = archive_for(on, source)
     request = _request(call.settings, given, source)
     with until_stopped() as stop, _progress() as report:
         result = replaying.run(
-            call.settings_to_write, request, _history(call.settings, source), stop=stop, report=report
+            call.settings_to_write, request, _history(call.settings, source), stop=stop, report=report, on=on
         )
     config = request.place / "streamward.toml"
     show.record({"experiment": result.experiment, "state": result.kind, **result.counts, "config": str(config)}, output)

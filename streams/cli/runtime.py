@@ -31,6 +31,8 @@ from streams.errors import LogError, SettingsError, StreamwardError
 
 if TYPE_CHECKING:
     from streams.settings.model import Settings
+    from streams.tools.archive.history import Source
+    from streams.tools.distributed.engine import EngineName
 
 DEMO = Path(".streamward/demo")
 """Where `streamward demo` keeps its log unless it is given another folder."""
@@ -287,6 +289,26 @@ def source_option(command: F) -> F:
         callback=note,
         help="Where to read; auto: the archive, then the log after it.",
     )(command)
+
+
+def on_option(command: F) -> F:
+    """Add `--on`; the command gets `on`, which is ray, spark or None. Give it to `archive_for` with the source."""
+    return click.option(
+        "--on",
+        type=click.Choice(["ray", "spark"]),
+        default=None,
+        help="Spread the work on the archive over a cluster. [default: this machine]",
+    )(command)
+
+
+def archive_for(on: EngineName | None, source: Source) -> Source:
+    """Return where a command reads that may run on an engine, which reads the archive. Raises SettingsError."""
+    if on is not None and source == "log":
+        raise SettingsError(
+            f"--on {on} reads the archive, and --source log the broker; leave one of them out (`streamward archive "
+            "sync` archives what is new)"
+        )
+    return source if on is None else "archive"
 
 
 @contextlib.contextmanager

@@ -116,6 +116,11 @@ def write(rows: Iterable[Row], options: ExportOptions, folder: Path, *, ranges: 
     return counts
 
 
+def line_of(example: Example) -> str:
+    """Return the line of an example."""
+    return json.dumps(example, ensure_ascii=False)
+
+
 def write_examples(
     made: Iterable[tuple[Example, str]],
     options: ExportOptions,
@@ -126,12 +131,24 @@ def write_examples(
 ) -> None:
     """Write examples, each with the id of its task, as `write` does. `counts` is counted while they are made, and what
     `ranges` returns is known then."""
+    write_lines(((line_of(example), task_id) for example, task_id in made), options, folder, counts, ranges=ranges)
+
+
+def write_lines(
+    made: Iterable[tuple[str, str]],
+    options: ExportOptions,
+    folder: Path,
+    counts: Counts,
+    *,
+    ranges: Callable[[], Iterable[Mapping[str, Any]]],
+) -> None:
+    """Write the lines of examples, each with the id of its task, as `write_examples` does."""
     check(options)
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     halves = {split: folder / f".{split}.half" for split in (("train", "test") if options.test_share else ("train",))}
     try:
-        examples = _write_lines(made, options, halves)
+        examples = _split_lines(made, options, halves)
         if not counts.examples:
             raise NotFoundError(_nothing(options, counts))
         files = []
@@ -149,16 +166,14 @@ def write_examples(
     (folder / MANIFEST).write_text(_manifest(options, counts, files, ranges()))
 
 
-def _write_lines(
-    made: Iterable[tuple[Example, str]], options: ExportOptions, halves: Mapping[str, Path]
-) -> Counter[str]:
-    """Write each example as a line to the file of its split; return how many are in each."""
+def _split_lines(made: Iterable[tuple[str, str]], options: ExportOptions, halves: Mapping[str, Path]) -> Counter[str]:
+    """Write each line to the file of its split; return how many are in each."""
     written: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         files = {split: stack.enter_context(half.open("w", encoding="utf-8")) for split, half in halves.items()}
-        for example, task_id in made:
+        for line, task_id in made:
             split = split_of(task_id, options)
-            files[split].write(json.dumps(example, ensure_ascii=False) + "\n")
+            files[split].write(line + "\n")
             written[split] += 1
     return written
 
@@ -223,15 +238,19 @@ def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges:
 
 def _examples(rows: Iterable[Row], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, str]]:
     """Yield every example with the id of its task, and count."""
-    make = FORMATS[options.format]
-    for _, members in groupby(rows, key=lambda row: (row["groups_partition"], row["groups_offset"])):
-        group = list(members)
+    for group in grouped(rows):
         counts.groups += 1
         counts.responses += len(group)
-        made = make(group, options)
+        made = FORMATS[options.format](group, options)
         if isinstance(made, str):
             counts.left_out[made] += 1
             continue
         for example in made:
             counts.examples += 1
             yield example, group[0]["task_id"]
+
+
+def grouped(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield the rows of each group."""
+    for _, members in groupby(rows, key=lambda row: (row["groups_partition"], row["groups_offset"])):
+        yield list(members)

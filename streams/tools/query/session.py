@@ -124,7 +124,7 @@ class Session:
         self.views = views(settings)
         self._settings = settings
         self._source = source
-        self._scope = scope
+        self.scope = scope
         self._allow_files = allow_files
         self._warn = warn
         self._limits = limits
@@ -165,7 +165,7 @@ class Session:
         fresh = Session(
             self._settings,
             source=self._source,
-            scope=self._scope,
+            scope=self.scope,
             allow_files=self._allow_files,
             warn=self._warn,
             limits=self._limits,
@@ -186,7 +186,7 @@ class Session:
         self._parts[view.label] = new
         for chunks in self._chunks.pop(view.label, []):
             chunks.close()
-        self._make_view("main", view, new.within(self._scope), self._scope)
+        self._make_view("main", view, new.within(self.scope), self.scope)
         return True
 
     # --- statements ---------------------------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ class Session:
         """
         found = {bad.at: bad for chunks in self._every_chunks() for bad in chunks.bad}
         for label in labels:
-            parts = self._parts[label].within(self._scope)
-            for bad in archived.bad(self.con, parts.topic, parts.segments, self._scope):
+            parts = self._parts[label].within(self.scope)
+            for bad in archived.bad(self.con, parts.topic, parts.segments, self.scope):
                 found.setdefault(bad.at, bad)
         return sorted(found.values())
 
@@ -256,7 +256,7 @@ class Session:
         """The range of each non-empty partition in the views: topic, partition, first and next offset."""
         found: dict[tuple[str, int], list[int]] = {}
         for parts in self._parts.values():
-            seen = parts.within(self._scope)
+            seen = parts.within(self.scope)
             pieces = [(segment.partition, segment.first, segment.next) for segment in seen.segments]
             pieces += [(tp[1], seen.starts[tp], end) for tp, end in seen.ends.items()]
             for partition, first, end in pieces:
@@ -277,10 +277,10 @@ class Session:
                 continue
             parts = self._parts[view.label]
             self._make_view(WHOLE, view, parts, NOTHING)
-            if self._scope.whole:
+            if self.scope.whole:
                 self.con.execute(f"CREATE VIEW main.{quoted(view.name)} AS FROM {WHOLE}.{quoted(view.name)}")
             else:
-                self._make_view("main", view, parts.within(self._scope), self._scope)
+                self._make_view("main", view, parts.within(self.scope), self.scope)
 
     def _make_view(self, schema: str, view: SqlView, parts: Parts, scope: Scope) -> None:
         """Create or replace the view of a topic."""

@@ -23,11 +23,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from operator import attrgetter, itemgetter
 from pathlib import Path
+from typing import Self
 
 from schemas import ids as numbering
 from schemas.events import Batch, DeadLetter, SourceRange
@@ -84,23 +86,57 @@ def write_groups(replay: Replay, trained: Trained, *, processes: int | None = No
     partitions = sorted({one.partition for one in ranges})
     wanted = 1 if of < ALONE_RECORDS else min(processes or os.cpu_count() or 1, len(partitions))
     counts: Counter[str] = Counter()
-    for left in replay.folder.glob(".joined-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=replay.folder, prefix=".joined-") as kept:
-        spool = _Spool(replay.own, ranges, trained, Path(kept))
-        for done, made in enumerate(_spooled(spool, partitions, wanted, progress.stop), start=1):
+    with spooling(replay.folder) as kept:
+        joining = _PartitionJoin(replay.own, ranges, trained, kept)
+        for done, made in enumerate(_spooled(joining, partitions, wanted, progress.stop), start=1):
             counts += made
             progress.report("joining", done * of // len(partitions), of)
-        written = heapq.merge(*(_rows(Path(kept) / str(partition)) for partition in partitions), key=itemgetter(0))
-        for timestamp_ms, letter, key, payload in progress.over("writing groups", written, counts.total()):
-            label = MADE[letter]
-            writer.write(label, writer.partition_of(label, key), key, payload, timestamp_ms)
-    writer.flush()
+        write_spooled(replay, kept, partitions, counts)
     return counts
 
 
+@contextmanager
+def spooling(folder: Path) -> Iterator[Path]:
+    """Yield a folder for the files of partitions while the block runs; those that a killed run left are removed."""
+    for left in folder.glob(".joined-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".joined-") as kept:
+        yield Path(kept)
+
+
+def write_spooled(replay: Replay, kept: Path, partitions: Iterable[int], counts: Counter[str]) -> None:
+    """Write what the partitions' files hold to the log, merged by time. Raises Stopped, LogError if the log fails."""
+    writer = replay.writer
+    written = heapq.merge(*(_rows(kept / str(partition)) for partition in partitions), key=itemgetter(0))
+    for timestamp_ms, letter, key, payload in replay.progress.over("writing groups", written, counts.total()):
+        label = MADE[letter]
+        writer.write(label, writer.partition_of(label, key), key, payload, timestamp_ms)
+    writer.flush()
+
+
+class Spool:
+    """The file of what one partition makes, in its order. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=BUFFER_BYTES)
+        self._latest = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, timestamp_ms: int, letter: bool, key: bytes | None, payload: bytes) -> None:
+        """Write the next group or dead letter, with the time of the record at which it left."""
+        self._latest = max(self._latest, timestamp_ms)  # a partition keeps its order, whatever its clocks say
+        self._file.write(_ROW.pack(self._latest, letter, -1 if key is None else len(key), len(payload)))
+        self._file.write(key or b"")
+        self._file.write(payload)
+
+
 @dataclass(frozen=True, slots=True)
-class _Spool:
+class _PartitionJoin:
     """Joins partitions into files of a folder; other processes get a copy of it."""
 
     settings: Settings
@@ -111,18 +147,14 @@ class _Spool:
     def join(self, halted: Callable[[], bool], partition: int) -> Counter[str]:
         """Write what one partition makes to a file, by time, and count it. Raises Stopped."""
         counts: Counter[str] = Counter()
-        latest = 0
         letters = topics(self.settings.topics)["dead-letters"]
-        with (self.folder / str(partition)).open("wb", buffering=BUFFER_BYTES) as file:
+        with Spool(self.folder / str(partition)) as spool:
             records = partition_records(self.settings, LogHistory(self.settings), self.ranges, partition)
             for record, made in driver.joined(self.settings, records, note=self.trained.note):
-                latest = max(latest, record.timestamp_ms)  # a partition keeps its order, whatever its clocks say
                 letter = isinstance(made, DeadLetter)
                 counts["dead_letters" if letter else "groups"] += 1
                 key, payload = encoded(made, letters) if isinstance(made, DeadLetter) else (made.key, made.payload)
-                file.write(_ROW.pack(latest, letter, -1 if key is None else len(key), len(payload)))
-                file.write(key or b"")
-                file.write(payload)
+                spool.add(record.timestamp_ms, letter, key, payload)
                 if counts.total() % LOOK_EVERY == 0 and halted():
                     raise Stopped
         if halted():
@@ -130,16 +162,18 @@ class _Spool:
         return counts
 
 
-def _spooled(spool: _Spool, partitions: list[int], wanted: int, stop: threading.Event) -> Iterator[Counter[str]]:
+def _spooled(
+    joining: _PartitionJoin, partitions: list[int], wanted: int, stop: threading.Event
+) -> Iterator[Counter[str]]:
     """Join each partition, here or in `wanted` processes; yield what each made. Raises Stopped."""
     if wanted == 1:
         for partition in partitions:
-            yield spool.join(stop.is_set, partition)
+            yield joining.join(stop.is_set, partition)
         return
-    halt = spool.folder / "stop"
+    halt = joining.folder / "stop"
     begin = partial(_begin, numbering.current())
     with ProcessPoolExecutor(wanted, mp_context=get_context("spawn"), initializer=begin) as pool:
-        waiting = {pool.submit(spool.join, halt.exists, partition) for partition in partitions}
+        waiting = {pool.submit(joining.join, halt.exists, partition) for partition in partitions}
         try:
             while waiting:
                 finished, waiting = wait(waiting, timeout=TICK_S, return_when=FIRST_COMPLETED)

@@ -3,6 +3,7 @@
     select ──► copy ──► score again? ──► join ──► cut ──► train
     source     tasks, responses,         groups   batches  adapters        all below <prefix>experiment.NAME.
                rewards, group-control
+               (copy and join of an archive may be spread over machines: distributed.py)
 
 Where an experiment came from is an event in the source's `experiments`; nothing else is written to the source, and no
 offset of it is committed. Each step writes in an order that follows from the step before, so a run that was stopped or
@@ -16,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.load import save
 from streams.settings.model import Settings
-from streams.tools.replay import experiments, recorded_lag, rescore, selection
+from streams.tools.distributed import engine as engines
+from streams.tools.distributed.engine import DataEngine, EngineName
+from streams.tools.replay import distributed, experiments, recorded_lag, rescore, selection
 from streams.tools.replay.copy import commit_ends, copy
 from streams.tools.replay.experiments import Experiment, Journal
 from streams.tools.replay.regroup import write_batches, write_groups
@@ -133,19 +136,29 @@ def run(
     *,
     stop: threading.Event,
     report: Report | None = None,
+    on: EngineName | None = None,
 ) -> ReplayResult:
     """Run an experiment, or resume it, until it is finished or `stop` is set.
 
+    `on`: copy and join on this engine; `history` is then that of an archive.
+
     Raises SettingsError and RefusedError as `settings_of`; RefusedError if another experiment has this name, or part
-    of the range is deleted; NotFoundError if no task is chosen; LogError if the log fails; what the trainer raises.
+    of the range is deleted; NotFoundError if no task is chosen; LogError if the log fails; what the trainer raises;
+    with `on`, what `engines.opened` and `distributed.prepared` raise.
     """
     history = history or LogHistory(source)
     own = settings_of(source, request)
     if request.train and source.policy.engine == "scripted":
         raise SettingsError("policy.engine=scripted has no weights to train; leave the training out with --no-train")
-    with experiments.hold(request.place, request.name):
+    if on is not None:
+        _refuse_engine(on, request)
+    with experiments.hold(request.place, request.name), ExitStack() as opened:
         about, is_new = _begin(source, history, request, own)
         chosen = chosen_of(source, history, request, about)
+        engine = None
+        if on is not None:
+            engine = opened.enter_context(engines.opened(on))
+            distributed.prepared(engine, source, about.ranges)
         journal = Journal(source, about, actor=request.actor)
         journal.write("started", "requested" if is_new else "resumed")
         progress = ReplayProgress(stop) if report is None else ReplayProgress(stop, report)
@@ -158,7 +171,8 @@ def run(
                     source=source, own=own, history=history, about=about, keys=chosen.keys, scorers=request.scorers,
                     folder=request.place, writer=Writer(own, producer), progress=progress,
                 )  # fmt: skip
-                _write(replay, counts)
+                _write(replay, counts, engine)
+            opened.close()
             if request.train:
                 _train(own, min(counts["batches"], request.steps or counts["batches"]), counts, progress)
         except Stopped:
@@ -171,15 +185,26 @@ def run(
     return ReplayResult(experiment=request.name, kind="finished", counts=counts, settings=own)
 
 
-def _write(replay: Replay, counts: Counter[str]) -> None:
+def _refuse_engine(on: EngineName, request: ReplayRequest) -> None:
+    """Raise SettingsError if this cannot be replayed on an engine."""
+    if request.scorers:
+        raise SettingsError(f"--on {on} copies the recorded rewards, and --scorer gives new ones here; leave one out")
+    engines.require(on)
+
+
+def _write(replay: Replay, counts: Counter[str], engine: DataEngine | None) -> None:
     """Copy, score, join and cut, adding to `counts` after each step. Raises Stopped."""
     about, own = replay.about, replay.own
     trained, _ = recorded_lag.read(replay.source, replay.history, about.policy, about.ranges)
-    counts += copy(replay)
+    if engine is not None:
+        counts += distributed.copy_and_join(replay, engine, trained)
+    else:
+        counts += copy(replay)
     if replay.scorers:
         counts += rescore.rescore(replay)
     commit_ends(own, {f"policy-{own.policy.name}": "tasks", "scoring": "responses"})
-    counts += write_groups(replay, trained)
+    if engine is None:
+        counts += write_groups(replay, trained)
     counts += write_batches(replay)
 
 

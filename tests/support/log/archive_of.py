@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from schemas.events import Event
 from schemas.serde import encode
-from streams.arrow.decode import DecodedRows
+from streams.arrow.decode import DecodedRows, side_by_side
+from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.segment_writer import RangeWriter
@@ -41,3 +42,25 @@ def archived(settings: Settings, log: Mapping[str, Sequence[Event | bytes]], at_
         files = tuple(writing.closed(0, count))
         assert table.commit(state, Change(added=files, nexts={0: count}))
         reader.refresh()
+
+
+def archive_records(settings: Settings, log: Mapping[tuple[str, int], Sequence[Record]], sizes: Iterable[int]) -> None:
+    """Write the records of each topic, given by label, and partition: as many to a segment as `sizes` says next."""
+    reader, count = ArchiveReader(settings), iter(sizes)
+    for label in dict.fromkeys(label for label, _ in log):
+        topic, table = topics(settings.topics)[label], reader.table(label)
+        partitions = [partition for other, partition in log if other == label]
+        table.create(dict.fromkeys(partitions, 0))
+        state = table.load()
+        assert state is not None
+        added = []
+        for partition in partitions:
+            records, first = log[label, partition], 0
+            while first < len(records):
+                some = records[first : first + next(count)]
+                writing = RangeWriter(settings, reader.store, label, partition)
+                writing.add(side_by_side(topic.name, some))
+                added += writing.closed(first, first + len(some))
+                first += len(some)
+        nexts = {partition: len(log[label, partition]) for partition in partitions}
+        assert table.commit(state, Change(added=tuple(added), nexts=nexts))

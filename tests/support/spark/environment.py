@@ -30,13 +30,11 @@ class NoSpark(Exception):
 
 def rows(folder: str, condition: str, columns: list[str], scratch: Path) -> list[list[Any]]:
     """Return the rows of a Delta table that Spark reads. Raises NoSpark, and RuntimeError with Spark's own words."""
-    if not PYTHON.exists():
-        raise NoSpark("pyspark in .venv-spark")
+    own = variables(scratch)
     try:
         jars = ",".join(str(fetched(jar)) for jar in JARS)
     except MissingJar as exc:
         raise NoSpark(str(exc)) from exc
-    own = {"JAVA_HOME": str(_java_home()), "PYSPARK_PYTHON": str(PYTHON), "SPARK_LOCAL_DIRS": str(scratch)}
     done = subprocess.run(
         [str(PYTHON), str(Path(__file__).with_name("read_rows.py")), jars, folder, condition, *columns],
         env={**os.environ, **own}, cwd=scratch, capture_output=True, text=True,
@@ -44,6 +42,14 @@ def rows(folder: str, condition: str, columns: list[str], scratch: Path) -> list
     if done.returncode != 0:
         raise RuntimeError(f"Spark ends with {done.returncode}: {done.stderr[-2000:]}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def variables(scratch: Path) -> dict[str, str]:
+    """Return what Spark needs in its environment. Raises NoSpark."""
+    if not PYTHON.exists():
+        raise NoSpark("pyspark in .venv-spark")
+    here = {"SPARK_LOCAL_DIRS": str(scratch), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {"JAVA_HOME": str(_java_home()), "PYSPARK_PYTHON": str(PYTHON), **here}
 
 
 def _java_home() -> Path:
