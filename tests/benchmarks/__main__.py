@@ -21,6 +21,7 @@ NAMES = (
     "replay",
     "overhead",
     "door",
+    "engines",
     "restart",
     "sampling",
     "conversations",

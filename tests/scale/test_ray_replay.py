@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,30 +21,51 @@ from tests.support.log.secured_node import free_ports
 pytestmark = [pytest.mark.kafka, pytest.mark.ray]
 PYTHON = spread.ROOT / ".venv-ray" / "bin" / "python"
 RAY_PROMISED = "TEST_RAY"
+START_S = 120.0
+"""For a cluster to start on a busy machine."""
 
 
 @pytest.fixture
-def ray(tmp_path: Path) -> dict[str, str]:
+def ray() -> Iterator[dict[str, str]]:
     """What Ray needs in its environment."""
     if not PYTHON.exists():
         assert os.environ.get(RAY_PROMISED) != "1", "Ray was promised, but there is no .venv-ray"
         pytest.skip(needs("ray in .venv-ray", "make setup-ray && make test-ray"))
-    short = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # names of sockets have an end
-    return {"RAY_TMPDIR": short, "RAY_AUTH_MODE": "disabled"}
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as short:  # as sockets need
+        yield {"RAY_TMPDIR": short, "RAY_AUTH_MODE": "disabled"}
 
 
 @contextmanager
 def cluster(folder: Path, env: dict[str, str], cwd: Path) -> Iterator[str]:
     """Run a Ray cluster of one node, whose processes find the packages in `folder` before others; yield its address."""
-    (port,) = free_ports(1)
+    port, *others = free_ports(3)
+    names = ("dashboard-agent-listen", "dashboard")  # else as in every other cluster
+    where = [f"--{name}-port={other}" for name, other in zip(names, others, strict=True)]
+    where += ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
     own = {**os.environ, **env, "PYTHONPATH": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-    where = ["--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
     command = [str(PYTHON), "-m", "ray.scripts.scripts", "start", *where, "--block"]
-    with subprocess.Popen(command, env=own, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as head:
+    with (
+        (cwd / "head.log").open("wb") as log,
+        subprocess.Popen(command, env=own, cwd=cwd, stdout=log, stderr=log) as head,
+    ):
         try:
+            _await(port, head, cwd / "head.log")
             yield f"127.0.0.1:{port}"
         finally:
             head.terminate()
+
+
+def _await(port: int, head: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when something listens on the port; fail with what the process printed if it ends before."""
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and head.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    pytest.fail(f"the cluster does not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
 
 
 def run(settings: Settings, env: dict[str, str], cwd: Path, *more: str) -> spread.Ended:
