@@ -110,7 +110,7 @@ def test_a_person_logs_in_decides_and_cannot_decide_by_a_page_that_is_old(kafka_
         assert "Version 1 answers" in decided(200, **promote, reason="it is better")
         decided(200, **promote, reason="it is better")  # the same again, as by a second click
         for late in (promote, promote | {"kind": "reject"}, promote | {"kind": "rollback", "version": "0"}):
-            assert "nothing was written: version 1 is primary" in decided(409, **late, reason="too late")
+            assert "nothing was written" in decided(409, **late, reason="too late")
         assert "Version 0 answers" in decided(200, kind="rollback", version="", expected="1", reason="it is not")
         made = [event for _, event in read(settings, AdapterEvent) if event.kind != "trained"]
         assert [(one.kind, one.actor, one.reason) for one in made] == [
