@@ -141,6 +141,10 @@ clients: .venv-strangers/ready
 	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node clients/requirements.node)
 	@touch $@
 
+# lets the python of an environment find the packages of .venv, after its own
+BESIDE = for each in $(1)/lib/python*/site-packages; do \
+    $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$each/beside.pth; done
+
 # Spark reads an archive, and replays one: in an environment of its own, since it is large, with Delta's jars from Maven
 # Central and the Java 17 or 21 on PATH or in JAVA_HOME
 test-spark: .venv/ready-test setup-spark
@@ -149,7 +153,7 @@ test-spark: .venv/ready-test setup-spark
 setup-spark: .venv/ready-test
 	@test -x .venv-spark/bin/python || $(PYTHON) -m venv .venv-spark
 	.venv-spark/bin/python -m pip --disable-pip-version-check install --quiet pyspark==4.0.1
-	$(call BESIDE,.venv-spark)
+	@$(call BESIDE,.venv-spark)
 
 # Ray on this machine, in an environment of its own that also has the packages of .venv
 test-ray: .venv/ready-test setup-ray
@@ -158,21 +162,16 @@ test-ray: .venv/ready-test setup-ray
 setup-ray: .venv/ready-test
 	@test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock 'ray[data,train]==2.60.0'
-	$(call BESIDE,.venv-ray)
-
-# lets the python of an environment find the packages of .venv, after its own
-BESIDE = for each in $(1)/lib/python*/site-packages; do \
-    $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$each/beside.pth; done
+	@$(call BESIDE,.venv-ray)
 
 # verl takes a step on an exported batch: in an environment of its own, since it pins its own versions; torch, transformers and
 # peft are those of .venv
 test-verl: .venv/ready-test setup-verl
 	TEST_VERL=1 $(BIN)/python -m pytest tests/pipeline/test_bridges.py -m verl -n 0 $(ARGS)
 
-SITE = -c 'import site; print(site.getsitepackages()[0])'
 setup-verl: .venv/ready-test
 	@test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
-	@$(BIN)/python $(SITE) > "$$(.venv-verl/bin/python $(SITE))/beside.pth"
+	@$(call BESIDE,.venv-verl)
 	.venv-verl/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement tests/support/verl/requirements.txt
 
 # the page in Chromium: light, dark and as wide as a phone, with axe-core; needs chromium on PATH, or its name in
