@@ -35,7 +35,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from streams.errors import EXIT_RESTART, ClusterError
 from streams.files import Scratch
 from streams.settings.model import Ray
-from streams.worker.ray_cluster import Room, Work, ask_to_end, no_room, room_for, started
+from streams.worker.ray_cluster import NodeCommand, Room, ask_to_end, no_room, room_for, started
 from trainer.launch import HOME_S, RankRun, named
 from trainer.model import LIBRARIES
 
@@ -81,7 +81,7 @@ def _free_place() -> tuple[str, int]:
         return host, int(listener.getsockname()[1])
 
 
-def run(work: Work, room: Room, settings: Ray, stop: Event) -> int:
+def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
     """Run `work`, a trainer, as the ranks that `room` is for, and return its exit code. Call it within `joined`.
 
     When `stop` is set, rank 0 finishes its step and ends. Returns 75 if ranks were lost more often than
@@ -118,7 +118,7 @@ def run(work: Work, room: Room, settings: Ray, stop: Event) -> int:
     return EXIT_RESTART
 
 
-def _trainer(work: Work, room: Room, settings: Ray, between: Any, folder: Path) -> TorchTrainer:
+def _trainer(work: NodeCommand, room: Room, settings: Ray, between: Any, folder: Path) -> TorchTrainer:
     return TorchTrainer(
         partial(_rank, work, between),  # not as train_loop_config, which Ray may show to people: it has secrets
         torch_config=MeetingPlace(backend="gloo"),
@@ -140,7 +140,7 @@ def _fit(trainer: TorchTrainer, failures: list[Exception]) -> None:
         failures.append(exc)
 
 
-def _rank(work: Work, between: Any) -> None:
+def _rank(work: NodeCommand, between: Any) -> None:
     """Be a worker of Ray Train: run one rank until it ends. Raises RankLost if all are to be started again."""
     if ray.get(between.is_asked.remote()):
         return

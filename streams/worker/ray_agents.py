@@ -18,7 +18,7 @@ from typing import Any
 
 from streams.errors import EXIT_RESTART, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Ray
-from streams.worker.ray_cluster import Room, Work, ask_to_end, room_for, started
+from streams.worker.ray_cluster import NodeCommand, Room, ask_to_end, room_for, started
 
 FINAL = (0, SettingsError.exit_code, NotFoundError.exit_code, RefusedError.exit_code)
 """Exit codes of an agent that would end the same way again."""
@@ -36,7 +36,7 @@ class AgentLost(Exception):
 class RayAgent:
     """An actor that runs one agent."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: NodeCommand) -> None:
         self._work, self._asked = work, threading.Event()
 
     def run(self) -> int:
@@ -62,7 +62,7 @@ class RayAgent:
         self._asked.set()
 
 
-def run(work: Work, room: Room, settings: Ray, stop: Event) -> int:
+def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
     """Run `work`, an agent, as often as `room` is for, until `stop` is set and all have drained.
 
     Call it within `joined`. Returns 0, or the exit code of the first that ended for good in another way, with which all

@@ -85,7 +85,7 @@ def room(processes: int, threads: int, device: str) -> Room:
     return Room(processes, max(1, threads), int(device == "cuda"))
 
 
-class Work(NamedTuple):
+class NodeCommand(NamedTuple):
     """A command of ours, as it is sent to other nodes."""
 
     command: str
@@ -97,13 +97,13 @@ class Work(NamedTuple):
     """Where it runs, on every node."""
 
 
-def work(settings: Settings, words: Sequence[str], log_level: str) -> Work:
+def work(settings: Settings, words: Sequence[str], log_level: str) -> NodeCommand:
     """Return `streamward WORDS` with these settings, to be run in a folder of this one's name."""
-    return Work(shlex.join(words), log_level, to_env(settings), str(Path.cwd()))
+    return NodeCommand(shlex.join(words), log_level, to_env(settings), str(Path.cwd()))
 
 
 @contextmanager
-def started(work: Work, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def started(work: NodeCommand, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run it as a child of this process, with `more` variables; it ends with the block, and with this process."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     with subprocess.Popen(
