@@ -198,8 +198,8 @@ def test_a_stranger_who_got_the_pid_of_an_old_child_is_left_alone(tmp_path: Path
 
 
 def test_the_memory_of_a_child_has_that_of_its_own_children_in_it(processes: Processes) -> None:
-    big = "import time; kept = bytearray(60_000_000); print('up', flush=True); time.sleep(600)"
-    family = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {big!r}])"
+    big = "import sys; kept = bytearray(60_000_000); print('up', flush=True); sys.stdin.read()"  # ends with its parent
+    family = f"import subprocess as s, sys; s.Popen([sys.executable, '-S', '-c', {big!r}], stdin=s.PIPE).wait()"
     processes.start("small", python(FOREVER))
     processes.start("family", python(family))
     until(lambda: is_up(processes, "small") and is_up(processes, "family"))
