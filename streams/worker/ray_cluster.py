@@ -175,7 +175,7 @@ def _refuse_silence(address: str) -> None:
     if not host or not port.isdecimal():
         raise SettingsError(f"{ADDRESS}={address}: expected host:port, or auto for the cluster of this machine")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
     except OSError as exc:
         raise ClusterError(f"{_at(address)}: {exc.strerror or exc}. {WAY_OUT}") from exc
 

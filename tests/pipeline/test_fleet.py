@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -156,28 +156,30 @@ def test_a_policy_without_its_checkpoints_is_trained_again_from_the_log_and_noth
 def test_of_two_fleets_one_is_killed_with_9_and_every_version_is_there_once(
     settings: Settings, base: Base, expected: Expected, tmp_path: Path
 ) -> None:
-    """It dies at whatever it does just then; the other takes over once the broker has missed it."""
+    """It dies at whatever it does just then; the other takes over once the broker has missed it.
+
+    Both are processes of their own: a checkpoint has the state of its process's random numbers, which this one draws.
+    """
     write_all(settings, base, range(2))
     command = "import threading; from streams.settings.load import load; from trainer import fleet; "
     command += "fleet.run(load(), stop=threading.Event())"
     environment = {**os.environ, **to_env(settings), "PYTHONPATH": str(Path(consumer.__file__).parents[1])}
-    process = subprocess.Popen([sys.executable, "-c", command], env=environment, cwd=tmp_path)
-    stop = threading.Event()
-    other = threading.Thread(target=fleet.run, args=(settings,), kwargs={"stop": stop})
-    try:
+    with ExitStack() as stack:
+
+        def started() -> subprocess.Popen[bytes]:
+            process = subprocess.Popen([sys.executable, "-c", command], env=environment, cwd=tmp_path)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        first = started()
         until(lambda: any(settings.trainer.checkpoints.glob("*/v*")), "a checkpoint")
-        other.start()
+        started()
         until(lambda: len(versions(settings)) >= 3, "three versions")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        first.send_signal(signal.SIGKILL)
+        first.wait()
         write_all(settings, base, range(2, BATCHES))
         until(lambda: len(versions(settings)) >= BATCHES * len(POLICIES), "all of them")
-    finally:
-        process.kill()
-        process.wait()
-        stop.set()
-        if other.is_alive():
-            other.join()
     assert found_in(settings) == expected
 
 
