@@ -30,7 +30,7 @@ LIMIT_S = 5.0
 """CPU time for one input of at most mutation.MAX_BYTES."""
 MEMORY_BYTES = 512 * 1024 * 1024
 """By which an input may raise the peak of the process."""
-CLEAR_REFS = Path("/proc/self/clear_refs")
+CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 MOST_KEPT = 300
 """Inputs with a new kind of outcome that are mutated further."""
 OURS: tuple[type[Exception], ...] = (StreamwardError, EncodeError)
@@ -117,7 +117,7 @@ def run(
     """Return what becomes of one input."""
     with contextlib.suppress(OSError):
         CLEAR_REFS.write_text("5")  # proc(5): the peak is what is used now
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_bytes()
     try:
         with _limited(limit_s):
             outcome = check(data)
@@ -127,10 +127,19 @@ def run(
         at = traceback.extract_tb(exc.__traceback__)[-1]
         kind = f"{type(exc).__name__} {Path(at.filename).name} {at.name}"
         return Broken(data, "".join(traceback.format_exception(exc, limit=-12))[-4000:], kind)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    grown = _peak_bytes() - before
     if grown > memory_bytes:
         return Broken(data, f"it took {grown >> 20} MiB", "memory")
     return outcome
+
+
+def _peak_bytes() -> int:
+    """Return the most memory of this process; what getrusage says is no less than its parent had when it began."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+        if found is not None:
+            return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def mutations(one: Target, seen: Seen, draw: random.Random) -> Iterator[bytes]:
