@@ -39,7 +39,7 @@ from tests.support.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from tests.support.models.tiny_log import cut, settings_in, trained, write
 from tests.support.processes import environment, read, running, until
 from tests.support.verl import environment as verl
-from trainer import consumer, fleet
+from trainer import announce, consumer, fleet
 from trainer.bridges import bring
 from trainer.model import CONFIG_FILE, WEIGHTS_FILE
 
@@ -498,7 +498,7 @@ def test_two_imports_at_once_are_one_and_a_refusal(
     write(settings, base, range(1))
     file = exported(settings, tmp_path / "out")
     adapter = Stranger(settings.model.base).step(file, tmp_path / "theirs")
-    ours = bring._published
+    ours = announce._published
 
     def second(*arguments: Any) -> AdapterEvent:
         event = ours(*arguments)
@@ -506,7 +506,7 @@ def test_two_imports_at_once_are_one_and_a_refusal(
             producer.send(changed(event, files=(), reason="theirs"))
         return event
 
-    monkeypatch.setattr(bring, "_published", second)
+    monkeypatch.setattr(announce, "_published", second)
     done = imported(settings, adapter, recipe(settings, tmp_path / "out"))
     assert done.exit_code == 4 and "version 1 of default was made by somebody else meanwhile" in done.stderr
 

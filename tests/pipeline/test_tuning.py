@@ -38,9 +38,8 @@ from tests.support.models.chat_tiny import base
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
 from tests.support.processes import command as process, environment
-from trainer import checkpoint, consumer, reproduce
+from trainer import announce, checkpoint, consumer, reproduce
 from trainer.recorded import ReproducedVersion
-from trainer.tuning import run as tuning
 from trainer.tuning.choose import Curation
 from trainer.tuning.examples import answer_of, digest
 from trainer.tuning.run import StartVersion, TuningOrder, tune
@@ -259,7 +258,7 @@ def test_killed_between_store_and_log_the_same_command_finishes_it_and_another_o
 ) -> None:
     sent(settings, groups(base))
     with monkeypatch.context() as patch:
-        patch.setattr(tuning, "Producer", lambda *_: (_ for _ in ()).throw(Crash()))
+        patch.setattr(announce, "Producer", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
             made(settings, "sft")
     assert read_state(settings, "default").newest == 0
@@ -304,14 +303,14 @@ def test_a_version_that_somebody_else_made_meanwhile_is_the_one_that_counts(
 ) -> None:
     """On another machine, which shares no lock and no store with this one."""
     sent(settings, groups(base))
-    ours = tuning._published
+    ours = announce._published
 
     def second(*arguments: Any) -> AdapterEvent:
         event = ours(*arguments)
         sent(settings, [changed(event, files=(), reason="theirs")])
         return event
 
-    monkeypatch.setattr(tuning, "_published", second)
+    monkeypatch.setattr(announce, "_published", second)
     with pytest.raises(RefusedError, match="version 1 of default was made by somebody else meanwhile"):
         made(settings, "sft")
 

@@ -35,8 +35,7 @@ from tests.support.agent_server import settings_of
 from tests.support.models.chat_tiny import base
 from tests.support.processes import read, running, until
 from tests.support.scrape import get, parse
-from trainer import reproduce
-from trainer.tuning import run as tuning
+from trainer import announce, reproduce
 from trainer.tuning.examples import all_tokens
 from trainer.tuning.run import TunedJob, read_file, tune
 
@@ -149,7 +148,7 @@ def test_a_job_whose_process_died_between_store_and_log_is_made_again_with_the_s
     sent(settings, groups(base, 2))
     job = log.start(ordered(settings, "sft"), actor="ann")
     with monkeypatch.context() as patch, Worker(settings, log) as worker:
-        patch.setattr(tuning, "Producer", lambda *_: (_ for _ in ()).throw(Crash()))
+        patch.setattr(announce, "Producer", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
             worker.works_until(log, job, "completed", "failed")
     assert (log.get(job.job_id).status, versions(settings)) == ("running", [])

@@ -14,13 +14,12 @@ Not covered: data that no log has. An adapter that was trained on such can be me
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.conventions import trained_elsewhere
 from schemas.events import AdapterEvent, Batch, derive_id
 from schemas.serde import Poison
-from streams.adapters import store
 from streams.adapters.decisions import AdapterHistory, known, read_history
 from streams.adapters.store import manifest_of
 from streams.adapters.versions import manifest_digest
@@ -29,14 +28,20 @@ from streams.errors import RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka import times
 from streams.kafka.history import LogHistory
-from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer import checkpoint
+from trainer.announce import WhenLate, announce
 from trainer.bridges import foreign
 from trainer.bridges.foreign import ForeignAdapter, ForeignRecipe
 
+LATE = WhenLate(
+    stored=" yet: a trainer of this policy is about to announce it, or was killed before. Let it finish, and import "
+    "behind its version; a folder that nobody will announce can be deleted",
+    announced="train from that version, and import again",
+)
+"""What to do if somebody was faster."""
 SHAPE = ("trainer.lora_rank", "trainer.lora_alpha", "trainer.lora_targets")
 
 
@@ -96,11 +101,7 @@ def _brought(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) ->
             _check_same(there, event, made)
             return ImportedVersion(there, adapter.left_out, again=True)
         _check_next(settings, history, order)
-        event = _published(settings, event, made)
-        with Producer(settings) as producer:
-            producer.send(event)
-            producer.flush()
-    _check_it_counts(settings, event)
+        event = announce(settings, event, made, LATE)
     return ImportedVersion(event, adapter.left_out, again=False)
 
 
@@ -192,28 +193,3 @@ def _event(settings: Settings, order: ImportOrder, base: Base) -> AdapterEvent:
         recipe=recipe | model | digests | shape,
         metrics=order.recipe.metrics,
     )
-
-
-def _published(settings: Settings, event: AdapterEvent, folder: Path) -> AdapterEvent:
-    """Put the adapter into the store; return the event with its files."""
-    adapters = settings.adapters
-    try:
-        uri, files = store.publish(folder, adapters.store, event.policy, event.version, adapters.signing_key)
-    except RefusedError as exc:
-        where = store.uri_of(adapters.store, event.policy, event.version)
-        raise RefusedError(
-            f"{where}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
-            "it yet: a trainer of this policy is about to announce it, or was killed before. Let it finish, and import "
-            "behind its version; a folder that nobody will announce can be deleted"
-        ) from exc
-    return replace(event, uri=uri, files=files, created_at=times.now_ms())
-
-
-def _check_it_counts(settings: Settings, event: AdapterEvent) -> None:
-    """Raise RefusedError if somebody else's event is the first of this version."""
-    made = read_history(settings, event.policy).made(event.version)
-    if made is None or made.files != event.files:
-        raise RefusedError(
-            f"version {event.version} of {event.policy} was made by somebody else meanwhile, so this one counts for "
-            "nothing; train from that version, and import again"
-        )

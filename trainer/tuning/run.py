@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from schemas.events import AdapterEvent, AdapterFile, Tuning, TuningMethod, derive_id
+from schemas.events import AdapterEvent, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, known, read_history
 from streams.engines.base_model import Base, load_base
@@ -33,11 +33,11 @@ from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka import times
 from streams.kafka.history import History
-from streams.kafka.producer import Producer
 from streams.kafka.record import encoded
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer import checkpoint
+from trainer.announce import WhenLate, announce
 from trainer.model import pin
 from trainer.tuning import from_file, from_log
 from trainer.tuning.choose import Curation
@@ -51,6 +51,13 @@ JOB = "job"
 REPORT_EVERY = 20
 """Steps between two lines of the log, besides the first and the last."""
 Report = Callable[[int, int, Sequence[TunedExample], TuningStep], None]
+LATE = WhenLate(
+    stored=": another tuning of this policy is under way on another machine, or one was killed before its event. Run "
+    "that same command again to finish it, or delete the folder",
+    announced="run the command again for the next version",
+)
+"""What to do if somebody was faster."""
+
 log = logging.getLogger(__name__)
 
 
@@ -163,10 +170,8 @@ def _tune(settings: Settings, order: TuningOrder, history: History, report: Repo
 
         metrics = tuner.tune(found.examples, step)
         tuner.save(scratch / "tuned")
-        event = _published(settings, event, scratch / "tuned", metrics)
-        with Producer(settings) as producer:
-            producer.send(event)
-        _check_it_counts(settings, event)
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        event = announce(settings, replace(event, metrics=finite), scratch / "tuned", LATE)
     return TunedVersion(event=event, looked_at=found.looked_at, left_out=found.left_out)
 
 
@@ -301,30 +306,3 @@ def _event(
 def _log(number: int, of: int, step: TuningStep) -> None:
     if number in (1, of) or number % REPORT_EVERY == 0:
         log.info("step %d of %d: loss %.4f, gradient %.3g", number, of, step.loss, step.grad_norm)
-
-
-def _published(settings: Settings, event: AdapterEvent, folder: Path, metrics: dict[str, float]) -> AdapterEvent:
-    """Put the adapter into the store; return the event with its files."""
-    adapters = settings.adapters
-    try:
-        uri, files = store.publish(folder, adapters.store, event.policy, event.version, adapters.signing_key)
-    except RefusedError as exc:
-        where = store.uri_of(adapters.store, event.policy, event.version)
-        raise RefusedError(
-            f"{where}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
-            "it: another tuning of this policy is under way on another machine, or one was killed before its event. "
-            "Run that same command again to finish it, or delete the folder"
-        ) from exc
-    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    return replace(event, uri=uri, files=files, metrics=finite, created_at=times.now_ms())
-
-
-def _check_it_counts(settings: Settings, event: AdapterEvent) -> None:
-    """Raise RefusedError if somebody else's event is the first of this version."""
-    made = read_history(settings, event.policy).made(event.version)
-    there: tuple[AdapterFile, ...] = () if made is None else made.files
-    if there != event.files:
-        raise RefusedError(
-            f"version {event.version} of {event.policy} was made by somebody else meanwhile, so this one counts for "
-            "nothing; run the command again for the next version"
-        )

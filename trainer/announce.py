@@ -1,0 +1,61 @@
+"""Announce a version that no trainer made of a batch: one that was tuned, or trained elsewhere.
+
+    event, folder ──► adapter store ──► adapters[policy] ──► read back: the first event of a version counts
+
+Nobody holds a version's number before its event is in the log, so somebody on another machine may be faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from schemas.events import AdapterEvent
+from streams.adapters import store
+from streams.adapters.decisions import read_history
+from streams.errors import RefusedError
+from streams.kafka import times
+from streams.kafka.producer import Producer
+from streams.settings.model import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class WhenLate:
+    """What to say to who was not the first."""
+
+    stored: str
+    """Behind "is stored with other bytes, and the log does not know it"."""
+    announced: str
+    """Behind "was made by somebody else meanwhile, so this one counts for nothing; "."""
+
+
+def announce(settings: Settings, event: AdapterEvent, folder: Path, when_late: WhenLate) -> AdapterEvent:
+    """Put the adapter in `folder` into the store, and its event into the log; return the event with its files.
+
+    Raises RefusedError if the version is stored with other bytes, or somebody else's event is its first; LogError.
+    """
+    whole = _published(settings, event, folder, when_late)
+    with Producer(settings) as producer:
+        producer.send(whole)
+        producer.flush()
+    made = read_history(settings, event.policy).made(event.version)
+    if made is None or made.files != whole.files:
+        raise RefusedError(
+            f"version {event.version} of {event.policy} was made by somebody else meanwhile, so this one counts for "
+            f"nothing; {when_late.announced}"
+        )
+    return whole
+
+
+def _published(settings: Settings, event: AdapterEvent, folder: Path, when_late: WhenLate) -> AdapterEvent:
+    """Put the adapter into the store; return the event with its files."""
+    adapters = settings.adapters
+    try:
+        uri, files = store.publish(folder, adapters.store, event.policy, event.version, adapters.signing_key)
+    except RefusedError as exc:
+        where = store.uri_of(adapters.store, event.policy, event.version)
+        raise RefusedError(
+            f"{where}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
+            f"it{when_late.stored}"
+        ) from exc
+    return replace(event, uri=uri, files=files, created_at=times.now_ms())
