@@ -22,11 +22,10 @@ from streams.adapters import decisions
 from streams.adapters.decisions import AdapterDecision, ProposedDecision
 from streams.adapters.versions import AdapterState, empty, fold
 from streams.adapters.view import row_of
-from streams.errors import NotFoundError, RefusedError
+from streams.errors import CallError, NotFoundError, RefusedError
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError
 
 OF_OTHERS = ("held_out", "judged", "tuned_by", "uri")
 """What a tenant is not shown of a version that all share: others' suites and files are in it."""

@@ -39,7 +39,8 @@ from gateway.responses_body import ResponsesBody
 from gateway.whose import may_ask, principal_of, sees, tenant_of
 from schemas.events import Message
 from streams.access.tenants import is_of, named
-from streams.stages.agents.calls import Begun, CallError, Done, ModelCall, Piece, ServedModel
+from streams.errors import CallError
+from streams.stages.agents.calls import Begun, Done, ModelCall, Piece, ServedModel
 
 PREFIXES = ("/v1", "/agents/{agent_id}/v1", "/agents/{agent_id}/trajectories/{trajectory_id}/v1")
 BODIES = (

@@ -33,7 +33,8 @@ from starlette.requests import Request
 
 from schemas import json_text
 from schemas.events import Observed
-from streams.stages.agents.calls import CallError, Token
+from streams.errors import CallError
+from streams.stages.agents.calls import Token
 
 SHOWN = 80
 """Most characters of a wrong value in an error message."""

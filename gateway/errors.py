@@ -10,10 +10,18 @@ from starlette.responses import JSONResponse
 
 from gateway import anthropic
 from streams.access.keys import masked
-from streams.errors import JobRequestError, LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
+from streams.errors import (
+    CallError,
+    CallErrorKind,
+    JobRequestError,
+    LogError,
+    LoginRefused,
+    NotFoundError,
+    RefusedError,
+    SettingsError,
+)
 from streams.kafka import times
 from streams.output import moment
-from streams.stages.agents.calls import CallError, CallErrorKind
 
 T = TypeVar("T")
 

@@ -16,8 +16,7 @@ from pydantic import Field
 from gateway.body import Body, Whole
 from schemas.conventions import FEEDBACK, RatedAnswer
 from schemas.events import MAX_REWARD, RATIONALE_CHARACTERS, Coordinates
-from streams.errors import LogError, RefusedError
-from streams.stages.agents.calls import CallError
+from streams.errors import CallError, LogError, RefusedError
 from streams.tools.asking import bare_id
 
 

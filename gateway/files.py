@@ -21,10 +21,10 @@ from gateway.job_answers import DeletedFile, FileList, StoredFile
 from gateway.openapi import described
 from gateway.pages import page
 from gateway.whose import tenant_of
+from streams.errors import CallError
 from streams.jobs import training_files
 from streams.jobs.training_files import TrainingFile
 from streams.kafka import times
-from streams.stages.agents.calls import CallError
 
 PURPOSE = training_files.PURPOSE
 FORM: dict[str, Any] = {

@@ -33,14 +33,13 @@ from gateway.openapi import IDEMPOTENCY_KEY, described, requested
 from gateway.pages import page
 from gateway.tenant_jobs import TenantJobs, jobs_of
 from streams.adapters.versions import read_state
-from streams.errors import JobRequestError, NotFoundError
+from streams.errors import CallError, JobRequestError, NotFoundError
 from streams.jobs import training_files
 from streams.jobs.job_log import JobCommandKind, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.kafka import times
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError
 
 RETRIED_MS = 600_000
 """How long after an order its client may send it again, as its own retry."""

@@ -21,7 +21,7 @@ from pydantic import Field, StringConstraints
 from gateway.body import Body, Refused, Whole, joined
 from gateway.graders import Grading, grading
 from schemas.events import JobQuestion, RewardSource
-from streams.errors import JobRequestError, RefusedError
+from streams.errors import CallError, JobRequestError, RefusedError
 from streams.jobs import request as requests
 from streams.jobs.request import MOST_ITERATIONS, JobOrder
 from streams.jobs.state import split
@@ -29,7 +29,6 @@ from streams.jobs.training_files import FileLine
 from streams.scorers.registry import parts
 from streams.scorers.verdict import ScoreError
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError
 
 ORDERED = "fine_tuning"
 """In the metadata of `created`: what of the order only OpenAI's interface shows."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from streams.stages.agents.calls import CallError
+from streams.errors import CallError
 
 MOST_PARTS = 32
 BOUNDARY = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)

@@ -17,7 +17,7 @@ from pydantic import Discriminator, Field, Tag
 from gateway.body import Body, Ignored, compact
 from schemas.events import Tool
 from streams.engines.answer_form import JSON_OBJECT, AnswerForm
-from streams.stages.agents.calls import CallError
+from streams.errors import CallError
 
 NOT_SHOWN = "the model does not see it; say in a message what you want"
 ALWAYS_STRICT = "an answer always follows the schema"

@@ -18,8 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from gateway.body import Body, checked
-from streams.errors import JobRequestError
-from streams.stages.agents.calls import CallError
+from streams.errors import CallError, JobRequestError
 
 SAMPLE = re.compile(r"\s*\{\{\s*sample\.output_text\s*\}\}\s*")
 PLACEHOLDER = re.compile(r"\{\{\s*(.*?)\s*\}\}")

@@ -29,7 +29,7 @@ from gateway.whose import actor_of, principal_of, tenant_of
 from streams.access.keys import masked
 from streams.access.roles import Action, Principal, decide
 from streams.adapters.versions import read_state
-from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
+from streams.errors import CallError, JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import run as evaluation
 from streams.jobs import request as requests, view
 from streams.jobs.answers import JobAnswers, answers
@@ -39,7 +39,6 @@ from streams.jobs.state import JobState, JobStatus
 from streams.kafka import times
 from streams.output import moment
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError
 from streams.stages.tasks.submit import submit
 
 PATHS = errors.RPC_PATHS

@@ -49,7 +49,7 @@ from schemas.events import AdapterKind, Message, Response as Answer, RewardSourc
 from streams import output
 from streams.access.roles import decide
 from streams.access.tenants import is_of
-from streams.errors import EventError, NotFoundError, SettingsError
+from streams.errors import CallError, EventError, NotFoundError, SettingsError
 from streams.jobs import job_log
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
@@ -59,7 +59,6 @@ from streams.kafka.topics import topics
 from streams.observability.tracing import context
 from streams.scorers import ScoreOutcome, source_problems
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError
 from streams.stages.scoring.trial import try_texts
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
 from streams.tools.asking import CLOCKS_MS, write_reward

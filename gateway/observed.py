@@ -11,7 +11,7 @@ from pydantic import Field
 
 from gateway.body import Body, read
 from schemas.events import Observed
-from streams.stages.agents.calls import CallError
+from streams.errors import CallError
 
 HEADER = "X-Streamward-Observed"
 

@@ -17,9 +17,9 @@ from pydantic import Field
 from gateway.body import Body, Whole
 from schemas.conventions import FEEDBACK, FEEDBACK_VERSION
 from schemas.events import MAX_REWARD, RATIONALE_CHARACTERS, Response, Reward, Task, derive_id
+from streams.errors import CallError
 from streams.scorers import SCORERS
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError
 
 OUTSIDE_VERSION = "outside/1"
 """The `scorer_version` of a reward that enters a group."""

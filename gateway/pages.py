@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streams.stages.agents.calls import CallError
+from streams.errors import CallError
 
 Item = Mapping[str, Any]
 

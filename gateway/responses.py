@@ -15,7 +15,8 @@ from gateway.body import MAX_TOKENS, Body, Caller, compact, ignored, joined, log
 from gateway.forms import FunctionChoice, ToolsChoice, forced
 from gateway.responses_body import FunctionCallOutputItem, MessageItem, ResponsesBody
 from schemas.events import Message, Sampling, Tool, ToolCall
-from streams.stages.agents.calls import Begun, CallError, Delta, Done, ModelCall, Piece, Token
+from streams.errors import CallError
+from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
 PARAMETERS = "text.format", "tool_choice", "parallel_tool_calls"
 TOOL_FIELDS = {"type", "name", "description", "parameters"}

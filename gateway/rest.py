@@ -34,13 +34,12 @@ from streams.adapters.versions import read_state
 from streams.environments.protocol import Action
 from streams.environments.sandbox import EnvironmentPool
 from streams.environments.trial import TriedEpisode, try_twice
-from streams.errors import EventError, NotFoundError, RefusedError
+from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
 from streams.jobs import job_log, request as requests, view
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState
 from streams.output import moment
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError, CallErrorKind
 from streams.stages.agents.registration import register
 
 RL_TRAINING, FINE_TUNING = "RL_TRAINING", "FINE_TUNING"

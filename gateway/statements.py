@@ -17,8 +17,7 @@ from gateway.page.log_view import LIMITS, LogView
 from gateway.page.rights import OF_ACCESS
 from gateway.page.sql_box import AT_ONCE, LONGEST_S, ended_after
 from gateway.query_body import MOST, QueryBody
-from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.stages.agents.calls import CallError
+from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.tools.query import formats
 from streams.tools.query.prompt import left_out
 from streams.tools.query.session import Session

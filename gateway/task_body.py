@@ -20,9 +20,9 @@ from gateway.body import Body
 from schemas.events import EpisodeStart, RewardSource, Task
 from streams.access.tenants import named
 from streams.environments.registry import LISTED
+from streams.errors import CallError
 from streams.scorers import SCORERS, ScoreError, parts
 from streams.settings.model import Serve, Settings
-from streams.stages.agents.calls import CallError
 from streams.stages.tasks.lines import MessageLine, Reading, TaskLine, check_rows
 
 ID_CHARACTERS = 200

@@ -16,8 +16,8 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.refusals import refusal
+from streams.errors import CallError
 from streams.settings.model import Serve
-from streams.stages.agents.calls import CallError
 
 
 class TimeLimits:

@@ -18,13 +18,12 @@ from gateway.fine_tuning_body import (
 )
 from schemas.events import TuningMethod
 from streams.adapters.versions import AdapterState
-from streams.errors import JobRequestError, NotFoundError, RefusedError
+from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs import training_files, tuning_request
 from streams.jobs.request import JobOrder
 from streams.jobs.training_files import TrainingFile
 from streams.kafka import times
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError
 
 METHODS: Mapping[str, TuningMethod] = {"supervised": "sft", "dpo": "dpo"}
 """By OpenAI's name."""

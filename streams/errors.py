@@ -35,6 +35,9 @@ SchemaError are outside the tree; the command line treats them as exit 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Literal
+
 EXIT_RESTART = 75
 """EX_TEMPFAIL: this process cannot continue, its committed offsets are sound, and it should be restarted."""
 
@@ -134,6 +137,36 @@ class RequestRejected(ModelServerError):
 
 class WrongModel(ModelServerError):
     """It must not answer: its weights are not those asked for, or it reports other logprobs."""
+
+
+CallErrorKind = Literal[
+    "invalid",  # what was sent is malformed, or cannot be answered as it is
+    "unknown_parameter",
+    "unsupported",  # well formed, and not something this server can do
+    "not_found",  # a model, a version, a trajectory or a turn
+    "too_large",
+    "conflict",  # it contradicts what is recorded
+    "permission_denied",  # what it names takes more than the role has
+    "request_timeout",  # its body did not arrive in time
+    "busy",  # the broker or the engine cannot take it now; try again later
+    "internal",
+]
+
+
+class CallError(StreamwardError):
+    """A model call gets no answer; each protocol tells it in its own format."""
+
+    def __init__(
+        self,
+        kind: CallErrorKind,
+        message: str,
+        parameter: str | None = None,
+        *,
+        found: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`parameter` is the path of the one that is wrong, e.g. `messages[0].role`; `found`: what is there instead."""
+        super().__init__(message)
+        self.kind, self.message, self.parameter, self.found = kind, message, parameter, found
 
 
 class EventError(StreamwardError):

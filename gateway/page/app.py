@@ -59,8 +59,15 @@ from gateway.page.log_view import LogReader, LogView
 from gateway.whose import actor_of, principal_of
 from streams.access.roles import Action, Principal
 from streams.access.tenants import is_of
-from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.stages.agents.calls import CallError
+from streams.errors import (
+    CallError,
+    EventError,
+    LogError,
+    NotFoundError,
+    RefusedError,
+    SettingsError,
+    StreamwardError,
+)
 from streams.tools.query import formats
 
 STATIC = Path(__file__).parent / "static"

@@ -16,12 +16,13 @@ from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn, deriv
 from streams.adapters import store
 from streams.engines.scripted_rendering import ScriptedRendering
 from streams.engines.scripted_tokens import ScriptedTokenEngine
+from streams.errors import CallError
 from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 from streams.stages.agents import call_prompts
-from streams.stages.agents.calls import CallError, Done, ModelCall
+from streams.stages.agents.calls import Done, ModelCall
 from streams.stages.agents.fold import of_each
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.run_end import RunEnd

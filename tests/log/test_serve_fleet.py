@@ -19,12 +19,13 @@ from streams.access.access_log import AccessLog
 from streams.adapters import store
 from streams.engines.scripted_rendering import ScriptedRendering
 from streams.engines.scripted_tokens import ScriptedTokenEngine
+from streams.errors import CallError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Fleet, Policy, Settings
-from streams.stages.agents.calls import Begun, CallError, ModelCall
+from streams.stages.agents.calls import Begun, ModelCall
 from streams.stages.agents.fleet import FleetRecorder
 from streams.stages.agents.registration import register
 from streams.stages.agents.service import opened_fleet

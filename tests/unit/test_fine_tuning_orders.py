@@ -13,12 +13,11 @@ from gateway.body import read
 from gateway.fine_tuning_body import ORDERED, CreateFineTuningBody, FineTuningOrder
 from gateway.graders import Grading, grading
 from schemas.events import RewardSource
-from streams.errors import JobRequestError
+from streams.errors import CallError, JobRequestError
 from streams.jobs.request import JobOrder
 from streams.jobs.training_files import FileLine
 from streams.scorers.registry import SCORERS, blend, parts
 from streams.settings.model import Batches, Policy, Settings, Trainer
-from streams.stages.agents.calls import CallError
 from tests.support.factories import response, task
 
 SETTINGS = Settings(batches=Batches(groups=4), policy=Policy(name="sums", engine="scripted"), trainer=Trainer(seed=7))

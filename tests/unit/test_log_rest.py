@@ -24,9 +24,8 @@ from gateway.statements import LogOverHttp
 from gateway.task_body import TaskBody, task_of
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
 from streams.access import keys
-from streams.errors import NotFoundError
+from streams.errors import CallError, NotFoundError
 from streams.settings.model import Archive, Policy, Scoring, Serve, Settings
-from streams.stages.agents.calls import CallError
 from streams.stages.tasks.task_index import same
 from tests.support.factories import T0, changed, response, state_after, task, trained
 from tests.support.log import page_log

@@ -17,7 +17,8 @@ from pydantic import TypeAdapter
 from gateway import anthropic, chat, completions, responses
 from schemas import json_text
 from schemas.events import Message, ToolCall
-from streams.stages.agents.calls import Begun, CallError, Delta, Done, Piece, Token
+from streams.errors import CallError
+from streams.stages.agents.calls import Begun, Delta, Done, Piece, Token
 
 AT = 1_700_000_000.5
 BEGUN = Begun(

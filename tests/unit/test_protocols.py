@@ -20,7 +20,8 @@ from gateway.completions import CompletionsBody
 from gateway.responses_body import ResponsesBody
 from schemas.events import ToolCall
 from streams.engines.answer_form import AnswerForm
-from streams.stages.agents.calls import CallError, ModelCall
+from streams.errors import CallError
+from streams.stages.agents.calls import ModelCall
 
 HEADERS = {"betas", "user_profile_id", "workspace_id"}
 """Parameters of Anthropic's client that are headers of the request."""

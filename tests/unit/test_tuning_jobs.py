@@ -15,7 +15,7 @@ from gateway.body import read
 from gateway.fine_tuning_body import ORDERED, CreateFineTuningBody
 from schemas.events import JobEvent, JobSpec, JobTuning, problems
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
-from streams.errors import JobRequestError, RefusedError, SettingsError
+from streams.errors import CallError, JobRequestError, RefusedError, SettingsError
 from streams.jobs import training_files, tuning_reducer, tuning_request
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.months import MonthBudget
@@ -23,7 +23,6 @@ from streams.jobs.request import JobOrder, estimate
 from streams.jobs.state import JobState, JobUsage, fold
 from streams.jobs.training_files import FileLine, TrainingFile
 from streams.settings.model import Adapters, Policy, Settings, Trainer
-from streams.stages.agents.calls import CallError
 from tests.support.factories import T0, job_event, job_spec, trained
 from trainer.tuning.choose import Curation
 

@@ -16,9 +16,8 @@ from openai import AsyncOpenAI
 
 from gateway import errors, files
 from gateway.form_data import FormPart, parts
-from streams.errors import JobRequestError, NotFoundError, SettingsError
+from streams.errors import CallError, JobRequestError, NotFoundError, SettingsError
 from streams.jobs import training_files
-from streams.stages.agents.calls import CallError
 
 T = TypeVar("T")
 LINES = b'{"messages": [{"role": "user", "content": "1 + 1 ="}], "answer": "2"}\n\n{"messages": []}\n'

@@ -19,8 +19,8 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from schemas.tokens import TokenIds
 from streams.engines.protocol import Rendering, TokenEngine
-from streams.errors import EventError
-from streams.stages.agents.calls import CallError, ModelCall
+from streams.errors import CallError, EventError
+from streams.stages.agents.calls import ModelCall
 from streams.stages.agents.chains import Chains, Placement
 from streams.stages.agents.conversations import Conversation
 

@@ -9,45 +9,15 @@ recorder knows what lies between. One call has one `Begun`, any number of `Delta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from schemas.events import Message, Observed, Sampling, Tool
 from streams.engines.answer_form import AnswerForm
-from streams.errors import StreamwardError
 from streams.stages.agents.chains import Digests
 
-CallErrorKind = Literal[
-    "invalid",  # what was sent is malformed, or cannot be answered as it is
-    "unknown_parameter",
-    "unsupported",  # well formed, and not something this server can do
-    "not_found",  # a model, a version, a trajectory or a turn
-    "too_large",
-    "conflict",  # it contradicts what is recorded
-    "permission_denied",  # what it names takes more than the role has
-    "request_timeout",  # its body did not arrive in time
-    "busy",  # the broker or the engine cannot take it now; try again later
-    "internal",
-]
 CallProtocol = Literal["chat", "completions", "responses", "messages"]
-
-
-class CallError(StreamwardError):
-    """A model call gets no answer; each protocol tells it in its own format."""
-
-    def __init__(
-        self,
-        kind: CallErrorKind,
-        message: str,
-        parameter: str | None = None,
-        *,
-        found: Mapping[str, Any] | None = None,
-    ) -> None:
-        """`parameter` is the path of the one that is wrong, e.g. `messages[0].role`; `found`: what is there instead."""
-        super().__init__(message)
-        self.kind, self.message, self.parameter, self.found = kind, message, parameter, found
 
 
 @dataclass(frozen=True, kw_only=True)

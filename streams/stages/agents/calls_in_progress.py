@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from streams.stages.agents.calls import CallError, Piece
+from streams.errors import CallError
+from streams.stages.agents.calls import Piece
 
 
 class CallInProgress:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from schemas.conventions import RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
-from streams.stages.agents.calls import CallError, ModelCall
+from streams.errors import CallError
+from streams.stages.agents.calls import ModelCall
 from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.chains import Chains
 

@@ -29,7 +29,7 @@ from schemas.events import AdapterEvent, Message
 from schemas.serde import Poison
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.engines.shared_tokens import SharedTokenEngine
-from streams.errors import LogError
+from streams.errors import CallError, LogError
 from streams.files import Scratch
 from streams.kafka.admin import offsets
 from streams.kafka.reader import PartitionReader, read
@@ -38,7 +38,7 @@ from streams.kafka.retry import BrokerOutage
 from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError, ModelCall, Piece, ServedModel
+from streams.stages.agents.calls import ModelCall, Piece, ServedModel
 from streams.stages.agents.conversations import Conversation, Conversations
 from streams.stages.agents.recorder import Recorder
 from streams.stages.agents.registration import registrations

@@ -29,23 +29,13 @@ from schemas.events import Message, Turn, derive_id
 from schemas.serde import EncodeError
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.engines.token_stream import TokenStream
-from streams.errors import EventError, LogError, RefusedError
+from streams.errors import CallError, CallErrorKind, EventError, LogError, RefusedError
 from streams.kafka import times
 from streams.settings.model import Serve
 from streams.stages.agents.answer_constraint import compiled
 from streams.stages.agents.answer_text import AnswerText
 from streams.stages.agents.call_prompts import CallPrompts
-from streams.stages.agents.calls import (
-    Begun,
-    CallError,
-    CallErrorKind,
-    Delta,
-    Done,
-    ModelCall,
-    Piece,
-    ServedModel,
-    Token,
-)
+from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, ServedModel, Token
 from streams.stages.agents.calls_in_progress import CallInProgress
 from streams.stages.agents.conversations import Conversation, Conversations, has_key, request_of
 from streams.stages.agents.served_versions import PolicyVersions

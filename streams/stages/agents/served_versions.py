@@ -21,7 +21,7 @@ from streams.adapters import serving
 from streams.adapters.local import fetch_version
 from streams.adapters.router import BASE, VersionRouter
 from streams.engines.protocol import TokenEngine
-from streams.errors import EventError
+from streams.errors import CallError, EventError
 from streams.files import Scratch
 from streams.kafka.admin import offsets
 from streams.kafka.reader import PartitionReader, read
@@ -29,7 +29,6 @@ from streams.kafka.record import Record, partition_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.agents.calls import CallError
 
 KEPT = 4
 """Versions that stay loaded besides primary and candidate: those that were asked for last."""

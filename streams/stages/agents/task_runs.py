@@ -20,10 +20,9 @@ from dataclasses import dataclass
 
 from schemas.events import Observed, Purpose, Sampling, TrajectoryEvent, derive_id
 from schemas.serde import EncodeError
-from streams.errors import EventError, LogError
+from streams.errors import CallError, EventError, LogError
 from streams.kafka import times
 from streams.settings.model import Serve
-from streams.stages.agents.calls import CallError
 from streams.stages.agents.conversations import Conversation, Conversations
 from streams.stages.agents.fold import fold
 from streams.stages.agents.response import response_of

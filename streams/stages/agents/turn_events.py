@@ -11,9 +11,9 @@ from schemas.tokens import Logprobs, TokenIds
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.engines.token_stream import Generation, TokenStream
-from streams.errors import EventError
+from streams.errors import CallError, EventError
 from streams.kafka import times
-from streams.stages.agents.calls import CallError, Done, ModelCall, Token
+from streams.stages.agents.calls import Done, ModelCall, Token
 from streams.stages.agents.chains import Placement
 from streams.stages.agents.conversations import Conversation
 from streams.stages.agents.run_end import RunEnd
