@@ -183,7 +183,7 @@ test-page: .venv/ready-test
 	npm install --silent --no-audit --no-fund --ignore-scripts --prefix .venv-page axe-core@4.14.1
 	$(BIN)/python -m tests.page $(PICTURES)
 
-# what is generated: schema files, schemas/README.md, docs/cli.md, known-failures.md, metrics.md, modules.md, protocols.md; gateway/openapi.json; of helm/: README.md, values.schema.json,
+# what is generated: schema files, schemas/README.md, docs/cli.md, known-failures.md, metrics.md, protocols.md; gateway/openapi.json; of helm/: README.md, values.schema.json,
 # files, dashboards, alerts; the version in chart and docker compose
 docs: .venv/ready-test
 	$(BIN)/python -m schemas.generate
@@ -194,7 +194,6 @@ docs: .venv/ready-test
 	$(BIN)/python -m streams.observability.grafana.alerts
 	$(BIN)/python -m tests.versions
 	$(BIN)/python -m gateway.document
-	$(BIN)/python -m tests.modules
 	$(BIN)/python -m tests.protocols
 	$(BIN)/python -m tests.known_failures
 

@@ -20,7 +20,7 @@ import pytest
 from streams.access.roles import ACTIONS, ROLES
 from streams.settings.load import dotted
 from streams.settings.model import Settings
-from tests import modules, protocols
+from tests import protocols
 from tests.benchmarks.table import BEGIN, END
 from tests.known_failures import __main__ as known_failures
 
@@ -92,10 +92,6 @@ def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
     named = (re.match(r"([a-z]+)\.([a-z_]+)(?=$|=| )", name) for name in _code(page))
     keys = {found[0] for found in named if found and found[1] in sections and found[2] not in ("py", "md")}
     assert keys - known == set()
-
-
-def test_the_list_of_modules_is_that_of_today() -> None:
-    assert modules.PAGE.read_text(encoding="utf-8") == modules.page(), "run `python -m tests.modules`"
 
 
 def test_the_parameters_of_each_protocol_are_those_of_today() -> None:
