@@ -17,8 +17,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway import auth, oidc_login
-from gateway.page.entrance import LoginCookie
+from gateway.people import auth, oidc_login
+from gateway.people.cookie import LoginCookie
 from gateway.server import every_route
 from streams.settings.model import Settings
 

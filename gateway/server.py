@@ -22,17 +22,20 @@ from fastapi import APIRouter
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
-from gateway import auth, files, fine_tuning, jobs, log_rest, oidc_login, rest, runs
-from gateway.app import BODIES, Application, create_app
-from gateway.door import OPEN, Door
-from gateway.errors import REST_PREFIXES
-from gateway.fine_tuning_body import CreateFineTuningBody
-from gateway.limits import KeyLimits
-from gateway.log_rest import OpenLog
-from gateway.openapi import describe
+from gateway.agents import runs
+from gateway.agents.routes import BODIES, Application, create_app
+from gateway.http.errors import REST_PREFIXES
+from gateway.http.limits import KeyLimits
+from gateway.http.openapi import describe
+from gateway.http.time_limits import TimeLimits
+from gateway.http.uvicorn_server import QuietServer, TlsFiles, bound, quiet_server
+from gateway.jobs import files, fine_tuning, rest, rpc as jobs
+from gateway.jobs.fine_tuning_body import CreateFineTuningBody
+from gateway.log import rest as log_rest
+from gateway.log.rest import OpenLog
 from gateway.page.mount import PageMount, cookie_of, entered, mount
-from gateway.time_limits import TimeLimits
-from gateway.uvicorn_server import QuietServer, TlsFiles, bound, quiet_server
+from gateway.people import auth, oidc_login
+from gateway.people.door import OPEN, Door
 from streams import garbage
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from gateway.anthropic import CountTokensBody, MessagesBody
-from gateway.body import Body, use
-from gateway.chat import ChatBody
-from gateway.completions import CompletionsBody
-from gateway.feedback import FeedbackBody
-from gateway.fine_tuning_body import CreateFineTuningBody
-from gateway.responses_body import ResponsesBody
+from gateway.agents.anthropic import CountTokensBody, MessagesBody
+from gateway.agents.chat import ChatBody
+from gateway.agents.completions import CompletionsBody
+from gateway.agents.feedback import FeedbackBody
+from gateway.agents.responses_body import ResponsesBody
+from gateway.http.body import Body, use
+from gateway.jobs.fine_tuning_body import CreateFineTuningBody
 from tests.generated_page import write_or_check
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"

@@ -33,15 +33,16 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from gateway import errors
-from gateway.asked import AskedCall, asked_of
+from gateway.http import errors
+from gateway.http.principal import actor_of, principal_of
+from gateway.http.request_record import AskedCall, asked_of
 from gateway.page import (
     chart,
+    dead_letters as letters,
     decisions,
-    letters,
+    jobs as orders,
     live,
     login,
-    orders,
     overview,
     policies,
     records,
@@ -54,9 +55,8 @@ from gateway.page import (
     tokens,
 )
 from gateway.page.forms import SentForm, posted
-from gateway.page.guard import PageGuard
 from gateway.page.log_view import LogReader, LogView
-from gateway.whose import actor_of, principal_of
+from gateway.page.origin import PageGuard
 from streams.access.roles import Action, Principal
 from streams.access.tenants import is_of
 from streams.errors import (

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from gateway.body import sent
+from gateway.http.body import sent
 from streams.errors import SettingsError
 
 MOST_BYTES = 64 * 1024

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from gateway import sse
+from gateway.http import sse
 from gateway.page.log_view import LogReader, LogView, Look
 from gateway.page.text import cut, visible
 from schemas.events import (

@@ -19,8 +19,8 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from gateway.http.principal import principal_of
 from gateway.page.rights import LogRights
-from gateway.whose import principal_of
 from streams.access.roles import Principal
 from streams.arrow.decode import Bad
 from streams.errors import RefusedError

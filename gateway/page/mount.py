@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.page.entrance import LoginCookie, PageEntrance
-from gateway.page.plain import PREFIX, plain_page
+from gateway.page.notice import PREFIX, plain_page
+from gateway.people.cookie import LoginCookie, PageEntrance
 from streams.access.access_log import AccessLog
 from streams.access.people import Logins
 from streams.settings.model import Settings

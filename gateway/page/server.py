@@ -9,9 +9,9 @@ import os
 import socket
 import threading
 
+from gateway.http.uvicorn_server import bound, quiet_server
 from gateway.page.app import create_app
 from gateway.page.log_view import LogView
-from gateway.uvicorn_server import bound, quiet_server
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gateway.log.query_body import MOST
 from gateway.page.log_view import LogReader
-from gateway.query_body import MOST
 from streams.errors import RefusedError
 from streams.tools.query import formats
 from streams.tools.query.prompt import left_out

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from gateway import anthropic, app, body as bodies, chat
+from gateway.agents import anthropic, chat, routes as app
+from gateway.http import body as bodies
 from schemas.events import Message, Tool, Turn
 from schemas.tokens import Logprobs, TokenIds
 from streams import advantage_formulas

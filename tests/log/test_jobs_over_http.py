@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gateway.jobs import NOT_FOUND, PATHS, REFUSED, routes
+from gateway.jobs.rpc import NOT_FOUND, PATHS, REFUSED, routes
 from schemas.events import JobEvent, Task
 from streams.jobs.job_log import JobLog
 from streams.kafka import admin

@@ -11,11 +11,11 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from gateway import auth, oidc_login
-from gateway.app import create_app
-from gateway.door import Door
-from gateway.limits import KeyLimits
-from gateway.page.entrance import LoginCookie
+from gateway.agents.routes import create_app
+from gateway.http.limits import KeyLimits
+from gateway.people import auth, oidc_login
+from gateway.people.cookie import LoginCookie
+from gateway.people.door import Door
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
 from streams.access.people import KeyFile, Logins, disable, enable, set_password

@@ -17,10 +17,10 @@ from fastapi.testclient import TestClient
 from joserfc import jwt as authlib_jwt
 from joserfc.jwk import KeySet
 
-from gateway import auth
-from gateway.app import create_app
-from gateway.door import Door
-from gateway.limits import KeyLimits
+from gateway.agents.routes import create_app
+from gateway.http.limits import KeyLimits
+from gateway.people import auth
+from gateway.people.door import Door
 from streams.access import tokens
 from streams.access.access_log import AccessLog
 from streams.access.attempts import A_NAME

@@ -23,7 +23,8 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from pydantic import SecretStr
 from streamward_client import ApiError, AsyncClient
 
-from gateway import errors, jobs
+from gateway.http import errors
+from gateway.jobs import rpc as jobs
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.access import people
 from streams.access.access_log import AccessLog

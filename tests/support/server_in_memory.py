@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from gateway.app import create_app
+from gateway.agents.routes import create_app
 from schemas.conventions import RatedAnswer
 from schemas.events import Coordinates, TrajectoryEvent, Turn
 from streams.engines.protocol import EngineCounts, Rendering, check_generation

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.body import read_call
+from gateway.http.body import read_call
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
 from streams.engines.rendering import ChatRendering
 from streams.stages.agents.calls import Delta, Done, ModelCall, Piece

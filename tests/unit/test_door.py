@@ -11,16 +11,18 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
-from gateway import auth, jobs, runs
-from gateway.app import Application, create_app
-from gateway.door import OPEN, TABLE, Door, wanted
-from gateway.jsonrpc import METHOD_NOT_FOUND
-from gateway.limits import KeyLimits
+from gateway.agents import runs
+from gateway.agents.routes import Application, create_app
+from gateway.http.limits import KeyLimits
+from gateway.jobs import rpc as jobs
+from gateway.jobs.jsonrpc import METHOD_NOT_FOUND
 from gateway.page import app as page_app
-from gateway.page.entrance import LoginCookie
 from gateway.page.log_view import LogView
 from gateway.page.login import PagePeople
 from gateway.page.mount import mount
+from gateway.people import auth
+from gateway.people.cookie import LoginCookie
+from gateway.people.door import OPEN, TABLE, Door, wanted
 from gateway.server import job_routes, log_routes
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users

@@ -47,8 +47,8 @@ CALLER = "whoever calls it catches what its docstring names"
 TRANSLATED = "a context manager or the caller's try around it catches more than this raises"
 IN_THREAD = "the job catches what it reads; what is left is a bug, and ends the process as any other"
 WITHOUT_TRY = {
-    "gateway/anthropic.py::_blocks_of json_text.parse": "a call's arguments are JSON, or it is no call",
-    "gateway/page/entrance.py::_explain json.loads": OWN,
+    "gateway/agents/anthropic.py::_blocks_of json_text.parse": "a call's arguments are JSON, or it is no call",
+    "gateway/people/cookie.py::_explain json.loads": OWN,
     "schemas/generate.py::_schemas json.loads": OWN,
     "schemas/ids.py::__init__ json.loads": "its fingerprint was taken, which an odd text has none of",
     "schemas/versions.py::__init__ json.loads": OWN,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway.body import read
-from gateway.fine_tuning_body import ORDERED, CreateFineTuningBody, FineTuningOrder
-from gateway.graders import Grading, grading
+from gateway.http.body import read
+from gateway.jobs.fine_tuning_body import ORDERED, CreateFineTuningBody, FineTuningOrder
+from gateway.jobs.graders import Grading, grading
 from schemas.events import RewardSource
 from streams.errors import CallError, JobRequestError
 from streams.jobs.request import JobOrder

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp
 
-from gateway.app import create_app
-from gateway.door import Door
-from gateway.limits import KeyLimits
+from gateway.agents.routes import create_app
+from gateway.http.limits import KeyLimits
+from gateway.http.time_limits import TimeLimits
+from gateway.people.door import Door
 from gateway.server import job_routes
-from gateway.time_limits import TimeLimits
 from streams.access.token_bucket import ROUNDING, TokenBucket, take
 from streams.settings.model import Serve, Settings
 from tests.unit.test_door import BEARER, Known

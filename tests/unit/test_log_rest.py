@@ -13,15 +13,21 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from gateway import adapter_orders, group_view, outside_rewards, statements, task_body
-from gateway.body import read, read_as_json
-from gateway.door import Door
-from gateway.limits import KeyLimits
-from gateway.outside_rewards import RewardBody
-from gateway.query_body import QueryBody
+from gateway.http.body import read, read_as_json
+from gateway.http.limits import KeyLimits
+from gateway.log import (
+    adapters as adapter_orders,
+    groups as group_view,
+    rewards as outside_rewards,
+    statements,
+    tasks as task_body,
+)
+from gateway.log.query_body import QueryBody
+from gateway.log.rewards import RewardBody
+from gateway.log.statements import LogOverHttp
+from gateway.log.tasks import TaskBody, task_of
+from gateway.people.door import Door
 from gateway.server import log_routes
-from gateway.statements import LogOverHttp
-from gateway.task_body import TaskBody, task_of
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
 from streams.access import keys
 from streams.errors import CallError, NotFoundError
@@ -306,7 +312,7 @@ def behind_the_door(role: AccessRole, written: Written | None = None, **given: A
 
     @app.exception_handler(CallError)
     async def told(_: Any, problem: CallError) -> Any:
-        from gateway import errors
+        from gateway.http import errors
 
         return errors.response(problem, "/tasks")
 

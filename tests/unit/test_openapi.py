@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.body import Body, read
 from gateway.document import FILE, text
-from gateway.examples import ANSWERED, ASKED
-from gateway.openapi import JSON
+from gateway.http.body import Body, read
+from gateway.http.examples import ANSWERED, ASKED
+from gateway.http.openapi import JSON
 from tests.support.documented import differences, document, valid
 
 

@@ -12,14 +12,15 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from gateway.door import Door
-from gateway.limits import KeyLimits
-from gateway.page import app, decisions, entrance, orders
-from gateway.page.entrance import LoginCookie, PageEntrance
+from gateway.http.limits import KeyLimits
+from gateway.page import app, decisions, jobs as orders
 from gateway.page.forms import SentForm
 from gateway.page.log_view import LogReader, LogView
 from gateway.page.login import PagePeople
 from gateway.page.mount import PageMount, mount
+from gateway.people import cookie as entrance
+from gateway.people.cookie import LoginCookie, PageEntrance
+from gateway.people.door import Door
 from schemas.events import AccessRole
 from streams.access import users
 from streams.access.keys import AccessKey

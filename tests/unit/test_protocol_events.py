@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway import anthropic, chat, completions, responses
+from gateway.agents import anthropic, chat, completions, responses
 from schemas import json_text
 from schemas.events import Message, ToolCall
 from streams.errors import CallError

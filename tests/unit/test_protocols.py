@@ -12,12 +12,12 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from gateway import anthropic, chat as gateway_chat, responses as gateway_responses
-from gateway.anthropic import CountTokensBody, MessagesBody
-from gateway.body import Body, Caller, ignored, read, use
-from gateway.chat import ChatBody
-from gateway.completions import CompletionsBody
-from gateway.responses_body import ResponsesBody
+from gateway.agents import anthropic, chat as gateway_chat, responses as gateway_responses
+from gateway.agents.anthropic import CountTokensBody, MessagesBody
+from gateway.agents.chat import ChatBody
+from gateway.agents.completions import CompletionsBody
+from gateway.agents.responses_body import ResponsesBody
+from gateway.http.body import Body, Caller, ignored, read, use
 from schemas.events import ToolCall
 from streams.engines.answer_form import AnswerForm
 from streams.errors import CallError

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway import tuning_orders
-from gateway.body import read
-from gateway.fine_tuning_body import ORDERED, CreateFineTuningBody
+from gateway.http.body import read
+from gateway.jobs import tuning_orders
+from gateway.jobs.fine_tuning_body import ORDERED, CreateFineTuningBody
 from schemas.events import JobEvent, JobSpec, JobTuning, problems
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import CallError, JobRequestError, RefusedError, SettingsError

@@ -14,8 +14,9 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from openai import AsyncOpenAI
 
-from gateway import errors, files
-from gateway.form_data import FormPart, parts
+from gateway.http import errors
+from gateway.jobs import files
+from gateway.jobs.form_data import FormPart, parts
 from streams.errors import CallError, JobRequestError, NotFoundError, SettingsError
 from streams.jobs import training_files
 

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from gateway.http.uvicorn_server import TlsFiles, bound, quiet_server
 from gateway.server import tls_files
-from gateway.uvicorn_server import TlsFiles, bound, quiet_server
 from streams.errors import SettingsError
 from streams.settings.model import Serve, Settings
 from tests.support.log.secured_node import self_signed

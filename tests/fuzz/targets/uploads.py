@@ -13,7 +13,7 @@ BOUNDARY = "b"
 @target("forms", light=300)
 def forms(folder: Path) -> Check:
     """A multipart form is its fields, which are in it byte for byte."""
-    from gateway.form_data import parts
+    from gateway.jobs.form_data import parts
 
     def check(data: bytes) -> str | None:
         for part in parts(f"multipart/form-data; boundary={BOUNDARY}", data):
@@ -27,8 +27,8 @@ def forms(folder: Path) -> Check:
 @target("training-files", "lines", light=300)
 def training_files(folder: Path) -> Check:
     """A file to train on is a job with a question a line, or an error with its line. The first line is the grader."""
-    from gateway.body import read
-    from gateway.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
+    from gateway.http.body import read
+    from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
     from streams.jobs.training_files import lines_of
     from streams.settings.model import Settings
 
@@ -46,9 +46,9 @@ def training_files(folder: Path) -> Check:
 @target("tuning-orders", light=300)
 def tuning_orders(folder: Path) -> Check:
     """An order to tune is a job that can be recorded, or an error with its parameter."""
-    from gateway.body import read
-    from gateway.rest import PeftBody
-    from gateway.tuning_orders import tuning
+    from gateway.http.body import read
+    from gateway.jobs.rest import PeftBody
+    from gateway.jobs.tuning_orders import tuning
     from schemas.serde import encode
     from streams.adapters.versions import empty
     from streams.settings.model import Adapters, Settings

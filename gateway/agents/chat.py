@@ -1,0 +1,310 @@
+"""OpenAI's chat completions: their parameters, and both ways between them and what the recorder knows.
+
+POST …/v1/chat/completions ──► ModelCall ──► pieces ──► chat.completion, or chunks of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gateway.agents.answer_forms import (
+    CHOICES,
+    FORMAT,
+    PARALLEL,
+    ChatFunctionChoice,
+    ChatSchemaFormat,
+    ChatToolChoice,
+    JsonObjectFormat,
+    TextFormat,
+    ToolsChoice,
+    forced,
+)
+from gateway.http.body import (
+    ADDRESS,
+    FOLLOWS_CHOICE,
+    MAX_TOKENS,
+    NO_CACHE_KEYS,
+    OWN_LOGPROBS,
+    TEXT_ALONE,
+    Arguments,
+    Body,
+    Caller,
+    Choices,
+    Ignored,
+    MaxTokens,
+    Model,
+    Refused,
+    Seed,
+    Stop,
+    Stream,
+    StreamOptions,
+    Temperature,
+    ToolSchema,
+    TopP,
+    Whole,
+    compact,
+    ignored,
+    joined,
+    logprobs,
+)
+from schemas.events import Message, Sampling, Tool, ToolCall
+from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, Token
+
+PARAMETERS = "response_format", "tool_choice", "parallel_tool_calls"
+OLD_CALLS = "use tools; functions are what they were before"
+
+
+class TextPart(Body):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
+
+
+def _parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else [] if value is None else value
+
+
+Content = Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart] | None)]
+
+
+class CalledFunction(Body):
+    """Which function was called, and how."""
+
+    name: str
+    arguments: Arguments
+
+
+class CallPart(Body):
+    """A call that the model made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Annotated[int | None, Ignored("calls are in the order of the list")] = None
+
+
+class PlainTurn(Body):
+    """A message of the user or the operator."""
+
+    role: Literal["user", "system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class ModelTurn(Body):
+    """A message of the model."""
+
+    role: Literal["assistant"]
+    content: Content = Field([])
+    name: str | None = None
+    tool_calls: list[CallPart] | None = None
+    refusal: Annotated[Any, Refused("the model's words are its content")] = None
+    annotations: Annotated[Any, Refused(TEXT_ALONE, [])] = None
+    audio: Annotated[Any, Refused(TEXT_ALONE)] = None
+    function_call: Annotated[Any, Refused(OLD_CALLS)] = None
+
+
+class ToolTurn(Body):
+    """What a call gave."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+class FunctionDefinition(Body):
+    """A function that the client runs."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: ToolSchema | None = None
+    strict: Annotated[bool | None, Ignored(FOLLOWS_CHOICE)] = None
+
+
+class ChatTool(Body):
+    """A tool of the client."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChatBody(Body):
+    """An answer that is wanted."""
+
+    model: Model
+    messages: list[Annotated[PlainTurn | ModelTurn | ToolTurn, Field(discriminator="role")]] = Field(
+        min_length=1, description="the whole conversation; text, tool calls and their results"
+    )
+    tools: list[ChatTool] | None = Field(None, description="functions that the client runs")
+    tool_choice: ChatToolChoice | None = Field(None, description=CHOICES)
+    max_completion_tokens: MaxTokens = None
+    max_tokens: MaxTokens = None
+    n: Choices = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    seed: Seed = None
+    stop: Stop = None
+    logprobs: bool | None = Field(None, description="logprobs of the sampled tokens")
+    top_logprobs: Whole | None = Field(None, ge=0, le=20, description="alternatives to each token")
+    stream: Stream = None
+    stream_options: StreamOptions | None = Field(None, description="`include_usage`")
+    user: Annotated[str | None, Ignored(ADDRESS)] = None
+    safety_identifier: Annotated[str | None, Ignored(ADDRESS)] = None
+    metadata: Annotated[dict[str, str] | None, Ignored(ADDRESS)] = None
+    store: Annotated[bool | None, Ignored("every answer is in the log before it is complete")] = None
+    service_tier: Annotated[Any, Ignored("there is one tier")] = None
+    prompt_cache_key: Annotated[str | None, Ignored(NO_CACHE_KEYS)] = None
+    prompt_cache_retention: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
+    prompt_cache_options: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
+    parallel_tool_calls: bool | None = Field(None, description=PARALLEL)
+    response_format: Annotated[
+        TextFormat | JsonObjectFormat | ChatSchemaFormat | None, Field(discriminator="type", description=FORMAT)
+    ] = None
+    reasoning_effort: Annotated[Any, Refused("the policy has no reasoning of its own", "none")] = None
+    verbosity: Annotated[Any, Refused("ask for it in words")] = None
+    frequency_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
+    presence_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
+    logit_bias: Annotated[Any, Refused(OWN_LOGPROBS, {})] = None
+    functions: Annotated[Any, Refused(OLD_CALLS, [])] = None
+    function_call: Annotated[Any, Refused(OLD_CALLS)] = None
+    modalities: Annotated[Any, Refused(TEXT_ALONE, ["text"])] = None
+    audio: Annotated[Any, Refused(TEXT_ALONE)] = None
+    prediction: Annotated[Any, Refused("every token is sampled")] = None
+    moderation: Annotated[Any, Refused("nothing is moderated")] = None
+    web_search_options: Annotated[Any, Refused("tools are run by the client")] = None
+
+
+def call(body: ChatBody, caller: Caller) -> ModelCall:
+    """Return the request in no protocol's words."""
+    tools = tuple(_tool(n, tool.function) for n, tool in enumerate(body.tools or ()))
+    name = body.tool_choice.function.name if isinstance(body.tool_choice, ChatFunctionChoice) else None
+    choice = ToolsChoice.of(body.tool_choice, name, body.parallel_tool_calls)
+    return ModelCall(
+        **caller._asdict(),
+        **forced(tools, choice, body.response_format, PARAMETERS)._asdict(),
+        protocol="chat",
+        model=body.model,
+        messages=tuple(_message(turn) for turn in body.messages),
+        tools=tools,
+        tool_choice="none" if choice.kind == "none" else "auto",
+        sampling=Sampling(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            max_tokens=body.max_completion_tokens or body.max_tokens or MAX_TOKENS,
+            seed=body.seed,
+            stop=tuple(body.stop or ()),
+        ),
+        count=body.n or 1,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        ignored=ignored(body),
+    )
+
+
+def _message(turn: PlainTurn | ModelTurn | ToolTurn) -> Message:
+    calls = turn.tool_calls or () if isinstance(turn, ModelTurn) else ()
+    return Message(
+        role="system" if turn.role == "developer" else turn.role,
+        content=joined(part.text for part in turn.content),
+        name=turn.name,
+        tool_call_id=turn.tool_call_id if isinstance(turn, ToolTurn) else None,
+        tool_calls=tuple(
+            ToolCall(id=each.id, name=each.function.name, arguments=each.function.arguments) for each in calls
+        ),
+    )
+
+
+def _tool(number: int, tool: FunctionDefinition) -> Tool:
+    parameters = compact(tool.parameters or {}, f"tools[{number}].function.parameters")
+    return Tool(name=tool.name, description=tool.description or "", parameters=parameters)
+
+
+def completion(begun: Begun, answers: Sequence[Done], at: float, *, with_logprobs: bool) -> dict[str, Any]:
+    """Return the whole answer; `at`: seconds since the epoch."""
+    choices = [
+        {
+            "index": done.choice,
+            "message": _reply(done.message),
+            "logprobs": _logprobs(done.tokens) if with_logprobs else None,
+            "finish_reason": done.finish_reason,
+        }
+        for done in sorted(answers, key=lambda done: done.choice)
+    ]
+    return _shell(begun, at, "chat.completion") | {"choices": choices, "usage": _usage(begun, answers)}
+
+
+def _reply(message: Message) -> dict[str, Any]:
+    said = {"role": "assistant", "content": message.content, "refusal": None}
+    if not message.tool_calls:
+        return said
+    return said | {"content": message.content or None, "tool_calls": [_call(each) for each in message.tool_calls]}
+
+
+async def chunks(
+    body: ChatBody, begun: Begun, pieces: AsyncIterator[Piece], at: float
+) -> AsyncIterator[dict[str, Any]]:
+    """Stream the answers: text while it is sampled, calls once they are complete, the end once it is recorded."""
+    answers: list[Done] = []
+    sent = [0] * (body.n or 1)
+    with_usage = body.stream_options is not None and body.stream_options.include_usage is True
+    shell = _shell(begun, at, "chat.completion.chunk") | ({"usage": None} if with_usage else {})
+    for index in range(len(sent)):
+        yield shell | {"choices": [_choice(index, {"role": "assistant", "content": "", "refusal": None})]}
+    async for piece in pieces:
+        if isinstance(piece, Delta):
+            sent[piece.choice] += len(piece.tokens)
+            tokens = piece.tokens if body.logprobs else ()
+            if piece.text or tokens:
+                yield shell | {"choices": [_choice(piece.choice, {"content": piece.text}, tokens)]}
+        elif isinstance(piece, Done):
+            answers.append(piece)
+            tokens = piece.tokens[sent[piece.choice] :] if body.logprobs else ()
+            for choice in _end(piece, tokens):
+                yield shell | {"choices": [choice]}
+    if with_usage:
+        yield shell | {"choices": [], "usage": _usage(begun, answers)}
+
+
+def _end(done: Done, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
+    """Yield what follows the text; `tokens`: those whose logprobs were not sent yet."""
+    for index, each in enumerate(done.message.tool_calls):
+        yield _choice(done.choice, {"tool_calls": [{"index": index, **_call(each)}]})
+    yield _choice(done.choice, {}, tokens) | {"finish_reason": done.finish_reason}
+
+
+def _choice(index: int, delta: dict[str, Any], tokens: Sequence[Token] = ()) -> dict[str, Any]:
+    logprobs = _logprobs(tokens) if tokens else None
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+
+def _call(made: ToolCall) -> dict[str, Any]:
+    return {"id": made.id, "type": "function", "function": {"name": made.name, "arguments": made.arguments}}
+
+
+def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
+    return {"content": logprobs(tokens), "refusal": None}
+
+
+def _shell(begun: Begun, at: float, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{begun.turn_id}",
+        "object": kind,
+        "created": int(at),
+        "model": begun.model,
+        "system_fingerprint": begun.fingerprint,
+    }
+
+
+def _usage(begun: Begun, answers: Sequence[Done]) -> dict[str, Any]:
+    sampled = sum(len(done.tokens) for done in answers)
+    return {
+        "prompt_tokens": begun.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": begun.prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": begun.cached_tokens},
+    }

@@ -1,0 +1,164 @@
+"""OpenAI's completions, from before chat: their parameters, and both ways between them and what the recorder knows.
+
+    POST …/v1/completions ──► ModelCall ──► pieces ──► text_completion, or chunks of it
+
+The prompt is text, or tokens, which go to the model as they are: no template is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from gateway.http.body import (
+    ADDRESS,
+    MOST_TOKENS,
+    OWN_LOGPROBS,
+    Body,
+    Caller,
+    Choices,
+    Ignored,
+    Model,
+    Refused,
+    Seed,
+    Stop,
+    Stream,
+    StreamOptions,
+    Temperature,
+    TopP,
+    Whole,
+    ignored,
+)
+from schemas.events import Sampling
+from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, Token
+
+MAX_TOKENS = 16
+"""Most tokens of an answer to a request that names no limit, as this protocol has it."""
+TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
+Prompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]
+OnePrompt = Annotated[list[Prompt], Field(min_length=1, max_length=1)]
+
+
+def _one_prompt(value: object) -> object:
+    """Return the prompt of a list that holds one."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list) else value
+
+
+class CompletionsBody(Body):
+    """A completion that is wanted."""
+
+    model: Model
+    prompt: Annotated[
+        Prompt,
+        BeforeValidator(_one_prompt, json_schema_input_type=Prompt | OnePrompt),
+    ] = Field(description="text, or token ids; one prompt in a request")
+    max_tokens: Whole | None = Field(
+        None, ge=1, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}"
+    )
+    n: Choices = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    seed: Seed = None
+    stop: Stop = None
+    logprobs: Whole | None = Field(None, ge=0, le=5, description="logprobs of the sampled tokens, and alternatives")
+    stream: Stream = None
+    stream_options: StreamOptions | None = Field(None, description="`include_usage`")
+    user: Annotated[str | None, Ignored(ADDRESS)] = None
+    best_of: Annotated[Any, Refused("every answer is returned; use n", 1)] = None
+    echo: Annotated[Any, Refused("an answer does not hold its prompt", False)] = None
+    suffix: Annotated[Any, Refused("the model writes forward", "")] = None
+    frequency_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
+    presence_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
+    logit_bias: Annotated[Any, Refused(OWN_LOGPROBS, {})] = None
+
+
+def call(body: CompletionsBody, caller: Caller) -> ModelCall:
+    """Return the request in no protocol's words."""
+    return ModelCall(
+        **caller._asdict(),
+        protocol="completions",
+        model=body.model,
+        prompt=body.prompt if isinstance(body.prompt, str) else tuple(body.prompt),
+        sampling=Sampling(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            max_tokens=body.max_tokens or MAX_TOKENS,
+            seed=body.seed,
+            stop=tuple(body.stop or ()),
+        ),
+        count=body.n or 1,
+        logprobs=body.logprobs,
+        ignored=ignored(body),
+    )
+
+
+def completion(body: CompletionsBody, begun: Begun, answers: Sequence[Done], at: float) -> dict[str, Any]:
+    """Return the whole answer; `at`: seconds since the epoch."""
+    choices = [
+        _choice(done.choice, done.message.content, _logprobs(body, done.tokens, 0), done.finish_reason)
+        for done in sorted(answers, key=lambda done: done.choice)
+    ]
+    return _shell(begun, at) | {"choices": choices, "usage": _usage(begun, answers)}
+
+
+async def chunks(
+    body: CompletionsBody, begun: Begun, pieces: AsyncIterator[Piece], at: float
+) -> AsyncIterator[dict[str, Any]]:
+    """Stream the answers: their text while it is sampled, the end of each once it is recorded."""
+    answers: list[Done] = []
+    written: dict[int, tuple[int, int]] = {}
+    with_usage = body.stream_options is not None and body.stream_options.include_usage is True
+    shell = _shell(begun, at) | ({"usage": None} if with_usage else {})
+    async for piece in pieces:
+        if isinstance(piece, Delta):
+            count, offset = written.get(piece.choice, (0, 0))
+            written[piece.choice] = count + len(piece.tokens), offset + len(piece.text)
+            logprobs = _logprobs(body, piece.tokens, offset)
+            yield shell | {"choices": [_choice(piece.choice, piece.text, logprobs, None)]}
+        elif isinstance(piece, Done):
+            answers.append(piece)
+            count, offset = written.get(piece.choice, (0, 0))
+            logprobs = _logprobs(body, piece.tokens[count:], offset)
+            yield shell | {"choices": [_choice(piece.choice, "", logprobs, piece.finish_reason)]}
+    if with_usage:
+        yield shell | {"choices": [], "usage": _usage(begun, answers)}
+
+
+def _shell(begun: Begun, at: float) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{begun.turn_id}",
+        "object": "text_completion",
+        "created": int(at),
+        "model": begun.model,
+        "system_fingerprint": begun.fingerprint,
+    }
+
+
+def _logprobs(body: CompletionsBody, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+    """Return the tokens in this protocol's four lists; `offset`: where their text begins in the answer."""
+    if body.logprobs is None:
+        return None
+    offsets = list(accumulate((len(token.text) for token in tokens), initial=offset))[:-1]
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{other.text: other.logprob for other in token.top} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _usage(begun: Begun, answers: Sequence[Done]) -> dict[str, Any]:
+    sampled = sum(len(done.tokens) for done in answers)
+    return {
+        "prompt_tokens": begun.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": begun.prompt_tokens + sampled,
+        "prompt_tokens_details": {"cached_tokens": begun.cached_tokens},
+    }

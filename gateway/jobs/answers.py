@@ -1,0 +1,284 @@
+"""What is answered about jobs and files: of fine_tuning_view.py, files.py, rest.py and jobs.py, described.
+
+The code there makes the objects; a test compares what a server really answers with what is said here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from gateway.http.openapi import Answer, RpcFailure
+from schemas.events import AgentType, JobKind
+
+Status = Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
+"""In OpenAI's words."""
+OwnStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
+
+
+class OpenAnswer(Answer):
+    """An object in an answer that may have more fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class FigureAnswer(OpenAnswer):
+    """Figures by their names, beside what they are about."""
+
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+
+
+class StoredFile(Answer):
+    """A file that was uploaded."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+    expires_at: None
+    status_details: None
+
+
+class DeletedFile(Answer):
+    """A file that is no more."""
+
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class PageAnswer(Answer):
+    """A page of a list: `after=last_id` asks for the next."""
+
+    object: Literal["list"]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class FileList(PageAnswer):
+    """A page of files."""
+
+    data: list[StoredFile]
+
+
+class JobFailure(Answer):
+    """Why a job failed."""
+
+    code: str | None
+    message: str
+    param: None
+
+
+class FineTuningJob(Answer):
+    """A job as OpenAI's clients see it."""
+
+    id: str
+    object: Literal["fine_tuning.job"]
+    created_at: int
+    error: JobFailure | None
+    estimated_finish: None
+    fine_tuned_model: str | None = Field(description="`POLICY@VERSION`, once it has succeeded")
+    finished_at: int | None
+    hyperparameters: dict[str, Any]
+    integrations: list[Any]
+    metadata: dict[str, str] | None
+    method: dict[str, Any] | None
+    model: str
+    organization_id: str
+    result_files: list[str]
+    seed: int | None
+    status: Status
+    trained_tokens: int | None
+    training_file: str | None
+    validation_file: None
+
+
+class FineTuningJobList(PageAnswer):
+    """A page of jobs, the newest first."""
+
+    data: list[FineTuningJob]
+
+
+class FineTuningEventData(FigureAnswer):
+    """What an event says for programs."""
+
+    kind: JobKind
+    step: int | None
+    actor: str
+
+
+class FineTuningEvent(Answer):
+    """Something that happened to a job."""
+
+    id: str
+    object: Literal["fine_tuning.job.event"]
+    created_at: int
+    level: Literal["info", "warn", "error"]
+    message: str
+    type: Literal["message", "metrics"]
+    data: FineTuningEventData
+
+
+class FineTuningEventList(PageAnswer):
+    """A page of events, the newest first."""
+
+    data: list[FineTuningEvent]
+
+
+class CheckpointFigures(FigureAnswer):
+    """What a version reached on the held-out questions."""
+
+    step: int | None
+
+
+class FineTuningCheckpoint(Answer):
+    """A version that a job made, was evaluated, and can be asked for."""
+
+    id: str
+    object: Literal["fine_tuning.job.checkpoint"]
+    created_at: int
+    fine_tuned_model_checkpoint: str
+    fine_tuning_job_id: str
+    metrics: CheckpointFigures
+    step_number: int
+
+
+class FineTuningCheckpointList(PageAnswer):
+    """A page of checkpoints, the newest first."""
+
+    data: list[FineTuningCheckpoint]
+
+
+class OrderedConfig(OpenAnswer):
+    """What was ordered (jobs.md)."""
+
+    agent_id: str
+    n_iterations: int
+    method: str
+
+
+class JobFigures(Answer):
+    """How well the policy answers: of the newest evaluation, and of the newest iteration."""
+
+    success_rate: float | None
+    avg_reward: float | None
+    success_gain: float | None
+
+
+class JobProgress(JobFigures):
+    """How far a job is."""
+
+    iteration: int
+    cost_usd: float | None
+
+
+class TrainingJob(Answer):
+    """A job in Streamward's own words."""
+
+    id: str
+    type: Literal["RL_TRAINING", "FINE_TUNING"]
+    status: OwnStatus
+    config: OrderedConfig
+    metrics: JobProgress
+    created_at: str
+    updated_at: str
+    reason: str
+    code: str | None
+    suggested_action: str | None
+
+
+class IterationFigures(FigureAnswer):
+    """One iteration, or one evaluation."""
+
+    iteration: int | None
+    version: int | None
+    at: str
+
+
+class TrainingMetrics(Answer):
+    """The figures of a job, iteration by iteration."""
+
+    id: str
+    type: Literal["RL_TRAINING", "FINE_TUNING"]
+    status: OwnStatus
+    metrics: JobFigures
+    usage: dict[str, float]
+    iterations: list[IterationFigures]
+    evaluations: list[IterationFigures]
+
+
+class ToolAnswer(Answer):
+    """A function that an agent calls."""
+
+    name: str
+    description: str
+    parameters: Any
+
+
+class RegisteredAgent(Answer):
+    """An agent as the log has it."""
+
+    agent_id: str
+    name: str
+    type: AgentType
+    model_id: str
+    memory_config: Any
+    capabilities: list[str]
+    tools: list[ToolAnswer]
+    created_at: str
+
+
+class ShownMessage(Answer):
+    """What an environment says as an episode begins."""
+
+    role: str
+    content: str
+
+
+class TriedEnvironment(Answer):
+    """An environment that gave the same each time."""
+
+    environment: str
+    seed: int
+    settings: dict[str, Any]
+    deterministic: Literal[True]
+    messages: list[ShownMessage]
+    tools: list[ToolAnswer]
+    digest: str
+    actions: int
+    ended: bool
+    success: bool | None
+
+
+class RpcResult(Answer):
+    """What a method returned."""
+
+    jsonrpc: Literal["2.0"]
+    id: str | float | None
+    result: dict[str, Any]
+
+
+class RpcRefusal(Answer):
+    """Why a method returned nothing."""
+
+    jsonrpc: Literal["2.0"]
+    id: str | float | None
+    error: RpcFailure
+
+
+RpcOutcome = RpcResult | RpcRefusal
+
+
+class RunAnswer(Answer):
+    """What the log has of an agent's run on a task."""
+
+    trajectory_id: str
+    adapter_version: int | None
+    metadata: dict[str, str]
+    ending: str | None
+    turns: int | None

@@ -1,0 +1,342 @@
+"""What OpenAI's clients order, as a job: only what means the same here.
+
+    CreateFineTuningBody ──┐
+    training file's lines ─┴──► questions, reward source, iterations ──► JobRequest ──► JobOrder
+                                what has no meaning here ──► an error that names it, and says what is possible
+
+`config` is Streamward's own field beside OpenAI's (`extra_body` of its clients): what docs/jobs.md has for any order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from gateway.http.body import Body, Refused, Whole, joined
+from gateway.jobs.graders import Grading, grading
+from schemas.events import JobQuestion, RewardSource
+from streams.errors import CallError, JobRequestError, RefusedError
+from streams.jobs import request as requests
+from streams.jobs.request import MOST_ITERATIONS, JobOrder
+from streams.jobs.state import split
+from streams.jobs.training_files import FileLine
+from streams.scorers.registry import parts
+from streams.scorers.verdict import ScoreError
+from streams.settings.model import Settings
+
+ORDERED = "fine_tuning"
+"""In the metadata of `created`: what of the order only OpenAI's interface shows."""
+METHOD = "method.reinforcement"
+PARAMETERS = f"{METHOD}.hyperparameters"
+OURS = {
+    "config.n_iterations": f"{PARAMETERS}.n_epochs",
+    "config.batch_size": f"{PARAMETERS}.batch_size",
+    "config.checkpoint_interval": f"{PARAMETERS}.eval_interval",
+    "config.reward_sources": f"{METHOD}.grader",
+    "agent_id": "model",
+    "training_queries": "training_file",
+}
+"""What parameters of a job are called here."""
+Auto = Literal["auto"]
+
+
+class ReinforcementHyperparameters(Body):
+    """How the policy is trained."""
+
+    n_epochs: Annotated[Whole, Field(ge=1, le=MOST_ITERATIONS)] | Auto | None = Field(
+        None,
+        description="over what is not held out; they fill whole iterations. auto: one, rounded up",
+    )
+    batch_size: Annotated[Whole, Field(ge=1)] | Auto | None = Field(None, description="has to be batches.groups")
+    eval_interval: Annotated[Whole, Field(ge=1)] | Auto | None = Field(
+        None, description="iterations from one evaluation to the next. auto: 10"
+    )
+    learning_rate_multiplier: Annotated[Any, Refused("the rate is trainer.learning_rate of the loop", "auto", 1)] = None
+    compute_multiplier: Annotated[
+        Any, Refused("say how many answers each question gets: config.n_trajectories_per_query", "auto", 1)
+    ] = None
+    eval_samples: Annotated[Any, Refused("a held-out question is answered once, greedily", "auto", 1)] = None
+    reasoning_effort: Annotated[str | None, Refused("the policy has no levels of effort", "default")] = None
+
+
+class ReinforcementMethod(Body):
+    """Reinforcement learning from a grader."""
+
+    grader: dict[str, Any] = Field(description="string_check, or multi as a weighted sum of such")
+    hyperparameters: ReinforcementHyperparameters | None = None
+
+
+class SupervisedHyperparameters(Body):
+    """How a version is tuned."""
+
+    n_epochs: Annotated[Whole, Field(ge=1, le=10_000)] | Auto | None = Field(None, description="auto: 1")
+    batch_size: Annotated[Whole, Field(ge=1, le=2**31 - 1)] | Auto | None = Field(
+        None, description="examples of a step. auto: 8"
+    )
+    learning_rate_multiplier: Annotated[
+        Any, Refused("the rate is trainer.learning_rate of the process that tunes", "auto", 1)
+    ] = None
+
+
+class SupervisedMethod(Body):
+    """Supervised training: what the assistant says in the lines of the file."""
+
+    hyperparameters: SupervisedHyperparameters | None = None
+
+
+class DpoHyperparameters(SupervisedHyperparameters):
+    """How a version is tuned by preferences."""
+
+    beta: Annotated[float, Field(gt=0, le=2)] | Auto | None = Field(None, description="auto: 0.1")
+
+
+class DpoMethod(Body):
+    """Preferences: a better answer against a worse one, in the lines of the file."""
+
+    hyperparameters: DpoHyperparameters | None = None
+
+
+class FineTuningMethod(Body):
+    """How to train."""
+
+    type: Literal["reinforcement", "supervised", "dpo"]
+    reinforcement: ReinforcementMethod | None = None
+    supervised: SupervisedMethod | None = None
+    dpo: DpoMethod | None = None
+
+    def check(self) -> None:
+        """Raise CallError for what is of another type, or missing."""
+        for name in ("reinforcement", "supervised", "dpo"):
+            where = f"method.{name}"
+            if name != self.type and getattr(self, name) is not None:
+                raise CallError("invalid", f"{where}: method.type is {self.type}; leave it out", where)
+        if self.type == "reinforcement" and self.reinforcement is None:
+            raise CallError("invalid", f"{METHOD} is required", METHOD)
+
+
+class CreateFineTuningBody(Body):
+    """A job as OpenAI's clients order it."""
+
+    model: str = Field(description="the policy, which is trained on from its newest version")
+    training_file: str = Field(
+        description="id of a file; reinforcement: each line has `messages`, one of the user, and what the grader "
+        "compares with; supervised: a conversation; dpo: `input`, `preferred_output`, `non_preferred_output`"
+    )
+    method: FineTuningMethod
+    seed: Whole | None = Field(None, description="has to be trainer.seed")
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, StringConstraints(min_length=1, max_length=64)],
+                Annotated[str, StringConstraints(max_length=512)],
+            ],
+            Field(max_length=16),
+        ]
+        | None
+    ) = Field(None, description="recorded with the job; at most 16 pairs")
+    config: dict[str, Any] | None = Field(
+        None, description="Streamward's own: the rest of the order, as for `streamward jobs start` (jobs.md)"
+    )
+    hyperparameters: Annotated[
+        dict[str, Any] | None,
+        Refused("name those of the method, e.g. method.dpo.hyperparameters", {}),
+    ] = None
+    validation_file: Annotated[
+        str | None,
+        Refused("of questions a share of training_file is held out, by hash: config.held_out_share; of examples none"),
+    ] = None
+    suffix: Annotated[str | None, Refused("what is trained is called POLICY@VERSION")] = None
+    integrations: Annotated[
+        list[Any] | None, Refused("nothing is sent elsewhere; the events of a job have its figures", [])
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class FineTuningOrder:
+    """What was asked for, with the lines of its file."""
+
+    body: CreateFineTuningBody
+    lines: Sequence[FileLine]
+
+    def job(self, settings: Settings) -> JobOrder:
+        """Return the job. Raises CallError that names what is wrong, in the words of the request."""
+        body = self.body
+        check_whose(body, settings)
+        judged = _judged(self._method.grader)
+        given = {
+            "agent_id": body.model,
+            "training_queries": self._questions(judged),
+            "config": self._config(judged, settings),
+        }
+        try:
+            request = requests.read_request(given)
+            order = requests.order(request, settings, policies={body.model}, agents={})
+        except JobRequestError as exc:
+            raise self._renamed(exc) from exc
+        except RefusedError as exc:  # its estimate is over its budget
+            raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
+        shown = json.dumps(self._shown(order, settings), sort_keys=True)
+        return order.noting({ORDERED: shown}, body.model_dump(mode="json"))
+
+    @property
+    def _method(self) -> ReinforcementMethod:
+        found = self.body.method.reinforcement
+        assert found is not None  # noqa: S101 - `check` was called
+        return found
+
+    def _questions(self, judged: Grading) -> list[dict[str, Any]]:
+        found, seen = [], dict[str, int]()
+        for number, item in self.lines:
+            try:
+                query = _query(item)
+                answer = judged.answer(item)
+            except JobRequestError as exc:
+                raise CallError("invalid", f"training_file: line {number}: {exc}", "training_file") from exc
+            if (first := seen.setdefault(query, number)) != number:
+                what = f"training_file: line {number} has the same question as line {first}; give each once"
+                raise CallError("invalid", what, "training_file")
+            found.append({"query": query} | ({} if answer is None else {"expected_outcome": answer}))
+        return found
+
+    def _config(self, judged: Grading, settings: Settings) -> dict[str, Any]:
+        own = {name: value for name, value in (self.body.config or {}).items() if value is not None}
+        named = self._method.hyperparameters or ReinforcementHyperparameters()
+        for mine, name, value in (
+            ("batch_size", "batch_size", _number(named.batch_size)),
+            ("checkpoint_interval", "eval_interval", _number(named.eval_interval)),
+            ("n_iterations", "n_epochs", _number(named.n_epochs)),
+            ("reward_sources", "grader", judged.scorer),
+        ):
+            if mine in own and value is not None:
+                where = OURS[f"config.{mine}"]
+                raise CallError(
+                    "invalid", f"config.{mine}: {where} says it, too; leave one of them out", f"config.{mine}"
+                )
+            if value is not None and name not in ("n_epochs", "grader"):
+                own[mine] = value
+        own["reward_sources"] = [{"name": judged.scorer, "settings": judged.settings}]
+        if "n_iterations" not in own:
+            own["n_iterations"] = self._iterations(_number(named.n_epochs), own.get("held_out_share"), settings)
+        return own
+
+    def _iterations(self, epochs: int | None, share: Any, settings: Settings) -> int:
+        """Return how many iterations go over the train questions so often. Raises CallError where none do exactly."""
+        default = requests.JobConfig.model_fields["held_out_share"].default
+        share = default if not isinstance(share, int | float) else share  # of another type: refused by who reads it
+        train, _ = split((JobQuestion(query=_query(item)) for _, item in self.lines), share)
+        count, batch = len(train), settings.batches.groups
+        if epochs is None or not count:
+            return max(1, math.ceil(count / batch))
+        whole, rest = divmod(epochs * count, batch)
+        if rest:
+            raise CallError(
+                "invalid",
+                f"{PARAMETERS}.n_epochs: {epochs} epochs of {count} questions are {epochs * count / batch:g} "
+                f"iterations of {batch}; give a multiple of {batch // math.gcd(count, batch)}, or config.n_iterations "
+                "instead",
+                f"{PARAMETERS}.n_epochs",
+            )
+        return whole
+
+    def _renamed(self, exc: JobRequestError) -> CallError:
+        """Return what is wrong with the job in the words of the request that it was made of."""
+
+        def line(found: re.Match[str]) -> str:
+            number = int(found[1])
+            where = f"line {self.lines[number].number}" if number < len(self.lines) else f"question {number}"
+            return f"training_file, {where}"
+
+        def renamed(text: str) -> str:
+            text = re.sub(r"training_queries\[(\d+)\](?:\.query)?", line, text)
+            for ours, theirs in OURS.items():
+                if ours.removeprefix("config.") not in (self.body.config or {}):
+                    text = re.sub(rf"\b{re.escape(ours)}\b", theirs, text)
+            return text
+
+        parameter = None if exc.parameter is None else renamed(exc.parameter).partition(",")[0]
+        return CallError("invalid", renamed(str(exc)), parameter)
+
+    def _shown(self, order: JobOrder, settings: Settings) -> dict[str, Any]:
+        """Return what the job is shown with beside its own state."""
+        named = self._method.hyperparameters or ReinforcementHyperparameters()
+        return {
+            "model": self.body.model,
+            "training_file": self.body.training_file,
+            "seed": settings.trainer.seed,
+            "metadata": self.body.metadata,
+            "method": {
+                "type": "reinforcement",
+                "reinforcement": {
+                    "grader": self._method.grader,
+                    "hyperparameters": {
+                        "n_epochs": named.n_epochs or "auto",
+                        "batch_size": order.spec.batch_size,
+                        "eval_interval": order.spec.evaluate_every,
+                    },
+                },
+            },
+        }
+
+
+def check_whose(body: CreateFineTuningBody, settings: Settings) -> None:
+    """Raise CallError for another policy than this server has, another seed than the trainer, or a wrong method."""
+    body.method.check()
+    if body.model != settings.policy.name:
+        way = "a job begins with the newest version: name the policy alone" if "@" in body.model else "name it"
+        what = f"model: {body.model[:80]!r} cannot be trained; this server has {settings.policy.name}, {way}"
+        raise CallError("not_found", what, "model")
+    if body.seed is not None and body.seed != settings.trainer.seed:
+        raise CallError(
+            "invalid",
+            f"seed is {body.seed}, and would have no effect: trainer.seed is {settings.trainer.seed} here",
+            "seed",
+        )
+
+
+def _judged(grader: dict[str, Any]) -> Grading:
+    """Return what judges as the grader does. Raises CallError."""
+    where = f"{METHOD}.grader"
+    found = grading(grader, where)
+    try:
+        parts(RewardSource(name=found.scorer, settings=json.dumps(found.settings)))
+    except ScoreError as exc:
+        raise CallError("invalid", f"{where}: {exc}", where) from exc
+    return found
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _number(value: int | str | None) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _query(item: dict[str, Any]) -> str:
+    """Return the question of a line. Raises JobRequestError."""
+    messages = item.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise JobRequestError('messages is required, e.g. [{"role": "user", "content": "1 + 1 ="}]')
+    roles = [one.get("role") for one in messages]
+    if roles != ["user"]:
+        raise JobRequestError(
+            f"a question is one message of the user, and messages has the roles {str(roles)[:80]}; put instructions "
+            "into that message"
+        )
+    content = messages[0].get("content")
+    if isinstance(content, list):
+        texts = [part["text"] for part in content if _is_text(part)]
+        if len(texts) != len(content):
+            raise JobRequestError("content has a part that is no text; the policy reads text alone")
+        content = joined(texts)
+    if not isinstance(content, str) or not content:
+        raise JobRequestError("content has to be a text that is not empty")
+    if odd := sorted(messages[0].keys() - {"role", "content"}):
+        raise JobRequestError(f"messages[0].{odd[0]} has no effect; leave it out")
+    return content

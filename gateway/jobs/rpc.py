@@ -1,0 +1,278 @@
+"""Jobs over HTTP: JSON-RPC 2.0 at /api/v1/jsonrpc and /jsonrpc.
+
+    POST ──► jsonrpc.py ──► training.start_grpo, … ──► JobLog: an event, and its own fold ──► the job
+
+Nothing is kept here: what a job is, the log says. A command is answered once the fold of this process has passed its
+event. With the header Idempotency-Key, or the parameter `idempotency_key`, a request that is sent again has its effect
+once. What a key may do is decided method by method, in a batch too: the door sees a path, and not what is in the body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.http import errors
+from gateway.http.body import Body, sent
+from gateway.http.openapi import JSON, REFERENCE, described
+from gateway.http.principal import actor_of, principal_of, tenant_of
+from gateway.http.request_record import Asked, AskedCall, asked_of
+from gateway.jobs import jsonrpc
+from gateway.jobs.answers import RpcOutcome
+from gateway.jobs.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcError, RpcMethod
+from gateway.jobs.tenant_jobs import TenantJobs
+from streams.access.keys import masked
+from streams.access.roles import Action, Principal, decide
+from streams.adapters.versions import read_state
+from streams.errors import CallError, JobRequestError, LogError, NotFoundError, RefusedError
+from streams.evaluation import run as evaluation
+from streams.jobs import request as requests, view
+from streams.jobs.answers import JobAnswers, answers
+from streams.jobs.job_log import JobCommandKind, JobLog
+from streams.jobs.questions import suite, suite_name
+from streams.jobs.state import JobState, JobStatus
+from streams.kafka import times
+from streams.output import moment
+from streams.settings.model import Settings
+from streams.stages.tasks.submit import submit
+
+PATHS = errors.RPC_PATHS
+NOT_FOUND, REFUSED, UNREACHABLE, FORBIDDEN = -32001, -32002, -32003, -32403
+"""Codes of our own: no such job or agent; a rule or another command forbids it; the log does not answer; the key may
+not."""
+ACTIONS: dict[str, Action] = {
+    "training.start_grpo": "jobs.order",
+    "training.get_status": "jobs.read",
+    "training.evaluate": "jobs.command",
+    "training.export_trajectories": "jobs.read",
+    "training.list_jobs": "jobs.read",
+    "training.cancel": "jobs.command",
+    "training.pause": "jobs.command",
+    "training.resume": "jobs.command",
+}
+"""What each method does. To evaluate is to ask the policy for answers, at the job's cost."""
+PAGE = 100
+"""Jobs, or answers, in one result by default."""
+
+P = TypeVar("P", bound="_Parameters")
+
+
+class _Parameters(BaseModel):
+    """Of one method: strict types, nothing unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class JobName(_Parameters):
+    """Which job."""
+
+    job_id: str = Field(min_length=1)
+
+
+class CommandParameters(JobName):
+    """A command."""
+
+    reason: str = Field("asked for", min_length=1, max_length=1000)
+    idempotency_key: str | None = Field(None, min_length=1, max_length=200)
+
+
+class EvaluateParameters(JobName):
+    """Which version is measured."""
+
+    version: int | None = Field(None, ge=0, description="default: the newest that the job made")
+
+
+class ExportParameters(JobName):
+    """Which answers."""
+
+    success_only: bool = False
+    min_reward: float | None = None
+    limit: int = Field(PAGE, ge=0, le=10_000)
+    offset: int = Field(0, ge=0)
+
+
+class ListParameters(_Parameters):
+    """Which jobs."""
+
+    agent_id: str | None = None
+    status: JobStatus | None = None
+    limit: int = Field(PAGE, ge=0, le=10_000)
+    offset: int = Field(0, ge=0)
+
+
+class RpcCall(Body):
+    """One request in JSON-RPC; without `id` it is a notification, and not answered."""
+
+    jsonrpc: Literal["2.0"]
+    method: str = Field(json_schema_extra={"enum": list(ACTIONS)})
+    params: dict[str, Any] | list[Any] = Field({}, description="of the method (jobs.md)")
+    id: str | float | None = None
+
+
+BODIES = (RpcCall,)
+
+
+class JobsOverHttp:
+    """The methods of one request, over the jobs that its key may see."""
+
+    def __init__(
+        self, settings: Settings, jobs: TenantJobs, holder: Principal | None, asked: Asked | None = None
+    ) -> None:
+        self._settings, self._jobs, self._holder, self._asked = settings, jobs, holder, asked
+
+    def methods(self, key: str | None) -> dict[str, RpcMethod]:
+        """Return what can be called; `key` is the request's Idempotency-Key."""
+        calls: dict[str, tuple[Callable[[dict[str, Any]], Any], tuple[str, ...]]] = {
+            "training.start_grpo": (partial(self._start, key), ("agent_id", "training_queries", "config")),
+            "training.get_status": (self._status, ("job_id",)),
+            "training.evaluate": (self._evaluate, ("job_id", "version")),
+            "training.export_trajectories": (self._export, tuple(ExportParameters.model_fields)),
+            "training.list_jobs": (self._list, tuple(ListParameters.model_fields)),
+        }
+        commands: dict[str, JobCommandKind] = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
+        for name, kind in commands.items():
+            calls[f"training.{name}"] = (partial(self._command, kind, key), ("job_id", "reason"))
+        return {name: RpcMethod(self._guarded(name, call), order) for name, (call, order) in calls.items()}
+
+    def _guarded(self, name: str, call: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+        """Return a method that is called only if the key may."""
+
+        async def guarded(given: dict[str, Any]) -> Any:
+            if self._holder is not None:
+                decision = decide(self._holder, ACTIONS[name])
+                if self._asked is not None:
+                    about = str(given.get("job_id", ""))
+                    self._asked.calls.append(AskedCall(name, ACTIONS[name], decision, about))
+                if not decision.allowed:
+                    raise RpcError(FORBIDDEN, "permission_denied", _details(decision.why))
+            return await _apart(call, given)
+
+        return guarded
+
+    # each of these runs in a thread of its own: some wait for the broker
+
+    def _start(self, key: str | None, given: dict[str, Any]) -> dict[str, Any]:
+        given = dict(given)
+        key = given.pop("idempotency_key", key)
+        if key is not None and not isinstance(key, str):
+            raise JobRequestError("idempotency_key has to be a text", "idempotency_key")
+        asked = requests.read_request(given)
+        order = requests.order(asked, self._settings, policies=self._jobs.policies(), agents=self._jobs.agents())
+        return _described(self._jobs.start(order, key=key))
+
+    def _status(self, given: dict[str, Any]) -> dict[str, Any]:
+        return _described(self._jobs.get(_read(JobName, given).job_id))
+
+    def _command(self, kind: JobCommandKind, key: str | None, given: dict[str, Any]) -> dict[str, Any]:
+        asked = _read(CommandParameters, given)
+        key = asked.idempotency_key or key
+        return _described(self._jobs.command(asked.job_id, kind, reason=asked.reason, key=key))
+
+    def _evaluate(self, given: dict[str, Any]) -> dict[str, Any]:
+        asked = _read(EvaluateParameters, given)
+        job = self._jobs.get(asked.job_id)
+        version = job.version if asked.version is None else asked.version
+        if job.base_version is None or version is None or not job.held_out:
+            raise RefusedError(f"job {job.job_id} has not started, or holds no questions out: nothing can be measured")
+        if not job.base_version <= version <= (job.version or 0):
+            raise NotFoundError(f"job {job.job_id} has versions {job.base_version} to {job.version}, and not {version}")
+        found = read_state(self._settings, job.policy).versions[version].evaluated.get(suite_name(job))
+        if found is None:
+            submit(
+                self._settings,
+                evaluation.evaluation(suite(job), policy=job.policy, version=version, now_ms=times.now_ms()),
+            )
+        return {
+            "job_id": job.job_id,
+            "version": version,
+            "status": "pending" if found is None else "completed",
+            "held_out": len(job.held_out),
+            "metrics": {
+                "success_rate": None if found is None else found.get("success"),
+                "avg_reward": None if found is None else found.get("mean_reward"),
+            },
+        }
+
+    def _export(self, given: dict[str, Any]) -> dict[str, Any]:
+        asked = _read(ExportParameters, given)
+        job = self._jobs.get(asked.job_id)
+        wanted = JobAnswers(**asked.model_dump(exclude={"job_id"}))
+        found = list(answers(self._settings, job, wanted))
+        return {"job_id": job.job_id, "count": len(found), "trajectories": found}
+
+    def _list(self, given: dict[str, Any]) -> dict[str, Any]:
+        asked = _read(ListParameters, given)
+        found = [
+            job
+            for job in self._jobs.jobs.values()
+            if asked.agent_id in (None, job.policy, job.spec.agent) and asked.status in (None, job.status)
+        ]
+        page = found[asked.offset : asked.offset + asked.limit]
+        return {"total": len(found), "jobs": [_described(job) for job in page]}
+
+
+def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter:
+    """Return the routes; a request with a longer body is refused."""
+    router = APIRouter()
+
+    async def rpc(request: Request) -> Response:
+        """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
+        try:
+            raw = await sent(request, max_body_bytes)
+        except CallError as exc:
+            error = {"code": INVALID_REQUEST, "message": jsonrpc.MEANING[INVALID_REQUEST], "data": exc.message}
+            return JSONResponse({"jsonrpc": "2.0", "error": error, "id": None}, errors.STATUS[exc.kind])
+        jobs = TenantJobs(settings, log, tenant_of(request), actor_of(request))
+        api = JobsOverHttp(settings, jobs, principal_of(request), asked_of(request))
+        found = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))
+        return Response(status_code=204) if found is None else JSONResponse(found)
+
+    for path in PATHS:
+        router.add_api_route(path, rpc, methods=["POST"], include_in_schema=path == PATHS[0], **_DESCRIBED)
+    return router
+
+
+_ONE = {"$ref": REFERENCE.format(model=RpcCall.__name__)}
+_CALLS = {"anyOf": [_ONE, {"type": "array", "items": _ONE, "minItems": 1, "maxItems": jsonrpc.MOST_REQUESTS}]}
+_DESCRIBED = described(name="call_jsonrpc", answer=RpcOutcome | list[RpcOutcome], refuses=(408, 413))
+_DESCRIBED["openapi_extra"]["requestBody"] = {"required": True, "content": {JSON: {"schema": _CALLS}}}
+_DESCRIBED["responses"][204] = {"description": "Done, and none of them is answered"}
+
+
+async def _apart(call: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -> Any:
+    """Return what a method returns, called in a thread. Raises RpcError."""
+    try:
+        return await asyncio.to_thread(call, given)
+    except JobRequestError as exc:
+        raise RpcError(INVALID_PARAMS, data=_details(str(exc), exc.parameter)) from exc
+    except NotFoundError as exc:
+        raise RpcError(NOT_FOUND, "Not found", _details(str(exc))) from exc
+    except RefusedError as exc:
+        raise RpcError(REFUSED, "Refused", _details(str(exc))) from exc
+    except LogError as exc:
+        raise RpcError(UNREACHABLE, "The log does not answer", _details(str(exc))) from exc
+
+
+def _details(message: str, parameter: str | None = None) -> dict[str, Any]:
+    parameter = None if parameter is None else masked(parameter)
+    return {"message": masked(message), "parameter": parameter, "timestamp": moment(times.now_ms())}
+
+
+def _read(model: type[P], given: dict[str, Any]) -> P:
+    try:
+        return model.model_validate(given)
+    except ValidationError as exc:
+        raise requests.explained(exc, model) from exc
+
+
+def _described(job: JobState) -> dict[str, Any]:
+    """Return a job as clients are shown it."""
+    found = view.row(job)
+    times_ = {name: moment(found[name]) for name in ("created_at", "updated_at")}
+    return found | times_ | {"metrics": {**view.metrics(job), "tool_accuracy": None}}

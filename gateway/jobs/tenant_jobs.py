@@ -1,0 +1,122 @@
+"""Jobs as one tenant sees them: its own, and no sign of others'.
+
+    request ──► its key's tenant ──► TenantJobs ──► JobLog        no tenant: every job
+
+What another tenant has is answered as what nobody has: the same words, whether by a whole id, by the beginning of one,
+as a place in a list, or as the policy that a job starts from. Policies are the server's own, which all share, and those
+whose name begins with the tenant's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from starlette.requests import HTTPConnection
+
+from gateway.http.principal import actor_of, tenant_of
+from gateway.log.tasks import why_not_of_tenant
+from schemas.events import JobEvent
+from streams.access.tenants import is_of
+from streams.adapters.versions import AdapterState, read_state
+from streams.errors import JobRequestError, NotFoundError, RefusedError
+from streams.jobs import job_log
+from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
+from streams.jobs.request import JobOrder
+from streams.jobs.state import JobState
+from streams.settings.model import Settings
+
+
+class TenantJobs:
+    """A JobLog, as one request sees it. Methods wait for the broker where JobLog does."""
+
+    def __init__(self, settings: Settings, log: JobLog, tenant: str | None, actor: str) -> None:
+        self._settings, self._log, self.tenant, self._actor = settings, log, tenant, actor
+
+    @property
+    def jobs(self) -> Mapping[str, JobState]:
+        """Every job by its id, the oldest first."""
+        return {job_id: job for job_id, job in self._log.jobs.items() if self._sees(job)}
+
+    def get(self, job_id: str) -> JobState:
+        """Return a job by its id, or by the beginning of it. Raises NotFoundError, RefusedError if several begin so."""
+        if self.tenant is None:
+            return self._log.get(job_id)
+        found = [job for name, job in self.jobs.items() if job_id and name.startswith(job_id)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise RefusedError(f"{len(found)} jobs begin with {job_id!r}, e.g. {found[0].job_id}; give more of the id")
+        raise NotFoundError(f"there is no job {job_id!r}")
+
+    def whole(self, job_id: str) -> JobState:
+        """Return a job by its whole id: a program that cuts an id off is wrong. Raises NotFoundError."""
+        found = self._log.jobs.get(job_id)
+        if found is None or not self._sees(found):
+            raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
+        return found
+
+    def events(self, job: JobState) -> Sequence[JobEvent]:
+        """Return the events of a job that took effect."""
+        return self._log.events(job.job_id)
+
+    def start(self, order: JobOrder, *, key: str | None) -> JobState:
+        """Create a job for the tenant, which pays for it. Raises NotFoundError, and as JobLog.start."""
+        if self.tenant is not None:
+            order = self._of_tenant(order)
+        return self._log.start(order, actor=self._actor, key=key)
+
+    def command(self, job_id: str, kind: JobCommandKind, *, reason: str, key: str | None) -> JobState:
+        """Pause, resume or cancel a job. Raises as `get` and JobLog.command."""
+        job = self.get(job_id)
+        return self._log.command(job.job_id, JobCommand(kind=kind, actor=self._actor, reason=reason, key=key))
+
+    # --- what may be trained ------------------------------------------------------------------------------------------
+
+    def policies(self) -> Collection[str]:
+        """Return every policy that there is. Raises LogError."""
+        return {name for name in job_log.known_policies(self._settings) if self._may_train(name)}
+
+    def agents(self) -> Mapping[str, str]:
+        """Return the policy of each agent that is registered. Raises LogError."""
+        found = job_log.known_agents(self._settings)
+        return {agent: policy for agent, policy in found.items() if self._may_train(policy)}
+
+    def adapters(self, policy: str) -> AdapterState:
+        """Return what the log knows of a policy's adapters. Raises NotFoundError for another tenant's, LogError."""
+        self._check_policy(policy)
+        return read_state(self._settings, policy)
+
+    def _of_tenant(self, order: JobOrder) -> JobOrder:
+        if order.tenant not in (None, self.tenant):
+            what = f"tenant is {order.tenant!r}, and the key is of {self.tenant}: leave it out"
+            raise JobRequestError(what, "tenant")
+        self._check_policy(order.policy)
+        if (why := why_not_of_tenant(order.spec.reward_sources, self._settings.serve)) is not None:
+            raise JobRequestError(why, "config.reward_sources")
+        tuning = order.spec.tuning
+        if tuning is not None:
+            if tuning.groups_policy is not None:
+                what = "the answers of the log are not divided by tenant: give a key of a tenant's job a training_file"
+                raise JobRequestError(what, "training_file")
+            if tuning.start_policy is not None:
+                self._check_policy(tuning.start_policy)
+        return replace(order, tenant=self.tenant)
+
+    def _check_policy(self, name: str) -> None:
+        if not self._may_train(name):
+            raise NotFoundError(
+                f"there is no policy {name[:80]!r}; a tenant trains {self._settings.policy.name}, and policies of its "
+                f"own, whose names begin with {self.tenant}."
+            )
+
+    def _may_train(self, policy: str) -> bool:
+        return policy == self._settings.policy.name or is_of(self.tenant, policy)
+
+    def _sees(self, job: JobState) -> bool:
+        return self.tenant is None or job.tenant == self.tenant
+
+
+def jobs_of(settings: Settings, log: JobLog) -> Callable[[HTTPConnection], TenantJobs]:
+    """Return what gives each request the jobs that its key may see."""
+    return lambda request: TenantJobs(settings, log, tenant_of(request), actor_of(request))

@@ -1,0 +1,213 @@
+"""How a browser comes through the door: a cookie with the tokens of a login, in the place of a header.
+
+    cookie ──► access token still good? ──► Authorization: Bearer ──► the door ──► the page
+                └─ no: refresh token ──► Logins.refresh, once ──► the next two, as a cookie with the answer
+    401 ──► a redirect to the form that logs in         403, 429, 503 ──► the reason as a page
+
+The cookie is for the page's paths alone, so no route of machines is opened by what a browser sends by itself; scripts
+cannot read it, and no other site's requests bring it (SameSite=Strict).
+
+A refresh token is good for one exchange, and a browser asks for several things at once: who comes a moment later with
+the same one gets the tokens that the first was given. Not covered: two gateways that do not share this; of two windows
+that are refreshed in the same moment at both, one has to log in again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request, cookie_parser
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.page.notice import PREFIX, plain_page
+from streams.access.keys import AccessKey
+from streams.access.people import TokenPair
+from streams.access.users import User
+from streams.errors import LogError, LoginRefused
+
+COOKIE = "streamward-login"
+LOGIN, LOGOUT = f"{PREFIX}/login", f"{PREFIX}/logout"
+LOGINS = {LOGIN: "auth.login", LOGOUT: "auth.logout"}
+"""What logs people in and out when it is posted; their events have it as action."""
+OPEN = ("/", *LOGINS)
+"""What needs no login: the way to the page, and the form."""
+OPEN_FILES = f"{PREFIX}/static/"
+KEPT_S = 60.0
+"""How long the answer to a refresh is kept for requests that were sent with the token before it."""
+EXPLAINED = {403: "Not allowed", 429: "Too much at once", 503: "Not now"}
+BROWSERS_ACCEPT = "text/html"
+
+
+class KnowsTokens(Protocol):
+    """Who says whose a token is: AccessLog."""
+
+    def find(self, sent: str) -> AccessKey | User | str:
+        """Return whose key or access token it is, or why it is none. Raises LogError."""
+
+
+class Refreshes(Protocol):
+    """Who exchanges refresh tokens: Logins."""
+
+    def refresh(self, refresh_token: str) -> TokenPair:
+        """Return the next tokens of a login. Raises LoginRefused, LogError."""
+
+
+class LoginCookie(NamedTuple):
+    """How the cookie of a login is set."""
+
+    over_tls: bool
+    """Whether browsers come by https, and send it by nothing else."""
+    lasts_s: int
+
+    def put(self, answer: Response, pair: TokenPair) -> None:
+        """Let a browser keep the tokens of a login."""
+        answer.set_cookie(
+            COOKIE, f"{pair.access_token}:{pair.refresh_token}", self.lasts_s, path=PREFIX, secure=self.over_tls,
+            httponly=True, samesite="strict",
+        )  # fmt: skip
+
+    def remove(self, answer: Response) -> None:
+        """Let a browser forget them."""
+        answer.delete_cookie(COOKIE, PREFIX, secure=self.over_tls, httponly=True, samesite="strict")
+
+
+def refresh_token_of(request: Request) -> str | None:
+    """Return the refresh token that a browser keeps."""
+    return request.cookies.get(COOKIE, "").partition(":")[2] or None
+
+
+def is_own_path(path: str) -> bool:
+    """Return whether a path is of the page in the server, and nowhere else.
+
+    >>> is_own_path("/page/tasks/1?a=b"), is_own_path("/page//evil.example"), is_own_path("//evil.example/page/")
+    (True, False, False)
+    """
+    return path.startswith(PREFIX + "/") and "//" not in path and "\\" not in path and path.isprintable()
+
+
+class PageEntrance:
+    """An application whose page is reached with the cookie of a login as well."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: KnowsTokens,
+        logins: Refreshes | None,
+        cookie: LoginCookie,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`logins`: None where nobody can log in."""
+        self._app, self._tokens, self._logins, self._cookie, self._clock = app, tokens, logins, cookie, clock
+        self._one_at_a_time = asyncio.Lock()
+        self._next: dict[bytes, tuple[float, TokenPair]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path = scope.get("path", "")
+        if scope["type"] != "http" or not (path + "/").startswith(PREFIX + "/") or path in OPEN:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if "authorization" in headers or "x-api-key" in headers or path.startswith(OPEN_FILES):
+            await self._app(scope, receive, send)
+            return
+        brought = Response()
+        sent = cookie_parser(headers.get("cookie", "")).get(COOKIE)
+        if sent is not None and self._logins is not None:
+            try:
+                access = await self._opened(sent, self._logins, brought)
+            except LogError as exc:
+                await plain_page(EXPLAINED[503], str(exc), 503, to=path)(scope, receive, send)
+                return
+            bearer = (b"authorization", f"Bearer {access}".encode("latin-1", "replace"))
+            scope = {**scope, "headers": [*scope["headers"], bearer]}
+        await self._app(scope, receive, _ForBrowsers(scope, headers, send, brought).send)
+
+    async def _opened(self, sent: str, logins: Refreshes, brought: Response) -> str:
+        """Return an access token that is good, if the cookie gives one; `brought` then has the cookie that is next."""
+        access, _, refresh = sent.partition(":")
+        if not isinstance(self._tokens.find(access), str):
+            return access
+        async with self._one_at_a_time:
+            pair = await self._refreshed(refresh, logins)
+        if pair is None:
+            self._cookie.remove(brought)
+            return access
+        self._cookie.put(brought, pair)
+        return pair.access_token
+
+    async def _refreshed(self, refresh: str, logins: Refreshes) -> TokenPair | None:
+        now, name = self._clock(), hashlib.sha256(refresh.encode()).digest()
+        self._next = {key: kept for key, kept in self._next.items() if now - kept[0] < KEPT_S}
+        if name in self._next:
+            return self._next[name][1]
+        try:
+            pair = await asyncio.to_thread(logins.refresh, refresh)
+        except LoginRefused:
+            return None
+        self._next[name] = now, pair
+        return pair
+
+
+class _ForBrowsers:
+    """What is sent to a browser: refusals of the door as pages, and the next cookie."""
+
+    def __init__(self, scope: Scope, headers: Headers, send: Send, brought: Response) -> None:
+        self._scope, self._headers, self._send = scope, headers, send
+        self._cookies = brought.headers.getlist("set-cookie")
+        self._held: Message | None = None
+        self._body = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for cookie in self._cookies:
+                headers.append("set-cookie", cookie)
+            is_json = headers.get("content-type", "").startswith("application/json")
+            if is_json and message["status"] in (401, *EXPLAINED):
+                self._held = message
+                return
+        elif self._held is not None:
+            self._body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._explain(self._held)
+            return
+        await self._send(message)
+
+    async def _explain(self, start: Message) -> None:
+        status, path = start["status"], self._scope["path"]
+        answer: Response
+        if status == 401:
+            answer = self._to_login(path)
+        elif BROWSERS_ACCEPT in self._headers.get("accept", ""):
+            said = json.loads(self._body)["error"]["message"]
+            answer = plain_page(EXPLAINED[status], said, status, to=f"{PREFIX}/")
+        else:
+            answer = Response(self._body, status, media_type="application/json")
+        kept = MutableHeaders(scope=start)
+        for name in ("retry-after", "set-cookie"):
+            for value in kept.getlist(name):
+                answer.headers.append(name, value)
+        await answer(self._scope, _nothing, self._send)
+
+    def _to_login(self, path: str) -> Response:
+        query = self._scope.get("query_string", b"").decode("latin-1")
+        here = path + (f"?{query}" if query else "")
+        form = LOGIN + (f"?next={quote(here, safe='')}" if self._scope["method"] == "GET" else "")
+        if "hx-request" in self._headers:
+            return Response(status_code=401, headers={"HX-Redirect": LOGIN})
+        if BROWSERS_ACCEPT in self._headers.get("accept", "") or self._scope["method"] == "POST":
+            return RedirectResponse(form, 303, {"Cache-Control": "no-store"})
+        return Response(self._body, 401, {"WWW-Authenticate": 'Bearer realm="streamward"'}, "application/json")
+
+
+async def _nothing() -> Message:
+    return {"type": "http.disconnect"}
