@@ -48,9 +48,9 @@ from streams.kafka.registry import client as schema_registry
 from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
-from streams.stages.agents.fleet import FleetRecorder
-from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.service import opened, opened_fleet
+from streams.stages.agents.recording.fleet import FleetRecorder
+from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.service import opened, opened_fleet
 from streams.tools.asking import give_feedback
 
 LOOK_S = 0.1

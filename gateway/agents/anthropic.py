@@ -36,7 +36,7 @@ from gateway.http.body import (
 from schemas import json_text
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.errors import CallError
-from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece
 
 PARAMETERS = "output_config.format", "tool_choice", "tool_choice.disable_parallel_tool_use"
 CACHES = "prefixes are cached without being marked"

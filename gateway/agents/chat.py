@@ -51,7 +51,7 @@ from gateway.http.body import (
     logprobs,
 )
 from schemas.events import Message, Sampling, Tool, ToolCall
-from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, Token
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
 PARAMETERS = "response_format", "tool_choice", "parallel_tool_calls"
 OLD_CALLS = "use tools; functions are what they were before"

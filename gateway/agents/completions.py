@@ -33,7 +33,7 @@ from gateway.http.body import (
     ignored,
 )
 from schemas.events import Sampling
-from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, Token
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
 MAX_TOKENS = 16
 """Most tokens of an answer to a request that names no limit, as this protocol has it."""

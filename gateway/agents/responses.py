@@ -16,7 +16,7 @@ from gateway.agents.responses_body import FunctionCallOutputItem, MessageItem, R
 from gateway.http.body import MAX_TOKENS, Body, Caller, compact, ignored, joined, logprobs
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.errors import CallError
-from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, Token
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
 PARAMETERS = "text.format", "tool_choice", "parallel_tool_calls"
 TOOL_FIELDS = {"type", "name", "description", "parameters"}

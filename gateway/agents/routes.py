@@ -41,7 +41,7 @@ from gateway.http.request_record import asked_of, counted
 from schemas.events import Message
 from streams.access.tenants import is_of, named
 from streams.errors import CallError
-from streams.stages.agents.calls import Begun, Done, ModelCall, Piece, ServedModel
+from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
 
 PREFIXES = ("/v1", "/agents/{agent_id}/v1", "/agents/{agent_id}/trajectories/{trajectory_id}/v1")
 BODIES = (

@@ -19,9 +19,9 @@ from gateway.http.body import Body, read, sent
 from gateway.http.openapi import requested
 from gateway.jobs.answers import RunAnswer
 from schemas.events import MAX_GROUP_SIZE, Ending, Observed, Purpose, Sampling
-from streams.stages.agents.conversations import Conversation
-from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.task_runs import RunOrder
+from streams.stages.agents.recording.conversations import Conversation
+from streams.stages.agents.recording.task_runs import RunOrder
+from streams.stages.agents.runs.run_end import RunEnd
 
 
 class BeginsAndEnds(Protocol):

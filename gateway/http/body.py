@@ -34,7 +34,7 @@ from starlette.requests import Request
 from schemas import json_text
 from schemas.events import Observed
 from streams.errors import CallError
-from streams.stages.agents.calls import Token
+from streams.stages.agents.recording.calls import Token
 
 SHOWN = 80
 """Most characters of a wrong value in an error message."""

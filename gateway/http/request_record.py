@@ -26,7 +26,7 @@ from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
 from streams.access.keys import masked
 from streams.access.roles import ALLOWED, Action, Decision, Principal
 from streams.errors import CallError
-from streams.stages.agents.calls import Begun, Done, Piece
+from streams.stages.agents.recording.calls import Begun, Done, Piece
 
 ASKED = "streamward.asked"
 """Where it is in a scope of ASGI."""

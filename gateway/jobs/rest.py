@@ -40,7 +40,7 @@ from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState
 from streams.output import moment
 from streams.settings.model import Settings
-from streams.stages.agents.registration import register
+from streams.stages.agents.runs.registration import register
 
 RL_TRAINING, FINE_TUNING = "RL_TRAINING", "FINE_TUNING"
 ONLY_RL = (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schemas.events import Task
     from streams.cli.agents_view import AgentRun
     from streams.output import Output
-    from streams.stages.agents.run import RunWork
+    from streams.stages.agents.runs.run import RunWork
 
 
 PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
@@ -102,7 +102,7 @@ def agents_run(
     from streams.environments.sandbox import EnvironmentPool
     from streams.kafka import admin
     from streams.observability import metrics
-    from streams.stages.agents import episodes, run
+    from streams.stages.agents.runs import episodes, run
 
     if sum((environments, command is not None, entry_point is not None)) != 1:
         raise SettingsError("name what is run: --command, --entry-point, or --environments for the built-in agent")
@@ -132,8 +132,8 @@ def agents_run(
 
 def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], RunWork]:
     """Return how a program is run over tasks. Raises SettingsError if it cannot be."""
-    from streams.stages.agents.processes import AgentProcess, run_process
-    from streams.stages.agents.run import RunWork
+    from streams.stages.agents.runs.processes import AgentProcess, run_process
+    from streams.stages.agents.runs.run import RunWork
 
     if command is not None:
         process = AgentProcess.from_text(command, time_limit_s=time_limit_s)

@@ -20,10 +20,10 @@ from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
 from streams.output import Column, moment
 from streams.settings.model import Settings
-from streams.stages.agents.chains import Chains
-from streams.stages.agents.fold import Trajectory, TrajectoryStep, fold
-from streams.stages.agents.registration import registrations
-from streams.stages.agents.response import response_of
+from streams.stages.agents.runs.registration import registrations
+from streams.stages.agents.trajectories.chains import Chains
+from streams.stages.agents.trajectories.fold import Trajectory, TrajectoryStep, fold
+from streams.stages.agents.trajectories.response import response_of
 
 Row = dict[str, Any]
 SHORT = 8

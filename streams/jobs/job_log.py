@@ -32,7 +32,7 @@ from streams.kafka.client import POLL_S
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.settings.model import Settings
-from streams.stages.agents.registration import registrations
+from streams.stages.agents.runs.registration import registrations
 
 JobCommandKind = Literal["paused", "resumed", "cancelled"]
 

@@ -27,12 +27,12 @@ from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
-from streams.stages.agents.chat_format import message_of
-from streams.stages.agents.fold import fold
-from streams.stages.agents.processes import AgentProcess, RunContext, run_process, told
-from streams.stages.agents.run import AgentPlan, RunWork, run
-from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.run_server import trajectories_url
+from streams.stages.agents.runs.processes import AgentProcess, RunContext, run_process, told
+from streams.stages.agents.runs.run import AgentPlan, RunWork, run
+from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_server import trajectories_url
+from streams.stages.agents.trajectories.chat_format import message_of
+from streams.stages.agents.trajectories.fold import fold
 from streams.stages.tasks.submit import submit
 
 Prompt = str | Sequence[Mapping[str, Any]]

@@ -22,7 +22,7 @@ from streams.environments.episode import RunningEpisode
 from streams.environments.protocol import Action, Environment, EpisodeError
 from streams.kafka.admin import read_topic
 from streams.settings.model import Settings
-from streams.stages.agents.fold import fold
+from streams.stages.agents.trajectories.fold import fold
 
 T = TypeVar("T", Task, TrajectoryEvent, Turn)
 Opens = Callable[[EpisodeStart], Environment]

@@ -21,8 +21,8 @@ from streams.kafka import admin
 from streams.kafka.record import Record
 from streams.kafka.topics import topic_of
 from streams.settings.model import Settings
-from streams.stages.agents.fold import fold
-from streams.stages.agents.response import missing, response_of
+from streams.stages.agents.trajectories.fold import fold
+from streams.stages.agents.trajectories.response import missing, response_of
 from tests.chaos.agent_client import GivenAnswer
 
 R = TypeVar("R", Task, Turn, TrajectoryEvent, Response)

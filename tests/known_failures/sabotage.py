@@ -26,14 +26,15 @@ from streams import advantage_formulas
 from streams.engines import rendering, token_draw
 from streams.engines.rendering import ChatRendering
 from streams.stages.advantages.reducer import GroupReducer
-from streams.stages.agents import chains, fold as folding, recorder
-from streams.stages.agents.answer_text import AnswerText
-from streams.stages.agents.call_prompts import CallPrompts
-from streams.stages.agents.chains import Chains, PlacedTurn, Placement
-from streams.stages.agents.conversations import Conversations
-from streams.stages.agents.fold import Trajectory
-from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.turn_writer import TurnWriter
+from streams.stages.agents.recording import recorder
+from streams.stages.agents.recording.answer_text import AnswerText
+from streams.stages.agents.recording.call_prompts import CallPrompts
+from streams.stages.agents.recording.conversations import Conversations
+from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.turn_writer import TurnWriter
+from streams.stages.agents.trajectories import chains, fold as folding
+from streams.stages.agents.trajectories.chains import Chains, PlacedTurn, Placement
+from streams.stages.agents.trajectories.fold import Trajectory
 
 OURS = ("gateway", "schemas", "streams", "tests", "trainer")
 

@@ -22,13 +22,13 @@ from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
-from streams.stages.agents.episodes import EpisodeAgent
-from streams.stages.agents.kept_alive import KeptAlive
-from streams.stages.agents.model_calls import CallFailed, ModelCalls
-from streams.stages.agents.processes import RunContext
-from streams.stages.agents.run import AgentPlan, RunWork, run as run_agent
-from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.run_server import RunServer
+from streams.stages.agents.runs.connection_pool import KeptAlive
+from streams.stages.agents.runs.episodes import EpisodeAgent
+from streams.stages.agents.runs.model_calls import CallFailed, ModelCalls
+from streams.stages.agents.runs.processes import RunContext
+from streams.stages.agents.runs.run import AgentPlan, RunWork, run as run_agent
+from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_server import RunServer
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.documented import as_documented

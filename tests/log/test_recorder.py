@@ -21,14 +21,14 @@ from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings
-from streams.stages.agents import call_prompts
-from streams.stages.agents.calls import Done, ModelCall
-from streams.stages.agents.fold import of_each
-from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.served_versions import KEPT
-from streams.stages.agents.service import opened
-from streams.stages.agents.task_runs import RunOrder
+from streams.stages.agents.recording import call_prompts
+from streams.stages.agents.recording.calls import Done, ModelCall
+from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.served_versions import KEPT
+from streams.stages.agents.recording.service import opened
+from streams.stages.agents.recording.task_runs import RunOrder
+from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.trajectories.fold import of_each
 from tests.support import factories
 from tests.support.agent_server import settings_of
 from tests.support.processes import read, until

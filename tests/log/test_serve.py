@@ -37,10 +37,10 @@ from streams.kafka import admin
 from streams.observability.metrics import OFF
 from streams.settings.load import to_env
 from streams.settings.model import Kafka, Metrics, Policy, Serve, Settings, Topics
-from streams.stages.agents.calls import Delta, Done, ModelCall
-from streams.stages.agents.fold import of_each
-from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.service import opened
+from streams.stages.agents.recording.calls import Delta, Done, ModelCall
+from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.service import opened
+from streams.stages.agents.trajectories.fold import of_each
 from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, read, said, until

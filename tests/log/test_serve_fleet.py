@@ -25,10 +25,10 @@ from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Fleet, Policy, Settings
-from streams.stages.agents.calls import Begun, ModelCall
-from streams.stages.agents.fleet import FleetRecorder
-from streams.stages.agents.registration import register
-from streams.stages.agents.service import opened_fleet
+from streams.stages.agents.recording.calls import Begun, ModelCall
+from streams.stages.agents.recording.fleet import FleetRecorder
+from streams.stages.agents.recording.service import opened_fleet
+from streams.stages.agents.runs.registration import register
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
 from tests.support.processes import read, until

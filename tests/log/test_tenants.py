@@ -32,8 +32,8 @@ from streams.cli.root import cli
 from streams.kafka import admin
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Login, Settings
-from streams.stages.agents.processes import AgentProcess, run_process
-from streams.stages.agents.run import AgentPlan, RunWork, run
+from streams.stages.agents.runs.processes import AgentProcess, run_process
+from streams.stages.agents.runs.run import AgentPlan, RunWork, run
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import document

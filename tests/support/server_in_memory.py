@@ -30,11 +30,11 @@ from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
 from streams.observability.metrics import OFF
 from streams.settings.model import Policy, Serve, Settings, Topics
-from streams.stages.agents import served_versions, turn_writer
-from streams.stages.agents.conversations import Conversations
-from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.served_versions import ServedVersions
-from streams.stages.agents.turn_writer import TurnWriter
+from streams.stages.agents.recording import served_versions, turn_writer
+from streams.stages.agents.recording.conversations import Conversations
+from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.served_versions import ServedVersions
+from streams.stages.agents.recording.turn_writer import TurnWriter
 from tests.support.documented import as_documented
 
 T = TypeVar("T")

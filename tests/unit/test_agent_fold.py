@@ -15,9 +15,9 @@ from hypothesis import given, settings, strategies as st
 from schemas.events import Message, Observed, Response, Sampling, ToolCall, Turn, derive_id
 from schemas.serde import encode
 from schemas.tokens import TokenIds
-from streams.stages.agents.chains import Chains
-from streams.stages.agents.fold import Trajectory, TrajectoryStep, fold, of_each
-from streams.stages.agents.response import response_of
+from streams.stages.agents.trajectories.chains import Chains
+from streams.stages.agents.trajectories.fold import Trajectory, TrajectoryStep, fold, of_each
+from streams.stages.agents.trajectories.response import response_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import changed, reward, task, trajectory, turn
 from tests.support.log.join_partition import Log

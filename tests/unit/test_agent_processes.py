@@ -18,8 +18,8 @@ from pydantic import SecretStr
 
 from schemas.events import Message
 from streams.errors import SettingsError
-from streams.stages.agents.processes import AgentProcess, RunContext, run_process
-from streams.stages.agents.run_end import RunEnd
+from streams.stages.agents.runs.processes import AgentProcess, RunContext, run_process
+from streams.stages.agents.runs.run_end import RunEnd
 from tests.support.factories import task
 
 HIDDEN = """

@@ -12,8 +12,8 @@ from schemas.events import Coordinates, Event, Message, Task, Turn, derive_id
 from streams.kafka.record import Record, encoded
 from streams.kafka.topics import topic_of
 from streams.settings.model import Topics
-from streams.stages.agents.fold import fold
-from streams.stages.agents.response import response_of
+from streams.stages.agents.trajectories.fold import fold
+from streams.stages.agents.trajectories.response import response_of
 from tests.chaos.agent_client import GivenAnswer
 from tests.chaos.agent_recount import Log, open_runs, recount
 from tests.support.factories import task, trajectory, turn

@@ -9,8 +9,8 @@ import pytest
 
 from schemas.events import Event, Response, TrajectoryEvent, Turn
 from streams.kafka.record import partition_of
-from streams.stages.agents.fold import fold
-from streams.stages.agents.response import response_of
+from streams.stages.agents.trajectories.fold import fold
+from streams.stages.agents.trajectories.response import response_of
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report

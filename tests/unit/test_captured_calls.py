@@ -20,8 +20,8 @@ import pytest
 from gateway.http.body import read_call
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
 from streams.engines.rendering import ChatRendering
-from streams.stages.agents.calls import Delta, Done, ModelCall, Piece
-from streams.stages.agents.fold import fold
+from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
+from streams.stages.agents.trajectories.fold import fold
 from tests.support.models import chat
 from tests.support.processes import until
 from tests.support.server_in_memory import LogInMemory, ServerInMemory, serving

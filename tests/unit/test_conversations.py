@@ -11,8 +11,8 @@ import pytest
 from schemas.events import Sampling, Turn
 from schemas.serde import decode, encode
 from streams.errors import CallError
-from streams.stages.agents.calls import ModelCall
-from streams.stages.agents.conversations import RETRIED_MS, Conversations, held_bytes
+from streams.stages.agents.recording.calls import ModelCall
+from streams.stages.agents.recording.conversations import RETRIED_MS, Conversations, held_bytes
 from tests.support.agent_calls import Recorded, user
 from tests.support.factories import T0, trajectory, turn
 

@@ -18,7 +18,7 @@ from gateway.agents import anthropic, chat, completions, responses
 from schemas import json_text
 from schemas.events import Message, ToolCall
 from streams.errors import CallError
-from streams.stages.agents.calls import Begun, Delta, Done, Piece, Token
+from streams.stages.agents.recording.calls import Begun, Delta, Done, Piece, Token
 
 AT = 1_700_000_000.5
 BEGUN = Begun(

@@ -21,7 +21,7 @@ from gateway.http.body import Body, Caller, ignored, read, use
 from schemas.events import ToolCall
 from streams.engines.answer_form import AnswerForm
 from streams.errors import CallError
-from streams.stages.agents.calls import ModelCall
+from streams.stages.agents.recording.calls import ModelCall
 
 HEADERS = {"betas", "user_profile_id", "workspace_id"}
 """Parameters of Anthropic's client that are headers of the request."""

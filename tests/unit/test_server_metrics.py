@@ -7,8 +7,8 @@ from streams.engines.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.stages.agents.conversations import Conversations, held_bytes
-from streams.stages.agents.server_metrics import ServerMetrics
+from streams.stages.agents.recording.conversations import Conversations, held_bytes
+from streams.stages.agents.recording.server_metrics import ServerMetrics
 from tests.support.factories import trajectory, turn
 from tests.support.scrape import parse
 

@@ -9,7 +9,7 @@ import pytest
 from streams.errors import EventError
 from streams.observability.metrics import OFF
 from streams.settings.model import Settings, Topics
-from streams.stages.agents.turn_writer import TurnWriter
+from streams.stages.agents.recording.turn_writer import TurnWriter
 from tests.support.agent_calls import user
 from tests.support.factories import trajectory, turn
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from schemas.events import Message, Tool
-from streams.stages.agents.chat_format import message_of, tool_of
+from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 from streams.tools.query.examples import Example, ExportOptions
 from streams.tools.query.export import Counts
 from streams.tools.query.finished import Finished

@@ -38,7 +38,7 @@ from streams.kafka.history import History
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.agents.fold import Trajectory, fold
+from streams.stages.agents.trajectories.fold import Trajectory, fold
 
 BY_KEY = ("trajectories", "tasks", "turns", "rewards")
 """What is found by the id of its task."""

@@ -25,7 +25,7 @@ from streams.errors import RefusedError
 from streams.kafka.history import History
 from streams.kafka.retry import StoppedWaiting
 from streams.output import moment
-from streams.stages.agents.fold import TrajectoryStep
+from streams.stages.agents.trajectories.fold import TrajectoryStep
 from streams.tools.query.finished import Finished, FinishedReader
 
 FILE = "agent_interactions.jsonl"

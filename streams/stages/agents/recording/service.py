@@ -24,12 +24,12 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
-from streams.stages.agents.conversations import Conversations
-from streams.stages.agents.fleet import FleetConversations, FleetRecorder, FleetVersions
-from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.served_versions import ServedVersions
-from streams.stages.agents.server_metrics import ServerMetrics
-from streams.stages.agents.turn_writer import TurnWriter
+from streams.stages.agents.recording.conversations import Conversations
+from streams.stages.agents.recording.fleet import FleetConversations, FleetRecorder, FleetVersions
+from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.served_versions import ServedVersions
+from streams.stages.agents.recording.server_metrics import ServerMetrics
+from streams.stages.agents.recording.turn_writer import TurnWriter
 
 log = logging.getLogger("streamward.agents")
 

@@ -11,7 +11,7 @@ from streams.engines.answer_form import schema_alone
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.errors import CallError, EventError
-from streams.stages.agents.calls import ModelCall
+from streams.stages.agents.recording.calls import ModelCall
 
 
 async def compiled(call: ModelCall, engine: TokenEngine, rendering: Rendering) -> Constraint | None:

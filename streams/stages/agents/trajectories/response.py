@@ -27,7 +27,7 @@ from schemas.events import (
     derive_id,
 )
 from schemas.tokens import Logprobs, LossMask, TokenIds
-from streams.stages.agents.fold import CallChain, Trajectory
+from streams.stages.agents.trajectories.fold import CallChain, Trajectory
 
 UNANSWERED = -1
 """The version of a run that made no call and was not pinned."""

@@ -43,12 +43,12 @@ from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.kafka.tracked import TrackedConsumer
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from streams.stages.agents.processes import RunContext
-from streams.stages.agents.registration import following, registrations
-from streams.stages.agents.response import UNANSWERED
-from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.run_metrics import RunMetrics
-from streams.stages.agents.run_server import RunServer
+from streams.stages.agents.runs.processes import RunContext
+from streams.stages.agents.runs.registration import following, registrations
+from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.runs.run_metrics import RunMetrics
+from streams.stages.agents.runs.run_server import RunServer
+from streams.stages.agents.trajectories.response import UNANSWERED
 
 STAGE = "agents"
 BUSY_POLL_S = 0.05

@@ -20,9 +20,9 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from schemas.tokens import TokenIds
 from streams.engines.protocol import Rendering, TokenEngine
 from streams.errors import CallError, EventError
-from streams.stages.agents.calls import ModelCall
-from streams.stages.agents.chains import Chains, Placement
-from streams.stages.agents.conversations import Conversation
+from streams.stages.agents.recording.calls import ModelCall
+from streams.stages.agents.recording.conversations import Conversation
+from streams.stages.agents.trajectories.chains import Chains, Placement
 
 SHORT = 1000
 """Characters of a call's messages and tools that take less than a millisecond to render."""

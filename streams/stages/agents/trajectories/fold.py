@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.events import Continuity, Message, TrajectoryEvent, Turn
-from streams.stages.agents.chains import Chains, PlacedTurn, Role
+from streams.stages.agents.trajectories.chains import Chains, PlacedTurn, Role
 
 LeftOutReason = Literal["auxiliary", "failed", "undelivered", "late", "conflict", "broken"]
 

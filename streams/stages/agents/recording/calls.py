@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from schemas.events import Message, Observed, Sampling, Tool
 from streams.engines.answer_form import AnswerForm
-from streams.stages.agents.chains import Digests
+from streams.stages.agents.trajectories.chains import Digests
 
 CallProtocol = Literal["chat", "completions", "responses", "messages"]
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from schemas.conventions import RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
 from streams.errors import CallError
-from streams.stages.agents.calls import ModelCall
-from streams.stages.agents.calls_in_progress import CallInProgress
-from streams.stages.agents.chains import Chains
+from streams.stages.agents.recording.calls import ModelCall
+from streams.stages.agents.recording.calls_in_progress import CallInProgress
+from streams.stages.agents.trajectories.chains import Chains
 
 RETRIED_MS = 600_000
 """How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""

@@ -24,8 +24,8 @@ from schemas import json_text
 from schemas.events import Ending, Observed, Task, derive_id
 from streams.errors import RefusedError, ServerUnavailable
 from streams.observability.metrics import OFF, Meter
-from streams.stages.agents.kept_alive import LATER, KeptAlive
-from streams.stages.agents.run_end import RunEnd
+from streams.stages.agents.runs.connection_pool import LATER, KeptAlive
+from streams.stages.agents.runs.run_end import RunEnd
 
 ANSWER_S = 120.0
 """How long one request may take; the server itself gives up before."""

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from streams.errors import CallError
-from streams.stages.agents.calls import Piece
+from streams.stages.agents.recording.calls import Piece
 
 
 class CallInProgress:

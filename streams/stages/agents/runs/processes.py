@@ -33,9 +33,9 @@ from pydantic import SecretStr
 from schemas.events import Ending, Task
 from streams.errors import SettingsError
 from streams.output import json_line
-from streams.stages.agents import supervisor
-from streams.stages.agents.chat_format import message_of, tool_of
-from streams.stages.agents.run_end import RunEnd
+from streams.stages.agents.runs import supervisor
+from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
 LOOK_S = 0.1
 TASK = "task.json"
@@ -78,7 +78,7 @@ class AgentProcess:
         module, colon, function = name.partition(":")
         if not (module and colon and function):
             raise SettingsError(f"the entry point {name!r} is no package.module:function")
-        command = (sys.executable, "-m", "streams.stages.agents.entry_point", name)
+        command = (sys.executable, "-m", "streams.stages.agents.runs.entry_point", name)
         return cls(command=command, **limits)  # type: ignore[arg-type]
 
 

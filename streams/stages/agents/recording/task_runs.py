@@ -23,13 +23,13 @@ from schemas.serde import EncodeError
 from streams.errors import CallError, EventError, LogError
 from streams.kafka import times
 from streams.settings.model import Serve
-from streams.stages.agents.conversations import Conversation, Conversations
-from streams.stages.agents.fold import fold
-from streams.stages.agents.response import response_of
-from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.served_versions import PolicyVersions
-from streams.stages.agents.turn_events import ended, started
-from streams.stages.agents.turn_writer import TurnWriter
+from streams.stages.agents.recording.conversations import Conversation, Conversations
+from streams.stages.agents.recording.served_versions import PolicyVersions
+from streams.stages.agents.recording.turn_events import ended, started
+from streams.stages.agents.recording.turn_writer import TurnWriter
+from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.trajectories.fold import fold
+from streams.stages.agents.trajectories.response import response_of
 
 LOOK_S = 0.02
 """How often a run that ends is looked at, while a call of it is open."""

@@ -38,14 +38,14 @@ from streams.kafka.retry import BrokerOutage
 from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from streams.stages.agents.calls import ModelCall, Piece, ServedModel
-from streams.stages.agents.conversations import Conversation, Conversations
-from streams.stages.agents.recorder import Recorder
-from streams.stages.agents.registration import registrations
-from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.served_versions import PolicyVersions
-from streams.stages.agents.task_runs import RunOrder
-from streams.stages.agents.turn_writer import TurnWriter
+from streams.stages.agents.recording.calls import ModelCall, Piece, ServedModel
+from streams.stages.agents.recording.conversations import Conversation, Conversations
+from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.served_versions import PolicyVersions
+from streams.stages.agents.recording.task_runs import RunOrder
+from streams.stages.agents.recording.turn_writer import TurnWriter
+from streams.stages.agents.runs.registration import registrations
+from streams.stages.agents.runs.run_end import RunEnd
 
 AGENTS_S = 5.0
 """How old what is known of agents may be when a call names a model that nobody knows, seconds."""

@@ -32,15 +32,15 @@ from streams.engines.token_stream import TokenStream
 from streams.errors import CallError, CallErrorKind, EventError, LogError, RefusedError
 from streams.kafka import times
 from streams.settings.model import Serve
-from streams.stages.agents.answer_constraint import compiled
-from streams.stages.agents.answer_text import AnswerText
-from streams.stages.agents.call_prompts import CallPrompts
-from streams.stages.agents.calls import Begun, Delta, Done, ModelCall, Piece, ServedModel, Token
-from streams.stages.agents.calls_in_progress import CallInProgress
-from streams.stages.agents.conversations import Conversation, Conversations, has_key, request_of
-from streams.stages.agents.served_versions import PolicyVersions
-from streams.stages.agents.task_runs import TaskRuns
-from streams.stages.agents.turn_events import (
+from streams.stages.agents.recording.answer_constraint import compiled
+from streams.stages.agents.recording.answer_text import AnswerText
+from streams.stages.agents.recording.call_prompts import CallPrompts
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, ServedModel, Token
+from streams.stages.agents.recording.calls_in_progress import CallInProgress
+from streams.stages.agents.recording.conversations import Conversation, Conversations, has_key, request_of
+from streams.stages.agents.recording.served_versions import PolicyVersions
+from streams.stages.agents.recording.task_runs import TaskRuns
+from streams.stages.agents.recording.turn_events import (
     Answered,
     PreparedCall,
     answered_as,
@@ -51,7 +51,7 @@ from streams.stages.agents.turn_events import (
     stop_text,
     turn_of,
 )
-from streams.stages.agents.turn_writer import TurnWriter
+from streams.stages.agents.recording.turn_writer import TurnWriter
 
 log = logging.getLogger("streamward.agents")
 

@@ -13,11 +13,11 @@ from streams.engines.protocol import Rendering, TokenEngine
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import CallError, EventError
 from streams.kafka import times
-from streams.stages.agents.calls import Done, ModelCall, Token
-from streams.stages.agents.chains import Placement
-from streams.stages.agents.conversations import Conversation
-from streams.stages.agents.run_end import RunEnd
-from streams.stages.agents.turn_writer import TurnWriter
+from streams.stages.agents.recording.calls import Done, ModelCall, Token
+from streams.stages.agents.recording.conversations import Conversation
+from streams.stages.agents.recording.turn_writer import TurnWriter
+from streams.stages.agents.runs.run_end import RunEnd
+from streams.stages.agents.trajectories.chains import Placement
 
 OTHER_BYTES = 16_384
 """More than a turn takes beside its texts and tokens: names, digests, numbers, reasons."""
