@@ -36,7 +36,6 @@ from gateway.log.rest import OpenLog
 from gateway.page.mount import PageMount, cookie_of, entered, mount
 from gateway.people import auth, oidc_login
 from gateway.people.door import OPEN, Door
-from streams import garbage
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
 from streams.access.people import KeyFile, Logins
@@ -52,6 +51,7 @@ from streams.stages.agents.recording.fleet import FleetRecorder
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import opened, opened_fleet
 from streams.tools.asking import give_feedback
+from streams.worker import garbage
 
 LOOK_S = 0.1
 """How soon a request to stop is noticed."""

@@ -28,7 +28,7 @@ from schemas.events import AdapterEvent, AdapterFile, AdvantagedGroup, Batch, Co
 from schemas.tokens import VIEWS
 from streams import scorers
 from streams.engines.protocol import SamplingRequest
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings

@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from streams.engines.turns import Turns, next_turn, took
+from streams.engines.fair_share import Turns, next_turn, took
 from streams.errors import OtherBaseError, RefusedError, SettingsError
 from streams.kafka.client import POLL_S
 from streams.observability import catalog

@@ -35,7 +35,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from streams.errors import EXIT_RESTART, ClusterError
 from streams.files import Scratch
 from streams.settings.model import Ray
-from streams.worker.ray_cluster import NodeCommand, Room, ask_to_end, no_room, room_for, started
+from streams.worker.ray.ray_cluster import NodeCommand, Room, ask_to_end, no_room, room_for, started
 from trainer.launch import HOME_S, RankRun, named
 from trainer.model import LIBRARIES
 

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag
 
 from gateway.http.body import Body, Ignored, compact
 from schemas.events import Tool
-from streams.engines.answer_form import JSON_OBJECT, AnswerForm
+from streams.engines.rendering.answer_form import JSON_OBJECT, AnswerForm
 from streams.errors import CallError
 
 NOT_SHOWN = "the model does not see it; say in a message what you want"

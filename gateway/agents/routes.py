@@ -39,7 +39,7 @@ from gateway.http.openapi import AGENT_ID, CALL_KEY, Answer, describe, described
 from gateway.http.principal import may_ask, principal_of, sees, tenant_of
 from gateway.http.request_record import asked_of, counted
 from schemas.events import Message
-from streams.access.tenants import is_of, named
+from streams.access.tenants.tenant_names import is_of, named
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
 

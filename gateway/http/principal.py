@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from streams.access.roles import Principal
-from streams.access.tenants import SEPARATOR, is_of, named
+from streams.access.tenants.tenant_names import SEPARATOR, is_of, named
 
 PRINCIPAL = "streamward.principal"
 """Where it is in a scope of ASGI."""

@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 from gateway.http.principal import actor_of, tenant_of
 from gateway.log.tasks import why_not_of_tenant
 from schemas.events import JobEvent
-from streams.access.tenants import is_of
+from streams.access.tenants.tenant_names import is_of
 from streams.adapters.versions import AdapterState, read_state
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.jobs import job_log

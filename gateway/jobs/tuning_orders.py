@@ -19,9 +19,10 @@ from gateway.jobs.fine_tuning_body import (
 from schemas.events import TuningMethod
 from streams.adapters.versions import AdapterState
 from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
-from streams.jobs import training_files, tuning_request
+from streams.jobs import training_files
 from streams.jobs.request import JobOrder
 from streams.jobs.training_files import TrainingFile
+from streams.jobs.tuning import tuning_request
 from streams.kafka import times
 from streams.settings.model import Settings
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from gateway.http.body import Body, PathQuery, Whole
 from schemas.events import AdapterEvent, AdapterKind
-from streams.access.tenants import SEPARATOR, is_of
+from streams.access.tenants.tenant_names import SEPARATOR, is_of
 from streams.adapters import decisions
 from streams.adapters.decisions import AdapterDecision, ProposedDecision
 from streams.adapters.versions import AdapterState, empty, fold

@@ -48,7 +48,7 @@ from schemas import serde
 from schemas.events import AdapterKind, Message, Response as Answer, RewardSource, Task, derive_id
 from streams import output
 from streams.access.roles import decide
-from streams.access.tenants import is_of
+from streams.access.tenants.tenant_names import is_of
 from streams.errors import CallError, EventError, NotFoundError, SettingsError
 from streams.jobs import job_log
 from streams.kafka import times

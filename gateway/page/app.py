@@ -58,7 +58,7 @@ from gateway.page.forms import SentForm, posted
 from gateway.page.log_view import LogReader, LogView
 from gateway.page.origin import PageGuard
 from streams.access.roles import Action, Principal
-from streams.access.tenants import is_of
+from streams.access.tenants.tenant_names import is_of
 from streams.errors import (
     CallError,
     EventError,

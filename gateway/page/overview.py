@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.page.log_view import LogReader, Row
+from streams.demo.progress import PLACES
 from streams.errors import StreamwardError
 from streams.kafka.topics import topics
-from streams.loop.progress import PLACES
 from streams.tools import status
 from streams.tools.query.views import name_of, quoted
 

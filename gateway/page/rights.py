@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from streams.access.roles import Action, Decision, Principal, decide
-from streams.access.tenants import SEPARATOR
+from streams.access.tenants.tenant_names import SEPARATOR
 from streams.tools.query.views import literal
 
 OF_ACCESS = ("access", "requests")

@@ -18,10 +18,11 @@ from typing import TypeVar
 
 from schemas.events import AccessEvent, AccessRole
 from schemas.serde import Poison
-from streams.access import keys, sessions, tenant_logs, tenants, tokens, users
+from streams.access import keys, sessions, tokens, users
 from streams.access.keys import AccessKey, NewSecret
 from streams.access.sessions import LoginSession
-from streams.access.tenant_logs import TenantLog
+from streams.access.tenants import tenant_logs, tenant_names as tenants
+from streams.access.tenants.tenant_logs import TenantLog
 from streams.access.tokens import PublicKey
 from streams.access.users import User
 from streams.errors import NotFoundError, SettingsError

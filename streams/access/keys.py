@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from schemas.events import AccessEvent, AccessRole, derive_id
-from streams.access import tenants
+from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
 
 _KEY = re.compile(r"sw_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")

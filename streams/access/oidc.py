@@ -27,9 +27,9 @@ import jwt
 from schemas import json_text
 from schemas.events import AccessRole
 from streams.access.people import Vouched
+from streams.deadline import RequestDeadline
 from streams.errors import LogError, LoginRefused
 from streams.kafka import times
-from streams.request_deadline import RequestDeadline
 from streams.settings.model import Login
 
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schemas.events import AccessEvent, AccessRole
-from streams.access import passwords, sessions, tenants, tokens, users
+from streams.access import passwords, sessions, tokens, users
 from streams.access.access_log import AccessLog
 from streams.access.attempts import Attempts
 from streams.access.keys import NewSecret, new_secret
 from streams.access.sessions import LoginSession, Reused
+from streams.access.tenants import tenant_names as tenants
 from streams.access.tokens import LASTS_MS, SigningKey
 from streams.access.users import User
 from streams.errors import LogError, LoginRefused, RefusedError, SettingsError

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schemas.events import AccessEvent, AccessKind, AccessRole, derive_id
-from streams.access import tenants
+from streams.access.tenants import tenant_names as tenants
 from streams.errors import SettingsError
 
 LONGEST = 64

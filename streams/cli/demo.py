@@ -1,4 +1,4 @@
-"""`streamward demo`: the loop of streams/loop on generated tasks."""
+"""`streamward demo`: the loop of streams/demo on generated tasks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def demo(
     """
     from rich.console import Console
 
-    from streams.loop import demo as loop
+    from streams.demo import demo as loop
 
     wanted = json_object(options, "--options")
     plan = loop.DemoOptions(**chosen, options=wanted, config=call.config, overrides=call.overrides)

@@ -125,7 +125,8 @@ def jobs_start(
 def _order_tuning(call: AppContext, given: dict[str, Any], file: Path | None, key: str | None) -> JobState:
     """Order a job that tunes; its file goes into the adapter store first."""
     from streams.adapters.versions import read_state
-    from streams.jobs import job_log, training_files, tuning_request
+    from streams.jobs import job_log, training_files
+    from streams.jobs.tuning import tuning_request
     from streams.kafka import times
 
     settings, asked = call.settings_to_write, tuning_request.read_request(given)

@@ -47,7 +47,7 @@ def refuse_options(command: str, on: str | None, replicas: int | None) -> None:
 
 def agents(call: AppContext, words: Sequence[str], replicas: int) -> int:
     """Run `streamward WORDS` as so many agents until this process is asked to end; return the exit code."""
-    from streams.worker import ray_cluster
+    from streams.worker.ray import ray_cluster
 
     settings, kind = call.settings, words[0]
     computes = kind == "policy" and settings.policy.engine == "transformers"
@@ -56,7 +56,7 @@ def agents(call: AppContext, words: Sequence[str], replicas: int) -> int:
     )
     with ray_cluster.joined(f"{kind} --on ray"), until_stopped() as stop:
         begin(call, f"{kind} on Ray ({replicas} agents)", READS[kind])
-        from streams.worker import ray_agents
+        from streams.worker.ray import ray_agents
 
         return ray_agents.run(ray_cluster.work(settings, words, call.log_level), room, settings.ray, stop)
 
@@ -66,7 +66,7 @@ def trainer(call: AppContext, words: Sequence[str], place: Place | None) -> int:
 
     Raises SettingsError if another launcher gave this process a `place`.
     """
-    from streams.worker import ray_cluster
+    from streams.worker.ray import ray_cluster
 
     if place is not None:
         raise SettingsError("--launcher ray, and WORLD_SIZE says that another launcher is at work; use one of them")

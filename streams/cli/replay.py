@@ -329,7 +329,7 @@ def replay_evaluate(
 @contextmanager
 def _played(settings: Settings, name: str, suite: HeldOutSuite, report: Report) -> Iterator[Report]:
     """Have a suite of episodes played while the block runs; yield a report that also restarts whoever ended."""
-    from streams.loop.players import playing
+    from streams.demo.players import playing
     from streams.tools.replay import experiments
 
     if not suite.in_environment:

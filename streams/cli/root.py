@@ -329,7 +329,7 @@ def streams(call: AppContext, ctx: click.Context, driver: str | None) -> None:
     rollouts_register = partial(rollouts.register, suite=suites.of_guard(call.settings))
     if (driver or call.settings.worker.driver) == "loop":
         with importing():
-            from streams.worker.loop import run as loop
+            from streams.worker.batched import run as loop
 
         with until_stopped() as stop:
             loop.run(call.settings, [advantages.register_loop, batches.register, rollouts_register], stop=stop)

@@ -171,7 +171,7 @@ def _show_submitted(call: AppContext, submitted: Submitted, more: dict[str, int]
     If more wait now than will be answered, say so on stderr.
     """
     from streams import output as show
-    from streams.tools.reach import unreached
+    from streams.tools.unreachable_tasks import unreached
 
     counts = {"sent": len(submitted.sent), "known": len(submitted.known), **more}
     if output == "table":

@@ -14,7 +14,7 @@ import click
 from streams.cli.runtime import AppContext, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
-    from streams.access.tenant_rights import TenantState
+    from streams.access.tenants.tenant_rights import TenantState
     from streams.kafka.acls import AclRight
     from streams.output import Output
 
@@ -58,8 +58,8 @@ def tenants_create(
 
     What they have already stays. Run it again to mend what `list` says is missing.
     """
-    from streams.access import tenant_grants, tenants
     from streams.access.access_log import AccessLog
+    from streams.access.tenants import tenant_grants, tenant_names as tenants
     from streams.kafka import admin
 
     settings = call.settings if dry_run else call.settings_to_write
@@ -116,7 +116,7 @@ def tenants_list(call: AppContext, /, output: Output) -> None:
 @pass_call
 def tenants_show(call: AppContext, /, tenant: str, output: Output) -> None:
     """Print every right of a tenant's principals, and every other one on its topics alone."""
-    from streams.access import tenant_rights
+    from streams.access.tenants import tenant_rights
     from streams.errors import NotFoundError
 
     state = next((one for one in _states(call) if one.tenant == tenant), None)
@@ -159,8 +159,8 @@ def tenants_remove(
 
     Topics and records stay.
     """
-    from streams.access import tenant_grants, tenant_rights
     from streams.access.access_log import AccessLog
+    from streams.access.tenants import tenant_grants, tenant_rights
     from streams.errors import SettingsError
 
     if yes and dry_run:
@@ -188,8 +188,8 @@ def _ask(takes: tuple[AclRight, ...], tenant: str) -> None:
 
 
 def _states(call: AppContext) -> list[TenantState]:
-    from streams.access import tenant_grants
     from streams.access.access_log import AccessLog
+    from streams.access.tenants import tenant_grants
 
     with AccessLog(call.settings) as log:
         return tenant_grants.states(log, call.settings)

@@ -129,7 +129,7 @@ def _carry_out_jobs(call: AppContext) -> None:
     with until_stopped() as stop:
         admin.check_topics(call.settings, patient=True)
         with importing():
-            from streams.jobs import tuner
+            from streams.jobs.tuning import job_tuner as tuner
         tuner.run(call.settings, stop=stop)
 
 

@@ -1,4 +1,4 @@
-"""`streamward up`: the loop of streams/loop on tasks of one's own."""
+"""`streamward up`: the loop of streams/demo on tasks of one's own."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def up(
     """
     from rich.console import Console
 
+    from streams.demo import run as loop
+    from streams.demo.up import UpPlan
     from streams.errors import SettingsError
-    from streams.loop import run as loop
-    from streams.loop.up import UpPlan
     from streams.scorers import named_sources
     from streams.stages.scoring.trial import load_scorers
 

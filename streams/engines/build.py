@@ -14,7 +14,7 @@ def build(settings: Settings, kept: int | None = None) -> Engine:
     `kept` versions stay in memory; None: those that one policy needs.
     """
     if settings.policy.engine == "scripted":
-        from streams.engines.scripted import ScriptedEngine
+        from streams.engines.scripted.scripted_engine import ScriptedEngine
 
         return ScriptedEngine(settings.policy.script)
     import_libraries(settings)
@@ -23,7 +23,7 @@ def build(settings: Settings, kept: int | None = None) -> Engine:
 
         return VllmEngine(settings, kept)
     from streams.engines.base_model import load_base
-    from streams.engines.transformers_engine import KEPT, TransformersEngine
+    from streams.engines.local.transformers_engine import KEPT, TransformersEngine
 
     return TransformersEngine(load_base(settings.model), settings.policy.threads, kept or KEPT)
 
@@ -34,13 +34,13 @@ def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
     Raises SettingsError if it cannot start.
     """
     if settings.policy.engine == "scripted":
-        from streams.engines.scripted_rendering import ScriptedRendering
-        from streams.engines.scripted_tokens import ScriptedTokenEngine
+        from streams.engines.scripted.scripted_rendering import ScriptedRendering
+        from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 
         return ScriptedTokenEngine(settings.policy.script), ScriptedRendering()
     import_libraries(settings)
     from streams.engines.base_model import load_base
-    from streams.engines.rendering import ChatRendering
+    from streams.engines.rendering.template_rendering import ChatRendering
 
     engine: TokenEngine
     if settings.policy.engine == "vllm":
@@ -49,7 +49,7 @@ def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
         base = load_base(settings.model.model_copy(update={"device": "cpu"}))
         engine = VllmTokenEngine(settings.policy, base)
     else:
-        from streams.engines.continuous import ContinuousEngine
+        from streams.engines.local.continuous import ContinuousEngine
 
         base = load_base(settings.model)
         engine = ContinuousEngine(base, settings.policy.threads, weight=settings.fleet.weight_of)
@@ -65,5 +65,3 @@ def import_libraries(settings: Settings) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if settings.policy.engine == "transformers":
         from transformers import AutoModelForCausalLM  # noqa: F401 - with which load_base loads
-
-        from streams.engines import transformers_engine  # noqa: F401

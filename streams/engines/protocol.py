@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from schemas.events import FinishReason, Message, Sampling, Task, Tool
-from streams.engines.answer_form import AnswerForm
 from streams.engines.constraint import Constraint
+from streams.engines.rendering.answer_form import AnswerForm
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
 from streams.observability.tracing.context import Context

@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from streams.environments.adapted import AdaptedEnvironment
+from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.protocol import Environment, EpisodeError
 
 ADAPTERS = {
-    "gymnasium": ("streams.environments.gymnasium_env", "GymnasiumEnvironment"),
-    "textarena": ("streams.environments.textarena_env", "TextArenaEnvironment"),
-    "openenv": ("streams.environments.openenv_env", "OpenEnvEnvironment"),
-    "mcp": ("streams.environments.mcp_env", "McpEnvironment"),
+    "gymnasium": ("streams.environments.adapters.gymnasium_env", "GymnasiumEnvironment"),
+    "textarena": ("streams.environments.adapters.textarena_env", "TextArenaEnvironment"),
+    "openenv": ("streams.environments.adapters.openenv_env", "OpenEnvEnvironment"),
+    "mcp": ("streams.environments.adapters.mcp_env", "McpEnvironment"),
 }
 """Module and class of each kind of reference that is not one's own."""
 SERVERS = ("openenv", "mcp")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from schemas.events import JobEvent
 from schemas.serde import Poison
-from streams.jobs.months import MONTH_CLOSED, TenantMonths
+from streams.jobs.monthly_spending import MONTH_CLOSED, TenantMonths
 from streams.jobs.state import JobState, event_of, fold
 from streams.kafka.record import Record, cut
 

@@ -8,7 +8,7 @@ then asks for has the same ids. Of tasks it first looks which are in the log, si
 an event that is written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
 
 One job of a policy at a time: the next begins when the one before has ended. One that is paused has not. Jobs that tune
-have their turn, too, and are carried out elsewhere (streams/jobs/tuner.py).
+have their turn, too, and are carried out elsewhere (streams/jobs/tuning/job_tuner.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streams.jobs import reducer
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.job_metrics import JobMetrics, WatchedJob
 from streams.jobs.membership import JobMembership
-from streams.jobs.months import MonthBudget, month_of
+from streams.jobs.monthly_spending import MonthBudget, month_of
 from streams.jobs.reducer import STAGE, Effect, OpenJob
 from streams.jobs.state import JobState, cost_usd
 from streams.kafka import times

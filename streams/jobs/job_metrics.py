@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, get_args
 
-from streams.jobs.months import MonthBudget
+from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.state import JobState, JobStatus
 from streams.kafka import times
 from streams.observability import catalog

@@ -28,7 +28,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobKind, Tas
 from streams.adapters.serving import TRANSITIONS as ADAPTER_TRANSITIONS
 from streams.adapters.versions import AdapterState
 from streams.evaluation import paired, run as evaluation
-from streams.jobs.months import MonthBudget
+from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.questions import JOB, place_of, suite, suite_name, train_task
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, cost_usd
 from streams.settings.model import Batches

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from streams.errors import RefusedError, SettingsError
 from streams.jobs.all_jobs import AllJobs
-from streams.jobs.months import MonthFigures, Spending, TenantMonths
+from streams.jobs.monthly_spending import MonthFigures, Spending, TenantMonths
 from streams.jobs.request import estimate
 from streams.jobs.state import JobState, cost_usd
 

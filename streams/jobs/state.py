@@ -52,7 +52,7 @@ TRANSITIONS: Mapping[JobKind, JobTransition] = {
     "completed": JobTransition(_from("running"), "completed"),
     "failed": JobTransition(_from("queued", "running"), "failed"),
     "cancelled": JobTransition(_from("queued", "running", "paused"), "cancelled"),
-    "month_closed": JobTransition(_from(), "queued"),  # it is about no job: streams/jobs/months.py
+    "month_closed": JobTransition(_from(), "queued"),  # it is about no job: streams/jobs/monthly_spending.py
 }
 ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 

@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeVar
 
 from schemas.events import Response, RewardSource, Task
 from streams.observability.tracing.context import Context
+from streams.scorers.fair_threads import TurnPool
 from streams.scorers.judge import Judge, JudgeOptions, unconfigured
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.sandbox import Sandbox
-from streams.scorers.turns import TurnPool
 from streams.scorers.verdict import (
     MAX_RATIONALE,
     MAX_VERSION,

@@ -3,7 +3,7 @@
     question, answer, reference, rubric ──► POST {judge_url}/chat/completions ──► {"score": 7, "reason": "…"} ──► 0 to 1
 
 The judge answers with exactly one JSON object, and its score must be within the given scale; anything else is a failed
-score, never a guess. The time limit covers the whole answer (streams/request_deadline.py).
+score, never a guess. The time limit covers the whole answer (streams/deadline.py).
 
 A response can try to forge its verdict. The tags around it carry a boundary that is drawn for each request, so it
 cannot close them; an object that the response contains word for word is a quotation, and does not count. It can still
@@ -22,8 +22,8 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
+from streams.deadline import RequestDeadline
 from streams.observability.tracing.context import Context, http_headers_of
-from streams.request_deadline import RequestDeadline
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object, storable
 from streams.settings.model import Scoring
 

@@ -27,7 +27,6 @@ from faust.auth import SASLCredentials, SSLCredentials
 from faust.types import TP
 
 from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
-from streams import garbage
 from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
 from streams.kafka.client import unreachable
 from streams.kafka.lag import LagMeter
@@ -38,7 +37,7 @@ from streams.observability.logging import quieten_faust
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
 from streams.settings.model import Kafka, Settings
-from streams.worker import changelog_topics as changelogs
+from streams.worker import changelog_topics as changelogs, garbage
 from streams.worker.faust import fixes
 from streams.worker.table import Table
 

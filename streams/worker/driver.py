@@ -2,7 +2,7 @@
 
     stage.register(driver) ──► tables for its state, an outlet for its events, an agent for each topic that it reads
 
-`streams/worker/faust_driver.py` runs stages in Faust, `streams/worker/loop/` in a loop of our own. A handler is written
+`streams/worker/faust/faust_driver.py` runs stages in Faust, `streams/worker/batched/` in a loop of our own. A handler is written
 once, for both: it gets one record at a time, and awaits what it emits.
 """
 

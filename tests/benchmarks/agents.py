@@ -35,8 +35,8 @@ import psutil
 
 from schemas.events import Message, Sampling, Turn
 from schemas.serde import encode
-from streams.engines.scripted_rendering import ScriptedRendering
-from streams.engines.scripted_tokens import ScriptedTokenEngine
+from streams.engines.scripted.scripted_rendering import ScriptedRendering
+from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation
 from streams.engines.vllm.launch import free_port
 from streams.kafka.producer import Producer

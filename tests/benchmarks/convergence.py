@@ -197,8 +197,8 @@ def _loading() -> Iterator[dict[str, Any]]:
     """Yield seconds of a swap, and tokens a second with a new version before each round, and with two by turns."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the policy agent's process sets it
     from streams.engines.base_model import load_base
+    from streams.engines.local.transformers_engine import TransformersEngine
     from streams.engines.protocol import SamplingRequest
-    from streams.engines.transformers_engine import TransformersEngine
     from streams.settings.model import Model
     from streams.stages.tasks.generators import TaskSpec, generate
 

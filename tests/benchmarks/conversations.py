@@ -32,7 +32,7 @@ def run() -> Iterator[dict[str, Any]]:
     """Yield how much longer eight conversations take than one, and what the kept prefixes save."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the server's process sets it
     from streams.engines.base_model import load_base
-    from streams.engines.continuous import ContinuousEngine
+    from streams.engines.local.continuous import ContinuousEngine
     from streams.settings.model import Model
 
     base = load_base(Model())

@@ -130,8 +130,8 @@ def _mixed() -> Iterator[dict[str, Any]]:
     """Yield a line for each size of a policy's round: MIXED policies together, and one after the other."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the policy agent's process sets it
     from streams.engines.base_model import load_base
+    from streams.engines.local.transformers_engine import TransformersEngine
     from streams.engines.protocol import EnginePart, SamplingRequest
-    from streams.engines.transformers_engine import TransformersEngine
     from streams.stages.tasks.generators import TaskSpec, generate
 
     base = load_base(Model())

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import Task
+from streams.demo.plan import ONE_MACHINE
 from streams.engines.vllm.launch import free_port
-from streams.loop.plan import ONE_MACHINE
 from streams.settings.load import load, to_env
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import SHAPED

@@ -24,7 +24,7 @@ def main() -> int:
 
 def _faust(settings: Settings) -> int:
     from streams.worker.app import build_app, run_worker
-    from streams.worker.faust_driver import FaustDriver
+    from streams.worker.faust.faust_driver import FaustDriver
 
     app = build_app(settings, worker_name="bench")
     advantages.register(FaustDriver(app))
@@ -32,7 +32,7 @@ def _faust(settings: Settings) -> int:
 
 
 def _loop(settings: Settings) -> int:
-    from streams.worker.loop import run as loop
+    from streams.worker.batched import run as loop
 
     with until_stopped() as stop:
         loop.run(settings, [batches.register if "batches" in sys.argv else advantages.register_loop], stop=stop)

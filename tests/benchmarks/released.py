@@ -26,10 +26,10 @@ from dataclasses import replace
 from schemas.events import AdapterEvent, AdvantagedGroup
 from streams.adapters.serving import Serving
 from streams.adapters.versions import read_state
+from streams.demo.plan import ONE_MACHINE
 from streams.evaluation.sequential import ARMS
 from streams.kafka import times
 from streams.kafka.producer import Producer
-from streams.loop.plan import ONE_MACHINE
 from streams.output import with_interval
 from streams.settings.load import changed
 from streams.settings.model import Settings

@@ -28,7 +28,7 @@ def run() -> Iterator[dict[str, Any]]:
     import torch
 
     from streams.engines.base_model import load_base
-    from streams.engines.transformers_engine import TransformersEngine
+    from streams.engines.local.transformers_engine import TransformersEngine
     from streams.settings.model import Model
 
     peer_base = load_base(Model())  # a model of its own: the engine exchanges parts of the one it is given

@@ -34,7 +34,7 @@ def run() -> Iterator[dict[str, Any]]:
         say(f"vllm: NOT MEASURED: {exc}")
         return
     from streams.engines.base_model import folder_of, load_base
-    from streams.engines.transformers_engine import TransformersEngine
+    from streams.engines.local.transformers_engine import TransformersEngine
     from streams.engines.vllm.engine import VllmEngine
     from streams.settings.model import Model, Policy, Settings
     from tests.support.vllm.server import vllm_server

@@ -16,7 +16,7 @@ from typing import Any
 
 from schemas.events import Response, Task
 from streams.engines.protocol import Completion, SamplingRequest
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.scorers import entry_point
 
 CHANCE = 0.04

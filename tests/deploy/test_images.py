@@ -62,7 +62,7 @@ SMALL = [
     "streams.cli.root",
     "gateway.server",
     "streams.worker.run",
-    "streams.worker.loop.run",
+    "streams.worker.batched.run",
     "streams.stages.scoring.agent",
     "streams.jobs.controller",
     "streams.jobs.job_log",

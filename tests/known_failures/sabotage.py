@@ -23,8 +23,9 @@ from gateway.http import body as bodies
 from schemas.events import Message, Tool, Turn
 from schemas.tokens import Logprobs, TokenIds
 from streams import advantage_formulas
-from streams.engines import rendering, token_draw
-from streams.engines.rendering import ChatRendering
+from streams.engines.local import token_draw
+from streams.engines.rendering import template_rendering as rendering
+from streams.engines.rendering.template_rendering import ChatRendering
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.agents.recording import recorder
 from streams.stages.agents.recording.answer_text import AnswerText

@@ -264,7 +264,7 @@ import os, signal
 from streams.cli.runtime import until_stopped
 from streams.settings.load import load
 from streams.stages.policy import agent
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 
 class Freezes(ScriptedEngine):
     rounds = 0

@@ -36,7 +36,7 @@ from streams.adapters.admission.state import PolicyState
 from streams.adapters.versions import read_state
 from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError, StreamwardError
 from streams.evaluation.run import evaluation
 from streams.kafka import admin as cluster

@@ -14,7 +14,7 @@ from confluent_kafka import admin
 
 from schemas.events import AdapterEvent, Event, Message, Response, RewardSource, Task
 from streams.adapters import store
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer

@@ -17,8 +17,8 @@ from openai.types.chat import ChatCompletionUserMessageParam
 from schemas.events import AdapterEvent, AgentEvent, Message, Sampling, Turn
 from streams.access.access_log import AccessLog
 from streams.adapters import store
-from streams.engines.scripted_rendering import ScriptedRendering
-from streams.engines.scripted_tokens import ScriptedTokenEngine
+from streams.engines.scripted.scripted_rendering import ScriptedRendering
+from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 from streams.errors import CallError
 from streams.kafka import admin
 from streams.kafka.producer import Producer

@@ -20,8 +20,8 @@ from streams.kafka.times import now_ms
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Serve, Settings
 from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
-from streams.tools.reach import unreached
 from streams.tools.status import look
+from streams.tools.unreachable_tasks import unreached
 from tests.support.factories import batch, group, one_of_each, promoted, response, task, trained
 from tests.support.log.members import member_of
 from tests.support.processes import read

@@ -13,7 +13,7 @@ import pytest
 
 from schemas.events import AdapterEvent, DeadLetter, Message, Response, RewardSource, Task
 from streams.adapters import store
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import admin
 from streams.kafka.producer import Producer

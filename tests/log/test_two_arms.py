@@ -15,7 +15,7 @@ from streams.adapters.admission.state import PAUSE_S
 from streams.adapters.serving import Serving, answers as answers_to
 from streams.adapters.versions import read_state
 from streams.engines.protocol import Completion, SamplingRequest
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import EventError
 from streams.kafka import admin
 from streams.kafka.topics import topics

@@ -20,8 +20,8 @@ import pytest
 
 from schemas.events import Message, Response, Sampling
 from streams.engines.base_model import Base, load_base
+from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.protocol import Completion, EnginePart
-from streams.engines.transformers_engine import TransformersEngine
 from streams.files import sha256_of
 from streams.kafka import admin
 from streams.kafka.producer import Producer

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams.adapters.store import fetch, publish
 from streams.engines.base_model import KNOWN, Base, gguf_file, load_base
+from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.protocol import SamplingRequest
-from streams.engines.transformers_engine import TransformersEngine
 from streams.settings.model import Model
 from tests.skips import IN_FULL
 from tests.support.thoroughness import FULL

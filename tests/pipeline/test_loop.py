@@ -28,11 +28,11 @@ import psutil
 import pytest
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
+from streams.demo import demo, run as loop
 from streams.kafka.node import process as broker
 from streams.kafka.node.config import DEFAULT_PORT, HOST
 from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.topics import LABELS
-from streams.loop import demo, run as loop
 from streams.settings.load import load
 from streams.settings.model import Kafka, Settings, Topics
 from streams.stages.policy import agent as policy

@@ -17,12 +17,13 @@ from schemas.events import AdapterEvent, JobEvent
 from streams.adapters.versions import empty, read_state
 from streams.cli.root import cli
 from streams.engines.base_model import Base
-from streams.jobs import training_files, tuner, tuning_reducer, tuning_request
+from streams.jobs import training_files
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.jobs.training_files import TrainingFile
-from streams.jobs.tuner import TuningWorker
+from streams.jobs.tuning import job_tuner as tuner, tuning_reducer, tuning_request
+from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.observability import catalog

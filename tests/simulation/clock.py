@@ -21,7 +21,7 @@ from unittest import mock
 
 EPOCH_S = 1_800_000_000
 """What the wall clock shows at virtual time 0."""
-READERS = ("streams.kafka.", "streams.worker.loop.")
+READERS = ("streams.kafka.", "streams.worker.batched.")
 """Modules that read virtual time."""
 
 

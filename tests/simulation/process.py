@@ -17,7 +17,7 @@ from streams.kafka.record import TopicPartition
 from streams.stages import batches
 from streams.stages.advantages import stage as advantages
 from streams.tools.capacity import BATCH_S, JOIN_S, ROW_S
-from streams.worker.loop import worker as loop
+from streams.worker.batched import worker as loop
 from tests.simulation.broker import Stored
 from tests.simulation.clients import SimulatedConsumer, SimulatedProducer
 

@@ -3,7 +3,7 @@
     tasks, responses, rewards ──► SimulatedProcess, many: LoopWorker.step, and the time it takes ──► groups, batches
                                     └── killed within a step, stopped, frozen, slow
 
-What is real: `streams/worker/loop`, the stages, and `consumer.py`, `reader.py` and `producer.py` of `streams/kafka`,
+What is real: `streams/worker/batched`, the stages, and `consumer.py`, `reader.py` and `producer.py` of `streams/kafka`,
 with all that they decide about rebalances, epochs, rows and fences. What is not: librdkafka, the broker, and time.
 
 A record stands for `weight` of them: it takes as long, and as many fewer are taken at once. So a few hundred thousand
@@ -28,7 +28,7 @@ from streams.kafka.record import TopicPartition
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.worker import changelog_topics
-from streams.worker.loop import restoring, worker as loop
+from streams.worker.batched import restoring, worker as loop
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clock import VirtualClock, read_by_workers
 from tests.simulation.group import GroupTimes, SimulatedGroup

@@ -37,7 +37,7 @@ def opens(name: str, settings: dict[str, Any]) -> Callable[[EpisodeStart], Envir
 @pytest.mark.parametrize("name", [*LISTED, *BY_REFERENCE])
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")  # it warns of spaces that are unusual, as texts are
 def test_gymnasium_finds_nothing_wrong(name: str) -> None:
-    from streams.environments.gymnasium_view import check
+    from streams.environments.adapters.gymnasium_view import check
 
     check(opens(name, BY_REFERENCE.get(name, {}))(EpisodeStart(name=name, seed=0)))
 

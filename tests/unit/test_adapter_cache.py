@@ -11,7 +11,7 @@ import pytest
 from schemas.events import AdapterKind
 from streams.adapters import store
 from streams.adapters.router import VersionRouter
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import EventError
 from streams.settings.model import Adapters, Settings
 from streams.stages.policy.adapter_cache import KEPT, AdapterCache

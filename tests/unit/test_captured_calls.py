@@ -19,7 +19,7 @@ import pytest
 
 from gateway.http.body import read_call
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
-from streams.engines.rendering import ChatRendering
+from streams.engines.rendering.template_rendering import ChatRendering
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
 from streams.stages.agents.trajectories.fold import fold
 from tests.support.models import chat

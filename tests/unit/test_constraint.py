@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from schemas.events import Sampling, Tool
-from streams.engines.answer_form import JSON_OBJECT, AnswerForm
 from streams.engines.base_model import Base
-from streams.engines.continuous import ContinuousEngine
+from streams.engines.local.continuous import ContinuousEngine
 from streams.engines.protocol import Rendering, TokenEngine
-from streams.engines.rendering import ChatRendering
-from streams.engines.scripted_rendering import ScriptedRendering
-from streams.engines.scripted_tokens import ScriptedTokenEngine
+from streams.engines.rendering.answer_form import JSON_OBJECT, AnswerForm
+from streams.engines.rendering.template_rendering import ChatRendering
+from streams.engines.scripted.scripted_rendering import ScriptedRendering
+from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
 from tests.support.models.chat import END, KEEPS, chat_tokenizer

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from schemas.events import Message, Sampling
-from streams.engines import packed_decoder
 from streams.engines.base_model import load_base
-from streams.engines.continuous import ContinuousEngine
-from streams.engines.few_rows import MOST_ROWS, FewRows
-from streams.engines.key_values import BLOCK, CacheShape
-from streams.engines.packed_decoder import PackedDecoder, PackedRow
-from streams.engines.self_check import AGREEMENT
+from streams.engines.local import packed_decoder
+from streams.engines.local.continuous import ContinuousEngine
+from streams.engines.local.few_rows import MOST_ROWS, FewRows
+from streams.engines.local.key_values import BLOCK, CacheShape
+from streams.engines.local.packed_decoder import PackedDecoder, PackedRow
+from streams.engines.local.self_check import AGREEMENT
+from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.token_stream import Generation, TokenStream
-from streams.engines.transformers_engine import TransformersEngine
 from streams.errors import EventError, SettingsError
 from streams.settings.model import Model
 from tests.support.models.tiny import VOCABULARY, sampled_logps, tiny_model

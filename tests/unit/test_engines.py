@@ -17,14 +17,15 @@ from safetensors.torch import load_file, save_file
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from schemas.events import Message, RewardSource, Sampling, Task
-from streams.engines import base_model, transformers_engine
+from streams.engines import base_model
 from streams.engines.base_model import Base, digest_of_weights, load_base
 from streams.engines.build import build
+from streams.engines.local import transformers_engine
+from streams.engines.local.token_draw import draw
+from streams.engines.local.transformers_engine import KEPT, TransformersEngine
 from streams.engines.protocol import NONE, Completion, EnginePart, SamplingRequest, uniform
-from streams.engines.scripted import END_OF_TURN, ScriptedEngine
+from streams.engines.scripted.scripted_engine import END_OF_TURN, ScriptedEngine
 from streams.engines.shared import SharedEngine
-from streams.engines.token_draw import draw
-from streams.engines.transformers_engine import KEPT, TransformersEngine
 from streams.errors import EventError, SettingsError
 from streams.files import cache_folder
 from streams.observability import catalog

@@ -76,7 +76,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
 ) -> None:
     for module in [one for one in sys.modules if one.split(".")[0] == package or one.endswith("v_env")]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "streams.environments.mcp_env", raising=False)
+    monkeypatch.delitem(sys.modules, "streams.environments.adapters.mcp_env", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(EpisodeError, match=rf"{package}.*pip install 'streamward\[environments\]'") as caught:
         load(name, ADD)

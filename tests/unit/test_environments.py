@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from schemas.events import Message, ToolCall
-from streams.environments.calculator import work_out
-from streams.environments.distractor import Distractor
 from streams.environments.episode import RunningEpisode, play
+from streams.environments.games.calculator import work_out
+from streams.environments.games.distractor import Distractor
 from streams.environments.protocol import Action, EpisodeError, Shown, StepResult, digest
 from streams.environments.registry import LISTED, listed
 from streams.environments.text_game import MOST_CALLS

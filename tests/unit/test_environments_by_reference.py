@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from schemas.events import EpisodeStart, Message
 from streams.cli.root import cli
-from streams.environments.adapted import AdaptedEnvironment
+from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.episode import MAX_SHOWN, RunningEpisode
 from streams.environments.protocol import Action, Environment, EpisodeError, Shown, StepResult
 from streams.environments.registry import listed

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from schemas.events import EpisodeStart, RewardSource
-from streams.environments.adapted import AdaptedEnvironment
+from streams.demo.players import PLAYERS
+from streams.demo.run import PROCESSES, commands
+from streams.demo.up import UpPlan
+from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.protocol import Action, Environment
 from streams.errors import SettingsError
-from streams.loop.players import PLAYERS
-from streams.loop.run import PROCESSES, commands
-from streams.loop.up import UpPlan
 from streams.settings.model import Settings
 from streams.stages.tasks.episodes import HELD_OUT_TASKS, EpisodeSpec, train_and_held_out
 from tests.support.factories import task

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from streams.jobs.job_metrics import JobMetrics, WatchedJob, figures, month_figures
-from streams.jobs.months import MonthBudget
+from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.state import JobState, fold
-from streams.jobs.tuning_metrics import TuningMetrics
+from streams.jobs.tuning.tuning_metrics import TuningMetrics
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from tests.support.factories import job_event, job_spec

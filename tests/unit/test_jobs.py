@@ -16,7 +16,7 @@ from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import SettingsError
 from streams.jobs import reducer, spending
 from streams.jobs.all_jobs import AllJobs
-from streams.jobs.months import MonthBudget
+from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
 from streams.jobs.state import (
     BUDGET_EXCEEDED,

@@ -18,10 +18,10 @@ LAYERS = [
     [
         "streams.settings",
         "streams.files",
-        "streams.garbage",
+        "streams.worker.garbage",
         "streams.output",
         "streams.advantage_formulas",
-        "streams.request_deadline",
+        "streams.deadline",
     ],
     ["streams.observability"],
     ["streams.kafka"],
@@ -29,7 +29,7 @@ LAYERS = [
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.jobs", "streams.access"],
-    ["streams.tools", "streams.loop"],
+    ["streams.tools", "streams.demo"],
     ["gateway"],
     ["streams.cli", "streamward"],
 ]
@@ -166,5 +166,5 @@ def test_only_the_gateway_knows_fastapi_and_only_the_command_imports_the_gateway
 
 def test_only_the_engines_read_tool_calls() -> None:
     """Whoever reads an answer a second time may read it otherwise than its agent did."""
-    readers = [module for module in modules() if "streams.engines.tool_calls" in ours(module)]
+    readers = [module for module in modules() if "streams.engines.rendering.tool_calls" in ours(module)]
     assert readers and all(inside(module, "streams.engines") for module in readers)

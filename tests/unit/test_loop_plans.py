@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from streams.demo.demo import DemoOptions, check
+from streams.demo.progress import Progress
+from streams.demo.settings_file import finds_settings, leave_settings
+from streams.demo.up import UpPlan
 from streams.errors import SettingsError
 from streams.kafka.node.config import Node, remember
-from streams.loop.demo import DemoOptions, check
-from streams.loop.progress import Progress
-from streams.loop.settings_file import finds_settings, leave_settings
-from streams.loop.up import UpPlan
 from streams.settings.load import CONFIG_FILE, load, save
 from streams.settings.model import Settings
 

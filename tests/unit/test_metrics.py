@@ -12,7 +12,7 @@ import pytest
 
 from schemas.events import CreditSpan
 from streams.engines.protocol import Completion, SamplingRequest
-from streams.engines.scripted import ScriptedEngine
+from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import retry
 from streams.kafka.lag import LagMeter

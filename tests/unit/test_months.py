@@ -14,7 +14,7 @@ from schemas.events import JobEvent, JobPrices, problems
 from streams.errors import RefusedError
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
-from streams.jobs.months import CLOSES_AFTER_MS, month_after, month_of
+from streams.jobs.monthly_spending import CLOSES_AFTER_MS, month_after, month_of
 from streams.jobs.state import JobState, fold
 from streams.kafka.record import Record
 from tests.support.factories import job_event, job_spec

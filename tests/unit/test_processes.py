@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from streams.demo import processes as module
+from streams.demo.processes import Processes
 from streams.errors import StreamwardError
-from streams.loop import processes as module
-from streams.loop.processes import Processes
 
 FOREVER = """
 import time
@@ -155,7 +155,7 @@ def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(processes: Processes) -
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from streams.loop.processes import Processes
+from streams.demo.processes import Processes
 with Processes(Path(sys.argv[1]), dict(os.environ)) as processes:
     processes.start("worker", sys.argv[2:])
     print(processes.children["worker"].process.pid, flush=True)

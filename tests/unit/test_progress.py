@@ -20,10 +20,10 @@ from schemas.events import (
     Task,
 )
 from schemas.serde import encode
+from streams.demo import run
+from streams.demo.progress import Progress, waits
 from streams.kafka.record import Record, dead_letter
 from streams.kafka.topics import topic_of, topics
-from streams.loop import run
-from streams.loop.progress import Progress, waits
 from streams.settings.model import Batches, Settings
 from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from tests.support import factories

@@ -19,7 +19,7 @@ from gateway.agents.completions import CompletionsBody
 from gateway.agents.responses_body import ResponsesBody
 from gateway.http.body import Body, Caller, ignored, read, use
 from schemas.events import ToolCall
-from streams.engines.answer_form import AnswerForm
+from streams.engines.rendering.answer_form import AnswerForm
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import ModelCall
 

@@ -18,9 +18,9 @@ from pydantic import SecretStr
 from streams.cli.root import cli
 from streams.errors import EXIT_RESTART, SettingsError
 from streams.settings.model import Policy, Scoring, Settings
-from streams.worker import ray_agents, ray_cluster
-from streams.worker.ray_agents import AgentLost, RayAgent
-from streams.worker.ray_cluster import Room
+from streams.worker.ray import ray_agents, ray_cluster
+from streams.worker.ray.ray_agents import AgentLost, RayAgent
+from streams.worker.ray.ray_cluster import Room
 from trainer.launch import RankRun
 from trainer.model import LIBRARIES
 

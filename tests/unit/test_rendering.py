@@ -14,10 +14,10 @@ from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
 from schemas.events import Message, Tool, ToolCall
-from streams.engines.answer_form import AnswerForm
 from streams.engines.base_model import digest_of_tokenizer, load_tokenizer
-from streams.engines.rendering import ChatRendering
-from streams.engines.tool_calls import HermesCalls, LlamaCalls, MistralCalls
+from streams.engines.rendering.answer_form import AnswerForm
+from streams.engines.rendering.template_rendering import ChatRendering
+from streams.engines.rendering.tool_calls import HermesCalls, LlamaCalls, MistralCalls
 from streams.errors import EventError
 from tests.support.models import chat
 from tests.support.thoroughness import FULL

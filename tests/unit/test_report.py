@@ -12,11 +12,11 @@ from rich.console import Console
 
 from schemas.events import Coordinates
 from schemas.serde import encode
+from streams.demo import report
+from streams.demo.demo import DemoOptions
+from streams.demo.progress import HeldOut, Progress
+from streams.demo.settings_file import leave_settings
 from streams.kafka.record import Record, dead_letter
-from streams.loop import report
-from streams.loop.demo import DemoOptions
-from streams.loop.progress import HeldOut, Progress
-from streams.loop.settings_file import leave_settings
 from streams.settings.load import save
 from streams.settings.model import Broker, Kafka, Settings
 from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON

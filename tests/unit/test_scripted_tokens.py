@@ -12,8 +12,8 @@ import pytest
 
 from schemas.events import Sampling
 from streams.engines.decoding_loop import DecodingLoop
-from streams.engines.scripted import END_OF_TURN
-from streams.engines.scripted_tokens import ScriptedTokenEngine
+from streams.engines.scripted.scripted_engine import END_OF_TURN
+from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError, RefusedError, SettingsError
 

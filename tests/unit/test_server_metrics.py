@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.events import Observed, Sampling
-from streams.engines.scripted_tokens import ScriptedTokenEngine
+from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation
 from streams.observability import catalog
 from streams.observability.metrics import Meter

@@ -11,8 +11,8 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from schemas.events import Coordinates
 from streams.settings.model import Advantages, Batches, Settings, Topics
+from streams.worker.batched.epoch import Epoch
 from streams.worker.fence import Fence
-from streams.worker.loop.epoch import Epoch
 from tests.simulation.broker import SimulatedPartition
 from tests.simulation.load import SimulatedLoad, bring
 from tests.simulation.scenarios import SCENARIOS, Fleet, Outcome, played

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from schemas.events import problems
-from streams.access import tenant_logs, tenants
-from streams.access.tenant_logs import TenantLog
-from streams.access.tenant_rights import (
+from streams.access.tenants import tenant_logs, tenant_names as tenants
+from streams.access.tenants.tenant_logs import TenantLog
+from streams.access.tenants.tenant_rights import (
     OPERATIONS,
     TenantState,
     checked_principal,

@@ -14,7 +14,7 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from schemas.events import AdvantagedGroup, GroupResponse
-from streams.engines.chat_template import ChatTemplate
+from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Settings, Trainer
 from tests.support.factories import changed, group, member

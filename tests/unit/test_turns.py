@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from streams.engines.turns import Turns, next_turn, took
+from streams.engines.fair_share import Turns, next_turn, took
 
 POLICIES = "abcd"
 

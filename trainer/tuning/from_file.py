@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall, TuningMethod
 from schemas.tokens import LossMask, TokenIds
-from streams.engines.chat_template import ChatTemplate
+from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, SettingsError
 from trainer.tuning.examples import TunedAnswer, TunedChain, TunedExample
 

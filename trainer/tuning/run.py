@@ -27,8 +27,8 @@ from schemas.events import AdapterEvent, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, known, read_history
 from streams.engines.base_model import Base, load_base
-from streams.engines.chat_template import ChatTemplate
-from streams.engines.prompts import Prompts
+from streams.engines.rendering.chat_template import ChatTemplate
+from streams.engines.rendering.prompts import Prompts
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka import times

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from streams.engines.base_model import Base
-from streams.engines.prompts import Prompts
+from streams.engines.rendering.prompts import Prompts
 from streams.engines.vllm.client import VllmServer, VllmServers
 from streams.engines.vllm.probe import Probe
 from streams.engines.vllm.verify import Loaded, Proof

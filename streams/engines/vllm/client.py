@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from streams.deadline import RequestDeadline
 from streams.engines.protocol import uniform
 from streams.errors import (
     BadAnswer,
@@ -36,7 +37,6 @@ from streams.errors import (
     WrongModel,
 )
 from streams.observability.tracing.context import Context, http_headers_of
-from streams.request_deadline import RequestDeadline
 from streams.settings.model import Policy
 
 T = TypeVar("T")

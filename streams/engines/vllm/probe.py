@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import Message
-from streams.engines.prompts import Prompts
+from streams.engines.rendering.prompts import Prompts
 
 QUESTION = "What is 12 + 34 + 5? Answer with the number only."
 REPLY = (
@@ -59,7 +59,7 @@ class Probe:
 
     def of(self, adapter: Path) -> list[float]:
         """Return the logprob of each token but the first under the adapter. Raises EventError (bad_adapter)."""
-        from streams.engines.lora import Lora, read_lora
+        from streams.engines.local.lora import Lora, read_lora
 
         lora = Lora(self._model, read_lora(adapter, self._model))
         try:

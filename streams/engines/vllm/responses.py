@@ -22,8 +22,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from schemas.events import Sampling
-from streams.engines.prompts import Prompts
 from streams.engines.protocol import Completion, SamplingRequest, failed
+from streams.engines.rendering.prompts import Prompts
 from streams.engines.token_stream import Drawn, Generation
 from streams.errors import BadAnswer, ServerError
 

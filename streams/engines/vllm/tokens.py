@@ -23,6 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
+from streams.deadline import RequestDeadline
 from streams.engines.base_model import Base
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import EngineCounts, check_folder, check_generation
@@ -41,7 +42,6 @@ from streams.errors import (
     StreamwardError,
     WrongModel,
 )
-from streams.request_deadline import RequestDeadline
 from streams.settings.model import Policy
 
 log = logging.getLogger("streamward.vllm")

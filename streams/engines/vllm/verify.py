@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streams.engines.prompts import Prompts
+from streams.engines.rendering.prompts import Prompts
 from streams.engines.vllm.client import VllmServer
 from streams.engines.vllm.probe import QUESTION, SAME_BASE, Probe, change, noise
 from streams.engines.vllm.responses import PLAIN, SLACK, prompt_logprobs

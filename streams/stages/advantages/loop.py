@@ -27,9 +27,9 @@ from streams.stages.advantages.rows import closed_ms, dump, load
 from streams.stages.advantages.stage import STAGE, AdvantageStage
 from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
-from streams.worker.loop.agent import TopicReading
-from streams.worker.loop.table import CurrentPartition, LoopTable, Row
-from streams.worker.loop.worker import LoopWorker
+from streams.worker.batched.agent import TopicReading
+from streams.worker.batched.table import CurrentPartition, LoopTable, Row
+from streams.worker.batched.worker import LoopWorker
 
 FEW = 8
 """Of so few records each is decoded by itself: columns cost a millisecond, however short they are."""

@@ -27,8 +27,8 @@ from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.state import ClosedGroup, DeadLetterEffect, Effect, EmitGroup, GroupState
 
 if TYPE_CHECKING:
-    from streams.worker.faust_driver import FaustDriver
-    from streams.worker.loop.worker import LoopWorker
+    from streams.worker.batched.worker import LoopWorker
+    from streams.worker.faust.faust_driver import FaustDriver
 
 STAGE = "advantages"
 

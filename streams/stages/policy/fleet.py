@@ -24,9 +24,9 @@ from typing import Self
 from streams.adapters import signing
 from streams.adapters.admission.choose import SamplingBatch
 from streams.adapters.admission.state import PolicyLog, PolicyState
+from streams.engines.fair_share import Turns, next_turn, took
 from streams.engines.protocol import Engine
 from streams.engines.shared import SharedEngine
-from streams.engines.turns import Turns, next_turn, took
 from streams.errors import EventError
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer

@@ -39,7 +39,7 @@ def adapters(folder: Path) -> Check:
     from safetensors.torch import save_file
     from torch import nn
 
-    from streams.engines.lora import CONFIG, WEIGHTS, read_lora
+    from streams.engines.local.lora import CONFIG, WEIGHTS, read_lora
 
     save_file(
         {"base_model.model.a.lora_A.weight": torch.ones(2, 4), "base_model.model.a.lora_B.weight": torch.ones(4, 2)},
@@ -154,7 +154,7 @@ def weights(folder: Path) -> Check:
     """The weights of an adapter fit the model, or it is a bad adapter."""
     from torch import nn
 
-    from streams.engines.lora import CONFIG, WEIGHTS, read_lora
+    from streams.engines.local.lora import CONFIG, WEIGHTS, read_lora
 
     (folder / CONFIG).write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
     model = nn.ModuleDict({"a": nn.Linear(4, 4)})

@@ -93,7 +93,7 @@ def vllm(folder: Path) -> Check:
     """What a model server answers is completions that can be written, logprobs, models; or an error of its branch."""
     import httpx
 
-    from streams.engines.prompts import Prompts
+    from streams.engines.rendering.prompts import Prompts
     from streams.engines.vllm.client import VllmServer
     from streams.engines.vllm.responses import completions, prompt_logprobs, stream_chunk
     from streams.engines.vllm.verify import Proof

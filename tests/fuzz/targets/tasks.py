@@ -62,7 +62,7 @@ def tuning_dpo(folder: Path) -> Check:
 
 
 def _examples(folder: Path, method: TuningMethod) -> Check:
-    from streams.engines.chat_template import ChatTemplate
+    from streams.engines.rendering.chat_template import ChatTemplate
     from tests.support.models.chat_tiny import chat_tokenizer
     from trainer.tuning import from_file
 

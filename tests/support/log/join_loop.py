@@ -23,8 +23,8 @@ from streams.kafka.record import Record
 from streams.kafka.retry import StoppedWaiting
 from streams.kafka.topics import topics
 from streams.settings.load import load
-from streams.worker.loop import watch, worker as loop
-from streams.worker.loop.agent import TopicReading
+from streams.worker.batched import watch, worker as loop
+from streams.worker.batched.agent import TopicReading
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 SOURCES = ("questions", "answers")

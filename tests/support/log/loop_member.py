@@ -16,7 +16,7 @@ from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.stages import batches
 from streams.stages.advantages import stage as advantages
-from streams.worker.loop.worker import LoopWorker
+from streams.worker.batched.worker import LoopWorker
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from streams.engines.rendering import ChatRendering
+from streams.engines.rendering.template_rendering import ChatRendering
 
 END, OTHER_END = "<|im_end|>", "<|endoftext|>"
 SPECIAL = ["<|im_start|>", END, OTHER_END]

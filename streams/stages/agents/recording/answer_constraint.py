@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 
-from streams.engines.answer_form import schema_alone
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.rendering.answer_form import schema_alone
 from streams.errors import CallError, EventError
 from streams.stages.agents.recording.calls import ModelCall
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from schemas.events import Message, Observed, Sampling, Tool
-from streams.engines.answer_form import AnswerForm
+from streams.engines.rendering.answer_form import AnswerForm
 from streams.stages.agents.trajectories.chains import Digests
 
 CallProtocol = Literal["chat", "completions", "responses", "messages"]

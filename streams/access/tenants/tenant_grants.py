@@ -1,0 +1,125 @@
+"""How a tenant gets a log of its own, and how it loses the rights on it.
+
+    create ──► tenant_created, tenant_changed ──► access, then rights ──► the broker
+    remove ──► rights taken from the broker, then tenant_changed, tenant_removed ──► access
+
+What the broker allows is never more than what is recorded: a right is recorded before it is given, and taken before it
+is recorded as taken. Whoever is interrupted runs the same command again. Topics and records are touched by none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from streams.access.access_log import AccessLog
+from streams.access.tenants import tenant_logs, tenant_names as tenants, tenant_rights
+from streams.access.tenants.tenant_logs import TenantLog
+from streams.access.tenants.tenant_rights import TenantState
+from streams.errors import NotFoundError, RefusedError
+from streams.kafka import acls, times
+from streams.kafka.acls import AclRight
+from streams.settings.model import Settings
+
+
+class GrantPlan(NamedTuple):
+    """What a command changes."""
+
+    tenant: str
+    known: TenantLog | None
+    """What was recorded when it was made."""
+    principals: tuple[str, ...]
+    """Who is recorded afterwards."""
+    gives: tuple[AclRight, ...]
+    has: tuple[AclRight, ...]
+    """Rights that are there already."""
+    takes: tuple[AclRight, ...]
+    left: tuple[AclRight, ...]
+    """Other rights of the principals that lose these."""
+
+
+def states(log: AccessLog, settings: Settings) -> list[TenantState]:
+    """Return every tenant with a log of its own, as recorded and as the broker has it.
+
+    Raises SettingsError, RefusedError, LogError as `acls.every_right`.
+    """
+    recorded = {name: one.principals for name, one in log.tenant_logs.items()}
+    return tenant_rights.compared(settings.topics.prefix, recorded, acls.every_right(settings))
+
+
+def plan_to_create(log: AccessLog, settings: Settings, tenant: str, principals: Iterable[str]) -> GrantPlan:
+    """Return what gives principals a tenant's log, beside those that have it.
+
+    Raises SettingsError for what can be no tenant or principal, RefusedError if one is another tenant's; and as
+    `acls.every_right`.
+    """
+    prefix = tenants.own_prefix(settings.topics.prefix, tenant)
+    wanted = [tenant_rights.checked_principal(name) for name in principals]
+    for name in wanted:
+        other = next((one.tenant for one in log.tenant_logs.values() if name in one.principals), tenant)
+        if other != tenant:
+            raise RefusedError(
+                f"{name} is a principal of tenant {other}, and would reach what both have. Give tenant {tenant} "
+                f"another, or first `streamward access tenants remove {other} --principal {name}`"
+            )
+    known = log.tenant_logs.get(tenant)
+    after = tuple(dict.fromkeys((*(() if known is None else known.principals), *wanted)))
+    found, rights = acls.every_right(settings), tenant_rights.rights_of(prefix, after)
+    return GrantPlan(
+        tenant=tenant,
+        known=known,
+        principals=after,
+        gives=tuple(right for right in rights if right not in found),
+        has=tuple(right for right in rights if right in found),
+        takes=(),
+        left=(),
+    )
+
+
+def plan_to_remove(log: AccessLog, settings: Settings, tenant: str, principals: Sequence[str] = ()) -> GrantPlan:
+    """Return what takes a tenant's log from these principals, or from all, recorded or not.
+
+    Raises NotFoundError if there is nothing to take; and as `plan_to_create`.
+    """
+    prefix = tenants.own_prefix(settings.topics.prefix, tenant)
+    going = {tenant_rights.checked_principal(name) for name in principals}
+    found = sorted(acls.every_right(settings))
+    takes = [
+        right
+        for right in found
+        if right.is_prefix and right.name == prefix and not right.denies and (not going or right.principal in going)
+    ]
+    known = log.tenant_logs.get(tenant)
+    before = () if known is None else known.principals
+    after = tuple(name for name in before if going and name not in going)
+    if after == before and not takes:
+        what = f"no principal {', '.join(sorted(going))}" if going else "no principals, here or at the broker"
+        raise NotFoundError(f"tenant {tenant} has {what}; `streamward access tenants list` shows all")
+    losing = {right.principal for right in takes} | (set(before) - set(after))
+    return GrantPlan(
+        tenant=tenant,
+        known=known,
+        principals=after,
+        gives=(),
+        has=(),
+        takes=tuple(takes),
+        left=tuple(one for one in found if one.principal in losing and one not in takes and not one.denies),
+    )
+
+
+def carry_out(log: AccessLog, settings: Settings, plan: GrantPlan, *, actor: str, reason: str) -> None:
+    """Do what a plan says. Raises RefusedError if the tenant was changed meanwhile; and as `acls.every_right`."""
+    _check_so(log, plan.tenant, plan.known)
+    acls.take(settings, plan.takes)
+    if plan.principals != (() if plan.known is None else plan.known.principals):
+        event = tenant_logs.changed(
+            plan.known, plan.tenant, plan.principals, actor=actor, reason=reason, now_ms=times.now_ms()
+        )
+        log.write(event)
+        _check_so(log, plan.tenant, tenant_logs.folded(plan.known, event))
+    acls.give(settings, plan.gives)
+
+
+def _check_so(log: AccessLog, tenant: str, expected: TenantLog | None) -> None:
+    if log.tenant_logs.get(tenant) != expected:
+        raise RefusedError(f"tenant {tenant} was changed by somebody else at the same time; look at it, and try again")

@@ -1,0 +1,151 @@
+"""What a tenant with a log of its own may do at the broker, and how that differs from what the broker allows.
+
+    topics.prefix, tenant, principals ──► rights_of ──► AclRight of each
+    what is recorded, what the broker has ──► compared ──► a TenantState of each tenant: missing, more, reached by
+
+A tenant reads and writes its topics, creates them, and commits for its groups. It deletes and changes none, and has no
+right on the cluster, so it gives rights to nobody.
+
+Not covered: super users of the broker, which it names to nobody, and a broker with allow.everyone.if.no.acl.found.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from streams.access.tenants import tenant_names as tenants
+from streams.errors import SettingsError
+from streams.kafka.acls import AclRight
+
+OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    "topic": ("CREATE", "DESCRIBE_CONFIGS", "READ", "WRITE"),
+    "group": ("READ",),
+    "transactional-id": ("WRITE",),
+}
+"""By what they are about. READ and WRITE bring DESCRIBE."""
+EVERYONE = "User:*"
+MOST_PRINCIPAL = 200
+_PRINCIPAL = re.compile(r"User:\S(?:.*\S)?")
+
+
+class TenantState(NamedTuple):
+    """One tenant: what is recorded, and what the broker enforces."""
+
+    tenant: str
+    prefix: str
+    principals: tuple[str, ...]
+    """As recorded; none: it is not recorded."""
+    missing: tuple[AclRight, ...]
+    """Recorded, and not on the broker."""
+    unrecorded: tuple[AclRight, ...]
+    """On the tenant's names alone, and of nobody that is recorded for it; or a right of all."""
+    beyond: tuple[AclRight, ...]
+    """Of its principals, and not among what a tenant gets."""
+    denied: tuple[AclRight, ...]
+    """What is denied to its principals, or to all, on its names."""
+    reached_by: tuple[str, ...]
+    """Other principals whose rights are on more than this tenant: the operator's."""
+
+    @property
+    def differences(self) -> list[str]:
+        """What is not as recorded, in words."""
+        return [
+            *(f"{said(right)} is missing" for right in self.missing),
+            *(f"{said(right)} is not recorded" for right in self.unrecorded),
+            *(f"{said(right)} is more than a tenant gets" for right in self.beyond),
+            *(said(right) for right in self.denied),
+        ]
+
+    @property
+    def status(self) -> str:
+        """What a table says of it."""
+        if not self.principals:
+            return "not recorded"
+        return "differs" if self.differences else "enforced"
+
+
+def checked_principal(principal: str) -> str:
+    """Return a principal as the broker calls it. Raises SettingsError."""
+    is_plain = _PRINCIPAL.fullmatch(principal) and not any(unicodedata.category(sign) == "Cc" for sign in principal)
+    if not is_plain or len(principal) > MOST_PRINCIPAL:
+        raise SettingsError(
+            f"--principal {principal[:80]!r}: expected User: and the name that somebody logs in to Kafka with, e.g. "
+            "User:acme, or User:CN=acme,O=Acme for a certificate"
+        )
+    if principal == EVERYONE:
+        raise SettingsError(f"--principal {EVERYONE} is everyone; name one principal, e.g. User:acme")
+    return principal
+
+
+def rights_of(prefix: str, principals: Iterable[str]) -> list[AclRight]:
+    """Return what principals get on the names that begin with a tenant's `prefix`."""
+    return [
+        AclRight(principal, kind, prefix, True, operation)
+        for principal in principals
+        for kind, operations in OPERATIONS.items()
+        for operation in operations
+    ]
+
+
+def compared(
+    topics_prefix: str, recorded: Mapping[str, tuple[str, ...]], found: Iterable[AclRight]
+) -> list[TenantState]:
+    """Return every tenant that is recorded, or has rights on the broker; `recorded`: the principals of each."""
+    rights = sorted(found)
+    unrecorded = {name for right in rights if (name := _tenant_of(topics_prefix, right)) is not None}
+    return [
+        _state(tenant, tenants.own_prefix(topics_prefix, tenant), recorded.get(tenant, ()), rights)
+        for tenant in sorted({*unrecorded, *(name for name, principals in recorded.items() if principals)})
+    ]
+
+
+def _state(tenant: str, prefix: str, principals: tuple[str, ...], rights: list[AclRight]) -> TenantState:
+    wanted = set(rights_of(prefix, principals))
+    others = [one for one in rights if one.principal not in principals and not one.denies and reaches(one, prefix)]
+    own = [one for one in rights if one.principal in principals]
+    return TenantState(
+        tenant=tenant,
+        prefix=prefix,
+        principals=principals,
+        missing=tuple(sorted(wanted.difference(rights))),
+        unrecorded=tuple(one for one in others if one.name.startswith(prefix) or one.principal == EVERYONE),
+        beyond=tuple(one for one in own if not one.denies and one not in wanted),
+        denied=tuple(
+            one for one in rights if one.denies and one.principal in (*principals, EVERYONE) and reaches(one, prefix)
+        ),
+        reached_by=tuple(sorted({one.principal for one in others if not one.name.startswith(prefix)} - {EVERYONE})),
+    )
+
+
+def reaches(right: AclRight, prefix: str) -> bool:
+    """Return whether a right is about any name that begins with `prefix`.
+
+    >>> reaches(AclRight("User:a", "topic", "red.", True, "READ"), "red."), reaches(
+    ...     AclRight("User:a", "topic", "red", False, "READ"), "red."
+    ... )
+    (True, False)
+    """
+    if right.kind not in OPERATIONS:
+        return False
+    if right.is_prefix:
+        return right.name.startswith(prefix) or prefix.startswith(right.name)
+    return right.name == "*" or right.name.startswith(prefix)
+
+
+def said(right: AclRight) -> str:
+    """Return a right in words."""
+    names = f"{right.name}*" if right.is_prefix else right.name
+    host = "" if right.host == "*" else f" from {right.host}"
+    return f"{right.operation} on {right.kind} {names} {'denied to' if right.denies else 'for'} {right.principal}{host}"
+
+
+def _tenant_of(topics_prefix: str, right: AclRight) -> str | None:
+    """Return whose names alone a right on topics is about, if they can be a tenant's."""
+    behind = right.name.removeprefix(topics_prefix)
+    if right.denies or not right.is_prefix or right.kind != "topic" or behind == right.name:
+        return None
+    tenant, dot, rest = behind.partition(tenants.SEPARATOR)
+    return tenant if dot and not rest and tenants.why_no_log(tenant) is None else None

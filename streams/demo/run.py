@@ -1,0 +1,357 @@
+"""The whole loop on one machine: broker, stream worker, scoring, policy, trainer; with a live view.
+
+    Plan ──► train tasks, as many as are wanted ──► the loop, five processes ──► adapters ──► held-out scores
+
+Where tasks are episodes in an environment, the server for agents and the built-in agent answer them.
+The log is the only state: stop at any time, and run the same command to resume. A process that dies is restarted, and
+so is the embedded Kafka node.
+
+Not covered: more than one policy. The same processes run by hand (`streamward streams`, `scoring`, `policy`, `train`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from schemas.events import Task
+from streams.demo import report
+from streams.demo.plan import Plan
+from streams.demo.players import CHILD, PLAYERS, child_env, command
+from streams.demo.processes import Processes, memory_bytes
+from streams.demo.progress import Progress
+from streams.demo.report import Display
+from streams.demo.settings_file import leave_settings
+from streams.engines.base_model import folder_of
+from streams.engines.vllm import launch as vllm_launch
+from streams.evaluation import run as evaluate
+from streams.evaluation.suites import Suite
+from streams.kafka import admin, times
+from streams.kafka.node import process as broker
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader
+from streams.kafka.topics import LABELS
+from streams.settings.load import save
+from streams.settings.model import Settings
+from streams.worker.signals import SignalledEvent
+
+EVALUATE_EVERY = 2
+WAITING_BATCHES = 2
+"""How many batches' worth of tasks are kept waiting, so that the policy agent never runs dry."""
+TICK_S = 0.25
+NODE_CHECK_S = 0.5
+PROCESSES: dict[str, tuple[str, ...]] = {
+    "streams": ("streams",),
+    "scoring": ("scoring",),
+    "policy": ("policy",),
+    "train": ("train",),
+}
+"""By name, what is typed behind `streamward`."""
+CONTROLLER = ("jobs", "run")
+"""Runs the jobs of a loop that waits for work of others."""
+STOPS_LAST = ("serve", "vllm")
+"""What others need to finish their work, in the order in which it is stopped."""
+
+
+@dataclass
+class LoopRun:
+    """One run of the loop: its plan, and what it has seen."""
+
+    plan: Plan
+    settings: Settings
+    suite: Suite | None
+    progress: Progress
+    processes: Processes
+    display: Display
+    producer: Producer
+    started_at: float
+    stopping: SignalledEvent = field(default_factory=SignalledEvent)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    given: int = 0
+    """Train tasks that are in the log or were sent."""
+    all_given: bool = False
+    """Whether there is no further train task."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is a model to train; the scripted engine has none."""
+        return self.settings.policy.engine != "scripted"
+
+    def finished(self) -> bool:
+        """Return whether all steps or all tasks are done, and the version they end with was scored."""
+        progress = self.progress
+        return self._worked_off() and (self.suite is None or self.last_version() in progress.held_out)
+
+    def last_version(self) -> int | None:
+        """Return the version that this run ends with; None if that is not known yet."""
+        if not self.trains:
+            return 0
+        return self.progress.versions if self.all_done() else self.plan.steps
+
+    def _worked_off(self) -> bool:
+        steps = self.plan.steps
+        done = self.progress.versions if self.trains else self.progress.batches
+        return (steps is not None and done >= steps) or self.all_done()
+
+    def all_done(self) -> bool:
+        """Return whether every train task has left, but for those that wait for a batch they cannot fill."""
+        progress, places = self.progress, self.progress.places
+        under_way = places["waiting"] + places["sampled"] + places["scored"]
+        under_way += places["batched"] if self.trains else 0
+        read = sum(progress.train_tasks.values()) >= self.given
+        waiting = progress.window() < self.settings.batches.groups
+        return self.all_given and read and under_way == 0 and waiting
+
+
+def run(plan: Plan, console: Console) -> dict[str, Any]:
+    """Run the loop until all is done, its time is over or it is interrupted; return the report.
+
+    Raises SettingsError for impossible options, LogError if the broker does not start.
+    """
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    settings = plan.settings()
+    if settings.policy.engine != "scripted":
+        console.print(f"making {settings.model.base} ready (half a minute the first time) …", style="dim")
+        folder_of(settings.model.base)
+    with _log(plan, settings, console) as bootstrap:
+        settings = plan.settings(bootstrap)
+        config = save(settings, plan.folder, by=plan.by)
+        leave_settings(config)
+        admin.apply_topics(settings)
+        return _loop(plan, settings, config, console)
+
+
+@contextmanager
+def _log(plan: Plan, settings: Settings, console: Console) -> Iterator[str]:
+    """Start the embedded node, if it is to be used, and yield the address of the log."""
+    if not plan.embedded:
+        yield settings.kafka.bootstrap
+        return
+    console.print(f"starting Apache Kafka in {settings.broker.data_dir} …", style="dim")
+    stays = broker.status(settings.broker) is not None and not plan.owns_node
+    node = broker.ensure(settings.broker)
+    try:
+        yield node.bootstrap
+    finally:
+        if not stays:
+            broker.stop(settings.broker)
+
+
+def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dict[str, Any]:
+    started_at = time.monotonic()
+    starts = {tp: first for tp, (first, _) in admin.offsets(settings, LABELS).items()}
+    suite = plan.suite()
+    with (
+        PartitionReader(settings, starts) as reader,
+        Producer(settings) as producer,
+        Processes(plan.folder / "logs", _child_env(plan)) as processes,
+        Display(console, steps=plan.steps, scored=suite is not None, started_at=started_at) as display,
+    ):
+        run = LoopRun(plan, settings, suite, Progress(settings), processes, display, producer, started_at)
+        _catch_up(reader, run.progress)
+        tasks = plan.tasks(settings, run.progress)
+        run.given = sum(run.progress.train_tasks.values())
+        with _interruptible(run.stopping):
+            if run.progress.counts["tasks"]:
+                display.say(
+                    f"resuming: {run.progress.counts['tasks']} tasks and {run.progress.versions} adapters in the log"
+                )
+            _feed(run, tasks)
+            if run.finished():
+                display.say(plan.done_hint)
+            else:
+                _start(run, config)
+                with _node_kept_up(run):
+                    _work(run, reader, tasks)
+        interrupted = run.stopping.is_set()
+        if processes.children:
+            display.say("stopping: in-flight work is finished first")
+        processes.stop([name for name in processes.children if name not in STOPS_LAST])
+        for name in STOPS_LAST:
+            processes.stop([name] if name in processes.children else [])
+        _catch_up(reader, run.progress)
+    result = report.of(
+        run.progress,
+        loop_s=time.monotonic() - started_at,
+        data_dir=plan.folder,
+        peak_bytes=run.peak_bytes,
+        interrupted=interrupted,
+        finished=run.finished(),
+    )
+    report.write(result, run.progress, plan.folder)
+    report.show(result, run.progress, console, config, plan)
+    return result
+
+
+def _child_env(plan: Plan) -> dict[str, str]:
+    if plan.starts_vllm:
+        return vllm_launch.environment() | CHILD
+    return child_env()
+
+
+def _start_vllm(run: LoopRun) -> None:
+    """Start the server, and wait until it answers. Raises StreamwardError with its last output if it does not."""
+    processes, (url,) = run.processes, run.settings.policy.server_urls
+    processes.start("vllm", vllm_launch.server_for(run.settings))
+    run.display.say(f"starting vLLM at {url}, which takes a minute (its output: {processes.log_file('vllm')})")
+    vllm_launch.wait_until_up(
+        url,
+        lambda: processes.children["vllm"].process.poll() is not None,
+        lambda: processes.log_file("vllm").read_text(errors="replace")[-2000:],
+        run.stopping,
+    )
+
+
+def _start(run: LoopRun, config: Path) -> None:
+    if run.plan.starts_vllm:
+        _start_vllm(run)
+    for name, words in commands(run.plan, run.settings, trains=run.trains).items():
+        run.processes.start(name, command(config, words))
+    if run.plan.shows_page:
+        port = _port_of_page(run.settings)
+        run.processes.start("page", command(config, ("--set", f"page.port={port}", "page")), needed=False)
+        run.display.say(f"look at it in a browser: http://127.0.0.1:{port}/")
+
+
+def _port_of_page(settings: Settings) -> int:
+    """Return the port of the settings; if somebody listens there already, a free one."""
+    try:
+        with socket.create_server((settings.page.host, settings.page.port)) as listening:
+            return int(listening.getsockname()[1])
+    except OSError:
+        return vllm_launch.free_port()
+
+
+def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple[str, ...]]:
+    """Return the processes of a run, and what is typed for each."""
+    left_out = {name for name, needed in (("train", trains), ("policy", plan.asks_prompts)) if not needed}
+    wanted = {name: words for name, words in PROCESSES.items() if name not in left_out}
+    if plan.endless:
+        wanted |= {"jobs": CONTROLLER}
+    if plan.in_environment:
+        wanted |= {"serve": PLAYERS["serve"], "agents": (*PLAYERS["agents"], settings.serve.url)}
+    return wanted
+
+
+def _catch_up(reader: PartitionReader, progress: Progress) -> None:
+    """Fold everything that is in the log by now. Raises LogError if the broker does not answer."""
+    ends = {tp: end for tp, (_, end) in admin.offsets(progress.settings, LABELS).items()}
+    reader.assign(reader.position, ends)
+    for records in reader.batches(outage=None):
+        for record in records:
+            progress.fold(record)
+    reader.assign(reader.position)
+
+
+@contextmanager
+def _node_kept_up(run: LoopRun) -> Iterator[None]:
+    """Restart the embedded node whenever it has ended, from a thread; writers wait for it."""
+    if not run.plan.embedded:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(NODE_CHECK_S):
+            if broker.status(run.settings.broker) is None:
+                run.display.say("kafka ended; restarting it")
+                broker.ensure(run.settings.broker)
+
+    thread = threading.Thread(target=watch, name="node watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _work(run: LoopRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
+    """Submit tasks, watch the processes and draw until the run is over."""
+    next_memory = 0.0
+    minutes = run.plan.minutes
+    deadline = math.inf if minutes is None else run.started_at + minutes * 60
+    while not run.stopping.is_set() and not run.finished() and time.monotonic() < deadline:
+        for record in reader.poll(5000, TICK_S):
+            run.progress.fold(record)
+        _feed(run, tasks)
+        for line in run.processes.check():
+            run.display.say(line)
+        if time.monotonic() >= next_memory:
+            _measure(run)
+            next_memory = time.monotonic() + 2.0
+        run.display.update(run.progress, sum(run.peak_bytes.values()))
+
+
+def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
+    """Submit train tasks as needed, and the held-out tasks of each version that is due."""
+    progress, steps = run.progress, run.plan.steps
+    now_ms = times.now_ms()
+    if steps is None or progress.versions < steps:
+        unread = run.given - sum(progress.train_tasks.values())
+        wanted = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"] - unread
+        if wanted >= run.settings.batches.groups // 2:
+            sent = list(itertools.islice(tasks, wanted))
+            for task in sent:
+                run.producer.send(task)
+            run.given += sum(task.purpose == "train" for task in sent)
+            run.all_given = len(sent) < wanted and not run.plan.endless
+    if run.suite is not None:
+        last = run.last_version()
+        due = {0, *([] if last is None else [last])}
+        due |= {*range(0, progress.versions + 1, EVALUATE_EVERY)} if run.trains else set()
+        for version in sorted(due - progress.evaluations):
+            if version > progress.primary and not run.all_done():  # answered in its turn
+                continue
+            progress.evaluations.add(version)
+            policy, asked = run.settings.policy.name, progress.asked[version, run.suite.name]
+            for task in evaluate.evaluation(run.suite, policy=policy, version=version, now_ms=now_ms):
+                if task.task_id not in asked:
+                    run.producer.send(task)
+    run.producer.flush()
+
+
+def _measure(run: LoopRun) -> None:
+    node = broker.status(run.settings.broker) if run.plan.embedded else None
+    now = {run.plan.command: memory_of_this_process(), **run.processes.memory_bytes()}
+    if node is not None:
+        now["kafka"] = memory_bytes(node.pid)
+    for name, size in now.items():
+        run.peak_bytes[name] = max(size, run.peak_bytes.get(name, 0))
+
+
+def memory_of_this_process() -> int:
+    """Return the proportional memory of this process alone, in bytes."""
+    import psutil
+
+    info = psutil.Process().memory_full_info()
+    return int(getattr(info, "pss", info.rss))
+
+
+@contextmanager
+def _interruptible(stopping: SignalledEvent) -> Iterator[None]:
+    """Turn the first SIGINT or SIGTERM into `stopping`; the second ends the process as usual."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, _: object) -> None:
+        stopping.set_in_handler()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,105 @@
+"""The loop on tasks of one's own: on the embedded node, or on a Kafka that the settings name.
+
+    a file of tasks ──► those that are not in the log yet, as many as are wanted ──► the loop, until all have a fate
+
+The log, the adapters and the checkpoints are where the settings say, so every other command in the same folder finds
+them. Interrupted, and run again with the same tasks, it continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from schemas.events import Task
+from streams.demo.plan import ONE_MACHINE, Plan
+from streams.demo.progress import Progress
+from streams.environments.references import opened_by
+from streams.evaluation.suites import Suite
+from streams.kafka.node.config import remembered
+from streams.settings.load import BOOTSTRAP, load, load_with_origins
+from streams.settings.model import Settings
+from streams.stages.tasks import suites
+from streams.stages.tasks.submit import known_ids
+
+WITHOUT_WEIGHTS = "1000000"
+"""batches.max_policy_lag of an engine without weights: nothing is trained, so nothing may wait for the trainer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpPlan(Plan):
+    """A run on tasks of one's own."""
+
+    command: ClassVar[str] = "up"
+    done_hint: ClassVar[str] = "all tasks are done: give more tasks, --epochs or --steps to continue"
+
+    train: tuple[Task, ...] | None = None
+    """None: serve and train on what others submit, until stopped."""
+    modules: tuple[str, ...] = ()
+    """Of the scorers named on the command line: they may be imported, also from the working folder."""
+    environments: tuple[str, ...] = ()
+    """References named on the command line: they may be opened, their modules also from the working folder."""
+    held_out: tuple[Task, ...] = ()
+    """Asked of every second version, and never trained on."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this run's output; the log and the adapters are where the settings say."""
+        return Path(".streamward/up")
+
+    @property
+    def owns_node(self) -> bool:
+        """It is that of the folder."""
+        return False
+
+    @property
+    def endless(self) -> bool:
+        """Whether it has no tasks of its own."""
+        return self.train is None
+
+    @property
+    def in_environment(self) -> bool:
+        """Whether some of its tasks are episodes."""
+        return any(task.environment is not None for task in (*(self.train or ()), *self.held_out))
+
+    @property
+    def asks_prompts(self) -> bool:
+        """Whether some of its tasks are none, or others may submit such."""
+        return self.endless or any(task.environment is None for task in (*(self.train or ()), *self.held_out))
+
+    @property
+    def embedded(self) -> bool:
+        """Whether no Kafka was named, or the one that was is this folder's node."""
+        settings, origins = load_with_origins(file=self.file, overrides=self.overrides)
+        node = remembered(settings.broker.data_dir)
+        return BOOTSTRAP not in origins or (node is not None and node.bootstrap == settings.kafka.bootstrap)
+
+    def settings(self, bootstrap: str | None = None) -> Settings:
+        """Return the user's settings; what they leave open is as one machine learns best."""
+        settings, origins = load_with_origins(file=self.file, overrides=self.overrides)
+        chosen = dict(ONE_MACHINE)
+        if settings.policy.engine == "scripted":
+            chosen["batches.max_policy_lag"] = WITHOUT_WEIGHTS
+        if self.modules:
+            chosen["scoring.modules"] = ", ".join((*self.modules, "."))
+        for key, names in opened_by(self.environments).items():
+            chosen[f"environments.{key}"] = ", ".join(names)
+        open_keys = [f"{key}={value}" for key, value in chosen.items() if key not in origins]
+        named = [] if self.model is None else [f"model.base={self.model}"]
+        address = [] if bootstrap is None else [f"{BOOTSTRAP}={bootstrap}"]
+        return load(file=self.file, overrides=[*open_keys, *self.overrides, *named, *address])
+
+    def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
+        """Return the tasks that are not in the log yet, in their order."""
+        there = known_ids(settings, [task.task_id for task in self.train or ()])
+        return (task for task in self.train or () if task.task_id not in there)
+
+    def suite(self) -> Suite | None:
+        """Return the held-out questions."""
+        return suites.of_tasks("held-out", self.held_out) if self.held_out else None
+
+    def to_continue(self) -> None:
+        """There is no obvious one."""
+        return None

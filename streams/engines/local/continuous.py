@@ -1,0 +1,111 @@
+"""Answer any number of generations with a model in this process, each from the moment it comes.
+
+    submit (any thread) ──► waiting ──► running ──► done ──► its keys and values are kept for the next turn
+                                           │
+           one pass a step: the next token of every row that decodes, and a piece of the prompts that are not run yet
+
+Rows are admitted between two steps, also beside a long prompt, of which a step runs a piece. A prompt runs only what
+lies behind the longest beginning whose keys and values are kept, or in a running row; one that shares more with a
+prompt still being run waits for that, so the slots of one prompt run it once. Rows of several adapter versions are in
+one pass, each with its own factors beside the shared weights (lora.py).
+
+Tokens depend on the draw key, the slot and their number alone (token_draw.py), and so are those of
+`TransformersEngine.sample`, as far as rounding allows: logprobs agree to self_check.AGREEMENT. When memory runs out,
+kept prefixes go first, then the youngest row waits again with what it has drawn.
+
+Not covered: rows that share a beginning have a copy each while they run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from streams.engines.base_model import Base
+from streams.engines.constraint import Constraint, ConstraintCompiler
+from streams.engines.decoding_loop import DecodingLoop
+from streams.engines.local.few_rows import FewRows
+from streams.engines.local.lora import read_lora
+from streams.engines.local.packed_decoder import LoadedVersion, PackedDecoder
+from streams.engines.local.self_check import check_decoding
+from streams.engines.protocol import EngineCounts, check_folder, check_generation
+from streams.engines.rendering.prompts import Prompts
+from streams.engines.token_stream import Generation, TokenStream
+
+CACHE_BYTES = 1 << 30
+"""Most bytes of keys and values, of running rows and kept prefixes together; at least one full context is allowed."""
+
+
+class ContinuousEngine:
+    """A `TokenEngine` that serves a `Base` and any number of its adapter versions."""
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        base: Base,
+        threads: int = 1,
+        cache_bytes: int = CACHE_BYTES,
+        weight: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
+        """Take over `base`: nothing else may run its model until `close`. `threads` 0 uses all cores.
+
+        `weight`: of the turns of an owner (`Generation.owner`) while those of several wait for a row.
+
+        Raises SettingsError for a model without chat template, or whose attention cannot be packed.
+        """
+        self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
+        self._model: Any = base.model
+        torch.set_num_threads(threads or os.cpu_count() or 1)
+        prompts = Prompts(self._model, base.tokenizer)
+        self.context_tokens, self.ends = prompts.context_tokens, prompts.ends
+        self.vocabulary_size = int(self._model.get_input_embeddings().num_embeddings)
+        self._plain_attention = self._model.config._attn_implementation
+        self._versions = {0: LoadedVersion(None, {})}
+        self._decoder = PackedDecoder(self._model, prompts, self._versions, cache_bytes, weight)
+        check_decoding(self._model, self._decoder.check)
+        self._few_rows = FewRows(self._model)
+        self._loop = DecodingLoop(self._decoder)
+        self._constraints = ConstraintCompiler(lambda: self._vocabulary(base.tokenizer))
+
+    def load(self, version: int, adapter: Path | None) -> None:
+        """Make `version` ready from its verified local folder; see `TokenEngine.load`."""
+        check_folder(version, adapter)
+        known = self._versions.get(version)
+        if known is None or known.folder != adapter:
+            self.unload(version)
+            self._versions[version] = LoadedVersion(adapter, read_lora(adapter, self._model) if adapter else {})
+
+    def unload(self, version: int) -> None:
+        """Take no more generations for `version`, unless it is the base; see `TokenEngine.unload`."""
+        if version and (loaded := self._versions.pop(version, None)):
+            self._loop.post(lambda: self._decoder.forget(loaded))
+
+    def constrain(self, grammar: str) -> Constraint:
+        """Compile what an answer may be; see `TokenEngine.constrain`."""
+        return self._constraints.compile(grammar)
+
+    def submit(self, generation: Generation) -> TokenStream:
+        """Begin to answer; see `TokenEngine.submit`."""
+        check_generation(generation, self, self._versions)
+        return self._loop.submit(TokenStream(generation))
+
+    def counts(self) -> EngineCounts:
+        """Return what it is doing."""
+        return self._decoder.counts()
+
+    def close(self) -> None:
+        """End every stream, and restore the model."""
+        self._loop.close()
+        self._decoder.close()
+        self._few_rows.remove()
+        self._model.config._attn_implementation = self._plain_attention
+
+    def _vocabulary(self, tokenizer: Any) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        return from_tokenizer(tokenizer, n_vocab=self.vocabulary_size, eos_token=sorted(self.ends))

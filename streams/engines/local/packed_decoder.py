@@ -1,0 +1,325 @@
+"""Decide what each step of continuous decoding runs, and keep its keys and values within their bound.
+
+    waiting ──► running ──► done ──► kept
+       ▲           │ the youngest, when memory runs out; it resumes later with what it has drawn
+       └───────────┘
+
+A step is one pass over the next token of every row that decodes, and pieces of the prompts of those that do not yet.
+One thread calls this: that of the decoding loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streams.engines.fair_share import Turns, next_turn, took
+from streams.engines.local.decoding_row import DecodingRow, draw_next
+from streams.engines.local.key_values import (
+    BLOCK,
+    CacheShape,
+    KeptPrefix,
+    KeyValues,
+    PrefixStore,
+    Tokens,
+    as_tokens,
+    common,
+)
+from streams.engines.local.lora import LoraPair, PackedLora, Span
+from streams.engines.local.packed_pass import ATTENTION, PackedPass
+from streams.engines.protocol import EngineCounts
+from streams.engines.rendering.prompts import Prompts
+from streams.engines.token_stream import TokenStream
+
+MOST_ROWS = 64
+"""Most rows run together: bounds the logits. The others wait."""
+PIECE_BESIDE = 64
+"""Most tokens of prompts in a step beside rows that decode: so long do these wait for their next token."""
+PIECE_ALONE = 512
+"""The same when no row decodes: longer pieces are quicker, and a new row waits for no more than one."""
+SMALLEST_PIECE = 16
+"""Several prompts share a piece evenly, but none gets less than this."""
+SHORTEST_REUSED = 8
+"""A shared beginning with fewer tokens is not worth a copy, nor to wait for."""
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class LoadedVersion:
+    """An adapter version in memory; what was computed with it belongs to this object, not to its number."""
+
+    folder: Path | None
+    pairs: Mapping[str, LoraPair]
+
+
+@dataclass(eq=False, slots=True)
+class PackedRow:
+    """A stream that waits or runs."""
+
+    stream: TokenStream
+    row: DecodingRow
+    loaded: LoadedVersion
+    cache: KeyValues
+    known: Tokens
+    """Prompt and drawn tokens."""
+    admitted_before: bool = False
+
+    @property
+    def pending(self) -> int:
+        """Tokens that have no keys and values yet; 1 in a row that decodes."""
+        return len(self.known) - self.cache.length
+
+
+Piece = tuple[PackedRow, int]
+"""A row, and how many of its pending tokens a step runs."""
+
+
+class PackedDecoder:
+    """Decodes streams in packed passes; a `Decoder`."""
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Prompts,
+        versions: Mapping[int, LoadedVersion],
+        cache_bytes: int,
+        weight: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
+        """Take the model, and `versions`, which another thread may change. `weight`: of an owner's turns."""
+        self._model, self._prompts, self._versions = model, prompts, versions
+        self._shape = CacheShape.of(model)
+        self._most_bytes = max(cache_bytes, (prompts.context_tokens + BLOCK) * self._shape.token_bytes)
+        self._lora = PackedLora(model)
+        self._waiting: list[PackedRow] = []
+        self._running: list[PackedRow] = []  # in the order of their admission
+        self._kept = PrefixStore()
+        self._turns, self._weight = Turns(), weight
+        self._run_tokens = self._reused_tokens = self._drawn_tokens = 0
+
+    # --- what the loop calls -----------------------------------------------------------------------------------------
+
+    def admit(self, stream: TokenStream) -> None:
+        """Have the stream wait for its place."""
+        asked = stream.generation
+        loaded = self._versions.get(asked.version)
+        if loaded is None:
+            stream.finish("error", error=f"adapter version {asked.version} was unloaded before the answer began")
+            return
+        prompt = asked.prompt_token_ids
+        room = min(asked.sampling.max_tokens, self._prompts.context_tokens - len(prompt))
+        row = DecodingRow(0, asked.slot, prompt, asked.sampling, asked.draw_key, room)
+        row.allowed = None if asked.constraint is None else asked.constraint.begin()
+        self._waiting.append(PackedRow(stream, row, loaded, KeyValues(self._shape), as_tokens(prompt)))
+
+    def drop(self, stream: TokenStream) -> None:
+        """Forget a stream that was cancelled; what it has computed is kept as if it were done."""
+        self._waiting = [row for row in self._waiting if row.stream is not stream]
+        for row in [row for row in self._running if row.stream is stream]:
+            self._release(row)
+
+    def clear(self) -> None:
+        """Forget every stream, and every prefix: a failed step may have run out of memory."""
+        self._waiting.clear()
+        self._running.clear()
+        self._kept = PrefixStore()
+
+    def step(self) -> None:
+        """Run one pass; see above."""
+        with torch.inference_mode():
+            self._fill()
+            pieces = self._fitting(self._pieces())
+            ready, logits = self._run(pieces)
+            draw_next([row.row for row in ready], logits.float(), self._prompts)
+        for row in ready:
+            self._advance(row)
+
+    def forget(self, loaded: LoadedVersion) -> None:
+        """Let go of what was kept for a version that is no longer served."""
+        self._kept.forget(loaded)
+
+    def close(self) -> None:
+        """Restore the model."""
+        self.clear()
+        self._lora.use((), ())
+
+    def counts(self) -> EngineCounts:
+        """Return what it is doing; any thread may call this."""
+        return EngineCounts(
+            rows_running=len(self._running),
+            rows_waiting=len(self._waiting),
+            cached_tokens=self._kept.tokens,
+            cached_bytes=self._kept.nbytes,
+            prompt_tokens_run=self._run_tokens,
+            prompt_tokens_reused=self._reused_tokens,
+            tokens_drawn=self._drawn_tokens,
+        )
+
+    # --- admission ---------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Admit those that wait, by turns of their owners and in the order of each, while there is room."""
+        for row in self._by_turns():
+            if len(self._running) == MOST_ROWS:
+                return
+            source, shared = self._source(row)
+            if self._soon_shared(row) >= shared + SHORTEST_REUSED:
+                continue
+            needed = row.cache.grown_bytes(len(row.known) + BLOCK)
+            if self._running and self._running_bytes() + needed > self._most_bytes:
+                return
+            self._waiting.remove(row)
+            self._begin(row, source, shared)
+            self._running.append(row)
+            self._turns = took(self._turns, row.stream.generation.owner, self._weight)
+
+    def _by_turns(self) -> Iterator[PackedRow]:
+        """Yield each row that waits once. Whose turn it is depends on what was admitted meanwhile."""
+        queues: dict[str, deque[PackedRow]] = {}
+        for row in self._waiting:
+            queues.setdefault(row.stream.generation.owner, deque()).append(row)
+        while (owner := next_turn(self._turns, queues)) is not None:
+            yield queues[owner].popleft()
+            if not queues[owner]:
+                del queues[owner]
+
+    def _source(self, row: PackedRow) -> tuple[KeptPrefix | PackedRow | None, int]:
+        """Return where the row's beginning has been computed, and how much of it; one token is always left to run."""
+        source: KeptPrefix | PackedRow | None
+        source, shared = self._kept.find(row.loaded, row.known)
+        for other in self._running:
+            if other.loaded is row.loaded:
+                there = min(common(other.known, row.known), other.cache.length)
+                if there > shared:
+                    source, shared = other, there
+        shared = min(shared, len(row.known) - 1)
+        return (source, shared) if shared >= SHORTEST_REUSED else (None, 0)
+
+    def _soon_shared(self, row: PackedRow) -> int:
+        """Return how much of the row's beginning a prompt that is being run will have, and does not have yet."""
+        found = 0
+        for other in self._running:
+            if other.loaded is row.loaded and other.pending > 1:
+                there = min(common(other.known, row.known), len(row.known) - 1)
+                if there > other.cache.length:
+                    found = max(found, there)
+        return found
+
+    def _begin(self, row: PackedRow, source: KeptPrefix | PackedRow | None, shared: int) -> None:
+        """Give the row the keys and values of its beginning."""
+        if isinstance(source, KeptPrefix):
+            if shared == len(source.tokens):
+                self._kept.remove(source)
+                row.cache = source.cache  # it continues in the same memory
+            else:
+                self._kept.touch(source)
+                row.cache = source.cache.beginning(shared)
+        elif source is not None:
+            row.cache = source.cache.beginning(shared)
+        if not row.admitted_before:
+            row.admitted_before, row.stream.cached_tokens = True, shared
+            self._reused_tokens += shared
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    def _pieces(self) -> list[Piece]:
+        """Return what to run: a token of each row that decodes, and the prompts' even shares of a piece."""
+        decoding = [row for row in self._running if row.pending == 1]
+        begun = [row for row in self._running if row.pending > 1]
+        left = PIECE_BESIDE if decoding else PIECE_ALONE
+        pieces = [(row, 1) for row in decoding]
+        for index, row in enumerate(begun):
+            share = max(SMALLEST_PIECE, left // (len(begun) - index))
+            count = min(row.pending, share, left)
+            if count:
+                pieces.append((row, count))
+                left -= count
+        return pieces
+
+    def _fitting(self, pieces: list[Piece]) -> list[Piece]:
+        """Make room for the pieces: kept prefixes leave first, then the youngest rows wait again."""
+        while True:
+            needed = self._running_bytes() + sum(row.cache.grown_bytes(count) for row, count in pieces)
+            self._kept.shrink(max(0, self._most_bytes - needed))
+            if needed <= self._most_bytes or len(self._running) == 1:
+                return sorted(pieces, key=lambda piece: piece[0].stream.generation.version)
+            youngest = self._running.pop()
+            youngest.cache = KeyValues(self._shape)
+            self._waiting.insert(0, youngest)
+            pieces = [piece for piece in pieces if piece[0] is not youngest]
+
+    def _run(self, pieces: Sequence[Piece]) -> tuple[list[PackedRow], Tensor]:
+        """Run the pieces; return the rows that have all their tokens run, and the logits after them [rows, V]."""
+        counts = [count for _, count in pieces]
+        ready = [row for row, count in pieces if count == row.pending]
+        ends = [end for end, (row, count) in zip(accumulate(counts), pieces, strict=True) if count == row.pending]
+        ids = np.concatenate([row.known[row.cache.length :][:count] for row, count in pieces])
+        self._lora.use(_spans(pieces), _spans([(row, 1) for row in ready]))
+        packed = PackedPass([row.cache for row, _ in pieces], counts)
+        device = self._shape.device
+        logits = packed.run(
+            self._model,
+            torch.from_numpy(ids).long().to(device),
+            torch.tensor([end - 1 for end in ends], dtype=torch.long, device=device),
+        )
+        self._run_tokens += sum(count for row, count in pieces if not row.row.tokens)
+        return ready, logits
+
+    def _advance(self, row: PackedRow) -> None:
+        """Hand the row's new token to its stream, and end the row if it is done."""
+        drawn, stream = row.row, row.stream
+        if drawn.finish == "error":
+            self._running.remove(row)  # and its keys and values with it: they may not be finite
+            stream.finish("error", error=drawn.error)
+            return
+        self._drawn_tokens += 1
+        row.known = np.append(row.known, np.int32(drawn.tokens[-1]))
+        stream.push(drawn.tokens[-1], drawn.logprobs[-1])
+        if drawn.finish is not None:
+            self._release(row)
+            stopped = None if drawn.text is None else self._prompts.stopped_by(drawn.tokens, drawn.sampling.stop)
+            stream.finish(drawn.finish, stop=stopped and stopped[1])
+
+    def _release(self, row: PackedRow) -> None:
+        """End the row, and keep what it has computed for the next turn, if its version is still served."""
+        self._running.remove(row)
+        if self._versions.get(row.stream.generation.version) is row.loaded:
+            self._kept.keep(row.loaded, row.known[: row.cache.length], row.cache)
+
+    def _running_bytes(self) -> int:
+        return sum(row.cache.nbytes for row in self._running)
+
+    # --- self-check --------------------------------------------------------------------------------------------------
+
+    def check(self, prompts: list[tuple[int, ...]], answers: Tensor, prompt_of_row: Tensor) -> Tensor:
+        """Return the logits for `check_decoding`: prompts in two pieces, the second beside rows that decode."""
+        self._model.config._attn_implementation = ATTENTION
+        rows = [[*prompts[p], *answer] for p, answer in zip(prompt_of_row.tolist(), answers.tolist(), strict=True)]
+        cuts = [(0, 5, -1, None), (0, -2, -1, None), (0, 7, -2, None)]  # one token of a row beside more of another
+        caches = [KeyValues(self._shape) for _ in rows]
+        logits: list[list[Tensor]] = [[] for _ in rows]
+        for number in range(3):
+            pieces = [row[cut[number] : cut[number + 1]] for row, cut in zip(rows, cuts, strict=True)]
+            ids = answers.new_tensor([token for piece in pieces for token in piece])
+            counts = [len(piece) for piece in pieces]
+            after = PackedPass(caches, counts).run(self._model, ids, torch.arange(len(ids), device=ids.device))
+            for seen, part in zip(logits, after.split(counts), strict=True):
+                seen.append(part)
+        return torch.stack([torch.cat(parts)[-1 - answers.shape[1] :] for parts in logits])
+
+
+def _spans(pieces: Sequence[Piece]) -> list[Span]:
+    """Return the neighbouring tokens that are changed by one version, and how."""
+    spans, begin = [], 0
+    for loaded, same in groupby(pieces, key=lambda piece: piece[0].loaded):
+        end = begin + sum(count for _, count in same)
+        if loaded.pairs:
+            spans.append((slice(begin, end), loaded.pairs))
+        begin = end
+    return spans

@@ -1,0 +1,77 @@
+"""Conversations as the scripted engine reads them: a line for each message, in bytes.
+
+tools: [...] ⏎ user: hello ⏎ assistant: <answer> END_OF_TURN ⏎ tool: 7 ⏎ assistant:
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import sha256
+
+from schemas.events import Message, Tool
+from streams.engines.rendering.answer_form import AnswerForm, grammar_of
+from streams.engines.rendering.tool_calls import HermesCalls
+from streams.engines.scripted.scripted_engine import END_OF_TURN, ScriptedEngine
+
+CALLS = HermesCalls()
+
+
+class ScriptedRendering:
+    """Messages to tokens and back; a token is a byte, or END_OF_TURN."""
+
+    template_digest = sha256(b"role: content, a line each").hexdigest()
+    tokenizer_digest = ScriptedEngine.tokenizer_digest
+    markers: tuple[str, ...] = CALLS.markers
+    longest_token = 1
+
+    def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
+        """Return the tokens of a conversation, up to where the answer begins."""
+        offered = f"tools: {json.dumps([asdict(tool) for tool in tools])}\n" if tools else ""
+        return self.plain(offered + _lines(messages))
+
+    def extend(
+        self,
+        known: Sequence[int],
+        finished: bool,
+        before: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+    ) -> tuple[int, ...] | str:
+        """Return the tokens behind an answer; `finished`: it has its END_OF_TURN."""
+        return (*(() if finished else (END_OF_TURN,)), *self.plain("\n" + _lines(new)))
+
+    def parse(
+        self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
+    ) -> tuple[Message, str | None]:
+        """Return the answer before `stop`, and why a tool call in it cannot be read."""
+        text = self.text(token_ids).partition(stop)[0] if stop else self.text(token_ids)
+        return CALLS.read(text, turn_id) if tools else (Message(role="assistant", content=text), None)
+
+    def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
+        """Return the grammar of an answer of this form."""
+        return grammar_of(form, tools, CALLS, None)
+
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of `text` alone."""
+        return tuple(text.encode())
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, without END_OF_TURN."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return what a token adds to the text."""
+        return b"" if token == END_OF_TURN else bytes((token,))
+
+
+def _lines(messages: Sequence[Message]) -> str:
+    lines = []
+    for message in messages:
+        calls = "".join(
+            f'{CALLS.begin}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{CALLS.end}'
+            for call in message.tool_calls
+        )
+        lines.append(f"{message.role}: {message.content}{calls}\n")
+    return "".join(lines) + "assistant: "

@@ -1,0 +1,208 @@
+"""Answer generations by the script, a token a step, without weights: thousands of calls a second.
+
+    prompt tokens = bytes ──► the script's replies, else an echo ──► bytes, END_OF_TURN ──► streams, by turns
+
+The same thread, admission and cancelling as with a model, so what is measured or tested here is everything around one.
+A constraint holds here, too: the script's reply as far as it is allowed, and then what ends the answer soonest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from streams.engines.constraint import AllowedTokens, Constraint, ConstraintCompiler
+from streams.engines.decoding_loop import DecodingLoop
+from streams.engines.protocol import EngineCounts, check_folder, check_generation, uniform
+from streams.engines.scripted.scripted_engine import (
+    END_OF_TURN,
+    FAILS,
+    Script,
+    ScriptedEngine,
+    logprob,
+    read_script,
+    spell,
+)
+from streams.engines.token_stream import Generation, TokenStream
+from streams.errors import EventError
+
+LONGEST_NAP_S = 0.001
+"""While every row waits for its latency: new rows and cancelled ones are looked at so often."""
+
+
+@dataclass(slots=True)
+class ScriptedRow:
+    """A stream and the answer it is going to get."""
+
+    stream: TokenStream
+    begins_at: float  # monotonic seconds
+    tokens: Iterator[tuple[int, int]]  # number, token
+    ending: Literal["stop", "length"]
+    stop: str | None
+
+
+class ScriptedTokenEngine:
+    """A `TokenEngine` that serves a `Script`."""
+
+    name = ScriptedEngine.name
+    base_digest, tokenizer_digest = ScriptedEngine.base_digest, ScriptedEngine.tokenizer_digest
+    vocabulary_size = END_OF_TURN + 1
+    ends = frozenset({END_OF_TURN})
+
+    def __init__(self, script: str = "{}") -> None:
+        """Take the script as a JSON object, and start the thread. Raises SettingsError as `ScriptedEngine` does."""
+        self.script = read_script(script)
+        self.context_tokens = self.script.context_tokens
+        self._versions = {0}
+        self._decoder = ScriptedDecoder(self.script)
+        self._loop = DecodingLoop(self._decoder)
+        self._constraints = ConstraintCompiler(_vocabulary)
+
+    def load(self, version: int, adapter: Path | None) -> None:
+        """Pretend to load `version`; see `TokenEngine.load`."""
+        check_folder(version, adapter)
+        self._versions.add(version)
+
+    def unload(self, version: int) -> None:
+        """Refuse `version` from now on, unless it is the base."""
+        self._versions -= {version} - {0}
+
+    def constrain(self, grammar: str) -> Constraint:
+        """Compile what an answer may be; see `TokenEngine.constrain`."""
+        return self._constraints.compile(grammar)
+
+    def submit(self, generation: Generation) -> TokenStream:
+        """Begin to answer; see `TokenEngine.submit`."""
+        check_generation(generation, self, self._versions)
+        return self._loop.submit(TokenStream(generation))
+
+    def counts(self) -> EngineCounts:
+        """Return what it is doing."""
+        return EngineCounts(rows_running=len(self._decoder.rows), tokens_drawn=self._decoder.tokens_drawn)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.close()
+
+
+class ScriptedDecoder:
+    """Gives every row its next token."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.rows: deque[ScriptedRow] = deque()
+        self.tokens_drawn = 0
+
+    def admit(self, stream: TokenStream) -> None:
+        """Decide what the stream is going to say."""
+        asked = stream.generation
+        if uniform(asked.draw_key, asked.slot, FAILS) < self.script.fail_rate:
+            why = f"slot {asked.slot} fails because policy.script has fail_rate {self.script.fail_rate}"
+            stream.finish("error", error=why)
+            return
+        said = reply(self.script, asked)
+        if asked.constraint is not None:
+            try:
+                said = constrained(said, asked.constraint.begin(), asked.sampling.max_tokens)
+            except EventError as exc:
+                stream.finish("error", error=str(exc))
+                return
+        tokens, ending, stop = spell(said, asked.sampling)
+        if stop is not None:  # a model has drawn it before anybody can see that it did
+            tokens = (*tokens[:-1], *stop.encode())
+            if len(tokens) > asked.sampling.max_tokens:
+                tokens, ending, stop = tokens[: asked.sampling.max_tokens], "length", None
+        room = self.script.context_tokens - len(asked.prompt_token_ids)
+        if len(tokens) > room:
+            tokens, ending, stop = tokens[:room], "length", None
+        begins_at = time.monotonic() + self.script.latency_ms / 1000
+        self.rows.append(ScriptedRow(stream, begins_at, enumerate(tokens), ending, stop))
+
+    def drop(self, stream: TokenStream) -> None:
+        """Forget a stream that was cancelled."""
+        self.rows = deque(row for row in self.rows if row.stream is not stream)
+
+    def step(self) -> None:
+        """Push a token to every row whose time has come."""
+        now = time.monotonic()
+        soonest = min((row.begins_at for row in self.rows), default=now)
+        if soonest > now:
+            time.sleep(min(soonest - now, LONGEST_NAP_S))
+            return
+        for _ in range(len(self.rows)):
+            row = self.rows.popleft()
+            if row.begins_at > now or self._push(row):
+                self.rows.append(row)
+
+    def clear(self) -> None:
+        """Forget every stream."""
+        self.rows.clear()
+
+    def _push(self, row: ScriptedRow) -> bool:
+        """Push the row's next token, and return whether another follows."""
+        drawn = next(row.tokens, None)
+        if drawn is None:
+            row.stream.finish(row.ending, stop=row.stop)
+            return False
+        number, token = drawn
+        asked = row.stream.generation
+        row.stream.push(token, logprob(asked.draw_key, asked.slot, number))
+        self.tokens_drawn += 1
+        return True
+
+
+def reply(script: Script, asked: Generation) -> str:
+    """Return what the script says to a conversation."""
+    prompt = bytes(token for token in asked.prompt_token_ids if token < END_OF_TURN).decode(errors="replace")
+    script = script.by(asked.version, "")
+    found = [(prompt.rfind(rule.when), rule.reply) for rule in script.replies]
+    place, said = max(found, default=(-1, ""), key=lambda each: each[0])
+    if place < 0:
+        spoken = [line for line in prompt.splitlines() if line.strip() not in ("", "assistant:")]
+        echo = spoken[-1].partition(": ")[2] or spoken[-1] if spoken else ""
+        said = "" if script.answers == "nothing" else echo
+    return said + " " * script.padding
+
+
+def constrained(said: str, allowed: AllowedTokens, most: int) -> str:
+    """Return as much of `said` as is allowed, and then the shortest end there is; at most `most` tokens of it."""
+    given, tokens = iter(said.encode()), list[int]()
+    while len(tokens) < most:
+        mask = allowed.mask()
+        token = next(given, None)
+        if token is None or not mask[token]:
+            given = iter(())
+            token = _soonest(mask)
+        if token == END_OF_TURN:
+            break
+        allowed.take(token)
+        tokens.append(token)
+    return bytes(tokens).decode(errors="replace")
+
+
+def _soonest(mask: bytes) -> int:
+    """Return the token that ends an answer, or a part of its JSON, soonest; or the first that is allowed."""
+    in_text = mask[ord('"')] and mask[ord("a")]
+    order: tuple[int, ...] = (END_OF_TURN, *(b'"' if in_text else b""), *b'}]"0123456789', *range(END_OF_TURN))
+    return next(token for token in order if mask[token])
+
+
+class ScriptedVocabulary:
+    """The scripted engine's vocabulary, as llguidance asks for one."""
+
+    eos_token_id, bos_token_id = END_OF_TURN, None
+    tokens = (*(bytes((byte,)) for byte in range(END_OF_TURN)), b"<end of turn>")
+    special_token_ids = (END_OF_TURN,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def _vocabulary() -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(ScriptedVocabulary()))

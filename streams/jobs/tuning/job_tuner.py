@@ -1,0 +1,219 @@
+"""Carry out the jobs that tune: supervised training and preferences.
+
+    jobs ──► JobLog ──► the oldest job of each policy that tunes, and is ours ──► trainer/tuning ──► adapters: trained
+    between two steps: cancelled, paused, over its budget? ──► nothing is written      iteration, completed ──► jobs
+    each step ──► tuning_metrics.py ──► /metrics, /healthz
+
+One job at a time. A job is done once, by the version that it announces: `trained` names the job, so who finds it in
+`adapters` only writes the job's end. A process that is killed before has left nothing, and the next one makes the same
+bytes again: the version to start from and the end of the groups are in the job's `started`. Members of one consumer
+group share the jobs.
+
+Not covered: continuing a tuning that was paused or interrupted; it begins again, and what the first attempt took is in
+no bill.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from schemas.events import AdapterEvent, JobTuning
+from streams.adapters.decisions import read_history
+from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.files import Scratch
+from streams.jobs import training_files
+from streams.jobs.job_log import JobLog
+from streams.jobs.membership import JobMembership
+from streams.jobs.state import JobState, JobUsage
+from streams.jobs.tuning import tuning_reducer
+from streams.jobs.tuning.tuning_metrics import TuningMetrics, TuningOutcome
+from streams.jobs.tuning.tuning_reducer import NO_EXAMPLES, NOT_TUNED
+from streams.jobs.tuning.tuning_request import BETA, start_of
+from streams.kafka import times
+from streams.kafka.admin import offsets
+from streams.kafka.history import LogHistory
+from streams.kafka.record import cut, partition_of
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.kafka.topics import topics
+from streams.observability import metrics
+from streams.observability.metrics import OFF, Meter
+from streams.settings.model import Settings
+from trainer.tuning.choose import Curation
+from trainer.tuning.examples import TunedExample, all_tokens, loss_tokens
+from trainer.tuning.run import JOB, StartVersion, TunedJob, TuningOrder, tune
+from trainer.tuning.tuner import TuningStep, TuningSteps
+
+GROUP = "tuning"
+LOOK_S = 0.5
+"""How long a process without a job waits until it looks again."""
+ODD_IN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+ACTIONS: dict[type[StreamwardError], str] = {
+    NotFoundError: "upload the file again, or ask for less: `streamward tune` says what there is",
+    SettingsError: "correct what the reason names, and order it again",
+    RefusedError: "do what the reason says, and order it again",
+}
+"""What to do about a job that failed, by its error."""
+
+log = logging.getLogger("streamward.jobs")
+
+
+class _EndedBetweenSteps(Exception):
+    """The job is not to be continued now."""
+
+
+def run(settings: Settings, *, stop: threading.Event) -> None:
+    """Carry out jobs until `stop` is set; one that is under way is then given up, and begun again by the next process.
+
+    Raises NotFoundError for a missing topic, LogError if the broker refuses or does not answer, SettingsError if
+    metrics.port is taken.
+    """
+    try:
+        with metrics.served(settings, "tune") as meter:
+            schema_registry.wait(settings, meter, stop)
+            with JobLog(settings) as known, TuningWorker(settings, known, stop, meter) as worker:
+                while not stop.is_set():
+                    if not worker.step():
+                        stop.wait(LOOK_S)
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
+
+
+class TuningWorker:
+    """One process. Use as a context manager, and call `step` from one thread."""
+
+    def __init__(self, settings: Settings, known: JobLog, stop: threading.Event, meter: Meter = OFF) -> None:
+        self._settings, self._log, self._stop = settings, known, stop
+        self._members = JobMembership(settings, GROUP, BrokerOutage(settings.kafka, stop, meter))
+        self.metrics = TuningMetrics(meter)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._members.close()
+
+    def step(self) -> bool:
+        """Carry out a job that is due; return whether there was one. Raises LogError."""
+        self.metrics.waits()
+        self._members.poll(timeout_s=0.0)
+        for job in self._log.next_of_each_policy():
+            tuning = job.spec.tuning
+            if tuning is None or not self._members.has(job.job_id):
+                continue
+            if job.status == "queued":
+                job = self._start(job, tuning)
+            if job.status == "running":
+                self.metrics.begins(job.policy)
+                outcome: TuningOutcome = "stopped"
+                try:
+                    outcome = self._carry_out(job, tuning)
+                finally:
+                    self.metrics.ended(job.policy, outcome)
+                return True
+        return False
+
+    def _start(self, job: JobState, tuning: JobTuning) -> JobState:
+        newest = read_history(self._settings, job.policy).state.newest
+        groups = topics(self._settings.topics)["groups"].name
+        of = partition_of(tuning.groups_policy or job.policy, self._settings.topics.policy_partitions)
+        groups_next = offsets(self._settings, ["groups"])[groups, of][1]
+        return self._log.append(tuning_reducer.started(job, newest, groups_next, times.now_ms()))
+
+    def _carry_out(self, job: JobState, tuning: JobTuning) -> TuningOutcome:
+        """Make the version of a running job, or find it made; then write its end. Return what came of it."""
+        log.info("job %s: %s of %s", job.job_id, tuning.method, job.policy)
+        if job.iteration == 0:
+            try:
+                made = self._made(job, tuning)
+            except _EndedBetweenSteps as exc:
+                log.info("job %s: %s", job.job_id, exc)
+                return "stopped"
+            except LogError:
+                raise
+            except StreamwardError as exc:
+                self._fail(job, exc)
+                return "failed"
+            job = self._log.append(tuning_reducer.trained(job, made))
+        if job.status == "running" and job.iteration == 1:
+            self._log.append(tuning_reducer.completed(job))
+        return "completed"
+
+    def _fail(self, job: JobState, exc: StreamwardError) -> None:
+        log.warning("job %s: %s", job.job_id, exc)
+        code = NO_EXAMPLES if isinstance(exc, NotFoundError) else NOT_TUNED
+        action = next(
+            (text for kind, text in ACTIONS.items() if isinstance(exc, kind)), "see the output of the process"
+        )
+        self._log.append(tuning_reducer.failed(job, cut(str(exc)), times.now_ms(), code=code, action=action))
+
+    def _made(self, job: JobState, tuning: JobTuning) -> AdapterEvent:
+        """Return the event of the job's version, made now or found. Raises what `tune` does, and _EndedBetweenSteps."""
+        base, version = job.base_version or 0, (job.base_version or 0) + 1
+        there = read_history(self._settings, job.policy).made(version)
+        if there is not None and there.metadata.get(JOB) == job.job_id:
+            return there
+        with Scratch("job") as folder:
+            policy, number = start_of(tuning, job.policy, base)
+            order = TuningOrder(
+                policy=job.policy,
+                steps=TuningSteps(
+                    method=tuning.method, epochs=tuning.epochs, batch=tuning.batch, beta=tuning.beta or BETA
+                ),
+                curation=Curation.of_plain(tuning.method, tuning.selection),
+                groups_policy=tuning.groups_policy or job.policy,
+                file=self._file(tuning, folder),
+                start=StartVersion(policy, number),
+                groups_before=job.groups_next,
+                job=TunedJob(job.job_id, version),
+            )
+            return tune(self._settings, order, LogHistory(self._settings), _Between(self, job)).event
+
+    def _file(self, tuning: JobTuning, folder: Path) -> Path | None:
+        """Return the examples of a job that were uploaded, as a file under the name that they had."""
+        if tuning.file_id is None:
+            return None
+        name = ODD_IN_NAME.sub("_", tuning.file or "")[-100:].lstrip(".") or "examples.jsonl"
+        path = folder / name
+        path.write_bytes(training_files.content(self._settings.adapters.store, tuning.file_id))
+        return path
+
+    def check(self, job: JobState, used: JobUsage) -> None:
+        """Raise _EndedBetweenSteps if a job is not to be continued; over its budget it is ended before."""
+        self._members.poll(timeout_s=0.0)
+        if self._stop.is_set():
+            raise _EndedBetweenSteps("this process is stopping: another one begins it again")
+        now = self._log.get(job.job_id)
+        if now.status != "running":
+            raise _EndedBetweenSteps(f"it is {now.status}: {now.reason}")
+        if not self._members.has(job.job_id):
+            raise _EndedBetweenSteps("another process has it by now")
+        now_ms = times.now_ms()
+        event = tuning_reducer.spent(now, used, self._log.month(job.tenant, now_ms), now_ms)
+        if event is not None:
+            self._log.append(event)
+            raise _EndedBetweenSteps(event.reason)
+
+
+class _Between:
+    """What happens between two steps of a job."""
+
+    def __init__(self, worker: TuningWorker, job: JobState) -> None:
+        self._worker, self._job = worker, job
+        self._began = time.monotonic()
+        self._whole: JobUsage | None = None
+
+    def __call__(self, number: int, of: int, examples: Sequence[TunedExample], step: TuningStep) -> None:
+        """Report a step, and look whether to take the next one. Raises _EndedBetweenSteps."""
+        self._worker.metrics.step(self._job.policy, number, of, loss=step.loss, grad_norm=step.grad_norm)
+        if self._whole is None:
+            tokens = {"context_tokens": all_tokens(examples) - loss_tokens(examples), "tokens": loss_tokens(examples)}
+            self._whole = tuning_reducer.used_by(self._job, tokens)
+        seconds = time.monotonic() - self._began
+        self._worker.check(self._job, tuning_reducer.used_until(number, of, self._whole, seconds))

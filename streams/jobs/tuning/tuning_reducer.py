@@ -1,0 +1,102 @@
+"""The events of a job that tunes, and what it has used: decided from the log alone.
+
+    job, its version in adapters ──► started ──► (steps, between which it may end) ──► iteration ──► completed
+                                                  over its budget ──► budget_exceeded     cannot be done ──► failed
+
+Each has an id of its own, so that one that is written twice has one effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.events import AdapterEvent, JobEvent, JobKind, derive_id
+from streams.jobs.monthly_spending import MonthBudget
+from streams.jobs.reducer import over_budget
+from streams.jobs.state import JobState, JobUsage
+
+TUNER = "tune"
+"""Who writes these events."""
+NOT_TUNED = "TUNING_FAILED"
+NO_EXAMPLES = "EXAMPLES_MISSING"
+SHOWN = ("loss_first", "loss", "grad_norm", "margin", "accuracy", "examples", "steps")
+"""Figures of a tuned version that its job's event repeats."""
+
+
+def started(job: JobState, newest: int, groups_next: int, now_ms: int) -> JobEvent:
+    """Return the event that starts a queued job, or continues one: from the version and groups that it began with.
+
+    `newest`: the newest version of its policy; `groups_next`: where the groups end that it may choose from.
+    """
+    first = job.base_version is None
+    about = {"version": newest, "groups_next": groups_next if first else job.groups_next}
+    return _event(job, "started", "its turn" if first else "resumed", now_ms, **about)
+
+
+def trained(job: JobState, made: AdapterEvent) -> JobEvent:
+    """Return the event that says that its version is made."""
+    figures = {name: made.metrics[name] for name in SHOWN if name in made.metrics}
+    return _event(
+        job,
+        "iteration",
+        f"version {made.version} is tuned",
+        max(made.created_at, job.updated_at),
+        iteration=1,
+        version=made.version,
+        metrics={**used_by(job, made.metrics).metrics(job.spec.prices), **figures},
+    )
+
+
+def completed(job: JobState) -> JobEvent:
+    """Return the end of a job whose version is made."""
+    return _event(job, "completed", f"version {job.version} is there", job.updated_at, iteration=job.iteration)
+
+
+def failed(job: JobState, why: str, now_ms: int, *, code: str, action: str) -> JobEvent:
+    """Return the end of a job that cannot be done."""
+    return _event(job, "failed", why, now_ms, code=code, suggested_action=action)
+
+
+def spent(job: JobState, used: JobUsage, month: MonthBudget | None, now_ms: int) -> JobEvent | None:
+    """Return the end of a job that is over its budget, or its tenant's; None if it is not."""
+    found = over_budget(job, used, month)
+    if found is None:
+        return None
+    why, action = found
+    figures = used.metrics(job.spec.prices)
+    return _event(job, "budget_exceeded", why, now_ms, code="BUDGET_EXCEEDED", suggested_action=action, metrics=figures)
+
+
+def used_by(job: JobState, metrics: Mapping[str, float]) -> JobUsage:
+    """Return what a version has used, by its own figures: each token that was read or learned, in each epoch."""
+    epochs = 1 if job.spec.tuning is None else job.spec.tuning.epochs
+    return JobUsage(
+        epochs * int(metrics.get("context_tokens", 0)),
+        epochs * int(metrics.get("tokens", 0)),
+        metrics.get("tune_s", 0.0),
+    )
+
+
+def used_until(step: int, of: int, whole: JobUsage, seconds: float) -> JobUsage:
+    """Return what is used after some of the steps; `whole`: the tokens of all of them.
+
+    >>> used_until(1, 4, JobUsage(100, 40), 2.5)
+    JobUsage(prompt_tokens=25, completion_tokens=10, trainer_s=2.5)
+    """
+    return JobUsage(whole.prompt_tokens * step // of, whole.completion_tokens * step // of, seconds)
+
+
+def _event(job: JobState, kind: JobKind, reason: str, created_at: int, **changes: Any) -> JobEvent:
+    return JobEvent(
+        event_id=derive_id(job.job_id, kind, job.sequence),
+        job_id=job.job_id,
+        created_at=created_at,
+        kind=kind,
+        sequence=job.sequence,
+        policy=job.policy,
+        tenant=job.tenant,
+        actor=TUNER,
+        reason=reason,
+        **changes,
+    )

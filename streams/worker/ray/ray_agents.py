@@ -1,0 +1,116 @@
+"""Agents on a Ray cluster: each is an actor that runs the normal agent as a child process, where there is room.
+
+    streamward policy --on ray --replicas N ──► run ─┬─► RayAgent 0 ──► streamward policy ──► Kafka
+                                                     ├─► RayAgent 1 ──► …
+                    SIGTERM, Ctrl-C: all drain ──────┘        lost, or its node: Ray starts it again, there or elsewhere
+
+They share the partitions as agents on any machines do, so one that is lost leaves its tasks to the others until it is
+back. The actors end with the command. As a job of Ray (`ray job submit`) it is itself a process of the cluster.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from threading import Event
+from typing import Any
+
+from streams.errors import EXIT_RESTART, NotFoundError, RefusedError, SettingsError
+from streams.settings.model import Ray
+from streams.worker.ray.ray_cluster import NodeCommand, Room, ask_to_end, room_for, started
+
+FINAL = (0, SettingsError.exit_code, NotFoundError.exit_code, RefusedError.exit_code)
+"""Exit codes of an agent that would end the same way again."""
+AGAIN_S = 5.0
+"""How long an agent that ended is left alone before it is started again."""
+LOOK_EVERY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class AgentLost(Exception):
+    """An agent ended so that it is to be started again."""
+
+
+class RayAgent:
+    """An actor that runs one agent."""
+
+    def __init__(self, work: NodeCommand) -> None:
+        self._work, self._asked = work, threading.Event()
+
+    def run(self) -> int:
+        """Run the agent until it ends, and return its exit code. Raises AgentLost if it is to be started again."""
+        if self._asked.is_set():
+            return 0
+        with started(self._work, {}) as child:
+            while child.poll() is None:
+                if self._asked.wait(LOOK_EVERY_S):
+                    ask_to_end(child)
+                    child.wait()
+        code = child.returncode
+        if self._asked.is_set() and code < 0:
+            return 0 if code == -signal.SIGTERM else EXIT_RESTART  # SIGTERM came before it could hear it
+        if self._asked.is_set() or code in FINAL:
+            return code
+        if self._asked.wait(AGAIN_S):
+            return 0
+        raise AgentLost(f"the agent ended with {code}")
+
+    def ask_to_end(self) -> None:
+        """Let the agent finish its in-flight work and end."""
+        self._asked.set()
+
+
+def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
+    """Run `work`, an agent, as often as `room` is for, until `stop` is set and all have drained.
+
+    Call it within `joined`. Returns 0, or the exit code of the first that ended for good in another way, with which all
+    are ended; 75 if one was lost more often than settings.restarts. Raises ClusterError if the cluster has no room for
+    them, SettingsError if a node is not as this one, both before any is started.
+    """
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    with room_for(room, settings.wait_s, stop, (), spread=True) as group:
+        if group is None:
+            return 0
+        actor = ray.remote(RayAgent)
+        agents = [
+            actor.options(
+                name=f"streamward {work.command} {number}",
+                num_cpus=room.cpus,
+                num_gpus=room.gpus,
+                max_concurrency=2,  # run, and ask_to_end
+                max_restarts=settings.restarts,
+                max_task_retries=settings.restarts,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+            ).remote(work)
+            for number in range(room.processes)
+        ]
+        again = {"max_task_retries": settings.restarts, "retry_exceptions": [AgentLost]}
+        running = {agent.run.options(**again).remote(): number for number, agent in enumerate(agents)}
+        code = 0
+        while running:
+            ended, _ = ray.wait(list(running), timeout=LOOK_EVERY_S)
+            for one in ended:
+                number = running.pop(one)
+                its = _code(one)
+                if its:
+                    log.error("agent %d of %d ended with exit code %d; all end with it", number, room.processes, its)
+                code = code or its
+            if stop.is_set() or code:
+                for number in running.values():
+                    agents[number].ask_to_end.remote()
+        return code
+
+
+def _code(run: Any) -> int:
+    """Return the exit code of an agent that has ended."""
+    import ray
+
+    try:
+        return int(ray.get(run))
+    except (AgentLost, ray.exceptions.RayError) as exc:
+        log.error("%s", str(exc).strip().splitlines()[-1])
+        return EXIT_RESTART
