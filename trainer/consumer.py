@@ -48,14 +48,16 @@ from streams.observability.tracing import context, tracer as tracing
 from streams.observability.tracing.context import Context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
-from trainer import checkpoint, imports, metrics as step_metrics, ranks
-from trainer.checkpoint import ADAPTER_FOLDER, State
-from trainer.launch import Place
-from trainer.learner import BatchGroups, Learner, base_of, cut, due, out_of_turn, where
-from trainer.model import pin
-from trainer.presence import Presence, source_of
-from trainer.ranks import Ranks
-from trainer.recipe import in_recipe
+from trainer import metrics as step_metrics
+from trainer.group_membership import Presence, source_of
+from trainer.ranks import shared_step as ranks
+from trainer.ranks.launch import Place
+from trainer.ranks.shared_step import Ranks
+from trainer.step.model import pin
+from trainer.step.recipe import in_recipe
+from trainer.versions import checkpoint, import_adapter as imports
+from trainer.versions.checkpoint import ADAPTER_FOLDER, State
+from trainer.versions.learner import BatchGroups, Learner, base_of, cut, due, out_of_turn, where
 
 STAGE = "trainer"
 START_S = 3600.0
@@ -136,7 +138,7 @@ class TrainerIO:
 class PolicyTrainer:
     """The trainer of one policy: batches in, versions out. `folder` has its checkpoints.
 
-    Several may share a `learner`: before one is used, it gets that one's state (trainer/resident.py).
+    Several may share a `learner`: before one is used, it gets that one's state (trainer/policy_states.py).
     """
 
     def __init__(

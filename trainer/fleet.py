@@ -30,12 +30,12 @@ from streams.errors import OtherBaseError, RefusedError, SettingsError
 from streams.kafka.client import POLL_S
 from streams.observability import catalog
 from streams.settings.model import Settings
-from trainer import checkpoint
+from trainer.batch_queue import WaitingBatches
 from trainer.consumer import PolicyTrainer, TrainerIO, learner_of, other_base, running
-from trainer.launch import Place
-from trainer.learner import Learner
-from trainer.resident import ResidentPolicies
-from trainer.waiting import WaitingBatches
+from trainer.policy_states import ResidentPolicies
+from trainer.ranks.launch import Place
+from trainer.versions import checkpoint
+from trainer.versions.learner import Learner
 
 SOONEST_S, LATEST_S = 1.0, 60.0
 """When a policy that was set aside is tried again: at first, and at most; each time it takes twice as long."""

@@ -14,7 +14,7 @@ from itertools import pairwise
 from schemas.events import AdvantagedGroup
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from trainer.checkpoint import State
+from trainer.versions.checkpoint import State
 
 
 def version(meter: Meter, policy: str, number: int) -> None:

@@ -224,7 +224,7 @@ def adapters_export(
     trained = life.made(version)
     if trained is None or life.state.versions[version].status == "retired":
         raise NotFoundError(f"version {version} of {life.state.policy} has no files in the store: it is retired")
-    from trainer.export import export
+    from trainer.versions.export import export
 
     show.record(asdict(export(call.settings, trained, folder, merge=merge)), output)
 
@@ -271,7 +271,7 @@ def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dic
     from streams.adapters import signing, store
     from streams.errors import NotFoundError
     from streams.files import Scratch
-    from trainer.differences import relative_changes
+    from trainer.versions.differences import relative_changes
 
     with Scratch("diff") as scratch:
         folders = []

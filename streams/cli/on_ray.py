@@ -11,7 +11,7 @@ from streams.cli.runtime import AppContext, begin, importing, until_stopped
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
-    from trainer.launch import Place
+    from trainer.ranks.launch import Place
 
 F = TypeVar("F", bound=Callable[..., Any])
 READS = {"policy": "tasks", "scoring": "responses"}
@@ -75,6 +75,6 @@ def trainer(call: AppContext, words: Sequence[str], place: Place | None) -> int:
     with ray_cluster.joined("train --launcher ray"), until_stopped() as stop:
         begin(call, f"trainer on Ray ({room.processes} processes)", "batches")
         with importing():
-            from trainer import ray_ranks
+            from trainer.ranks import ray_ranks
 
         return ray_ranks.run(ray_cluster.work(settings, words, call.log_level), room, settings.ray, stop)

@@ -15,7 +15,7 @@ from streams.cli.runtime import AppContext, importing, pass_call, source_option
 
 if TYPE_CHECKING:
     from streams.tools.archive.history import Source
-    from trainer.recorded import ReproducedVersion, ReproductionPlan
+    from trainer.reproduce.recorded import ReproducedVersion, ReproductionPlan
 
 
 def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
@@ -89,7 +89,7 @@ def reproduce(
     from streams.tools.archive import history
 
     with importing():
-        from trainer import reproduce as engine
+        from trainer.reproduce import reproduce as engine
 
     began = time.monotonic()
     settings, origins = call.loaded
@@ -158,7 +158,7 @@ def _span(first: int, last: int, one: str = "", more: str = "") -> str:
 
 def _table(planned: ReproductionPlan, made: ReproducedVersion, seconds: float) -> None:
     from streams import output as show
-    from trainer.recipe import cause
+    from trainer.step.recipe import cause
 
     plain = row(planned, made, seconds, version=planned.version)
     plain.pop("differences", None)

@@ -423,7 +423,7 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, 
     model.device=cuda. If one of them dies, all end with exit code 75: start the command again.
     """
     call.working = True
-    from trainer import launch
+    from trainer.ranks import launch
 
     if fleet:
         call.refuse_one_policy("train")
@@ -435,7 +435,7 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, 
         ctx.exit(launch.run(call.again(*own), processes))
     if place is not None and place.rank > 0:
         with importing():
-            from trainer import learner
+            from trainer.versions import learner
 
         learner.help_out(call.settings, place)
         return

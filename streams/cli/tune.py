@@ -102,7 +102,7 @@ def tune(
     rule["until_ms"] = None if until is None else parse_time(until, "--until")
     with importing():
         from trainer.tuning import run as tuning
-        from trainer.tuning.choose import Curation
+        from trainer.tuning.curation import Curation
         from trainer.tuning.tuner import TuningSteps
 
     order = tuning.TuningOrder(

@@ -293,7 +293,7 @@ OF_STEP = {
     ),
     "grad_norm": _of_step("gradient_norm", "Norm of the gradient before it is clipped."),
 }
-"""Gauges by the name that trainer/grpo.py gives the value."""
+"""Gauges by the name that trainer/step/grpo.py gives the value."""
 
 # --- fleets -----------------------------------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 
 if TYPE_CHECKING:
     from schemas.events import AdvantagedGroup
-    from trainer.checkpoint import State
-    from trainer.learner import Learner
+    from trainer.versions.checkpoint import State
+    from trainer.versions.learner import Learner
 
 POLICIES, BATCHES = 8, 2
 MIXED = 4
@@ -62,8 +62,8 @@ def run() -> Iterator[dict[str, Any]]:
 def _swaps(name: str, model: Model, folder: Path, target: float, *, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield two lines: a swap from memory and one from the checkpoint."""
     from streams.engines.base_model import load_base
-    from trainer.learner import Learner
-    from trainer.model import pin
+    from trainer.step.model import pin
+    from trainer.versions.learner import Learner
 
     settings = Settings(model=model, trainer=Trainer(checkpoints=folder))
     pin(settings)
@@ -80,7 +80,7 @@ def _swaps(name: str, model: Model, folder: Path, target: float, *, rounds: int)
         other = learner.exchange(other)
 
     def from_checkpoint() -> None:
-        from trainer import checkpoint
+        from trainer.versions import checkpoint
 
         found = checkpoint.latest(folder)
         if found is None:
@@ -117,7 +117,7 @@ def _stepped(learner: Learner, groups: list[AdvantagedGroup]) -> State:
     """Take one step, and return its state."""
     from schemas.events import Coordinates
     from tests.support.models.tiny_log import batch_of
-    from trainer.learner import BatchGroups
+    from trainer.versions.learner import BatchGroups
 
     at = Coordinates("bench", 0, learner.version)
     return learner.step(at, batch_of(learner.version, [at]), BatchGroups(groups, []), {})[0]

@@ -33,7 +33,8 @@ def run() -> Iterator[dict[str, Any]]:
     import torch
 
     from streams.kafka.history import LogHistory
-    from trainer import consumer, reproduce
+    from trainer import consumer
+    from trainer.reproduce import reproduce
 
     with node() as settings, tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
         say(f"offline: {STEPS} steps of {GROUPS} groups, {SLOTS} slots of {PROMPT} + {COMPLETION} tokens")
@@ -77,8 +78,8 @@ def _write(settings: Any) -> list[list[AdvantagedGroup]]:
     """Write batches of random groups to the log; return their groups."""
     from streams.engines.base_model import load_base
     from streams.kafka.producer import Producer
-    from trainer.grpo import LogGRPOTrainer
-    from trainer.model import pin, wrap
+    from trainer.step.grpo import LogGRPOTrainer
+    from trainer.step.model import pin, wrap
 
     pin(settings)
     base = load_base(settings.model)
@@ -120,8 +121,8 @@ def _through_trl(settings: Any, batches: Sequence[Sequence[AdvantagedGroup]], fo
     from trl import GRPOConfig, GRPOTrainer
 
     from streams.engines.base_model import load_base
-    from trainer.collate import collate
-    from trainer.model import pin, wrap
+    from trainer.step.collate import collate
+    from trainer.step.model import pin, wrap
 
     class Recorded(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tests.benchmarks.side_by_side import by_turns, line, median_s, say
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.grpo import LogGRPOTrainer
+    from trainer.step.grpo import LogGRPOTrainer
 
 SLOTS = 8
 CASES = ((64, 8, 2.5), (256, 32, 3.5))
@@ -70,8 +70,8 @@ def real_trainer() -> Iterator[LogGRPOTrainer]:
 
     from streams.engines.base_model import load_base
     from streams.settings.model import Model, Settings, Trainer
-    from trainer.grpo import LogGRPOTrainer
-    from trainer.model import pin, wrap
+    from trainer.step.grpo import LogGRPOTrainer
+    from trainer.step.model import pin, wrap
 
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
         settings = Settings(trainer=Trainer(checkpoints=Path(folder)))
@@ -95,8 +95,8 @@ def group_of(trainer: LogGRPOTrainer, prompt: Tensor, completions: Tensor, loss_
     """Return a group of `completions` [B, T] after `prompt` [P], with the logprobs that the model gives them now."""
     import torch
 
-    from trainer import prefix_tree
-    from trainer.prefix_tree import Row
+    from trainer.step import prefix_tree
+    from trainer.step.prefix_tree import Row
 
     slots, width = completions.shape
     needed = range(width)

@@ -137,7 +137,8 @@ def _arm_agent(point: str, count: Any) -> None:
 
 def _arm_trainer(point: str, count: Any) -> None:
     from streams.adapters import store
-    from trainer import checkpoint, consumer, presence
+    from trainer import consumer, group_membership as presence
+    from trainer.versions import checkpoint
 
     match point:
         case "after poll":
@@ -177,7 +178,7 @@ def main(process: str, *arguments: str) -> None:
         if "kill" in wanted:
             arm(process, *wanted["kill"], loop="loop" in arguments)
         if "step_s" in wanted:
-            from trainer import checkpoint
+            from trainer.versions import checkpoint
 
             wrap(checkpoint, "save", before=lambda: time.sleep(wanted["step_s"]))
         if "engine" in wanted:

@@ -29,7 +29,7 @@ from tests.support.log.shared_node import own_prefix
 from tests.support.log.whole_run import BY_NAME, SETTINGS, event_of, whole_log
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.processes import command, environment
-from trainer.model import save_adapter, wrap
+from trainer.step.model import save_adapter, wrap
 
 pytestmark = pytest.mark.kafka
 

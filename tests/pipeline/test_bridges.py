@@ -39,9 +39,10 @@ from tests.support.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from tests.support.models.tiny_log import cut, settings_in, trained, write
 from tests.support.processes import environment, read, running, until
 from tests.support.verl import environment as verl
-from trainer import announce, consumer, fleet
+from trainer import consumer, fleet
 from trainer.bridges import bring
-from trainer.model import CONFIG_FILE, WEIGHTS_FILE
+from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE
+from trainer.versions import announce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 

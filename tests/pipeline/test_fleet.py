@@ -38,8 +38,8 @@ from tests.support.processes import read, until
 from trainer import consumer, fleet
 from trainer.consumer import TrainerIO
 from trainer.fleet import TrainerFleet
-from trainer.learner import Learner
-from trainer.model import pin
+from trainer.step.model import pin
+from trainer.versions.learner import Learner
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 

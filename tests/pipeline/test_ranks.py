@@ -23,7 +23,8 @@ from streams.tools.archive import history
 from tests.support.log.secured_node import free_ports
 from tests.support.models.tiny_log import manifests, settings_in, trained, write
 from tests.support.processes import command, environment, running, said, until
-from trainer import consumer, reproduce
+from trainer import consumer
+from trainer.reproduce import reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from tests.support.log.replay_source import NUMBER, shaped, write
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import read
-from trainer import reproduce
+from trainer.reproduce import reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 SAMPLED_BY = 7

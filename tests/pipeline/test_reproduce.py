@@ -32,8 +32,10 @@ from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
 from tests.support.older_schemas import older_schemas
 from tests.support.processes import command as process, environment
-from trainer import checkpoint, consumer, reproduce
-from trainer.recorded import ReproducedVersion
+from trainer import consumer
+from trainer.reproduce import reproduce
+from trainer.reproduce.recorded import ReproducedVersion
+from trainer.versions import checkpoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 

@@ -26,11 +26,12 @@ from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, settings_in, trained, write
-from trainer import checkpoint, consumer
-from trainer.grpo import LogGRPOTrainer
-from trainer.learner import Learner
-from trainer.model import pin
-from trainer.presence import Presence
+from trainer import consumer
+from trainer.group_membership import Presence
+from trainer.step.grpo import LogGRPOTrainer
+from trainer.step.model import pin
+from trainer.versions import checkpoint
+from trainer.versions.learner import Learner
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 

@@ -38,12 +38,14 @@ from tests.support.models.chat_tiny import base
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
 from tests.support.processes import command as process, environment
-from trainer import announce, checkpoint, consumer, reproduce
-from trainer.recorded import ReproducedVersion
-from trainer.tuning.choose import Curation
+from trainer import consumer
+from trainer.reproduce import reproduce
+from trainer.reproduce.recorded import ReproducedVersion
+from trainer.tuning.curation import Curation
 from trainer.tuning.examples import answer_of, digest
 from trainer.tuning.run import StartVersion, TuningOrder, tune
 from trainer.tuning.tuner import TuningSteps
+from trainer.versions import announce, checkpoint
 
 __all__ = ["base"]
 

@@ -36,9 +36,10 @@ from tests.support.agent_server import settings_of
 from tests.support.models.chat_tiny import base
 from tests.support.processes import read, running, until
 from tests.support.scrape import get, parse
-from trainer import announce, reproduce
+from trainer.reproduce import reproduce
 from trainer.tuning.examples import all_tokens
 from trainer.tuning.run import TunedJob, read_file, tune
+from trainer.versions import announce
 
 __all__ = ["base"]
 

@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from streams.errors import RefusedError, SettingsError
 from streams.settings.model import Model, Settings, Trainer
 from tests.support.models.tiny import tiny_group, tiny_model, tiny_tokenizer
-from trainer import checkpoint
-from trainer.checkpoint import State
-from trainer.grpo import LogGRPOTrainer
-from trainer.model import pin, recipe, wrap
-from trainer.step import STEP_VERSION
+from trainer.step.grpo import LogGRPOTrainer
+from trainer.step.model import pin, recipe, wrap
+from trainer.step.totals import STEP_VERSION
+from trainer.versions import checkpoint
+from trainer.versions.checkpoint import State
 
 
 def fresh(tmp_path: Path, **changes: Any) -> LogGRPOTrainer:

@@ -11,7 +11,7 @@ from schemas.events import AdvantagedGroup, Coordinates, Sampling
 from streams.errors import ContradictoryEvent
 from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, tiny_group, tiny_model
-from trainer.collate import GroupOrigin, check_group, collate, micro_batches, scaled
+from trainer.step.collate import GroupOrigin, check_group, collate, micro_batches, scaled
 
 AT = Coordinates("streamward.groups", 2, 41)
 EXPECTED = GroupOrigin(

@@ -15,7 +15,7 @@ from streams.settings.model import Settings, Topics
 from streams.tools.replay import driver
 from tests.support.factories import T0, changed, reward, task
 from tests.unit.test_chains import agents, some_branch
-from trainer import elsewhere
+from trainer.step import group_tokens as elsewhere
 
 TOPIC = "responses"
 

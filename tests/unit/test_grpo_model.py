@@ -11,8 +11,8 @@ from streams.engines.base_model import load_base
 from streams.settings.model import Model, Trainer
 from tests.support.factories import changed
 from tests.support.models.tiny import tiny_group, tiny_model
-from trainer.grpo import LogGRPOTrainer
-from trainer.model import wrap
+from trainer.step.grpo import LogGRPOTrainer
+from trainer.step.model import wrap
 
 pytestmark = pytest.mark.model
 

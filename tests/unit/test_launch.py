@@ -14,8 +14,8 @@ import pytest
 
 from streams.errors import EXIT_RESTART, SettingsError
 from streams.settings.model import Model, Settings, Trainer
-from trainer import launch
-from trainer.launch import Place
+from trainer.ranks import launch
+from trainer.ranks.launch import Place
 
 ROOT = Path(__file__).parents[2]
 AS_RANK = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
@@ -102,14 +102,14 @@ def test_all_end_with_the_code_of_what_happened(
 
 LAUNCHER = """
 import sys
-from trainer import launch
+from trainer.ranks import launch
 launch.HOME_S = 2.0
 sys.exit(launch.run([sys.executable, "-c", sys.argv[1]], 2))
 """
 JOINED = f"""{AS_RANK}
 from pathlib import Path
 from streams.settings.model import Settings, Trainer
-from trainer import launch
+from trainer.ranks import launch
 if rank == 0 and {{drains}}:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 launch.place(Settings(trainer=Trainer(processes=2)))

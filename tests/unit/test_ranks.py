@@ -16,8 +16,8 @@ from tests.skips import IN_FULL
 from tests.support.models import rank_program
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from tests.support.thoroughness import FULL
-from trainer import launch
-from trainer.ranks import split
+from trainer.ranks import launch
+from trainer.ranks.shared_step import split
 
 ROOT = Path(__file__).parents[2]
 

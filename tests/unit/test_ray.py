@@ -21,8 +21,8 @@ from streams.settings.model import Policy, Scoring, Settings
 from streams.worker.ray import ray_agents, ray_cluster
 from streams.worker.ray.ray_agents import AgentLost, RayAgent
 from streams.worker.ray.ray_cluster import Room
-from trainer.launch import RankRun
-from trainer.model import LIBRARIES
+from trainer.ranks.launch import RankRun
+from trainer.step.model import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
 JUDGE = Scoring(judge_url="http://judge/v1", judge_model="j", judge_key=SecretStr("sk-1"))

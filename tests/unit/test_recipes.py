@@ -10,8 +10,8 @@ import pytest
 from schemas.events import AdapterFile
 from streams.errors import SettingsError
 from streams.settings.model import Model, Settings, Trainer
-from trainer.model import recipe
-from trainer.recipe import RecipeDifference, as_recorded, cause, in_data, in_files, in_recipe, threads_of
+from trainer.step.model import recipe
+from trainer.step.recipe import RecipeDifference, as_recorded, cause, in_data, in_files, in_recipe, threads_of
 
 FILES = (
     AdapterFile(path="adapter_config.json", sha256="c" * 64, bytes=2),

@@ -234,7 +234,7 @@ def test_tensors_are_compared_by_relative_change_largest_first(tmp_path: Path) -
     import torch
     from safetensors.torch import save_file
 
-    from trainer.differences import relative_changes
+    from trainer.versions.differences import relative_changes
 
     for name, tensors in {
         "one": {"same": torch.ones(2, 2), "moved": torch.tensor([3.0, 4.0]), "zero": torch.zeros(2)},

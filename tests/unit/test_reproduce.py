@@ -21,9 +21,9 @@ from streams.output import json_line
 from streams.settings.model import Settings, Trainer
 from tests.support import factories
 from tests.support.factories import adapter_event
-from trainer.recipe import RecipeDifference
-from trainer.recorded import ReproducedVersion, ReproductionPlan, recorded
-from trainer.reproduce import plan
+from trainer.reproduce.recorded import ReproducedVersion, ReproductionPlan, recorded
+from trainer.reproduce.reproduce import plan
+from trainer.step.recipe import RecipeDifference
 
 FILES = (
     AdapterFile(path="adapter_config.json", sha256="c" * 64, bytes=2),

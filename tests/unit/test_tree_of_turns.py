@@ -14,7 +14,7 @@ from schemas.events import AdvantagedGroup, Branch, CreditSpan, GroupResponse
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from tests.support.models.tiny import VOCABULARY, sampled_logps, tiny_group, tiny_model
 from tests.unit.test_grpo import LOSSES, assert_as_reference, assert_close, gradients_of, trainer_for
-from trainer import tree_attention
+from trainer.step import tree_attention
 
 
 def trajectories(seed: int, slots: int = 5, turns: int = 4) -> AdvantagedGroup:

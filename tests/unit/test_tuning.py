@@ -21,7 +21,7 @@ from tests.support.factories import changed, group, member
 from tests.support.models.chat_tiny import chat_base, chat_tokenizer
 from tests.support.models.tiny import tiny_group, tiny_model
 from trainer.tuning import from_file
-from trainer.tuning.choose import Curation
+from trainer.tuning.curation import Curation
 from trainer.tuning.examples import TunedAnswer, TunedExample, answer_of, digest
 from trainer.tuning.losses import dpo_loss, dpo_margins
 from trainer.tuning.run import StartVersion

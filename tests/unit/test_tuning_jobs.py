@@ -25,7 +25,7 @@ from streams.jobs.training_files import FileLine, TrainingFile
 from streams.jobs.tuning import tuning_reducer, tuning_request
 from streams.settings.model import Adapters, Policy, Settings, Trainer
 from tests.support.factories import T0, job_event, job_spec, trained
-from trainer.tuning.choose import Curation
+from trainer.tuning.curation import Curation
 
 SETTINGS = Settings(policy=Policy(name="sums", engine="scripted"), trainer=Trainer(seed=7, learning_rate=1e-4))
 FILE = TrainingFile(file_id="file-1", filename="a.jsonl", size_bytes=400, created_at=0, purpose="fine-tune")

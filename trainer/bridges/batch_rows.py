@@ -22,10 +22,10 @@ from streams.kafka.history import History
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.chains import TokenChain, chains
-from trainer.collate import GroupOrigin, scaled
-from trainer.learner import cut, groups_in, where
-from trainer.step import BatchTotals
+from trainer.step.chains import TokenChain, chains
+from trainer.step.collate import GroupOrigin, scaled
+from trainer.step.totals import BatchTotals
+from trainer.versions.learner import cut, groups_in, where
 
 ANY_TOKEN = 1 << 31
 

@@ -7,7 +7,7 @@ Batch s turns version s into version s + 1, here or elsewhere: the version takes
 number, which has to be in the log, or the groups that it samples would be of no version that a batch can have made. The
 parent is compared and swapped: of two versions made from one parent, the first in the log counts. From there on it is
 treated like any trained version: canary, promotion, evaluation, retention, and training continues from it
-(trainer/imports.py). Nothing is written before everything has been checked.
+(trainer/versions/import_adapter.py). Nothing is written before everything has been checked.
 
 Not covered: data that no log has. An adapter that was trained on such can be merged into a base (docs/bridges.md).
 """
@@ -31,10 +31,10 @@ from streams.kafka.history import LogHistory
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer import checkpoint
-from trainer.announce import WhenLate, announce
 from trainer.bridges import foreign
 from trainer.bridges.foreign import ForeignAdapter, ForeignRecipe
+from trainer.versions import checkpoint
+from trainer.versions.announce import WhenLate, announce
 
 LATE = WhenLate(
     stored=" yet: a trainer of this policy is about to announce it, or was killed before. Let it finish, and import "

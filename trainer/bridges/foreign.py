@@ -30,7 +30,7 @@ from streams.adapters.store import LEFT_OUT
 from streams.engines.base_model import Base, folder_of
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Settings
-from trainer.model import CONFIG_FILE, WEIGHTS_FILE, config_text, plain, wrap
+from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE, config_text, plain, wrap
 
 NO_EFFECT = (
     "auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "peft_type",

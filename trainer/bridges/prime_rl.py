@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streams.errors import SettingsError
 from trainer.bridges.batch_rows import BatchRow, TrainingBatch
-from trainer.collate import MICRO_TOKENS
+from trainer.step.collate import MICRO_TOKENS
 
 NO_NAME = "streamward"
 """The environment of tasks without a scenario, or with the one name that prime-rl keeps for itself."""

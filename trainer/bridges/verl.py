@@ -29,7 +29,7 @@ from torch import Tensor
 
 from streams.errors import RefusedError
 from trainer.bridges.batch_rows import BatchRow, TrainingBatch
-from trainer.collate import padded
+from trainer.step.collate import padded
 
 PROTOCOL = 4
 PAD = 0

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from schemas.events import AdvantagedGroup, GroupResponse
 from schemas.tokens import LossMask, TokenIds
-from trainer.chains import chains
+from trainer.step.chains import chains
 
 
 class TunedChain(NamedTuple):
@@ -55,7 +55,7 @@ TunedExample = tuple[TunedAnswer, ...]
 
 
 def answer_of(group: AdvantagedGroup, response: GroupResponse) -> TunedAnswer:
-    """Return a response of a group, which has its tokens (trainer/elsewhere.py), as they were sampled."""
+    """Return a response of a group, which has its tokens (trainer/step/group_tokens.py), as they were sampled."""
     found = (TunedChain(one.context, one.tokens, one.loss_mask) for one in chains(group, response))
     return TunedAnswer(tuple(found))
 

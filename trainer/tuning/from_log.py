@@ -20,9 +20,9 @@ from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer import elsewhere
-from trainer.collate import outside
-from trainer.tuning.choose import Curation
+from trainer.step import group_tokens as elsewhere
+from trainer.step.collate import outside
+from trainer.tuning.curation import Curation
 from trainer.tuning.examples import TunedChain, TunedExample, answer_of
 
 FETCHED = 500

@@ -36,14 +36,14 @@ from streams.kafka.history import History
 from streams.kafka.record import encoded
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer import checkpoint
-from trainer.announce import WhenLate, announce
-from trainer.model import pin
+from trainer.step.model import pin
 from trainer.tuning import from_file, from_log
-from trainer.tuning.choose import Curation
+from trainer.tuning.curation import Curation
 from trainer.tuning.examples import TunedExample, digest, loss_tokens
 from trainer.tuning.from_log import TokenLimits
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
+from trainer.versions import checkpoint
+from trainer.versions.announce import WhenLate, announce
 
 ACTOR = "tune"
 JOB = "job"

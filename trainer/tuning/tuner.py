@@ -4,7 +4,7 @@
                  drawn from the seed                                                        │
     reference: dpo, once, before the first step ─────────────────────────► losses.py ◄──────┘ ──► clip, AdamW
 
-Everything but the loss is as in GRPO (trainer/grpo.py): the adapter, its optimizer, the clipping, a constant learning
+Everything but the loss is as in GRPO (trainer/step/grpo.py): the adapter, its optimizer, the clipping, a constant learning
 rate, no dropout, each distinct prefix run once. A pair shares its prompt, so that is run once. Each version begins with
 a fresh optimizer, so it is a function of the version it starts from, the examples and the recipe.
 
@@ -27,10 +27,10 @@ from schemas.events import TuningMethod
 from streams.engines.base_model import Base
 from streams.errors import SettingsError, StreamwardError
 from streams.settings.model import Settings
-from trainer import prefix_tree
-from trainer.collate import MICRO_TOKENS
-from trainer.model import load_adapter, recipe, save_adapter, wrap
-from trainer.prefix_tree import Row
+from trainer.step import prefix_tree
+from trainer.step.collate import MICRO_TOKENS
+from trainer.step.model import load_adapter, recipe, save_adapter, wrap
+from trainer.step.prefix_tree import Row
 from trainer.tuning.examples import TunedAnswer, TunedExample, all_tokens, loss_tokens
 from trainer.tuning.losses import dpo_loss, dpo_margins, sft_loss
 
@@ -97,7 +97,7 @@ class TuningStep(NamedTuple):
 
 
 class Tuner:
-    """An adapter that is tuned. Call `trainer.model.pin` first."""
+    """An adapter that is tuned. Call `trainer.step.model.pin` first."""
 
     def __init__(self, settings: Settings, base: Base, steps: TuningSteps, start: Path | None) -> None:
         """Begin with the adapter in folder `start`; None: a fresh one, which answers as the base model does.

@@ -45,7 +45,7 @@ from streams.kafka.topics import topics
 from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from trainer.tuning.choose import Curation
+from trainer.tuning.curation import Curation
 from trainer.tuning.examples import TunedExample, all_tokens, loss_tokens
 from trainer.tuning.run import JOB, StartVersion, TunedJob, TuningOrder, tune
 from trainer.tuning.tuner import TuningStep, TuningSteps

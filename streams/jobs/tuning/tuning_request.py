@@ -23,7 +23,7 @@ from streams.jobs.request import JobOrder, PricesConfig, RequestPart, agreed, ch
 from streams.jobs.training_files import FileLine, TrainingFile
 from streams.kafka.times import parse_time
 from streams.settings.model import Settings
-from trainer.tuning.choose import Curation
+from trainer.tuning.curation import Curation
 
 BETA = 0.1
 """TRL's."""

@@ -246,7 +246,8 @@ def _identity(plain: Mapping[str, str]) -> Mapping[str, str]:
 
 def _train(own: Settings, wanted: int, counts: Counter[str], progress: ReplayProgress) -> None:
     """Train up to version `wanted`, and count the `steps`. Raises Stopped, and what the trainer raises."""
-    from trainer import checkpoint, consumer  # torch comes with them
+    from trainer import consumer  # torch comes with them
+    from trainer.versions import checkpoint
 
     folder = own.trainer.checkpoints / own.policy.name
     found = checkpoint.latest(folder)

@@ -12,7 +12,7 @@ from tests.fuzz.target import Check, target
 @target("checkpoints", "json", light=100)
 def checkpoints(folder: Path) -> Check:
     """A state is that of its version, or the checkpoint is skipped; so is one with another manifest."""
-    from trainer.checkpoint import MANIFEST_FILE, STATE_FILE, latest, of_version
+    from trainer.versions.checkpoint import MANIFEST_FILE, STATE_FILE, latest, of_version
 
     there = folder / "v00000003"
     there.mkdir()
@@ -80,7 +80,7 @@ def import_configs(folder: Path) -> Check:
 
     from tests.support.models.tiny import tiny_model
     from trainer.bridges import foreign
-    from trainer.model import CONFIG_FILE, WEIGHTS_FILE
+    from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE
 
     model = get_peft_model(tiny_model(), LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj"]))
     assert isinstance(model, PeftModel)
@@ -103,7 +103,7 @@ def import_weights(folder: Path) -> Check:
     import torch
 
     from trainer.bridges import foreign
-    from trainer.model import CONFIG_FILE, WEIGHTS_FILE
+    from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE
 
     (folder / CONFIG_FILE).write_text('{"peft_type": "LORA"}')
 

@@ -1,4 +1,4 @@
-"""Steps of a trainer in one of several processes, as trainer/launch.py starts it.
+"""Steps of a trainer in one of several processes, as trainer/ranks/launch.py starts it.
 
 `python rank_program.py FOLDER [SETTING=VALUE …]`; `seed=5,6` gives each rank its own value.
 
@@ -21,7 +21,7 @@ from typing import Any
 from streams.cli.runtime import importing
 from streams.errors import StreamwardError
 from streams.settings.model import Model, Settings, Trainer
-from trainer import launch
+from trainer.ranks import launch
 
 STEPS = 3
 
@@ -35,8 +35,8 @@ def steps(settings: Settings, others: Any = None) -> list[dict[str, float]]:
     """Take the steps, write the adapter, and return what was measured, times left out."""
     from streams.engines.base_model import load_base
     from tests.support.models.tiny_log import groups_of
-    from trainer.learner import Learner
-    from trainer.model import pin, save_adapter
+    from trainer.step.model import pin, save_adapter
+    from trainer.versions.learner import Learner
 
     pin(settings)
     base = load_base(settings.model)
@@ -57,7 +57,8 @@ def main(folder: Path, *changes: str) -> None:
     assert place is not None
     logging.basicConfig(filename=folder / f"rank-{place.rank}.log", level=logging.INFO)
     with importing():
-        from trainer import learner, ranks
+        from trainer.ranks import shared_step as ranks
+        from trainer.versions import learner
 
     if place.rank:
         learner.help_out(settings, place)

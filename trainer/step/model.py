@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from streams.errors import SettingsError
 from streams.settings.load import dotted
 from streams.settings.model import NOT_RECIPE, Settings, Trainer
-from trainer.step import STEP_VERSION
+from trainer.step.totals import STEP_VERSION
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

@@ -24,7 +24,7 @@ from streams.adapters import signing, store
 from streams.engines.base_model import Base, folder_of, is_hub_id, load_base, load_tokenizer
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Settings
-from trainer.model import CONFIG_FILE
+from trainer.step.model import CONFIG_FILE
 
 
 @dataclass(frozen=True, slots=True)

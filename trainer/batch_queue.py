@@ -26,7 +26,7 @@ from streams.observability.tracing import context
 from streams.observability.tracing.context import Context
 from streams.settings.model import Settings
 from trainer.consumer import STAGE, batch_in
-from trainer.learner import due
+from trainer.versions.learner import due
 
 LONGEST_STEP_S = 86_400
 """How long a member may take between two polls: most that librdkafka allows. A step that hangs is /healthz's."""

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.sharded import whole_head
-from trainer.tree_attention import Paths, Run, attention_of, paths
+from trainer.step.sharded import whole_head
+from trainer.step.tree_attention import Paths, Run, attention_of, paths
 
 NODES = 4096
 """Most nodes merged in one pass; a longer row is alone."""
@@ -172,7 +172,9 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
             normalizer[part] = logits.logsumexp(-1)
             probabilities = logits.sub_(normalizer[part, None]).exp_()
             expected[part] = (probabilities.to(weight.dtype) @ weight).float()
-        rows = weight[ids]  # kept in place of the weight, which may be here for this pass only (trainer/sharded.py)
+        rows = weight[
+            ids
+        ]  # kept in place of the weight, which may be here for this pass only (trainer/step/sharded.py)
         chosen = (hidden[heads].float() * rows.float()).sum(-1) / temperature
         entropy = normalizer - (hidden.float() * expected).sum(-1) / temperature
         ctx.save_for_backward(expected, rows, heads)

@@ -32,7 +32,7 @@ from schemas import json_text
 from streams import files
 from streams.errors import NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import sha256_of
-from trainer.model import load_adapter, save_adapter
+from trainer.step.model import load_adapter, save_adapter
 
 log = logging.getLogger(__name__)
 

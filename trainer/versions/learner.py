@@ -30,13 +30,15 @@ from streams.kafka.history import History
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer import checkpoint, elsewhere, ranks
-from trainer.checkpoint import State
-from trainer.collate import GroupOrigin, check_group
-from trainer.grpo import LogGRPOTrainer
-from trainer.launch import Place
-from trainer.model import load_adapter, pin, recipe, wrap
-from trainer.ranks import Ranks, Share, set_weights
+from trainer.ranks import shared_step as ranks
+from trainer.ranks.launch import Place
+from trainer.ranks.shared_step import Ranks, Share, set_weights
+from trainer.step import group_tokens as elsewhere
+from trainer.step.collate import GroupOrigin, check_group
+from trainer.step.grpo import LogGRPOTrainer
+from trainer.step.model import load_adapter, pin, recipe, wrap
+from trainer.versions import checkpoint
+from trainer.versions.checkpoint import State
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from streams.adapters.versions import Version
 from streams.errors import EventError, NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.settings.model import Settings
-from trainer.checkpoint import State
-from trainer.learner import Learner
+from trainer.versions.checkpoint import State
+from trainer.versions.learner import Learner
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch, sha256_of
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.model import pin
-from trainer.recipe import RecipeDifference, in_files, in_recipe
-from trainer.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded
+from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded
+from trainer.step.model import pin
+from trainer.step.recipe import RecipeDifference, in_files, in_recipe
 from trainer.tuning import from_log
 from trainer.tuning.examples import TunedExample, digest
 from trainer.tuning.run import limits_of, read_file, start_folder
@@ -104,7 +104,7 @@ class TunedReproduction:
         self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
 
     def versions(self) -> Iterator[ReproducedVersion]:
-        """Yield each version, up to the first that differs. Raises as `trainer.reproduce.run`."""
+        """Yield each version, up to the first that differs. Raises as `trainer.reproduce.reproduce.run`."""
         newest: Path | None = None
         for event in self._plan.tuned:
             version, newest = self._tuned(event, newest)

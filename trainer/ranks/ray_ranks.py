@@ -5,12 +5,12 @@
        └── RankRun, an actor: may all end? how did they? ◄── each worker
 
 Ray Train finds the nodes, says who is which rank and where rank 0 listens; a worker starts its rank with the variables
-that torchrun would set (trainer/launch.py), so what is computed, and every byte of it, is as there. When a rank or a
+that torchrun would set (trainer/ranks/launch.py), so what is computed, and every byte of it, is as there. When a rank or a
 node is lost, Ray ends the others and starts all again, and they resume from the newest checkpoint. A rank that refuses
 its settings ends the run instead.
 
 Not covered: a group of Ray's own. It makes one between its workers when it is asked to use torch; ours are other
-processes, which must not be in one before the trainer is built (trainer/ranks.py).
+processes, which must not be in one before the trainer is built (trainer/ranks/shared_step.py).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from streams.errors import EXIT_RESTART, ClusterError
 from streams.files import Scratch
 from streams.settings.model import Ray
 from streams.worker.ray.ray_cluster import NodeCommand, Room, ask_to_end, no_room, room_for, started
-from trainer.launch import HOME_S, RankRun, named
-from trainer.model import LIBRARIES
+from trainer.ranks.launch import HOME_S, RankRun, named
+from trainer.step.model import LIBRARIES
 
 LOOK_EVERY_S = 0.5
 SILENT_S = 15.0

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from trainer.consumer import PolicyTrainer
-from trainer.learner import Learner, TrainingState
+from trainer.versions.learner import Learner, TrainingState
 
 OpenTrainer = Callable[[str, ExitStack], PolicyTrainer]
 """Makes the trainer of a policy; the stack has what it holds, and is closed with it."""

@@ -6,7 +6,7 @@
 Responses are in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. An agent's response has
 its chains one after another in its row of the loss, so that it counts once in every mean, and has one ratio in gspo,
 however many chains it has. The model runs each chain behind its context, and what chains share once
-(trainer/prefix_tree.py). Whether a group belongs in
+(trainer/step/prefix_tree.py). Whether a group belongs in
 its batch (age, duplicates, zero variance) was decided by the batches stage.
 """
 
@@ -27,8 +27,8 @@ from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
 from schemas.tokens import LossMask, TokenIds
 from streams.advantage_formulas import mean_and_std
 from streams.errors import ContradictoryEvent
-from trainer.chains import TokenChain, chains, tokens_of
-from trainer.prefix_tree import Row
+from trainer.step.chains import TokenChain, chains, tokens_of
+from trainer.step.prefix_tree import Row
 
 MICRO_TOKENS = 2048
 """Tokens of one micro-batch, a prompt counted once per group. A pass keeps about 2 MB per token for the backward pass

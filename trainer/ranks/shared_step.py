@@ -36,10 +36,10 @@ from torch import Tensor
 from schemas.events import AdvantagedGroup
 from schemas.serde import Poison, decode, encode
 from streams.errors import LostProcessError, SettingsError
-from trainer.chains import tokens_of
-from trainer.launch import Place
-from trainer.recipe import in_recipe
-from trainer.step import SUMS
+from trainer.ranks.launch import Place
+from trainer.step.chains import tokens_of
+from trainer.step.recipe import in_recipe
+from trainer.step.totals import SUMS
 
 READY_S = 3600.0
 """How long a rank may take to load the model, which may have to be downloaded."""

@@ -3,7 +3,7 @@
     recipe of the version's event ──► as_recorded ──► Settings to train it with
     recorded, here ──► in_recipe, in_data, in_files ──► [RecipeDifference] ──► cause: one sentence for people
 
-A recipe maps names to texts (trainer/model.py). It has what affects the bytes, and no paths.
+A recipe maps names to texts (trainer/step/model.py). It has what affects the bytes, and no paths.
 
 Not covered: what no recipe names, such as the build of a BLAS or the firmware of a CPU.
 """

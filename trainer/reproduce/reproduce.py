@@ -8,7 +8,7 @@
 Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
 is the one in each version's event, not this machine's settings. Where it changes between two versions, training
 continues as it does for a trainer restarted with other settings: adapter, optimizer state and RNG are carried over
-through a checkpoint. Versions that were tuned are made again by trainer/tuning/again.py. One that was trained elsewhere
+through a checkpoint. Versions that were tuned are made again by trainer/reproduce/tuned.py. One that was trained elsewhere
 cannot be made again; what was trained here behind it can, from its files in the store.
 
 It only reads: nothing is written to the log or committed, and no group is joined. What it needs is looked up before the
@@ -35,13 +35,13 @@ from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer import checkpoint, imports
-from trainer.checkpoint import ADAPTER_FOLDER, State
-from trainer.learner import BatchGroups, Learner, cut, due, out_of_turn, where
-from trainer.model import pin
-from trainer.recipe import RecipeDifference, in_data, in_files, in_recipe
-from trainer.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded
-from trainer.tuning.again import TunedReproduction, tuned_plan
+from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded
+from trainer.reproduce.tuned import TunedReproduction, tuned_plan
+from trainer.step.model import pin
+from trainer.step.recipe import RecipeDifference, in_data, in_files, in_recipe
+from trainer.versions import checkpoint, import_adapter as imports
+from trainer.versions.checkpoint import ADAPTER_FOLDER, State
+from trainer.versions.learner import BatchGroups, Learner, cut, due, out_of_turn, where
 
 
 def plan(

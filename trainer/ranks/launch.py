@@ -1,7 +1,7 @@
 """The trainer as several processes: which is which, and how they end.
 
     streamward train, trainer.processes = N ──► rank 0   the trainer: Kafka, checkpoints, metrics   ──► its exit code
-                                            ├─► rank 1   its share of every batch (trainer/ranks.py)
+                                            ├─► rank 1   its share of every batch (trainer/ranks/shared_step.py)
                                             └─► …        if one dies, all end: exit code 75
 
 This file starts them with the variables that torchrun and `accelerate launch` set (RANK, LOCAL_RANK, WORLD_SIZE), which
@@ -117,7 +117,7 @@ def code_of_all(codes: Sequence[int | None], asked: bool) -> int:
 
 
 class RankRun:
-    """What a launcher on another machine and its ranks know of each other (trainer/ray_ranks.py)."""
+    """What a launcher on another machine and its ranks know of each other (trainer/ranks/ray_ranks.py)."""
 
     def __init__(self, size: int) -> None:
         self._codes: list[int | None] = [None] * size

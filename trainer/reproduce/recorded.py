@@ -1,7 +1,7 @@
 """What the log says of versions, and what making them again came to.
 
 adapters: trained ──► recorded: the event that counts ──► RecordedSetup: settings, threads and base as they were
-ReproductionPlan ──► trainer/reproduce.py, trainer/tuning/again.py ──► ReproducedVersion
+ReproductionPlan ──► trainer/reproduce/reproduce.py, trainer/reproduce/tuned.py ──► ReproducedVersion
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.checkpoint import State
-from trainer.recipe import RecipeDifference, as_recorded, threads_of
+from trainer.step.recipe import RecipeDifference, as_recorded, threads_of
+from trainer.versions.checkpoint import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ tokens were sampled, so the ratio covers both the age of the sampler and its ari
 A group whose advantages are all 0 adds nothing to the gradient (without a KL term), so the model is not run on it; its
 tokens and responses count in the means as they do in TRL.
 
-With trainer.processes above 1 a batch is split into that many shares of whole groups (trainer/ranks.py). Each gives a
+With trainer.processes above 1 a batch is split into that many shares of whole groups (trainer/ranks/shared_step.py). Each gives a
 gradient, computed here or by another process, and the step is taken on their sum.
 
 Nothing is drawn or shuffled: a step is a function of weights, optimizer state and groups.
 
-With trainer.shard_base each rank holds a part of the base (trainer/sharded.py), and all take as many passes.
+With trainer.shard_base each rank holds a part of the base (trainer/step/sharded.py), and all take as many passes.
 
 Not covered: more than one step per batch.
 """
@@ -39,12 +39,12 @@ from trl.trainer.utils import add_fused_lm_head
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
-from trainer import prefix_tree
-from trainer.collate import Micro, collate, micro_batches, scaled, side_by_side
-from trainer.ranks import Ranks, Share, gradient_of, set_gradient, split, weights_of
-from trainer.sharded import Rhythm, losing, shard
-from trainer.step import BatchTotals, MicroPass, StepSums
-from trainer.tree_attention import attention_of
+from trainer.ranks.shared_step import Ranks, Share, gradient_of, set_gradient, split, weights_of
+from trainer.step import prefix_tree
+from trainer.step.collate import Micro, collate, micro_batches, scaled, side_by_side
+from trainer.step.sharded import Rhythm, losing, shard
+from trainer.step.totals import BatchTotals, MicroPass, StepSums
+from trainer.step.tree_attention import attention_of
 
 _LOSS = {"gspo": ("grpo", "sequence")}
 """Our name of a loss to TRL's loss type and level of importance sampling, where they differ (arXiv:2507.18071)."""

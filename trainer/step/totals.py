@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from schemas.events import AdvantagedGroup
-from trainer.collate import Micro
+from trainer.step.collate import Micro
 
 STEP_VERSION = "2"
 """Of the arithmetic of a step: counted up by a change that gives other bytes for the same batch, weights and libraries.
