@@ -6,12 +6,7 @@ alone do not, since they never run.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from tests.import_graph import imports, modules, ours
 
 LAYERS = [
     ["schemas", "streams.errors"],
@@ -37,42 +32,6 @@ LAYERS = [
 KNOW_FAUST = ("streams.worker",)
 KNOW_TORCH = ("trainer", "streams.engines")
 TORCH = {"torch", "transformers", "peft", "trl", "vllm", "safetensors", "gguf"}
-
-Import = tuple[str, bool]
-"""What is imported, and whether that happens inside a function called `register`."""
-
-
-@cache
-def modules() -> dict[str, Path]:
-    found = {}
-    for package in ("gateway", "schemas", "streams", "trainer", "streamward"):
-        for path in (ROOT / package).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-@cache
-def imports(module: str) -> tuple[Import, ...]:
-    """Return what `module` imports, wherever in the file; a name that is no module of ours stands for its module."""
-
-    def walk(node: ast.AST, in_register: bool) -> Iterator[Import]:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, in_register) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from ((name if name in modules() else node.module, in_register) for name in inner)
-        within = in_register or (isinstance(node, ast.FunctionDef) and node.name == "register")
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, within)
-
-    return tuple(walk(ast.parse(modules()[module].read_text()), False))
-
-
-def ours(module: str) -> set[str]:
-    return {name for name, _ in imports(module) if name in modules()}
 
 
 def inside(module: str, *packages: str) -> bool:

@@ -1,0 +1,148 @@
+"""The import graph of the program: its modules, what each imports, the circles in it and its floors.
+
+Imports inside functions count like any other; those for type checkers alone do not, since they never run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("gateway", "schemas", "streams", "streamward", "trainer")
+
+Import = tuple[str, bool]
+"""The imported name, and whether that happens inside a function called `register`."""
+Graph = Mapping[str, set[str]]
+"""Each node with the nodes it imports."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return the path of every module, by its dotted name; a package stands for its `__init__`."""
+    paths = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
+
+
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    """Return what `module` imports, wherever in the file; a name that is no module of ours stands for its module."""
+    return tuple(_imports(ast.parse(modules()[module].read_text(encoding="utf-8")), in_register=False))
+
+
+def _imports(node: ast.AST, *, in_register: bool) -> Iterator[Import]:
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.Import):
+        yield from ((alias.name, in_register) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        for alias in node.names:
+            name = f"{node.module}.{alias.name}"
+            yield (name if name in modules() else node.module), in_register
+    within = in_register or (isinstance(node, ast.FunctionDef) and node.name == "register")
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child, in_register=within)
+
+
+def ours(module: str) -> set[str]:
+    """Return the modules of the program that `module` imports."""
+    return {name for name, _ in imports(module) if name in modules()}
+
+
+def between_modules() -> dict[str, set[str]]:
+    """Return the graph of the modules."""
+    return {module: ours(module) - {module} for module in modules()}
+
+
+def between_folders() -> dict[str, set[str]]:
+    """Return the graph of the folders: one imports another if one of the modules directly in it does."""
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        targets = graph.setdefault(folder_of(module), set())
+        targets |= {folder_of(name) for name in ours(module)} - {folder_of(module)}
+    return graph
+
+
+def between_rooms(folder: str) -> dict[str, set[str]]:
+    """Return the graph inside `folder`: the modules directly in it and its folders, each with all that it holds."""
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        room = _room_of(module, folder)
+        if room is not None:
+            targets = {_room_of(name, folder) for name in ours(module)} - {room, None}
+            graph.setdefault(room, set()).update(target for target in targets if target is not None)
+    return graph
+
+
+def _room_of(module: str, folder: str) -> str | None:
+    path = str(modules()[module].relative_to(ROOT))
+    if not path.startswith(f"{folder}/"):
+        return None
+    return folder + "/" + path.removeprefix(f"{folder}/").partition("/")[0]
+
+
+def circles_of_rooms() -> list[list[str]]:
+    """Return the circles between the rooms of any folder.
+
+    A folder that imports what its parent's modules declare, and that another module of the parent imports, is in no
+    circle here, but it is one of `between_folders`.
+    """
+    return [circle for folder in sorted(between_folders()) for circle in circles(between_rooms(folder))]
+
+
+def folder_of(module: str) -> str:
+    """Return the folder that a module lies in, as a path: `gateway/page`."""
+    return str(modules()[module].parent.relative_to(ROOT))
+
+
+def components(graph: Graph) -> list[list[str]]:
+    """Return the strongly connected components, each after those that it imports (Tarjan 1972)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    result: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in order:
+                visit(target)
+            if target in stack:
+                lowest[node] = min(lowest[node], lowest[target])
+        if lowest[node] == order[node]:
+            start = stack.index(node)
+            result.append(sorted(stack[start:]))
+            del stack[start:]
+
+    for node in sorted(graph):
+        if node not in order:
+            visit(node)
+    return result
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """Return the groups of nodes that import one another in a circle."""
+    return [component for component in components(graph) if len(component) > 1]
+
+
+def floors(graph: Graph) -> int:
+    """Return the number of nodes on the longest chain of imports; nodes in a circle count as one."""
+    floor: dict[str, int] = {}
+    for component in components(graph):
+        below = {target for node in component for target in graph[node]} - set(component)
+        height = 1 + max((floor[target] for target in below), default=0)
+        floor.update(dict.fromkeys(component, height))
+    return max(floor.values(), default=0)
+
+
+def inside(graph: Graph, prefix: str) -> dict[str, set[str]]:
+    """Return the part of `graph` whose nodes begin with `prefix`."""
+    nodes = {node for node in graph if node.startswith(prefix)}
+    return {node: graph[node] & nodes for node in nodes}
