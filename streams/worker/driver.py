@@ -2,8 +2,8 @@
 
     stage.register(driver) ──► tables for its state, an outlet for its events, an agent for each topic that it reads
 
-`streams/worker/faust/faust_driver.py` runs stages in Faust, `streams/worker/batched/` in a loop of our own. A handler is written
-once, for both: it gets one record at a time, and awaits what it emits.
+`streams/worker/faust/faust_driver.py` runs stages in Faust, `streams/worker/batched/` in a loop of our own. A handler
+is written once, for both: it gets one record at a time, and awaits what it emits.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ LAYERS = [
     [
         "streams.settings",
         "streams.files",
-        "streams.worker.garbage",
         "streams.output",
         "streams.advantage_formulas",
         "streams.deadline",

@@ -5,7 +5,7 @@
        └── RankRun, an actor: may all end? how did they? ◄── each worker
 
 Ray Train finds the nodes, says who is which rank and where rank 0 listens; a worker starts its rank with the variables
-that torchrun would set (trainer/ranks/launch.py), so what is computed, and every byte of it, is as there. When a rank or a
+that torchrun would set (trainer/ranks/launch.py), so each byte of the result is the same as there. When a rank or a
 node is lost, Ray ends the others and starts all again, and they resume from the newest checkpoint. A rank that refuses
 its settings ends the run instead.
 

@@ -8,7 +8,7 @@
 Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
 is the one in each version's event, not this machine's settings. Where it changes between two versions, training
 continues as it does for a trainer restarted with other settings: adapter, optimizer state and RNG are carried over
-through a checkpoint. Versions that were tuned are made again by trainer/reproduce/tuned.py. One that was trained elsewhere
+through a checkpoint. Tuned versions are made again by trainer/reproduce/tuned.py. One that was trained elsewhere
 cannot be made again; what was trained here behind it can, from its files in the store.
 
 It only reads: nothing is written to the log or committed, and no group is joined. What it needs is looked up before the

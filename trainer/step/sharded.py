@@ -4,8 +4,8 @@
     counts of passes of each rank ──► Rhythm: the most of any rank ──► the others run idle passes to match
 
 Only where the frozen base lives changes: a gathered matrix has the bytes it had, the adapter is whole on every rank,
-and its gradients never meet but in rank 0's ordered sum (trainer/ranks/shared_step.py). So a version has the bytes it would have
-had with the whole base on every rank, and one process that fits it can check it.
+and its gradients never meet but in rank 0's ordered sum (trainer/ranks/shared_step.py). So a version has the bytes it would
+have had with the whole base on every rank, and one process that fits it can check it.
 
 Gathering is a collective: every rank must ask for the same layers in the same order. Shares differ in length, so a rank
 with fewer passes runs one token as often as it takes, multiplied by 0.
@@ -13,8 +13,8 @@ with fewer passes runs one token as often as it takes, multiplied by 0.
 FSDP2: Zhao et al., arXiv:2304.11277, and torch.distributed.fsdp.fully_shard. Between CPUs matrices travel by gloo, and
 between GPUs by NCCL.
 
-Not covered: models that take no prefix tree (trainer/step/prefix_tree.py), and loading: each rank reads the whole base to
-the memory of its host first, mapped from files, before it keeps its part.
+Not covered: models that take no prefix tree (trainer/step/prefix_tree.py), and loading: each rank reads the whole base
+into the memory of its host first, mapped from files, before it keeps its part.
 """
 
 from __future__ import annotations

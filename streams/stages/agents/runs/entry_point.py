@@ -1,4 +1,6 @@
-"""Call a function of somebody's package with the task on stdin: `python -m streams.stages.agents.runs.entry_point pkg:fn`.
+"""Call a function of a user's package with the task on stdin.
+
+    python -m streams.stages.agents.runs.entry_point pkg:fn
 
 `fn(prompt)` or `fn(prompt, task)`, sync or async. What it returns is printed, for people; what counts is what it asked
 the server meanwhile. Whatever it raises ends the process with 1, its traceback on stderr.
