@@ -11,7 +11,7 @@ A group whose advantages are all 0 adds nothing to the gradient (without a KL te
 tokens and responses count in the means as they do in TRL.
 
 With trainer.processes above 1 a batch is split into that many shares of whole groups
-(trainer/ranks/shared_step.py). Each gives a gradient, computed here or by another process, and the step is taken on their sum.
+(trainer/ranks/shared_step.py). Each gives a gradient, computed here or by another process; the step takes their sum.
 
 Nothing is drawn or shuffled: a step is a function of weights, optimizer state and groups.
 
