@@ -5,7 +5,7 @@
     reference: dpo, once, before the first step ─────────────────────────► losses.py ◄──────┘ ──► clip, AdamW
 
 Everything but the loss is as in GRPO (trainer/step/grpo.py): the adapter, its optimizer, the clipping, a constant
-learning rate, no dropout, each distinct prefix run once (so the prompt of a pair, too). Each version begins with a fresh
+learning rate, no dropout, each distinct prefix run once (a pair shares its prompt). Each version begins with a fresh
 optimizer, so it is a function of the version it starts from, the examples and the recipe.
 
 Not covered: several processes, the load-balancing loss of mixtures of experts, a model that does not fit one device.
