@@ -31,8 +31,8 @@ from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
 from schemas import json_text
 from schemas.events import AgentEvent, AgentType, EpisodeStart, Tool
 from streams.adapters.versions import read_state
+from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.protocol import Action
-from streams.environments.sandbox import EnvironmentPool
 from streams.environments.trial import TriedEpisode, try_twice
 from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
 from streams.jobs import job_log, request as requests, view

@@ -99,7 +99,7 @@ def agents_run(
     this command once the runs in progress have ended. Several may run the same agent: each task is run by one of them.
     """
     from streams import output as show
-    from streams.environments.sandbox import EnvironmentPool
+    from streams.environments.environment_pool import EnvironmentPool
     from streams.kafka import admin
     from streams.observability import metrics
     from streams.stages.agents.runs import episodes, run
@@ -132,7 +132,7 @@ def agents_run(
 
 def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], RunWork]:
     """Return how a program is run over tasks. Raises SettingsError if it cannot be."""
-    from streams.stages.agents.runs.processes import AgentProcess, run_process
+    from streams.stages.agents.runs.agent_process import AgentProcess, run_process
     from streams.stages.agents.runs.run import RunWork
 
     if command is not None:

@@ -74,8 +74,8 @@ def environments_try(
 
     from schemas.events import EpisodeStart
     from streams import output as show
+    from streams.environments.environment_pool import EnvironmentPool
     from streams.environments.protocol import Action
-    from streams.environments.sandbox import EnvironmentPool
     from streams.environments.trial import try_twice
 
     start = EpisodeStart(name=name, settings=settings, seed=seed)
@@ -112,7 +112,7 @@ def environments_replay(call: AppContext, wanted: str | None, all_of_them: bool,
     from contextlib import closing
 
     from streams import output as show
-    from streams.environments.sandbox import EnvironmentPool
+    from streams.environments.environment_pool import EnvironmentPool
     from streams.errors import EventError, NotFoundError, SettingsError
     from streams.tools import episodes
 

@@ -86,7 +86,7 @@ from streams.cli.topics import topics
 from streams.cli.tune import tune
 from streams.cli.up import up
 from streams.errors import NotFoundError
-from streams.worker.signals import WITH_PARENT, end_with_parent
+from streams.processes.signals import WITH_PARENT, end_with_parent
 
 if TYPE_CHECKING:
     from streams.kafka.node.process import RunningBroker

@@ -346,7 +346,7 @@ def until_stopped() -> Iterator[Event]:
     import logging
 
     from streams.observability import logging as program_log
-    from streams.worker.signals import SignalledEvent
+    from streams.processes.signals import SignalledEvent
 
     stop, asked = SignalledEvent(), False
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}

@@ -119,7 +119,7 @@ def _episodes(
     """Return the tasks of a plan in an environment. Raises SettingsError if it cannot be opened."""
     from contextlib import closing
 
-    from streams.environments.sandbox import EnvironmentPool
+    from streams.environments.environment_pool import EnvironmentPool
     from streams.scorers import named_sources
     from streams.stages.tasks.episodes import EpisodeSpec, train_and_held_out
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from streams.demo.processes import Processes
+from streams.demo.restarts import Processes
 from streams.engines.vllm.launch import free_port
 
 PLAYERS: dict[str, tuple[str, ...]] = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}

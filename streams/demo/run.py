@@ -29,9 +29,9 @@ from schemas.events import Task
 from streams.demo import report
 from streams.demo.plan import Plan
 from streams.demo.players import CHILD, PLAYERS, child_env, command
-from streams.demo.processes import Processes, memory_bytes
 from streams.demo.progress import Progress
 from streams.demo.report import Display
+from streams.demo.restarts import Processes, memory_bytes
 from streams.demo.settings_file import leave_settings
 from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
@@ -42,9 +42,9 @@ from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
+from streams.processes.signals import SignalledEvent
 from streams.settings.load import save
 from streams.settings.model import Settings
-from streams.worker.signals import SignalledEvent
 
 EVALUATE_EVERY = 2
 WAITING_BATCHES = 2

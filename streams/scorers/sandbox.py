@@ -9,7 +9,7 @@ changed since. Workers are started when first needed, so a deployment without su
 A worker serves one score after another, so a scorer may leave something behind: a forked process, a thread, bytes in
 the pipe. Each request has an id, and only a frame with that id is its answer; anything else ends the worker. What a
 worker with a past crashed on is scored again by a fresh one, and there it counts. There is no protection against
-hostile code (see worker.py), and no limit on CPU, disk and network.
+hostile code (see scorer_worker.py), and no limit on CPU, disk and network.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from secrets import token_hex
 from typing import Any, ClassVar
 
 from schemas.events import Response, Task
+from streams.scorers.scorer_worker import FRAME, START_ID
 from streams.scorers.verdict import ScoreError, Verdict, checked
-from streams.scorers.worker import FRAME, START_ID
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class SandboxProcess:
 class _ScorerProcess(SandboxProcess):
     """A process that scores."""
 
-    worker, who, limit = "streams.scorers.worker", "a scorer's worker", "scoring.timeout_s"
+    worker, who, limit = "streams.scorers.scorer_worker", "a scorer's worker", "scoring.timeout_s"
 
     def __init__(self, folders: Sequence[str]) -> None:
         self.served = 0

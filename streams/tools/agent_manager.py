@@ -27,7 +27,7 @@ from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
-from streams.stages.agents.runs.processes import AgentProcess, RunContext, run_process, told
+from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process, told
 from streams.stages.agents.runs.run import AgentPlan, RunWork, run
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import trajectories_url

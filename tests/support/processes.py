@@ -3,7 +3,7 @@
     settings ──► `streamward streams`, `scoring`, … ──► SIGTERM when the block ends ──► each must say 0
                  what they print lies in <folder>/<name>.log
 
-Not covered: keeping them alive. That is the demo's (streams/demo/processes.py).
+Not covered: keeping them alive. That is the demo's (streams/demo/restarts.py).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from schemas.events import Message
 from streams.errors import SettingsError
-from streams.stages.agents.runs.processes import AgentProcess, RunContext, run_process
+from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process
 from streams.stages.agents.runs.run_end import RunEnd
 from tests.support.factories import task
 

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from schemas.events import EpisodeStart, Message, ToolCall
+from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episode import RunningEpisode
 from streams.environments.protocol import Action, EpisodeError
 from streams.environments.references import load
-from streams.environments.sandbox import EnvironmentPool
 from streams.environments.trial import try_twice
 from streams.settings.model import Environments
 from tests import skips

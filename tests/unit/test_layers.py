@@ -17,6 +17,7 @@ LAYERS = [
         "streams.advantage_formulas",
         "streams.deadline",
     ],
+    ["streams.processes"],
     ["streams.observability"],
     ["streams.kafka"],
     ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker"],

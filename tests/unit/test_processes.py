@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streams.demo import processes as module
-from streams.demo.processes import Processes
+from streams.demo import restarts as module
+from streams.demo.restarts import Processes
 from streams.errors import StreamwardError
 
 FOREVER = """
@@ -155,7 +155,7 @@ def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(processes: Processes) -
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from streams.demo.processes import Processes
+from streams.demo.restarts import Processes
 with Processes(Path(sys.argv[1]), dict(os.environ)) as processes:
     processes.start("worker", sys.argv[2:])
     print(processes.children["worker"].process.pid, flush=True)

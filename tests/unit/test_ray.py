@@ -141,7 +141,7 @@ def test_a_rank_has_the_variables_of_a_launcher(capfd: pytest.CaptureFixture[str
 
 
 def test_a_process_ends_with_the_one_that_started_it() -> None:
-    program = "import time; from streams.worker.signals import end_with_parent; end_with_parent(); time.sleep(60)"
+    program = "import time; from streams.processes.signals import end_with_parent; end_with_parent(); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     try:
         assert child.stdin is not None

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 from streams.errors import EXIT_RESTART, SettingsError
 from streams.files import Scratch
+from streams.processes.signals import end_with_parent
 from streams.settings.model import Settings
-from streams.worker.signals import end_with_parent
 
 MEET = "RANKS_MEET"
 """Variable of a rank that this file started: where it joins the others, torch.distributed's init_method."""

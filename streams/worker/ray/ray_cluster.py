@@ -27,9 +27,9 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from streams.errors import ClusterError, SettingsError
+from streams.processes.signals import WITH_PARENT
 from streams.settings.load import ENV_PREFIX, to_env
 from streams.settings.model import Settings
-from streams.worker.signals import WITH_PARENT
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own variable; `ray job submit` sets it, too."""

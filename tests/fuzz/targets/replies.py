@@ -62,7 +62,7 @@ def sandbox(folder: Path) -> Check:
 
     from schemas.events import derive_id
     from streams.scorers.sandbox import _ScorerProcess
-    from streams.scorers.worker import FRAME
+    from streams.scorers.scorer_worker import FRAME
 
     over = subprocess.Popen(["true"])
     over.wait()

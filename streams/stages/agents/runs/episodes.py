@@ -20,9 +20,9 @@ from pydantic import SecretStr
 from schemas.events import EpisodeStart, Task
 from streams.environments.episode import RunningEpisode
 from streams.environments.protocol import Environment, EpisodeError, Shown, StepResult
+from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.connection_pool import KeptAlive
 from streams.stages.agents.runs.model_calls import CallFailed, ModelCalls, action_of
-from streams.stages.agents.runs.processes import RunContext
 from streams.stages.agents.runs.run import RunWork
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of

@@ -22,8 +22,8 @@ from schemas import json_text
 from schemas.events import Ending, Observed, ToolCall
 from streams.environments.protocol import Action
 from streams.errors import StreamwardError
+from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.connection_pool import LATER, KeptAlive
-from streams.stages.agents.runs.processes import RunContext
 
 PAUSE_S = 0.5
 """Before a call is made again."""

@@ -43,7 +43,7 @@ from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.kafka.tracked import TrackedConsumer
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
-from streams.stages.agents.runs.processes import RunContext
+from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.registration import following, registrations
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_metrics import RunMetrics

@@ -25,7 +25,7 @@ from streams.environments.protocol import Action, Environment, EpisodeError
 from streams.environments.references import load
 from streams.environments.wire import ACTION
 from streams.scorers.sandbox import MAX_ANSWER_BYTES
-from streams.scorers.worker import limit_memory, send, serve
+from streams.scorers.scorer_worker import limit_memory, send, serve
 
 TO_ADDRESS = ("socket.connect", "socket.sendto", "socket.sendmsg")
 NETWORK = (*TO_ADDRESS, "socket.getaddrinfo", "socket.gethostbyname")

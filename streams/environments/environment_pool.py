@@ -3,9 +3,9 @@
     name, settings ──► a process that opens it ──► reset, step ──► Shown, StepResult, or EpisodeError
 
 A process is kept for the next episode of the same environment, since importing one takes seconds; for other settings,
-the environment is made anew in it. It has limits of time for each step, of memory, and of what it may show, and no
-network unless the settings allow it (worker.py). An environment that hangs or crashes is the end of its episode, and of
-nothing else.
+the environment is made anew in it. Time for each step, memory and the size of an observation are limited, and there is
+no network unless the settings allow it (environment_worker.py). An environment that hangs or crashes ends its episode
+and nothing else.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from streams.environments.references import ADAPTERS, SERVERS, check_kind, host_
 from streams.environments.registry import listed, settings_of
 from streams.environments.wire import RESULT, SHOWN
 from streams.scorers.sandbox import START_LIMIT_S, SandboxProcess
+from streams.scorers.scorer_worker import FRAME
 from streams.scorers.verdict import ScoreError
-from streams.scorers.worker import FRAME
 from streams.settings.model import Environments
 
 
@@ -133,7 +133,7 @@ class SandboxedEnvironment:
 class _EnvironmentProcess(SandboxProcess):
     """The process of one environment."""
 
-    worker, who, limit = "streams.environments.worker", "an environment's process", "environments.timeout_s"
+    worker, who, limit = "streams.environments.environment_worker", "an environment's process", "environments.timeout_s"
 
     def __init__(self, name: str, limits: Environments) -> None:
         folders = [os.getcwd()] if "." in limits.importable else []
