@@ -1,6 +1,6 @@
 """One task's group as JSON: what the page shows beside each other, slot by slot.
 
-task_id ──► page/tasks.py: rows of the log ──► side_by_side.py: slots, and why it taught something or nothing ──► JSON
+task_id ──► tools/views: rows of the log ──► side_by_side.py: slots, and why it taught something or nothing ──► JSON
 
 Not covered: the same task over versions, which may be other tenants' tasks.
 """
@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.http.principal import no_task, sees_task, task_names
-from gateway.page import side_by_side, tasks
-from gateway.page.log_view import Look, Row
-from gateway.page.side_by_side import SlotAnswer
-from gateway.page.tasks import OneTask
 from streams.access.roles import Principal
 from streams.errors import NotFoundError
 from streams.kafka.topics import topics
 from streams.output import moment
 from streams.settings.model import Settings
 from streams.tools.query.views import literal
+from streams.tools.views import side_by_side, task as tasks
+from streams.tools.views.log_view import Look, Row
+from streams.tools.views.side_by_side import SlotAnswer
+from streams.tools.views.task import OneTask
 
 
 def group(look: Look, settings: Settings, task_id: str, asks: Principal | None) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 
 from gateway.log.query_body import MOST, QueryBody
-from gateway.page.log_view import LIMITS, LogView
-from gateway.page.rights import OF_ACCESS
-from gateway.page.sql_box import AT_ONCE, LONGEST_S, ended_after
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.tools.query import formats
 from streams.tools.query.prompt import left_out
 from streams.tools.query.session import Session
+from streams.tools.views.bounded_query import AT_ONCE, LONGEST_S, ended_after
+from streams.tools.views.log_view import LIMITS, LogView
+from streams.tools.views.rights import OF_ACCESS
 
 HIDDEN = OF_ACCESS
 """Topics that no statement over HTTP reads; an admin's does on the page."""

@@ -36,26 +36,14 @@ from starlette.staticfiles import StaticFiles
 from gateway.http import errors
 from gateway.http.principal import actor_of, principal_of
 from gateway.http.request_record import AskedCall, asked_of
+from gateway.log.query_body import MOST
 from gateway.page import (
     chart,
-    dead_letters as letters,
     decisions,
-    jobs as orders,
     live,
     login,
-    overview,
-    policies,
-    records,
-    rights,
-    runs,
-    side_by_side,
-    sql_box,
-    tasks,
-    text,
-    tokens,
 )
 from gateway.page.forms import SentForm, posted
-from gateway.page.log_view import LogReader, LogView
 from gateway.page.origin import PageGuard
 from streams.access.roles import Action, Principal
 from streams.access.tenants.tenant_names import is_of
@@ -69,6 +57,21 @@ from streams.errors import (
     StreamwardError,
 )
 from streams.tools.query import formats
+from streams.tools.views import (
+    agent_runs as runs,
+    answer_tokens as tokens,
+    bounded_query as sql_box,
+    dead_letters as letters,
+    job_list as orders,
+    log_record as records,
+    places as overview,
+    policy_versions as policies,
+    rights,
+    side_by_side,
+    task as tasks,
+    visible_text as text,
+)
+from streams.tools.views.log_view import LogReader, LogView
 
 STATIC = Path(__file__).parent / "static"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -113,7 +116,7 @@ def create_app(
 
     def page(template: str, data: Callable[[LogReader, Request], dict[str, Any]]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
-            return _html(env, request, template, data(LogReader.of(view, request), request))
+            return _html(env, request, template, data(LogReader(view, principal_of(request)), request))
 
         return answer
 
@@ -129,7 +132,7 @@ def create_app(
         return _html(env, request, "error.html", {"status": status, "said": said}, status)
 
     def curves_json(request: Request) -> Response:
-        return JSONResponse(_curves(LogReader.of(view, request), request))
+        return JSONResponse(_curves(LogReader(view, principal_of(request)), request))
 
     def left(_: Request, exc: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
@@ -246,7 +249,7 @@ async def _decided(env: Environment, view: LogView, request: Request, template: 
 
     Raises HTTPException for who may not, and as the form's own function where its page cannot be shown.
     """
-    form, reader = await posted(request), LogReader.of(view, request)
+    form, reader = await posted(request), LogReader(view, principal_of(request))
     decision = rights.may(reader.asks, of.action)
     if (asked := asked_of(request)) is not None:
         asked.calls.append(AskedCall(request.method, of.action, decision, form.word("version")[:20]))
@@ -343,9 +346,9 @@ def _sql(log: LogReader, request: Request) -> dict[str, Any]:
         raise RefusedError("another site asked for this statement; open it from the page itself")
     sql = request.query_params.get("q", "")
     try:
-        return sql_box.data(log, sql) | {"failed": None}
+        return sql_box.data(log, sql, most=MOST) | {"failed": None}
     except (SettingsError, RefusedError) as exc:
-        return sql_box.data(log, "") | {"sql": sql, "failed": str(exc)}
+        return sql_box.data(log, "", most=MOST) | {"sql": sql, "failed": str(exc)}
 
 
 def _record(log: LogReader, request: Request) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from gateway.page.policies import Curve
-from gateway.page.text import visible
+from streams.tools.views.policy_versions import Curve
+from streams.tools.views.visible_text import visible
 
 WIDTH, HEIGHT = 720, 280
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 30

@@ -11,12 +11,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gateway.page import policies, tasks
 from gateway.page.app import STATIC, environment
-from gateway.page.log_view import LogView, Look
 from streams.errors import NotFoundError, SettingsError
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
+from streams.tools.views import policy_versions as policies, task as tasks
+from streams.tools.views.log_view import LogView, Look
 
 
 def write(settings: Settings, source: Source, name: str, out: Path) -> str:

@@ -16,8 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from gateway.http import sse
-from gateway.page.log_view import LogReader, LogView, Look
-from gateway.page.text import cut, visible
+from gateway.http.principal import principal_of
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
@@ -39,6 +38,8 @@ from streams.kafka.record import Record
 from streams.kafka.topics import LABELS, topics
 from streams.output import moment
 from streams.tools.query.views import name_of, quoted
+from streams.tools.views.log_view import LogReader, LogView, Look
+from streams.tools.views.visible_text import cut, visible
 
 MOST = 4
 """Readers at once."""
@@ -82,7 +83,7 @@ class LiveLog:
 
         Raises RefusedError if too many read already, and for who is of a tenant; LogError if no broker answers.
         """
-        log = LogReader.of(self._view, request)
+        log = LogReader(self._view, principal_of(request))
         log.check_whole("here is")
         if self._view.source == "archive":
             raise RefusedError("an archive does not grow: start the page without --source archive")

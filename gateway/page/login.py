@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from gateway.http.notice import PREFIX
 from gateway.page.forms import posted
-from gateway.page.notice import PREFIX
 from gateway.people.auth import LOGGED_IN, NOT_STORED, address_of, logged_out, noted, refusal_of
 from gateway.people.cookie import LoginCookie, is_own_path, refresh_token_of
 from streams.access import passwords, users

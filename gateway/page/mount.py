@@ -18,15 +18,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.page.notice import PREFIX, plain_page
+from gateway.http.notice import PREFIX, plain_page
 from gateway.people.cookie import LoginCookie, PageEntrance
 from streams.access.access_log import AccessLog
 from streams.access.people import Logins
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:
-    from gateway.page.log_view import LogView
-    from gateway.page.tokens import TokenTexts
+    from streams.tools.views.answer_tokens import TokenTexts
+    from streams.tools.views.log_view import LogView
 
 HOUR_S = 3600
 
@@ -61,8 +61,8 @@ class PageMount:
 
     def _make(self) -> None:
         from gateway.page.app import LOOPBACK, create_app
-        from gateway.page.log_view import LogView
         from gateway.page.login import PagePeople
+        from streams.tools.views.log_view import LogView
 
         settings, people = self._settings, None
         hosts: Collection[str] = LOOPBACK

@@ -18,8 +18,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.page.notice import HEADERS
-from gateway.page.text import visible
+from gateway.http.notice import HEADERS
+from streams.tools.views.visible_text import visible
 
 READS = ("GET", "HEAD")
 

@@ -11,9 +11,9 @@ import threading
 
 from gateway.http.uvicorn_server import bound, quiet_server
 from gateway.page.app import create_app
-from gateway.page.log_view import LogView
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
+from streams.tools.views.log_view import LogView
 
 LOOK_S = 0.1
 """How soon a request to stop is noticed."""

@@ -27,7 +27,7 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.page.notice import PREFIX, plain_page
+from gateway.http.notice import PREFIX, plain_page
 from streams.access.keys import AccessKey
 from streams.access.people import TokenPair
 from streams.access.users import User

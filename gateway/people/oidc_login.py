@@ -17,8 +17,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
 from gateway.http.errors import apart
+from gateway.http.notice import PREFIX, plain_page
 from gateway.http.openapi import ANYWHERE, described
-from gateway.page.notice import PREFIX, plain_page
 from gateway.people.auth import LOGGED_IN, NOT_STORED, TokensAnswer, address_of, answered, noted, refusal_of
 from gateway.people.cookie import LOGIN, LoginCookie
 from streams.access.oidc import CALLBACK, Issuer

@@ -29,9 +29,7 @@ from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
-
-PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left out")
-"""The places of a train task, in the order it passes them."""
+from streams.tools.views.places import PLACES
 
 
 @dataclass

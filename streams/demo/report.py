@@ -26,9 +26,10 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.demo.plan import Plan
-from streams.demo.progress import PLACES, HeldOut, Progress, waits
+from streams.demo.progress import HeldOut, Progress, waits
 from streams.demo.settings_file import finds_settings
 from streams.kafka.topics import topics
+from streams.tools.views.places import PLACES
 
 BARS = "▁▂▃▄▅▆▇█"
 RATE_WINDOW_S = 10.0

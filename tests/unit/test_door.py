@@ -17,7 +17,6 @@ from gateway.http.limits import KeyLimits
 from gateway.jobs import rpc as jobs
 from gateway.jobs.jsonrpc import METHOD_NOT_FOUND
 from gateway.page import app as page_app
-from gateway.page.log_view import LogView
 from gateway.page.login import PagePeople
 from gateway.page.mount import mount
 from gateway.people import auth
@@ -31,6 +30,7 @@ from streams.access.roles import ALLOWED, ROLES, Action, decide
 from streams.access.users import User
 from streams.errors import LogError
 from streams.settings.model import Serve, Settings
+from streams.tools.views.log_view import LogView
 from tests.support.factories import T0
 
 SECRET = keys.NewSecret("00112233445566ff", "s" * 43)

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gateway.page import policies
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
 from streams.adapters import versions as adapters
 from streams.adapters.router import VersionRouter
@@ -31,6 +30,7 @@ from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of
 from streams.tools.audit.versions import reigns
 from streams.tools.query.views import KNOWN, ROLLOUT
+from streams.tools.views import policy_versions as policies
 from tests.support.thoroughness import examples
 
 KINDS: tuple[AdapterKind, ...] = tuple(TRANSITIONS)

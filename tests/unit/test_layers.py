@@ -24,8 +24,8 @@ LAYERS = [
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.jobs", "streams.access"],
-    ["streams.tools", "streams.demo"],
-    ["gateway"],
+    ["streams.tools"],
+    ["streams.demo", "gateway"],
     ["streams.cli", "streamward"],
 ]
 """From the bottom up. What shares a line imports nothing of its neighbours there."""

@@ -15,9 +15,7 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from gateway.page import app, chart, export, live, overview, policies, sql_box, tokens
-from gateway.page.log_view import LogReader, LogView
-from gateway.page.side_by_side import shared_by_token, shared_words
+from gateway.page import app, chart, export, live
 from schemas.events import Coordinates
 from schemas.serde import Poison
 from streams.cli.root import cli
@@ -25,6 +23,14 @@ from streams.errors import NotFoundError, RefusedError
 from streams.kafka.record import Record
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
+from streams.tools.views import (
+    answer_tokens as tokens,
+    bounded_query as sql_box,
+    places as overview,
+    policy_versions as policies,
+)
+from streams.tools.views.log_view import LogReader, LogView
+from streams.tools.views.side_by_side import shared_by_token, shared_words
 from tests.support.factories import T0, adapter_event, one_of_each, promoted, response, state_after, task, trained
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
@@ -337,7 +343,10 @@ def test_a_statement_may_do_what_streamward_query_lets_it(client: TestClient, sq
 def test_a_statement_that_runs_for_too_long_is_ended(view: LogView) -> None:
     with pytest.raises(RefusedError, match="was ended; let it read less"):
         sql_box.data(
-            LogReader(view), "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b", longest_s=0.05
+            LogReader(view),
+            "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b",
+            most=10,
+            longest_s=0.05,
         )
 
 

@@ -13,9 +13,8 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from gateway.http.limits import KeyLimits
-from gateway.page import app, decisions, jobs as orders
+from gateway.page import app, decisions
 from gateway.page.forms import SentForm
-from gateway.page.log_view import LogReader, LogView
 from gateway.page.login import PagePeople
 from gateway.page.mount import PageMount, mount
 from gateway.people import cookie as entrance
@@ -29,6 +28,8 @@ from streams.access.roles import ALLOWED, ROLES
 from streams.access.users import User
 from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Archive, Serve, Settings, Topics
+from streams.tools.views import job_list as orders
+from streams.tools.views.log_view import LogReader, LogView
 from tests.support.factories import T0
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived

@@ -17,12 +17,13 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from gateway.page import app, tasks
+from gateway.page import app
 from gateway.page.app import number
-from gateway.page.log_view import LogView
 from streams.cli.root import cli
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
+from streams.tools.views import task as tasks
+from streams.tools.views.log_view import LogView
 from tests.support.factories import T0
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived

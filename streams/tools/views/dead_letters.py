@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from gateway.page.log_view import Look, Row
-from gateway.page.text import cut
+from streams.tools.views.log_view import Look, Row
+from streams.tools.views.visible_text import cut
 
 PAYLOAD_SHOWN = 2000
 """Characters of a payload."""

@@ -1,6 +1,6 @@
 """A statement of the reader's own, run as `streamward query` runs it: it only reads, and opens no file.
 
-SQL ──► checked ──► a session of its own, LONGEST_S at most ──► rows, at most MOST
+SQL ──► checked ──► a session of its own, LONGEST_S at most ──► rows, `most` at most
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.log.query_body import MOST
-from gateway.page.log_view import LogReader
 from streams.errors import RefusedError
 from streams.tools.query import formats
 from streams.tools.query.prompt import left_out
 from streams.tools.query.pull import AGAIN_S
 from streams.tools.query.session import Session
 from streams.tools.query.views import SqlView
+from streams.tools.views.log_view import LogReader
 
 LONGEST_S = 20.0
 """How long a statement may run."""
 AT_ONCE = threading.BoundedSemaphore(2)
 
 
-def data(log: LogReader, sql: str, *, longest_s: float = LONGEST_S) -> dict[str, Any]:
+def data(log: LogReader, sql: str, *, most: int, longest_s: float = LONGEST_S) -> dict[str, Any]:
     """Return the answer to a statement, or the views that there are.
 
     Raises SettingsError for an error in the statement, RefusedError for what may not be run or runs for too long, and
@@ -34,16 +33,16 @@ def data(log: LogReader, sql: str, *, longest_s: float = LONGEST_S) -> dict[str,
         raise RefusedError("two statements are running already; wait until one has ended")
     try:
         with log.session() as session:
-            found: dict[str, Any] = {"sql": sql, "most": MOST, "views": _readable(session, log), "rows": None}
+            found: dict[str, Any] = {"sql": sql, "most": most, "views": _readable(session, log), "rows": None}
             if not sql.strip():
                 return found
             with ended_after(session, longest_s):
                 statement = session.parse(sql)
                 session.check(session.labels(statement))
-                result = session.run(statement.sql, limit=MOST + 1 if statement.rows else None)
+                result = session.run(statement.sql, limit=most + 1 if statement.rows else None)
                 rows = list(formats.rows(result))
             said = left_out(session, session.labels(statement))
-            return found | {"names": result.names, "rows": rows[:MOST], "more": len(rows) > MOST, "left_out": said}
+            return found | {"names": result.names, "rows": rows[:most], "more": len(rows) > most, "left_out": said}
     finally:
         AT_ONCE.release()
 

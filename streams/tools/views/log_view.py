@@ -17,10 +17,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from starlette.requests import HTTPConnection
-
-from gateway.http.principal import principal_of
-from gateway.page.rights import LogRights
 from streams.access.roles import Principal
 from streams.arrow.decode import Bad
 from streams.errors import RefusedError
@@ -30,6 +26,7 @@ from streams.tools.archive.history import Source
 from streams.tools.query import formats
 from streams.tools.query.prompt import left_out
 from streams.tools.query.session import Session
+from streams.tools.views.rights import LogRights
 
 FRESH_S = 2.0
 COST = 10.0
@@ -137,11 +134,6 @@ class LogReader:
             raise RefusedError(f"{asks.who} may only act as agent {asks.agent_id}, and the page shows those of all")
         self._view, self.asks, self.rights = view, asks, LogRights.of(asks)
         self.settings, self.source = view.settings, view.source
-
-    @classmethod
-    def of(cls, view: LogView, request: HTTPConnection) -> LogReader:
-        """Return the log as who asks may see it. Raises RefusedError as `LogReader`."""
-        return cls(view, principal_of(request))
 
     @property
     def tenant(self) -> str | None:

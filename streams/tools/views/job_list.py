@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.page.log_view import LogReader
 from streams.errors import NotFoundError
 from streams.jobs import spending, view as job_view
 from streams.jobs.all_jobs import AllJobs
 from streams.kafka.topics import topics
 from streams.tools.archive import history
+from streams.tools.views.log_view import LogReader
 
 BY: tuple[spending.CostName, ...] = ("tenant", "month", "policy")
 

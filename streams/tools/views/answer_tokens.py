@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gateway.page import side_by_side
-from gateway.page.log_view import Look, Row
-from gateway.page.tasks import group_of
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
+from streams.tools.views import side_by_side
+from streams.tools.views.log_view import Look, Row
+from streams.tools.views.task import group_of
 
 MOST = 2_000
 """Tokens of one answer that are shown."""

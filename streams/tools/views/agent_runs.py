@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.page.log_view import Look
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
+from streams.tools.views.log_view import Look
 
 RUNS_SQL = "SELECT * FROM runs ORDER BY _timestamp DESC, _partition, _offset DESC"
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.page.log_view import LogReader, Row
-from streams.demo.progress import PLACES
 from streams.errors import StreamwardError
 from streams.kafka.topics import topics
 from streams.tools import status
 from streams.tools.query.views import name_of, quoted
+from streams.tools.views.log_view import LogReader, Row
 
 RATE_MINUTES = 5
 """Over how long rates are taken."""
 NEWEST = 25
+PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left out")
+"""The places of a train task, in the order it passes them."""
 
 PLACES_SQL = """
 WITH asked AS (

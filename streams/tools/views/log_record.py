@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.page.log_view import Look
 from streams.errors import NotFoundError
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.views import name_of, quoted
+from streams.tools.views.log_view import Look
 
 
 def sql(label: str, partition: int, offset: int) -> str:

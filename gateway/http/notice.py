@@ -6,7 +6,7 @@ from html import escape
 
 from starlette.responses import HTMLResponse
 
-from gateway.page.text import visible
+from streams.tools.views.visible_text import visible
 
 PREFIX = "/page"
 """Where the page is in the server of agents."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gateway.page.tasks import OneTask
-    from gateway.page.tokens import TokenTexts
+    from streams.tools.views.answer_tokens import TokenTexts
+    from streams.tools.views.task import OneTask
 
 Row = dict[str, Any]
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.page.log_view import Look, Row
 from schemas.events import AdapterEvent
 from streams.adapters.serving import Serving, Status, refusal, step_in_place
 from streams.errors import NotFoundError
 from streams.evaluation.intervals import wilson
 from streams.tools.query.views import literal
+from streams.tools.views.log_view import Look, Row
 
 MOST = 100
 """Versions on one page, and decisions."""

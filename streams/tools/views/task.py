@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gateway.page.log_view import Look, Row
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
+from streams.tools.views.log_view import Look, Row
 
 if TYPE_CHECKING:
-    from gateway.page.tokens import TokenTexts
+    from streams.tools.views.answer_tokens import TokenTexts
 
 PAGE_ROWS = 50
 MOST_AGAIN = 200
@@ -194,6 +194,6 @@ def place(row: Row) -> str:
 
 def as_shown(found: OneTask, texts: TokenTexts | None = None) -> dict[str, Any]:
     """Return what the template prints of it; `texts` is a tokenizer."""
-    from gateway.page import side_by_side
+    from streams.tools.views import side_by_side
 
     return {"one": found, "answers": side_by_side.answers(found, texts), "why": side_by_side.why(found)}
