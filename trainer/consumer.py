@@ -50,9 +50,9 @@ from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from trainer import metrics as step_metrics
 from trainer.group_membership import Presence, source_of
-from trainer.ranks import shared_step as ranks
+from trainer.ranks import exchange
+from trainer.ranks.exchange import Ranks
 from trainer.ranks.launch import Place
-from trainer.ranks.shared_step import Ranks
 from trainer.step.model import pin
 from trainer.step.recipe import in_recipe
 from trainer.versions import checkpoint, import_adapter as imports
@@ -107,7 +107,7 @@ def running(settings: Settings, stop: threading.Event, place: Place | None) -> I
             try:
                 with (
                     Producer(settings, outage=outage, stage=STAGE) as producer,
-                    ranks.others(place, settings.metrics.stuck_s) as others,
+                    exchange.others(place, settings.metrics.stuck_s) as others,
                 ):
                     yield TrainerIO(producer, outage, meter, tracer, others)
             except StoppedWaiting as exc:

@@ -17,7 +17,7 @@ from tests.support.models import rank_program
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from tests.support.thoroughness import FULL
 from trainer.ranks import launch
-from trainer.ranks.shared_step import split
+from trainer.step.shares import split
 
 ROOT = Path(__file__).parents[2]
 

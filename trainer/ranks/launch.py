@@ -1,7 +1,7 @@
 """The trainer as several processes: which is which, and how they end.
 
     streamward train, trainer.processes = N ──► rank 0   the trainer: Kafka, checkpoints, metrics   ──► its exit code
-                                            ├─► rank 1   its share of every batch (trainer/ranks/shared_step.py)
+                                            ├─► rank 1   its share of every batch (trainer/step/shares.py)
                                             └─► …        if one dies, all end: exit code 75
 
 This file starts them with the variables that torchrun and `accelerate launch` set (RANK, LOCAL_RANK, WORLD_SIZE), which

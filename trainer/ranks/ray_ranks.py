@@ -10,7 +10,7 @@ node is lost, Ray ends the others and starts all again, and they resume from the
 its settings ends the run instead.
 
 Not covered: a group of Ray's own. It makes one between its workers when it is asked to use torch; ours are other
-processes, which must not be in one before the trainer is built (trainer/ranks/shared_step.py).
+processes, which must not be in one before the trainer is built (trainer/ranks/exchange.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A group whose advantages are all 0 adds nothing to the gradient (without a KL te
 tokens and responses count in the means as they do in TRL.
 
 With trainer.processes above 1 a batch is split into that many shares of whole groups
-(trainer/ranks/shared_step.py). Each gives a gradient, computed here or by another process; the step takes their sum.
+(trainer/step/shares.py). Each gives a gradient, computed here or by another process; the step takes their sum.
 
 Nothing is drawn or shuffled: a step is a function of weights, optimizer state and groups.
 
@@ -39,10 +39,10 @@ from trl.trainer.utils import add_fused_lm_head
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
-from trainer.ranks.shared_step import Ranks, Share, gradient_of, set_gradient, split, weights_of
 from trainer.step import prefix_tree
 from trainer.step.collate import Micro, collate, micro_batches, scaled, side_by_side
 from trainer.step.sharded import Rhythm, losing, shard
+from trainer.step.shares import OtherRanks, Share, gradient_of, set_gradient, split, weights_of
 from trainer.step.totals import BatchTotals, MicroPass, StepSums
 from trainer.step.tree_attention import attention_of
 
@@ -77,7 +77,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         model: PeftModel,
         tokenizer: PreTrainedTokenizerBase,
         settings: Trainer,
-        others: Ranks | None = None,
+        others: OtherRanks | None = None,
     ) -> None:
         """Train the adapter of `model`. `others` compute all shares but the first; without them all are computed here.
 

@@ -4,7 +4,7 @@
     counts of passes of each rank ──► Rhythm: the most of any rank ──► the others run idle passes to match
 
 Only where the frozen base lives changes: a gathered matrix has the bytes it had, the adapter is whole on every rank,
-and its gradients never meet but in rank 0's ordered sum (trainer/ranks/shared_step.py). So a version has the bytes
+and its gradients never meet but in rank 0's ordered sum (trainer/step/shares.py). So a version has the bytes
 it would have with the whole base on every rank, and one process that fits it can check it.
 
 Gathering is a collective: every rank must ask for the same layers in the same order. Shares differ in length, so a rank

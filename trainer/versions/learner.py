@@ -30,13 +30,14 @@ from streams.kafka.history import History
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.ranks import shared_step as ranks
+from trainer.ranks import exchange
+from trainer.ranks.exchange import Ranks
 from trainer.ranks.launch import Place
-from trainer.ranks.shared_step import Ranks, Share, set_weights
 from trainer.step import group_tokens as elsewhere
 from trainer.step.collate import GroupOrigin, check_group
 from trainer.step.grpo import LogGRPOTrainer
 from trainer.step.model import load_adapter, pin, recipe, wrap
+from trainer.step.shares import Share, set_weights
 from trainer.versions import checkpoint
 from trainer.versions.checkpoint import State
 
@@ -282,6 +283,6 @@ def help_out(settings: Settings, place: Place) -> None:
         signal.signal(sign, signal.SIG_IGN)
     pin(settings)
     learner = Learner(settings, base_of(settings))
-    ranks.meet(place, learner.recipe)
+    exchange.meet(place, learner.recipe)
     learner.shard()
-    ranks.help_out(place, learner.numbers, learner.share)
+    exchange.help_out(place, learner.numbers, learner.share)

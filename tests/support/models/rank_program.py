@@ -57,13 +57,13 @@ def main(folder: Path, *changes: str) -> None:
     assert place is not None
     logging.basicConfig(filename=folder / f"rank-{place.rank}.log", level=logging.INFO)
     with importing():
-        from trainer.ranks import shared_step as ranks
+        from trainer.ranks import exchange
         from trainer.versions import learner
 
     if place.rank:
         learner.help_out(settings, place)
         return
-    with ranks.others(place, stuck_s=60) as others:
+    with exchange.others(place, stuck_s=60) as others:
         (folder / "metrics.json").write_text(json.dumps(steps(settings, others)))
 
 

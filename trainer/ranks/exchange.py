@@ -1,22 +1,14 @@
-"""One step shared by several processes: how a batch is split, and how rank 0 and the others exchange it.
-
-    groups in the recorded order ──► split: N runs of neighbours ──► one gradient each ──► ((g0 + g1) + g2) + … ──► step
-                                                                     any process           float32, in this order
+"""How rank 0 and the other ranks exchange the shares of a step (trainer/step/shares.py).
 
     rank 0 ──► the batch's groups, Avro; the adapter's weights, float32 ──► rank 1, 2, … ──► share n of the batch
        ▲                                                                                        │
        └── in rank order ◄── gradient, float32; sums, float64 ◄─────────────────────────────────┘
 
-The gradient of a share is a function of the weights, the batch and the number of the share: means are those of the
-whole batch, whoever computes it. So N processes, or one that computes the shares in turn, give the same bytes. Another
-number of shares gives other last digits, since sums of floats depend on their order.
+The others keep no state between steps, so a restart changes no step. Only the adapter's own numbers are sent: a few
+megabytes per step, through the host's memory and its loopback device (gloo), also on GPUs. The next rank that waits for
+a lost one notices: at once if its connection broke, else after metrics.stuck_s.
 
-The others keep nothing, so a step is the same whoever was restarted before it. What is sent are the adapter's own
-numbers, a few megabytes per step, through the host's memory and its loopback device (gloo), also on GPUs. A rank that
-is lost is noticed by the next one that waits for it: at once if its connection broke, else after metrics.stuck_s.
-
-Not covered: NCCL for what is sent here. A group is never split between two shares: its responses share their prompt,
-which is run once.
+Not covered: NCCL for what is sent here.
 """
 
 from __future__ import annotations
@@ -27,7 +19,6 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,8 +28,8 @@ from schemas.events import AdvantagedGroup
 from schemas.serde import Poison, decode, encode
 from streams.errors import LostProcessError, SettingsError
 from trainer.ranks.launch import Place
-from trainer.step.chains import tokens_of
 from trainer.step.recipe import in_recipe
+from trainer.step.shares import Share
 from trainer.step.totals import SUMS
 
 READY_S = 3600.0
@@ -50,56 +41,6 @@ HOME_S = 5.0
 OVER = 0
 
 log = logging.getLogger(__name__)
-
-
-class Share(NamedTuple):
-    """What a share adds to the step."""
-
-    gradient: Tensor  # [P] float32, on the CPU; P numbers are trained
-    sums: Tensor  # [K] float64, what the step's metrics are made of
-
-
-def split(groups: Sequence[AdvantagedGroup], count: int) -> list[list[AdvantagedGroup]]:
-    """Return `count` runs of neighbouring groups with about as many tokens each; some are empty if groups are few.
-
-    A group belongs to the share that has the middle of its tokens, counted from the first group.
-    """
-    weights = [tokens_of(group) for group in groups]
-    total = sum(weights)
-    shares: list[list[AdvantagedGroup]] = [[] for _ in range(count)]
-    before = 0
-    for group, weight in zip(groups, weights, strict=True):
-        shares[(2 * before + weight) * count // (2 * total)].append(group)
-        before += weight
-    return shares
-
-
-def weights_of(parameters: Sequence[Tensor]) -> Tensor:
-    """Return all numbers of `parameters` one after another, [P] float32, on the CPU."""
-    return torch.cat([parameter.detach().flatten().float().cpu() for parameter in parameters])
-
-
-def gradient_of(parameters: Sequence[Tensor]) -> Tensor:
-    """Return their gradients as `weights_of` has the weights, 0 where there is none."""
-    return weights_of([torch.zeros_like(one) if one.grad is None else one.grad for one in parameters])
-
-
-def set_weights(parameters: Sequence[Tensor], flat: Tensor) -> None:
-    """Set the weights to `flat`, made by `weights_of`."""
-    with torch.no_grad():
-        for parameter, part in zip(parameters, _parts(parameters, flat), strict=True):
-            parameter.copy_(part)
-
-
-def set_gradient(parameters: Sequence[Tensor], flat: Tensor) -> None:
-    """Set their gradients to `flat`."""
-    for parameter, part in zip(parameters, _parts(parameters, flat), strict=True):
-        parameter.grad = part.to(device=parameter.device, dtype=parameter.dtype)
-
-
-def _parts(parameters: Sequence[Tensor], flat: Tensor) -> Iterator[Tensor]:
-    for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
-        yield part.view(parameter.shape).clone()
 
 
 # --- the other processes ----------------------------------------------------------------------------------------------
