@@ -20,6 +20,7 @@ import confluent_kafka as ck
 
 from streams.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, DecodedRows
 from streams.kafka.client import POLL_S, unreachable
+from streams.kafka.headers import headers_of
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition
 from streams.settings.model import Settings
@@ -68,7 +69,7 @@ class Bulk(PartitionReader):
                 rows = waiting.setdefault(topic, DecodedRows(topic, [], [], [], [], [], []))
                 _append(rows, messages)
                 if headers:
-                    rows.headers.extend(self.headers(messages))
+                    rows.headers.extend(map(headers_of, messages))
                 weights[topic] += sum(map(len, messages))
                 if len(rows.payloads) >= CHUNK_RECORDS or weights[topic] >= CHUNK_BYTES:
                     yield waiting.pop(topic)

@@ -74,9 +74,11 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
     rows = [{"topic": each.label, **each._asdict()} for each in new]
     show.rows([{name: row[name] for name in row if name != "label"} for row in rows], columns, output)
     records, bad = sum(each.records for each in new), sum(each.bad for each in new)
+    headers_left_out = sum(each.headers_left_out for each in new)
     click.echo(
         f"{records} records archived in {call.settings.archive.store}"
         + (f"; {bad} of them are not events, and are kept as they are" if bad else "")
+        + (f"; {headers_left_out} of them are kept without headers: a name is not UTF-8" if headers_left_out else "")
         + (f"; {len(done) - len(new)} partitions were up to date" if len(new) < len(done) else ""),
         err=True,
     )
@@ -236,9 +238,9 @@ def archive_restore(
 ) -> None:
     """Restore the archive into empty topics.
 
-    Each record returns to its partition and offset, with its key, timestamp and headers. Missing topics are created;
-    one that holds records is refused, unless it holds all of its archive: then nothing is done. An interrupted restore
-    continues when it is repeated.
+    Each record returns to its partition and offset, with its key, timestamp and headers; a record with a header name
+    that is not UTF-8 returns without headers. Missing topics are created; one that holds records is refused, unless it
+    holds all of its archive: then nothing is done. An interrupted restore continues when it is repeated.
 
     The retention of the topics is switched off (retention.ms=-1), since it would delete records this old at once. What
     it was is kept in the archive. When you have what you need, --set-back sets it again, also after a restore that was
@@ -271,6 +273,7 @@ def archive_restore(
             "first": each.first,
             "next": each.next,
             "records": each.records,
+            "headers_left_out": each.headers_left_out,
         }
         for each in done
     ]
@@ -278,6 +281,9 @@ def archive_restore(
     if not (records := sum(each.records for each in done)):
         click.echo(f"{into.topics.prefix}* holds all of the archive already; nothing was changed.", err=True)
         return
+    headers_left_out = sum(each.headers_left_out for each in done)
+    if headers_left_out:
+        click.echo(f"{headers_left_out} of these records have no headers: a name was not UTF-8.", err=True)
     click.echo(
         f"{records} records are restored to {into.topics.prefix}*. The retention of these topics is off now "
         "(retention.ms=-1); `streamward archive restore --set-back`, with the same names, sets it back.",

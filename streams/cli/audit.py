@@ -110,6 +110,8 @@ def _table(report: Report) -> None:
         print(f"{what}: {text}{'' if holds else '   does not add up'}")
     for name in ("in_flight", "dead_letters"):
         print(f"{name.replace('_', ' ')}: {show.cell(plain[name]) or 'none'}")
+    if report.headers_left_out:
+        print(f"headers left out: those of {report.headers_left_out} records with a name that is not UTF-8")
     for category in CATEGORIES:
         found = report.of(category)
         if not found:

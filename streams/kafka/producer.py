@@ -24,7 +24,6 @@ import confluent_kafka as ck
 from schemas.events import Coordinates, DeadLetter, Event
 from streams.errors import LogError
 from streams.kafka.client import client_config
-from streams.kafka.headers import OddRecord, is_odd, write
 from streams.kafka.reader import locate
 from streams.kafka.record import TopicPartition, check_size, encoded, trace_of
 from streams.kafka.retry import BrokerOutage
@@ -112,7 +111,7 @@ class Producer:
         self._counting = Lock()  # on_ack may be called in another thread than `send`
         self._any_size = any_size
         largest = max(topic.max_bytes for topic in self._topics.values())
-        self._config: dict[str, Any] = {
+        config: dict[str, Any] = {
             **client_config(settings.kafka),
             "partitioner": PARTITIONER,
             "enable.idempotence": True,
@@ -126,7 +125,7 @@ class Producer:
             "queue.buffering.max.kbytes": max(QUEUE_KIB, 2 * (largest + FRAMING_BYTES) // 1024),
             "topic.metadata.propagation.max.ms": int(settings.kafka.request_timeout_s * 1000),
         }
-        self._producer = ck.Producer(self._config)
+        self._producer = ck.Producer(config)
 
     def __enter__(self) -> Self:
         return self
@@ -176,10 +175,6 @@ class Producer:
                 check_size(known, key, payload)
             self._meter.add(catalog.EVENTS_OUT, self._stage, known.label)
         named = list(headers.items() if isinstance(headers, Mapping) else headers or ())
-        if is_odd(named):
-            self._write_now(OddRecord(topic, partition, key, payload, named, timestamp_ms), on_ack)
-            return
-
         self._produce(_Sent(topic, partition, key, payload, named, timestamp_ms, on_ack))
         self._served(self._producer.poll, 0)
         self._raise_failures()
@@ -232,18 +227,6 @@ class Producer:
                     self._produce(sent)
                 elif sent.on_ack is not None:
                     sent.on_ack(at)
-
-    def _write_now(self, record: OddRecord, on_ack: Callable[[Coordinates], None] | None) -> None:
-        """Write a record that the Python client cannot represent, after all that was sent before it."""
-        self.flush()
-        try:
-            at = write(self._config, record, timeout_s=self._settings.kafka.request_timeout_s)
-        except ck.KafkaException as exc:
-            self._failed.append(f"{record.topic}, key {record.key!r}: {_why(exc.args[0])}")
-            self._raise_failures()
-        else:
-            if on_ack is not None:
-                on_ack(at)
 
     def serve(self) -> None:
         """Take what was acknowledged, without waiting. Raises LogError for what failed."""

@@ -22,7 +22,7 @@ import confluent_kafka as ck
 from schemas.events import Coordinates
 from streams.errors import LogError, StreamwardError
 from streams.kafka.client import POLL_S, client_config, unreachable
-from streams.kafka.headers import Headers, headers_of, read_headers
+from streams.kafka.headers import headers_of
 from streams.kafka.record import Record, TopicPartition, made_of
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import FRAMING_BYTES, topics
@@ -90,21 +90,7 @@ class Reader:
         at = map(made_of(Coordinates), zip(*parts, strict=True))
         times = [message.timestamp()[1] for message in messages]
         keys, payloads = map(ck.Message.key, messages), map(ck.Message.value, messages)
-        return list(map(made_of(Record), zip(at, times, keys, payloads, self.headers(messages), strict=True)))
-
-    def headers(self, messages: Sequence[Any]) -> list[Headers]:
-        """Return the headers of each message, whatever their names. Raises LogError if they cannot be read again."""
-        return headers_of(messages, self._read_headers)
-
-    def _read_headers(self, wanted: Sequence[Coordinates]) -> Mapping[Coordinates, Headers]:
-        kafka = self._settings.kafka
-        if self._outage is not None:
-            again = "with a record whose headers are not text"
-            return self._outage.ask(lambda: read_headers(self._config, wanted, timeout_s=ANSWER_S), again)
-        try:
-            return read_headers(self._config, wanted, timeout_s=kafka.request_timeout_s)
-        except ck.KafkaException as exc:
-            raise unreachable(kafka, exc.args[0].str()) from exc
+        return list(map(made_of(Record), zip(at, times, keys, payloads, map(headers_of, messages), strict=True)))
 
 
 class PartitionReader(Reader):

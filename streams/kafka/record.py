@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from schemas import serde
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from streams.errors import EventError
-from streams.kafka.headers import Headers, readable
+from streams.kafka.headers import Headers
 from streams.kafka.topics import Topic
 from streams.observability.tracing import context
 
@@ -46,7 +46,7 @@ class Record(NamedTuple):
     key: bytes | None
     payload: bytes | None
     headers: Headers = ()
-    """A name that is not UTF-8 has its odd bytes as lone surrogates (streams/kafka/headers.py)."""
+    """LEFT_OUT if a name is not UTF-8 (streams/kafka/headers.py)."""
 
     @property
     def log_extra(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def dead_letter(record: Record, *, stage: str, reason: str, error: str) -> DeadL
         source_timestamp=record.timestamp_ms,
         key=_base64(record.key),
         payload=_base64(record.payload),
-        headers={readable(name): _base64(value) or "" for name, value in record.headers},
+        headers={name: _base64(value) or "" for name, value in record.headers},
     )
 
 

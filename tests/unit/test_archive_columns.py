@@ -10,6 +10,7 @@ from schemas import versions
 from schemas.events import Coordinates, Event, Reward, Task
 from schemas.serde import encode
 from streams.arrow.decode import side_by_side
+from streams.kafka.headers import LEFT_OUT, decode_headers
 from streams.kafka.record import Record
 from streams.tools.archive.columns import FIRST_MS, LAST_MS, days_of, records_of, stored
 from tests.support.any_event import any_event
@@ -75,3 +76,8 @@ def test_a_record_of_another_event_is_kept_as_it_is() -> None:
     (task,) = (event for event in one_of_each() if isinstance(event, Task))
     records = [record(encode(task)), record(encode(reward()), offset=1)]
     assert back(Reward, records)[0] == records
+
+
+def test_a_header_name_that_is_not_utf_8_in_the_archive_of_an_older_release_leaves_all_headers_out() -> None:
+    assert decode_headers([(b"plain", b"1"), (b"none", None)]) == (("plain", b"1"), ("none", None))
+    assert decode_headers([(b"plain", b"1"), (b"\xff\xfename", b"2")]) == LEFT_OUT

@@ -28,6 +28,7 @@ from schemas.versions import Schema
 from streams.arrow import encode
 from streams.arrow.decode import RECORD_FIELDS, DecodedRows, Judged, arrow_schema, judge, texts
 from streams.arrow.types import TIME
+from streams.kafka.headers import decode_headers
 from streams.kafka.record import Record
 from streams.tools.archive.tables import COUNTED, SPLIT_BY
 
@@ -221,7 +222,7 @@ def _headers(rows: DecodedRows) -> pa.Array:
     kind = RAW_FIELDS[2].type
     inner = pa.StructArray.from_arrays(
         [
-            pa.array([name.encode(errors="surrogateescape") for name, _ in pairs], pa.binary()),
+            pa.array([name.encode() for name, _ in pairs], pa.binary()),
             pa.array([value for _, value in pairs], pa.binary()),
         ],
         fields=list(kind.value_type),
@@ -258,7 +259,7 @@ def records_of(topic: str, partition: int, schema: Schema, batch: Any) -> Iterat
             timestamp_ms if odd_ms is None else odd_ms,
             key if odd_key is None else odd_key,
             payload,
-            tuple((pair["name"].decode(errors="surrogateescape"), pair["value"]) for pair in pairs),
+            decode_headers((pair["name"], pair["value"]) for pair in pairs),
         )
 
 

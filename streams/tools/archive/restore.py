@@ -1,4 +1,4 @@
-"""Restore an archive into empty topics, with every partition, offset, key, timestamp and header.
+"""Restore an archive into empty topics, with every partition, offset, key and timestamp.
 
     archive ──► topics, empty, or as far as an earlier restore came ──► retention off, and noted (retention.py)
             ──► placeholders below the archive's first offset ──► deleted, once the log begins after them
@@ -11,6 +11,8 @@ until `RestoredTopics.set_back`. A topic that holds all of its archive already i
 
 The target's end tells how far a restore came, so a killed one continues when it is called again. A topic that begins
 like its archive, and that no restore is known to have written, may be in use: it is refused unless asked for.
+
+Headers are restored as the archive has them: streams/kafka/headers.py says which were left out.
 
 Not covered: records with timestamp 0, which librdkafka takes for "now". A range with holes in its offsets (a topic
 written in transactions) cannot be written again by any client, and is refused.
@@ -29,6 +31,7 @@ from schemas.events import Coordinates
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.kafka import admin as cluster, reader
 from streams.kafka.client import client_config
+from streams.kafka.headers import LEFT_OUT, Headers
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import LABELS, topics
@@ -49,6 +52,8 @@ class Restored(NamedTuple):
     next: int
     records: int
     """Written now; fewer than there are if an earlier restore was interrupted."""
+    headers_left_out: int
+    """Of these, the records whose headers the archive does not have (streams/kafka/headers.py)."""
 
 
 def restore(
@@ -175,9 +180,11 @@ class _Target:
     def write(self, producer: Producer, high: int) -> Restored:
         """Write the records that are not there yet."""
         begin, next_ = max(self.first, high), self._extent.next
+        headers_left_out = 0
         for record in self._archive.read({self._from: begin}, {self._from: next_}):
             self._send(producer, record.at.offset, record.key, record.payload, record.timestamp_ms, record.headers)
-        return Restored(self._label, self._partition, self.first, next_, next_ - begin)
+            headers_left_out += record.headers == LEFT_OUT
+        return Restored(self._label, self._partition, self.first, next_, next_ - begin, headers_left_out)
 
     def check_done(self, low: int, high: int) -> None:
         """Raise LogError unless the partition now has the offsets of the archive."""
@@ -195,7 +202,7 @@ class _Target:
         key: bytes | None,
         payload: bytes | None,
         timestamp_ms: int = 0,
-        headers: tuple[tuple[str, bytes | None], ...] = (),
+        headers: Headers = (),
     ) -> None:
         def landed(at: Coordinates) -> None:
             if at.offset != offset:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from schemas import versions
 from schemas.events import Event
 from streams.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, DecodedRows
+from streams.kafka.headers import LEFT_OUT
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.columns import days_of, segment_schema, stored
@@ -53,6 +54,8 @@ class RangeWriter:
     partition: int
     records: int = 0
     bad: int = 0
+    headers_left_out: int = 0
+    """Records whose headers were left out (streams/kafka/headers.py)."""
     payload_bytes: int = 0
     next: int = 0
     """The offset after the last record; 0 if there was none."""
@@ -88,6 +91,7 @@ class RangeWriter:
         held.bad += found.bad
         held.payload_bytes += size
         self.bad += found.bad
+        self.headers_left_out += rows.headers.count(LEFT_OUT)
         self.payload_bytes += size
 
     def closed(self, first: int, next_: int) -> Iterator[tuple[Segment, str]]:

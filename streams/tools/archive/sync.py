@@ -65,9 +65,11 @@ class Synced(NamedTuple):
     next: int
     """Archived now: from `first` to below `next`."""
     records: int
-    """New in this sync, as are the following two."""
+    """New in this sync, as are the following three."""
     bad: int
     segments: int
+    headers_left_out: int
+    """Records whose headers were left out (streams/kafka/headers.py)."""
 
 
 def run(settings: Settings, labels: Iterable[str], *, stop: threading.Event) -> list[Synced]:
@@ -162,6 +164,7 @@ class _NewRange(NamedTuple):
     next: int
     records: int
     bad: int
+    headers_left_out: int
     files: Future[tuple[tuple[Segment, str], ...]]
     full: bool
 
@@ -268,7 +271,10 @@ class TopicSync:
             next_ = high if rows is None else writing.next
             if next_ > start:
                 files = self._written(writing, start, next_)
-                yield _NewRange(partition, start, next_, writing.records, writing.bad, files, writing.full)
+                yield _NewRange(
+                    partition, start, next_, writing.records, writing.bad, writing.headers_left_out, files,
+                    writing.full,
+                )  # fmt: skip
             start = next_
 
     def _written(self, writing: RangeWriter, first: int, next_: int) -> Future[tuple[tuple[Segment, str], ...]]:
@@ -279,13 +285,14 @@ class TopicSync:
 
     def _note(self, partition: int, extent: ArchiveExtent, *ranges: _NewRange) -> None:
         """Note what became of a partition: where its archive ends now, and ranges that are new."""
-        before = self._done.get(partition, Synced(self._label, partition, extent.first, extent.next, 0, 0, 0))
+        before = self._done.get(partition, Synced(self._label, partition, extent.first, extent.next, 0, 0, 0, 0))
         self._done[partition] = before._replace(
             first=extent.first,
             next=extent.next,
             records=before.records + sum(each.records for each in ranges),
             bad=before.bad + sum(each.bad for each in ranges),
             segments=before.segments + sum(len(each.files.result()) for each in ranges),
+            headers_left_out=before.headers_left_out + sum(each.headers_left_out for each in ranges),
         )
         self._lag.archived(self._label, partition, extent.next)
 

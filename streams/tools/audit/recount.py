@@ -30,6 +30,7 @@ from typing import Any
 
 from schemas.conventions import FEEDBACK
 from schemas.events import Coordinates, GroupControl, Response, Reward, Task
+from streams.kafka.headers import LEFT_OUT
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
@@ -140,6 +141,7 @@ class Ledger:
         self._months: list[MonthFact] = []
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
+        self._headers_left_out = 0
         self._new_letters: set[int] = set()
         """Partitions about whose records letters came since the last report."""
 
@@ -153,6 +155,7 @@ class Ledger:
         self._first_ms.setdefault(tp, record.timestamp_ms)
         marks.marks.extend([0] * (at.offset - marks.base - len(marks.marks)))
         marks.marks.append(mark_of(record.key, record.payload))
+        self._headers_left_out += record.headers == LEFT_OUT
         event = event_and_key(record, topic)
         if isinstance(event, Unusable):
             self._unusable.append(event)
@@ -249,7 +252,7 @@ class Ledger:
         self._new_letters.clear()
         order = {category: number for number, category in enumerate(CATEGORIES)}
         findings = sorted(set(whole.findings), key=lambda found: (found.accounted, order[found.category], found.at))
-        return Report(tuple(findings), whole.counts, whole.in_flight, reasons, refused)
+        return Report(tuple(findings), whole.counts, whole.in_flight, reasons, refused, self._headers_left_out)
 
     def _exists(self, at: Coordinates) -> bool:
         marks = self._marks.get((at.topic, at.partition))

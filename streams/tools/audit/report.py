@@ -23,6 +23,8 @@ class Report:
     """By reason, each stage's letter about a record once."""
     refused_adapters: Counter[str]
     """Of these, by reason: versions that an agent would not serve."""
+    headers_left_out: int = 0
+    """Records whose headers cannot be read, because a name is not UTF-8 (streams/kafka/headers.py)."""
 
     @property
     def wrong(self) -> list[AuditFinding]:
@@ -101,6 +103,7 @@ class Report:
             ]
         return whole | {
             "outside": n["outside"],
+            "headers_left_out": self.headers_left_out,
             "dead_letters": dict(sorted(self.dead_letters.items())),
             "in_flight": {name: count for name, count in sorted(self.in_flight.items()) if count},
             "sums": {what: text for what, text, _ in self.equations()},

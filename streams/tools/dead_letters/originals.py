@@ -3,8 +3,7 @@
     Letter ──► originals: the copy in the dead letter, or if that had no room the record at the source
            ──► forgery: what shows that no stage can have written it
 
-Of a header that a record has twice a dead letter keeps the last value, an empty one for a header without a value, and
-the odd bytes of a name as escapes.
+Of a header that a record has twice a dead letter keeps the last value, and an empty one for a header without a value.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Read records with a header whose name is not UTF-8, which end aiokafka's consumer.
 
-    fetched bytes ──► KeptRecords ──► aiokafka's C reader ──► a name that is not text ──► the rest by _read_msg
+    fetched bytes ──► KeptRecords ──► aiokafka's reader in C ──► a name that is not UTF-8 ──► the rest by _read_msg
 
-Whoever may write to a topic could so end every worker, again after each restart. The reader in C fails on the whole
-batch; the one in Python, which aiokafka has as well, is given the same bytes then, and skips what was delivered. It
-decodes a name as streams/kafka/headers.py does: an odd byte becomes a lone surrogate (PEP 383).
+A single such record would end every worker, again after each restart. The reader in C fails on the whole batch; the one
+in Python, which aiokafka has as well, is given the same bytes then, and skips what was delivered. As in every reader
+(streams/kafka/headers.py), LEFT_OUT takes the place of the record's headers.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import PartitionRecords
-from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import _DefaultRecordBatchPy, _DefaultRecordPy
 from aiokafka.record.memory_records import MemoryRecords, _MemoryRecordsPy
 from aiokafka.record.util import decode_varint
 
+from streams.kafka.headers import LEFT_OUT
 from streams.worker.faust.pinned_sources import STOCK
 
 
@@ -58,32 +58,37 @@ def _unpack_records(self: Any) -> Iterator[Any]:
 
 
 def _read_msg(self: Any) -> _DefaultRecordPy:
-    """In place of _DefaultRecordBatchPy._read_msg; the layout of a record is above that class."""
-    buffer = self._buffer
-    length, start = decode_varint(buffer, self._pos)
-    _, pos = decode_varint(buffer, start)  # attributes, unused
+    """In place of _DefaultRecordBatchPy._read_msg."""
+    try:
+        return STOCK[_DefaultRecordBatchPy, "_read_msg"](self)
+    except UnicodeDecodeError:
+        return _read_without_headers(self)
 
-    def number() -> int:
-        nonlocal pos
-        value, pos = decode_varint(buffer, pos)
-        return int(value)
 
-    def data() -> bytes | None:
-        nonlocal pos
-        size = number()
-        begin, pos = pos, pos + max(size, 0)
-        return bytes(buffer[begin:pos]) if size >= 0 else None
+def _read_without_headers(batch: Any) -> _DefaultRecordPy:
+    """Read a record up to its headers, and skip those; the layout of a record is above aiokafka's class."""
+    length, position = decode_varint(batch._buffer, batch._pos)
+    end = position + length
 
-    sent_after, number_in_batch = number(), number()
-    key, value, count = data(), data(), number()
-    headers = [((data() or b"").decode(errors="surrogateescape"), data()) for _ in range(count)]
-    if count < 0 or pos - start != length:
-        raise CorruptRecordException(f"a record of {length} bytes has {pos - start}, and {count} headers")
-    self._pos = pos
-    appended = self.timestamp_type == self.LOG_APPEND_TIME
-    timestamp = self.max_timestamp if appended else self.first_timestamp + sent_after
-    offset = self.base_offset + number_in_batch
-    return _DefaultRecordPy(offset, timestamp, self.timestamp_type, key, value, headers)
+    def read_number() -> int:
+        nonlocal position
+        number, position = decode_varint(batch._buffer, position)
+        return int(number)
+
+    def read_bytes() -> bytes | None:
+        nonlocal position
+        size = read_number()
+        begin, position = position, position + max(size, 0)
+        return bytes(batch._buffer[begin:position]) if size >= 0 else None
+
+    read_number()  # attributes, unused
+    delay_ms, offset_in_batch = read_number(), read_number()
+    key, value = read_bytes(), read_bytes()
+    batch._pos = end
+    is_appended = batch.timestamp_type == batch.LOG_APPEND_TIME
+    timestamp_ms = batch.max_timestamp if is_appended else batch.first_timestamp + delay_ms
+    offset = batch.base_offset + offset_in_batch
+    return _DefaultRecordPy(offset, timestamp_ms, batch.timestamp_type, key, value, list(LEFT_OUT))
 
 
 REPLACED: dict[type, tuple[Any, ...]] = {PartitionRecords: (_unpack_records,), _DefaultRecordBatchPy: (_read_msg,)}

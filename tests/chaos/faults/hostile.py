@@ -25,7 +25,6 @@ import confluent_kafka as ck
 from schemas.events import DeadLetter, Event, RewardSource, derive_id
 from schemas.serde import Poison, decode, encode
 from streams.kafka.client import client_config
-from streams.kafka.headers import OddRecord, write
 from streams.kafka.record import key_of, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, LABELS, Topic, topics
 from tests.chaos.accounts import HOSTILE
@@ -34,6 +33,7 @@ from tests.chaos.load import Load
 from tests.chaos.matrix import fault
 from tests.chaos.world import World
 from tests.support.factories import batch, control, group, one_of_each, response, reward, task, trained
+from tests.support.log import raw_header
 from tests.support.processes import by_another_writer
 
 EVERY_S = 0.1
@@ -42,8 +42,6 @@ LARGE_BYTES = 6 * 1024 * 1024
 """Compressed, some KB: it passes a broker whose topics take 1 MiB, and its dead letter would not."""
 LONG_ID = 490_000
 """Letters. The id of a task is in the key and in the payload."""
-ODD = "\udcff\udcfename"
-"""The name of a header that is not UTF-8."""
 URIS = ("gopher://h/1", "file:///etc/passwd", "zip://x::file:///etc/passwd", "s3://none/1", "../../1", "\0", "u" * 300)
 
 
@@ -56,6 +54,8 @@ class BadRecord(NamedTuple):
     partition: int = -1
     """-1: where its key belongs."""
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    raw_header: bool = False
+    """With a header whose name is not UTF-8."""
     timestamp_ms: int = 0
     """0: now."""
 
@@ -111,8 +111,7 @@ def too_large(forge: Forge) -> BadRecord:
 
 def odd_header(forge: Forge) -> BadRecord:
     """A record that is no event, with a header whose name is not text."""
-    headers = (("plain", b"1"), (ODD, forge.draw.randbytes(3)), ("none", None))
-    return BadRecord(forge.draw.choice(LABELS), b"key", b"no event", headers=headers)
+    return BadRecord(forge.draw.choice(LABELS), b"key", b"no event", raw_header=True)
 
 
 def many_headers(forge: Forge) -> BadRecord:
@@ -245,11 +244,11 @@ class _Intruder:
     """Writes bad records, and remembers where they are. Use as a context manager."""
 
     def __init__(self, world: World) -> None:
-        self._bad, self._config = world.bad, client_config(world.settings.kafka)
+        self._bad, self._bootstrap = world.bad, world.settings.kafka.bootstrap
         self._named = topics(world.settings.topics)
         self._producer = ck.Producer(
             {
-                **self._config,
+                **client_config(world.settings.kafka),
                 "partitioner": "murmur2_random",
                 "compression.type": "lz4",
                 "message.max.bytes": 2 * LARGE_BYTES,
@@ -266,9 +265,10 @@ class _Intruder:
     def send(self, shape: str, bad: BadRecord) -> None:
         """Send a record."""
         topic, now_ms = self._named[bad.label].name, int(time.time() * 1000)
-        if any(name == ODD for name, _ in bad.headers):  # which the Python client cannot write
-            odd = OddRecord(topic, bad.partition, bad.key, bad.payload, bad.headers, bad.timestamp_ms or now_ms)
-            self._bad[str(write(self._config, odd, timeout_s=20))] = shape
+        if bad.raw_header:  # which librdkafka's Python client cannot write
+            assert bad.key is not None and bad.payload is not None
+            tp = (topic, partition_of(bad.key.decode(), self._named[bad.label].partitions))
+            self._bad[str(raw_header.write(self._bootstrap, tp, bad.key, bad.payload, now_ms))] = shape
             return
 
         def acknowledged(error: ck.KafkaError | None, message: ck.Message) -> None:
