@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from typing import Any, NamedTuple
 
-from streams.engines.protocol import Engine, Rendering, TokenEngine
+from streams.engines.protocol import Engine, TokenEngine
+from streams.engines.rendering.rendering import Rendering
 from streams.settings.model import Settings
 
 
-def build(settings: Settings, kept: int | None = None) -> Engine:
+class EngineBuilders(NamedTuple):
+    """The functions that build an engine, as `module:function`: imported when called, since torch takes seconds."""
+
+    rounds: str
+    """`(settings, capacity) -> Engine`"""
+    tokens: str
+    """`(settings) -> (TokenEngine, Rendering)`"""
+
+
+ENGINES = {
+    "scripted": EngineBuilders(
+        "streams.engines.scripted.scripted_engine:build_engine",
+        "streams.engines.scripted.scripted_tokens:build_tokens",
+    ),
+    "transformers": EngineBuilders(
+        "streams.engines.local.transformers_engine:build_engine",
+        "streams.engines.local.continuous:build_tokens",
+    ),
+    "vllm": EngineBuilders(
+        "streams.engines.vllm.engine:VllmEngine",
+        "streams.engines.vllm.tokens:build_tokens",
+    ),
+}
+"""Each value of policy.engine, and how it is built."""
+
+
+def build(settings: Settings, capacity: int | None = None) -> Engine:
     """Return the engine that `settings.policy` asks for, serving version 0. Raises SettingsError if it cannot start.
 
-    `kept` versions stay in memory; None: those that one policy needs.
+    `capacity` versions stay in memory; None: those that one policy needs.
     """
-    if settings.policy.engine == "scripted":
-        from streams.engines.scripted.scripted_engine import ScriptedEngine
-
-        return ScriptedEngine(settings.policy.script)
     import_libraries(settings)
-    if settings.policy.engine == "vllm":
-        from streams.engines.vllm.engine import VllmEngine
-
-        return VllmEngine(settings, kept)
-    from streams.engines.base_model import load_base
-    from streams.engines.local.transformers_engine import KEPT, TransformersEngine
-
-    return TransformersEngine(load_base(settings.model), settings.policy.threads, kept or KEPT)
+    engine: Engine = _imported(ENGINES[settings.policy.engine].rounds)(settings, capacity)
+    return engine
 
 
 def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
@@ -33,27 +52,11 @@ def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
 
     Raises SettingsError if it cannot start.
     """
-    if settings.policy.engine == "scripted":
-        from streams.engines.scripted.scripted_rendering import ScriptedRendering
-        from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
-
-        return ScriptedTokenEngine(settings.policy.script), ScriptedRendering()
     import_libraries(settings)
-    from streams.engines.base_model import load_base
-    from streams.engines.rendering.template_rendering import ChatRendering
-
     engine: TokenEngine
-    if settings.policy.engine == "vllm":
-        from streams.engines.vllm.tokens import VllmTokenEngine
-
-        base = load_base(settings.model.model_copy(update={"device": "cpu"}))
-        engine = VllmTokenEngine(settings.policy, base)
-    else:
-        from streams.engines.local.continuous import ContinuousEngine
-
-        base = load_base(settings.model)
-        engine = ContinuousEngine(base, settings.policy.threads, weight=settings.fleet.weight_of)
-    return engine, ChatRendering(base.tokenizer, engine.ends, base.tokenizer_digest)
+    rendering: Rendering
+    engine, rendering = _imported(ENGINES[settings.policy.engine].tokens)(settings)
+    return engine, rendering
 
 
 def import_libraries(settings: Settings) -> None:
@@ -65,3 +68,8 @@ def import_libraries(settings: Settings) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if settings.policy.engine == "transformers":
         from transformers import AutoModelForCausalLM  # noqa: F401 - with which load_base loads
+
+
+def _imported(reference: str) -> Any:
+    module, _, function = reference.partition(":")
+    return getattr(importlib.import_module(module), function)

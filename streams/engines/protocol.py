@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from schemas.events import FinishReason, Message, Sampling, Task, Tool
+from schemas.events import FinishReason, Message, Sampling, Task
 from streams.engines.constraint import Constraint
-from streams.engines.rendering.answer_form import AnswerForm
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
 from streams.observability.tracing.context import Context
@@ -157,50 +156,6 @@ class MixedEngine(Protocol):
 
         Raises EventError (bad_adapter) if an adapter cannot be used.
         """
-
-
-class Rendering(Protocol):
-    """Messages to tokens and back, for one model."""
-
-    template_digest: str
-    tokenizer_digest: str
-    markers: tuple[str, ...]
-    """Texts that a tool call may begin with."""
-    longest_token: int
-    """Most characters that one token stands for."""
-
-    def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
-        """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""
-
-    def extend(
-        self,
-        known: Sequence[int],
-        finished: bool,
-        before: Sequence[Message],
-        new: Sequence[Message],
-        tools: Sequence[Tool],
-    ) -> tuple[int, ...] | str:
-        """Return what comes behind `known`, or why the template does not leave that as it is.
-
-        `before` is the conversation of `known`; its last message is the answer, which `finished` says is complete.
-        """
-
-    def parse(
-        self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
-    ) -> tuple[Message, str | None]:
-        """Return the answer in these tokens, before `stop`, and why a tool call in it cannot be read, if one cannot."""
-
-    def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
-        """Return the grammar of an answer of this form, for `TokenEngine.constrain`."""
-
-    def plain(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text` alone."""
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, without those that stand for no text."""
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return what a token adds to the text."""
 
 
 def check_generation(generation: Generation, engine: TokenEngine, versions: Collection[int]) -> None:

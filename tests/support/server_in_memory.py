@@ -24,7 +24,8 @@ import pytest
 from gateway.agents.routes import create_app
 from schemas.conventions import RatedAnswer
 from schemas.events import Coordinates, TrajectoryEvent, Turn
-from streams.engines.protocol import EngineCounts, Rendering, check_generation
+from streams.engines.protocol import EngineCounts, check_generation
+from streams.engines.rendering.rendering import Rendering
 from streams.engines.token_stream import Ending, Generation, TokenStream
 from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage

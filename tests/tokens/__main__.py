@@ -32,7 +32,8 @@ from gateway import server
 from schemas.events import Turn
 from streams.engines.base_model import folder_of
 from streams.engines.build import build_tokens
-from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
 from streams.engines.token_stream import Generation, TokenStream
 from streams.engines.vllm.launch import python_with_vllm
 from streams.kafka.node import process as broker

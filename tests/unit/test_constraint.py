@@ -12,8 +12,9 @@ import pytest
 from schemas.events import Sampling, Tool
 from streams.engines.base_model import Base
 from streams.engines.local.continuous import ContinuousEngine
-from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.answer_form import JSON_OBJECT, AnswerForm
+from streams.engines.rendering.rendering import Rendering
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.scripted.scripted_rendering import ScriptedRendering
 from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine

@@ -25,7 +25,7 @@ from streams.engines.local.token_draw import draw
 from streams.engines.local.transformers_engine import KEPT, TransformersEngine
 from streams.engines.protocol import NONE, Completion, EnginePart, SamplingRequest, uniform
 from streams.engines.scripted.scripted_engine import END_OF_TURN, ScriptedEngine
-from streams.engines.shared import SharedEngine
+from streams.engines.sharing import SharedEngine
 from streams.errors import EventError, SettingsError
 from streams.files import cache_folder
 from streams.observability import catalog

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from streams.engines.base_model import Base
+from streams.engines.base_model import Base, load_base
 from streams.engines.constraint import Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
 from streams.engines.local.few_rows import FewRows
@@ -34,7 +34,9 @@ from streams.engines.local.packed_decoder import LoadedVersion, PackedDecoder
 from streams.engines.local.self_check import check_decoding
 from streams.engines.protocol import EngineCounts, check_folder, check_generation
 from streams.engines.rendering.prompts import Prompts
+from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.token_stream import Generation, TokenStream
+from streams.settings.model import Settings
 
 CACHE_BYTES = 1 << 30
 """Most bytes of keys and values, of running rows and kept prefixes together; at least one full context is allowed."""
@@ -109,3 +111,10 @@ class ContinuousEngine:
         from llguidance.hf import from_tokenizer
 
         return from_tokenizer(tokenizer, n_vocab=self.vocabulary_size, eos_token=sorted(self.ends))
+
+
+def build_tokens(settings: Settings) -> tuple[ContinuousEngine, ChatRendering]:
+    """Return the engine of `model.base` and its rendering. Raises SettingsError if it cannot start."""
+    base = load_base(settings.model)
+    engine = ContinuousEngine(base, settings.policy.threads, weight=settings.fleet.weight_of)
+    return engine, ChatRendering(base.tokenizer, engine.ends, base.tokenizer_digest)

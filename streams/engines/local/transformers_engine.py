@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from streams.engines.base_model import Base
+from streams.engines.base_model import Base, load_base
 from streams.engines.local.decoding_row import DecodingRow, draw_next
 from streams.engines.local.key_values import CacheShape
 from streams.engines.local.lora import BatchedLora, Lora, LoraPair, read_lora
@@ -38,6 +38,7 @@ from streams.engines.local.self_check import check_decoding
 from streams.engines.local.shared_prefix import ATTENTION, FanOut
 from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed
 from streams.engines.rendering.prompts import Prompts
+from streams.settings.model import Settings
 
 CACHE_BYTES = 1 << 30
 """Most bytes of keys and values that rows decoded together may need; further requests are decoded after them."""
@@ -335,6 +336,11 @@ class TransformersEngine:
             check_decoding(self._model, decode)
         finally:
             self._now.shared, self._now.last_prompt = None, ()
+
+
+def build_engine(settings: Settings, capacity: int | None) -> TransformersEngine:
+    """Return the engine of `model.base`. Raises SettingsError if it cannot start."""
+    return TransformersEngine(load_base(settings.model), settings.policy.threads, capacity or KEPT)
 
 
 def _common(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

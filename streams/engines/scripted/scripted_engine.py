@@ -31,7 +31,7 @@ from schemas import json_text
 from schemas.events import Sampling, Task
 from streams.engines.protocol import Completion, SamplingRequest, check_folder, failed, uniform
 from streams.errors import SettingsError
-from streams.settings.model import Section
+from streams.settings.model import Section, Settings
 
 END_OF_TURN = 256
 """The token after the 256 bytes."""
@@ -151,6 +151,11 @@ class ScriptedEngine:
             completion_token_ids=tokens,
             logprobs=tuple(logprob(request.draw_key, slot, step) for step in range(len(tokens))),
         )
+
+
+def build_engine(settings: Settings, capacity: int | None) -> ScriptedEngine:
+    """Return the engine of `policy.script`, which keeps nothing in memory. Raises SettingsError for a bad script."""
+    return ScriptedEngine(settings.policy.script)
 
 
 def spell(text: str, sampling: Sampling) -> tuple[tuple[int, ...], Literal["stop", "length"], str | None]:

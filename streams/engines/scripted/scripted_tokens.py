@@ -27,8 +27,10 @@ from streams.engines.scripted.scripted_engine import (
     read_script,
     spell,
 )
+from streams.engines.scripted.scripted_rendering import ScriptedRendering
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
+from streams.settings.model import Settings
 
 LONGEST_NAP_S = 0.001
 """While every row waits for its latency: new rows and cancelled ones are looked at so often."""
@@ -87,6 +89,11 @@ class ScriptedTokenEngine:
     def close(self) -> None:
         """End the thread."""
         self._loop.close()
+
+
+def build_tokens(settings: Settings) -> tuple[ScriptedTokenEngine, ScriptedRendering]:
+    """Return the token engine of `policy.script` and its rendering. Raises SettingsError for a bad script."""
+    return ScriptedTokenEngine(settings.policy.script), ScriptedRendering()
 
 
 class ScriptedDecoder:

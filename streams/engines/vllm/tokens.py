@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Literal
 
 from streams.deadline import RequestDeadline
-from streams.engines.base_model import Base
+from streams.engines.base_model import Base, load_base
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import EngineCounts, check_folder, check_generation
+from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.token_stream import Drawn, Generation, TokenStream
 from streams.engines.vllm.adapters import VllmAdapters
 from streams.engines.vllm.client import VllmServer
@@ -42,7 +43,7 @@ from streams.errors import (
     StreamwardError,
     WrongModel,
 )
-from streams.settings.model import Policy
+from streams.settings.model import Policy, Settings
 
 log = logging.getLogger("streamward.vllm")
 
@@ -259,3 +260,10 @@ class VllmTokenEngine:
             is_used = loaded.name in served or self._users[loaded.name] > 0
         if not is_used:
             self._adapters.unload(loaded)
+
+
+def build_tokens(settings: Settings) -> tuple[VllmTokenEngine, ChatRendering]:
+    """Return the engine over policy.servers and its rendering, by model.base. Raises SettingsError if one is unfit."""
+    base = load_base(settings.model.model_copy(update={"device": "cpu"}))
+    engine = VllmTokenEngine(settings.policy, base)
+    return engine, ChatRendering(base.tokenizer, engine.ends, base.tokenizer_digest)

@@ -26,7 +26,7 @@ from streams.adapters.admission.choose import SamplingBatch
 from streams.adapters.admission.state import PolicyLog, PolicyState
 from streams.engines.fair_share import Turns, next_turn, took
 from streams.engines.protocol import Engine
-from streams.engines.shared import SharedEngine
+from streams.engines.sharing import SharedEngine
 from streams.errors import EventError
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from streams.engines.protocol import Completion, Engine, SamplingRequest, failed
-from streams.engines.shared import SharedEngine
+from streams.engines.sharing import SharedEngine
 from streams.errors import EXIT_RESTART, StreamwardError
 from streams.observability import catalog
 from streams.observability.metrics import Meter

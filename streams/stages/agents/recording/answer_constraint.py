@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 
 from streams.engines.constraint import Constraint
-from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.answer_form import schema_alone
+from streams.engines.rendering.rendering import Rendering
 from streams.errors import CallError, EventError
 from streams.stages.agents.recording.calls import ModelCall
 

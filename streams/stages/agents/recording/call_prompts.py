@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from schemas.tokens import TokenIds
-from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
 from streams.errors import CallError, EventError
 from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.agents.recording.conversations import Conversation

@@ -27,8 +27,9 @@ from dataclasses import replace
 from schemas.conventions import RatedAnswer
 from schemas.events import AdapterEvent, Message
 from schemas.serde import Poison
-from streams.engines.protocol import Rendering, TokenEngine
-from streams.engines.shared_tokens import SharedTokenEngine
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
+from streams.engines.sharing import SharedTokenEngine
 from streams.errors import CallError, LogError
 from streams.files import Scratch
 from streams.kafka.admin import offsets

@@ -27,7 +27,8 @@ from functools import cache
 from schemas.conventions import RatedAnswer
 from schemas.events import Message, Turn, derive_id
 from schemas.serde import EncodeError
-from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
 from streams.engines.token_stream import TokenStream
 from streams.errors import CallError, CallErrorKind, EventError, LogError, RefusedError
 from streams.kafka import times

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from schemas.events import Event, Response, TrajectoryEvent, Turn
 from schemas.serde import Poison
-from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
 from streams.errors import StreamwardError
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at

@@ -9,7 +9,8 @@ from schemas.events import Message, TrajectoryEvent, Turn, derive_id
 from schemas.serde import EncodeError
 from schemas.tokens import Logprobs, TokenIds
 from streams.engines.constraint import Constraint
-from streams.engines.protocol import Rendering, TokenEngine
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import CallError, EventError
 from streams.kafka import times

@@ -1,0 +1,174 @@
+"""One engine for many policies: in rounds by turns, and in streams together.
+
+policy ──► EngineShare.serve, sample ──► SharedEngine: whose adapter is in the engine now? ──► engine
+                                            └── another policy's: exchanged first
+several policies ──► sample_mixed: one round, each row by its own policy's adapter
+
+policy, version ──► TokenEngineShare ──► a number that no other version has ──► token engine: rows of all policies
+                                                                               in one pass
+
+What a token engine calls version 0 is the base model, which all policies share.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from streams.engines.constraint import Constraint
+from streams.engines.protocol import (
+    NONE,
+    Completion,
+    Engine,
+    EngineCounts,
+    EnginePart,
+    MixedEngine,
+    SamplingRequest,
+    TokenEngine,
+)
+from streams.engines.token_stream import Generation, TokenStream
+from streams.errors import EventError
+from streams.observability import catalog
+from streams.observability.metrics import Meter
+
+
+class SharedEngine:
+    """An engine, and the policy whose adapter it serves."""
+
+    def __init__(self, engine: Engine, capacity: int, meter: Meter) -> None:
+        """`capacity`: how many versions the engine keeps in memory."""
+        self.engine = engine
+        self.owner: str | None = None
+        """The policy that is served."""
+        self._capacity, self._meter = capacity, meter
+        self._folders: dict[str, tuple[int, Path | None]] = {}
+        """The version and folder that each policy was served by last."""
+        self._resident: OrderedDict[tuple[str, int], None] = OrderedDict({("", 0): None})
+        """The versions in its memory, the one unused for longest first; the base model belongs to no policy."""
+
+    def share(self, policy: str) -> EngineShare:
+        """Return the engine as this policy sees it."""
+        return EngineShare(self, policy)
+
+    def serve(self, policy: str, version: int, adapter: Path | None) -> None:
+        """Exchange what is served. Raises as `Engine.serve`, and then keeps what was served."""
+        began = time.perf_counter()
+        self.engine.serve(version, adapter)
+        self.owner, self._folders[policy] = policy, (version, adapter)
+        key = ("", 0) if adapter is None else (policy, version)
+        source = "memory" if key in self._resident else "store"
+        self._resident[key] = None
+        self._resident.move_to_end(key)
+        while len(self._resident) > self._capacity:
+            self._resident.popitem(last=False)
+            self._meter.add(catalog.FLEET_EVICTIONS)
+        self._meter.add(catalog.FLEET_SWAPS, source)
+        self._meter.observe(catalog.FLEET_SWAP_SECONDS, time.perf_counter() - began, source)
+        self._meter.set(catalog.FLEET_HELD, len({policy for policy, _ in self._resident if policy}))
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a round may have requests of several policies."""
+        return isinstance(self.engine, MixedEngine)
+
+    def sample_mixed(self, rounds: Mapping[str, Sequence[SamplingRequest]]) -> list[list[list[Completion]]]:
+        """Answer requests of several policies in one round, each by the version that it was served by last."""
+        engine = self.engine
+        if not isinstance(engine, MixedEngine):
+            raise TypeError(f"engine {engine.name} answers for one version at a time")
+        return engine.sample_mixed(
+            [EnginePart(*self._folders[policy], requests) for policy, requests in rounds.items()]
+        )
+
+
+class EngineShare:
+    """An `Engine` that other policies use, too. Its builder closes it."""
+
+    def __init__(self, shared: SharedEngine, policy: str) -> None:
+        engine = shared.engine
+        self.name, self.base_digest, self.tokenizer_digest = engine.name, engine.base_digest, engine.tokenizer_digest
+        self._shared, self._policy = shared, policy
+
+    @property
+    def served_version(self) -> int:
+        """The version of this policy that the engine says it serves now; NONE while it serves another policy."""
+        return self._shared.engine.served_version if self._shared.owner == self._policy else NONE
+
+    def serve(self, version: int, adapter: Path | None) -> None:
+        """Serve `version` of this policy; see `Engine.serve`."""
+        self._shared.serve(self._policy, version, adapter)
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        """Answer requests of this policy; see `Engine.sample`."""
+        return self._shared.engine.sample(requests)
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+class SharedTokenEngine:
+    """A token engine, and the numbers that it knows adapters by. Any thread may call it."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self.engine = engine
+        self._unused, self._lock = itertools.count(1), threading.Lock()
+
+    def share(self, policy: str) -> TokenEngineShare:
+        """Return the engine as this policy sees it."""
+        return TokenEngineShare(self, policy)
+
+    def unused_number(self) -> int:
+        """Return a number that nothing was loaded under."""
+        with self._lock:
+            return next(self._unused)
+
+
+class TokenEngineShare:
+    """A `TokenEngine` that other policies use, too, each with version numbers of its own. Its builder closes it."""
+
+    def __init__(self, shared: SharedTokenEngine, policy: str) -> None:
+        engine = shared.engine
+        self.name, self.base_digest, self.tokenizer_digest = engine.name, engine.base_digest, engine.tokenizer_digest
+        self.vocabulary_size, self.ends = engine.vocabulary_size, engine.ends
+        self.context_tokens = engine.context_tokens
+        self._shared, self._engine, self._policy = shared, engine, policy
+        self._numbers = {0: 0}
+        """What the engine calls each version that is loaded."""
+
+    def load(self, version: int, adapter: Path | None) -> None:
+        """Make a version of this policy ready; see `TokenEngine.load`."""
+        if version in self._numbers:
+            return
+        number = self._shared.unused_number()
+        self._engine.load(number, adapter)
+        self.context_tokens = self._engine.context_tokens  # of servers it may be known only now
+        self._numbers[version] = number
+
+    def unload(self, version: int) -> None:
+        """Take no more generations for a version of this policy; see `TokenEngine.unload`."""
+        if version and (number := self._numbers.pop(version, None)) is not None:
+            self._engine.unload(number)
+
+    def constrain(self, grammar: str) -> Constraint:
+        """Compile a grammar; see `TokenEngine.constrain`."""
+        return self._engine.constrain(grammar)
+
+    def submit(self, generation: Generation) -> TokenStream:
+        """Begin to answer; see `TokenEngine.submit`."""
+        number = self._numbers.get(generation.version)
+        if number is None:
+            message = f"version {generation.version} of {self._policy} is not loaded; load it"
+            raise EventError(message, reason="unknown_version")
+        return self._engine.submit(replace(generation, version=number, owner=self._policy))
+
+    def counts(self) -> EngineCounts:
+        """Return what the engine is doing, for all of its policies."""
+        return self._engine.counts()
+
+    def close(self) -> None:
+        """Release nothing."""
