@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from streams.demo.restarts import Processes
+from streams.demo.restarts import RestartedProcesses
 from streams.engines.vllm.launch import free_port
 
 PLAYERS: dict[str, tuple[str, ...]] = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}
@@ -39,7 +39,7 @@ def playing(config: Path) -> Iterator[Callable[[], list[str]]]:
     """
     port = free_port()
     serve, (*agents, server) = PLAYERS["serve"], PLAYERS["agents"]
-    with Processes(config.parent / "logs", child_env()) as processes:
+    with RestartedProcesses(config.parent / "logs", child_env()) as processes:
         processes.start("serve", command(config, ("--set", f"serve.port={port}", *serve)))
         processes.start("agents", command(config, (*agents, server, f"http://127.0.0.1:{port}")))
         yield processes.check

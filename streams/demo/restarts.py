@@ -1,11 +1,10 @@
-"""Keep child processes alive, and end them cleanly.
+"""Restart child processes that end, and end them all in order.
 
-    {name: command} ──► one process each, output to a file ──► died? reported, and restarted ──► SIGTERM, then wait
+    {name: command} ──► one process each, output to a file ──► ended? reported, and restarted ──► SIGTERM, then wait
 
-Each child leads its own session, so that Ctrl-C reaches only the parent, which decides the order in which things end. A
-child that ends is restarted after a pause that doubles from 0.5 s. If it refuses its settings, or ends GIVE_UP_AFTER
-times without running for a minute in between, it would only do so again: its last output becomes the error. One that
-the run can do without is left out then, and that is reported.
+A child that ends is restarted after a pause that doubles from 0.5 s. If it refuses its settings, or ends GIVE_UP_AFTER
+times without running for a minute in between, it would only do so again: its last output becomes the error. An optional
+child is given up instead, and that is reported.
 
 A parent killed with -9 leaves its children running; their pids are in a file, and the next start ends them first.
 """
@@ -13,34 +12,33 @@ A parent killed with -9 leaves its children running; their pids are in a file, a
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from streams.errors import SettingsError, StreamwardError
+from streams.processes.child import ChildProcess, describe_exit, last_lines, signal_and_wait
 
 FIRST_PAUSE_S = 0.5
 SETTLED_S = 60.0
-"""A child that ran this long has recovered: what happened before is forgotten."""
+"""A child that ran this long has recovered: earlier failures no longer count."""
 GIVE_UP_AFTER = 5
 QUOTED_LINES = 10
 """Lines of a child's output that its error quotes."""
 
 
 @dataclass
-class Child:
-    """One process, and what happened to it."""
+class RestartedChild:
+    """One child, its command and its failures."""
 
     name: str
     command: Sequence[str]
-    process: subprocess.Popen[bytes]
+    process: ChildProcess
     started_at: float
     needed: bool = True
     """Whether the run is over if it does not stay up."""
@@ -52,15 +50,15 @@ class Child:
 
 
 @dataclass
-class Processes:
+class RestartedProcesses:
     """Child processes, restarted as needed. Use as a context manager: leaving it ends them all."""
 
     folder: Path
     env: Mapping[str, str]
     grace_s: float = 30.0
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, RestartedChild] = field(default_factory=dict)
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> RestartedProcesses:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._end_leftovers()
         return self
@@ -70,60 +68,57 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str], *, needed: bool = True) -> None:
         """Start a child; what it prints goes to `<folder>/<name>.log`."""
-        self.children[name] = Child(name, command, self._spawn(name, command), time.monotonic(), needed)
+        self.children[name] = RestartedChild(name, command, self._spawn(name, command), time.monotonic(), needed)
         self._write_pids()
 
     def check(self) -> list[str]:
-        """Restart children that ended, when their pause is over; return a line for each thing that happened.
+        """Restart children that ended, when their pause is over; return a line for each event.
 
-        Raises StreamwardError with the last output of a child that does not stay up, and is needed.
+        Raises StreamwardError with the last output of a needed child that does not stay up.
         """
-        happened = []
         now = time.monotonic()
-        for child in list(self.children.values()):
-            code = child.process.poll()
-            if code is None:
-                if now - child.started_at > SETTLED_S:
-                    child.failures = 0
-                continue
-            if child.due_at is None:
-                pause_s = FIRST_PAUSE_S * 2**child.failures
-                child.failures += 1
-                if child.failures == GIVE_UP_AFTER or code == SettingsError.exit_code:
-                    if child.needed:
-                        raise StreamwardError(self._gave_up(child, code))
-                    del self.children[child.name]
-                    self._write_pids()
-                    happened.append(
-                        f"{child.name} does not stay up and is left out (its output: {self.log_file(child.name)})"
-                    )
-                    continue
-                child.due_at = now + pause_s
-                happened.append(
-                    f"{child.name} ended with {_code(code)}; restarting it in {pause_s:g} s "
-                    f"(its output: {self.log_file(child.name)})"
-                )
-            elif now >= child.due_at:
-                child.process = self._spawn(child.name, child.command)
-                child.started_at, child.due_at = now, None
-                child.restarts += 1
-                self._write_pids()
-                happened.append(f"{child.name} is running again (pid {child.process.pid}, restart {child.restarts})")
-        return happened
+        lines = [self._check(child, now) for child in list(self.children.values())]
+        return [line for line in lines if line is not None]
+
+    def _check(self, child: RestartedChild, now: float) -> str | None:
+        """Return what happened to a child, if anything. Raises as `check`."""
+        code = child.process.poll()
+        if code is None:
+            if now - child.started_at > SETTLED_S:
+                child.failures = 0
+            return None
+        if child.due_at is None:
+            return self._plan_restart(child, code, now)
+        if now < child.due_at:
+            return None
+        child.process = self._spawn(child.name, child.command)
+        child.started_at, child.due_at = now, None
+        child.restarts += 1
+        self._write_pids()
+        return f"{child.name} is running again (pid {child.process.pid}, restart {child.restarts})"
+
+    def _plan_restart(self, child: RestartedChild, code: int, now: float) -> str:
+        pause_s = FIRST_PAUSE_S * 2**child.failures
+        child.failures += 1
+        output = f"(its output: {self.log_file(child.name)})"
+        if child.failures < GIVE_UP_AFTER and code != SettingsError.exit_code:
+            child.due_at = now + pause_s
+            return f"{child.name} ended with {describe_exit(code)}; restarting it in {pause_s:g} s {output}"
+        if child.needed:
+            raise StreamwardError(self._failure(child, code))
+        del self.children[child.name]
+        self._write_pids()
+        return f"{child.name} does not stay up and is left out {output}"
 
     def stop(self, names: Sequence[str] | None = None) -> None:
-        """Ask children to end, all at once, wait up to `grace_s` seconds, then kill what is left."""
+        """Ask children to end, all at once, wait up to `grace_s` seconds, then kill the rest."""
         ending = [child for name, child in self.children.items() if names is None or name in names]
         for child in ending:
-            if child.process.poll() is None:
-                child.process.send_signal(signal.SIGTERM)
+            child.process.terminate()
         deadline = time.monotonic() + self.grace_s
         for child in ending:
-            try:
-                child.process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
+            child.process.wait_at_most(max(0.1, deadline - time.monotonic()))
+            child.process.kill_group()
             del self.children[child.name]
         self._write_pids()
 
@@ -132,26 +127,23 @@ class Processes:
         return {child.name: memory_bytes(child.process.pid) for child in self.children.values()}
 
     def log_file(self, name: str) -> Path:
-        """Return the file that holds what a child printed."""
+        """Return the file with the output of a child."""
         return self.folder / f"{name}.log"
 
-    def _gave_up(self, child: Child, code: int) -> str:
+    def _failure(self, child: RestartedChild, code: int) -> str:
         path = self.log_file(child.name)
-        lines = path.read_text(errors="replace").splitlines()[-QUOTED_LINES:]
         return "\n".join(
             [
                 f"{child.name} does not stay up: it ended {child.failures} times in a row, the last time with "
-                f"{_code(code)}; the end of its output, from {path}:",
-                *(f"    {line}" for line in lines),
+                f"{describe_exit(code)}; the end of its output, from {path}:",
+                *(f"    {line}" for line in last_lines(path, QUOTED_LINES)),
                 "fix that, and run the same command again to resume",
             ]
         )
 
-    def _spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, command: Sequence[str]) -> ChildProcess:
         with self.log_file(name).open("ab") as log:
-            return subprocess.Popen(
-                command, env=dict(self.env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            return ChildProcess(command, env=dict(self.env), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     @property
     def _pid_file(self) -> Path:
@@ -168,13 +160,12 @@ class Processes:
         if not self._pid_file.exists():
             return
         for pid, birth in json.loads(self._pid_file.read_text()).values():
-            if birth is not None and _birth(pid) == birth:
-                with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it may end by itself meanwhile
-                    os.kill(pid, signal.SIGTERM)
-                    try:
-                        psutil.Process(pid).wait(self.grace_s)
-                    except psutil.TimeoutExpired:
-                        os.kill(pid, signal.SIGKILL)
+
+            def is_running(pid: int = pid, birth: float | None = birth) -> bool:
+                return birth is not None and _birth(pid) == birth
+
+            if is_running() and not signal_and_wait(pid, signal.SIGTERM, is_running, self.grace_s):
+                signal_and_wait(pid, signal.SIGKILL, is_running, self.grace_s)
 
 
 def memory_bytes(pid: int) -> int:
@@ -194,11 +185,9 @@ def memory_bytes(pid: int) -> int:
 
 
 def _birth(pid: int) -> float | None:
+    """Return when a running process started; None if it does not run."""
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
     except psutil.NoSuchProcess:
         return None
-
-
-def _code(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

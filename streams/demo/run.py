@@ -31,7 +31,7 @@ from streams.demo.plan import Plan
 from streams.demo.players import CHILD, PLAYERS, child_env, command
 from streams.demo.progress import Progress
 from streams.demo.report import Display
-from streams.demo.restarts import Processes, memory_bytes
+from streams.demo.restarts import RestartedProcesses, memory_bytes
 from streams.demo.settings_file import leave_settings
 from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
@@ -72,7 +72,7 @@ class LoopRun:
     settings: Settings
     suite: Suite | None
     progress: Progress
-    processes: Processes
+    processes: RestartedProcesses
     display: Display
     producer: Producer
     started_at: float
@@ -155,7 +155,7 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
     with (
         PartitionReader(settings, starts) as reader,
         Producer(settings) as producer,
-        Processes(plan.folder / "logs", _child_env(plan)) as processes,
+        RestartedProcesses(plan.folder / "logs", _child_env(plan)) as processes,
         Display(console, steps=plan.steps, scored=suite is not None, started_at=started_at) as display,
     ):
         run = LoopRun(plan, settings, suite, Progress(settings), processes, display, producer, started_at)
@@ -205,12 +205,7 @@ def _start_vllm(run: LoopRun) -> None:
     processes, (url,) = run.processes, run.settings.policy.server_urls
     processes.start("vllm", vllm_launch.server_for(run.settings))
     run.display.say(f"starting vLLM at {url}, which takes a minute (its output: {processes.log_file('vllm')})")
-    vllm_launch.wait_until_up(
-        url,
-        lambda: processes.children["vllm"].process.poll() is not None,
-        lambda: processes.log_file("vllm").read_text(errors="replace")[-2000:],
-        run.stopping,
-    )
+    vllm_launch.wait_until_up(url, processes.children["vllm"].process, processes.log_file("vllm"), run.stopping)
 
 
 def _start(run: LoopRun, config: Path) -> None:

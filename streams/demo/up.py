@@ -16,7 +16,7 @@ from typing import ClassVar
 from schemas.events import Task
 from streams.demo.plan import ONE_MACHINE, Plan
 from streams.demo.progress import Progress
-from streams.environments.references import opened_by
+from streams.environments.references import settings_to_open
 from streams.evaluation.suites import Suite
 from streams.kafka.node.config import remembered
 from streams.settings.load import BOOTSTRAP, load, load_with_origins
@@ -84,7 +84,7 @@ class UpPlan(Plan):
             chosen["batches.max_policy_lag"] = WITHOUT_WEIGHTS
         if self.modules:
             chosen["scoring.modules"] = ", ".join((*self.modules, "."))
-        for key, names in opened_by(self.environments).items():
+        for key, names in settings_to_open(self.environments).items():
             chosen[f"environments.{key}"] = ", ".join(names)
         open_keys = [f"{key}={value}" for key, value in chosen.items() if key not in origins]
         named = [] if self.model is None else [f"model.base={self.model}"]

@@ -10,11 +10,13 @@ and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import weakref
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
 from secrets import token_hex
 from typing import Any
@@ -22,68 +24,78 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.events import EpisodeStart
-from streams.environments.protocol import Action, Environment, EpisodeError, Shown, StepResult
-from streams.environments.references import ADAPTERS, SERVERS, check_kind, host_of, is_reference
+from streams.environments.protocol import RESULT, SHOWN, Action, Environment, EpisodeError, Shown, StepResult
+from streams.environments.references import check_kind, host_of, imported_module, is_reference, is_server
 from streams.environments.registry import listed, settings_of
-from streams.environments.wire import RESULT, SHOWN
-from streams.scorers.sandbox import START_LIMIT_S, SandboxProcess
-from streams.scorers.scorer_worker import FRAME
-from streams.scorers.verdict import ScoreError
+from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
 from streams.settings.model import Environments
+
+ENVIRONMENT = WorkerKind(
+    "streams.environments.environment_worker", "an environment's process", "environments.timeout_s"
+)
 
 
 class EnvironmentPool:
-    """Opens environments, listed ones in the caller's thread and others in processes. Any number of threads may ask."""
+    """Opens environments: listed ones in the caller's thread, others in processes. Any number of threads may use it."""
 
     def __init__(self, limits: Environments) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._resting: dict[str, list[_EnvironmentProcess]] = defaultdict(list)
+        self._idle: dict[str, list[_EnvironmentProcess]] = defaultdict(list)
         self._alive: set[_EnvironmentProcess] = set()
 
     def open(self, start: EpisodeStart) -> Environment:
         """Return an environment for one episode at a time.
 
-        Its process is free again when nobody refers to it any more. Raises EpisodeError.
+        Its process is free again when the environment is garbage collected. Raises EpisodeError.
         """
         if not is_reference(start.name):
             return listed(start.name, start.settings)
         self._check_allowed(start.name)
         settings = settings_of(start.name, start.settings)
-        with self._lock:
-            resting = self._resting[start.name]
-            process = next((one for one in resting if one.settings == settings), resting[-1] if resting else None)
-            if process is not None:
-                resting.remove(process)
-        if process is not None and process.is_spoilt():
-            self._rest(start.name, process)
-            process = None
-        if process is None:
-            process = _started(start.name, self._limits)
-            with self._lock:
-                self._alive.add(process)
+        process = self._take_idle(start.name, settings) or self._start(start.name)
         try:
             process.open(settings)
         except BaseException:
             process.is_usable = False
-            self._rest(start.name, process)
+            self._release(start.name, process)
             raise
         environment = SandboxedEnvironment(process)
-        weakref.finalize(environment, self._rest, start.name, process)
+        weakref.finalize(environment, self._release, start.name, process)
         return environment
 
     def close(self) -> None:
         """Kill the processes."""
         with self._lock:
             alive, self._alive = list(self._alive), set()
-            self._resting.clear()
+            self._idle.clear()
         for process in alive:
             process.dispose()
 
-    def _rest(self, name: str, process: _EnvironmentProcess) -> None:
+    def _take_idle(self, name: str, settings: dict[str, Any]) -> _EnvironmentProcess | None:
+        """Return an idle process of an environment, if possible one that has it open with these settings."""
+        with self._lock:
+            idle = self._idle[name]
+            if not idle:
+                return None
+            process = next((process for process in idle if process.settings == settings), idle[-1])
+            idle.remove(process)
+        if process.is_spoilt():
+            self._release(name, process)
+            return None
+        return process
+
+    def _start(self, name: str) -> _EnvironmentProcess:
+        """Start a process. Raises EpisodeError."""
+        process = _EnvironmentProcess(name, self._limits)
+        with self._lock:
+            self._alive.add(process)
+        return process
+
+    def _release(self, name: str, process: _EnvironmentProcess) -> None:
         with self._lock:
             if process.is_usable and process in self._alive and not process.is_spoilt():
-                self._resting[name].append(process)
+                self._idle[name].append(process)
                 return
             self._alive.discard(process)
         process.dispose()
@@ -91,24 +103,21 @@ class EnvironmentPool:
     def _check_allowed(self, name: str) -> None:
         """Raise EpisodeError: unknown_environment; not_allowed for code and servers that tasks may not name."""
         check_kind(name)
-        kind, _, rest = name.partition(":")
-        if kind in SERVERS:
+        if is_server(name):
             if name in self._limits.allowed_servers:
                 return
-            listed_ones = ", ".join(self._limits.allowed_servers) or "no server"
+            servers = ", ".join(self._limits.allowed_servers) or "no server"
             raise EpisodeError(
-                f"{name} is not opened: environments.servers lists {listed_ones}, and a task can only name what is "
+                f"{name} is not opened: environments.servers lists {servers}, and a task can only name what is "
                 f"listed; add {name}",
                 reason="not_allowed",
             )
-        imported = (
-            kind if kind not in ADAPTERS else rest.partition(":")[0] if kind == "gymnasium" and ":" in rest else ""
-        )
-        modules = self._limits.importable
-        if imported and not any(imported == one or imported.startswith(f"{one}.") for one in modules if one != "."):
+        module, modules = imported_module(name), self._limits.importable
+        packages = [package for package in modules if package != "."]
+        if module and not any(module == package or module.startswith(f"{package}.") for package in packages):
             raise EpisodeError(
                 f"{name} is not opened: environments.modules lists {', '.join(modules) or 'no module'}, and a task can "
-                f"only name what is listed; add {imported}, and `.` if it is in the working folder",
+                f"only name what is listed; add {module}, and `.` if it is in the working folder",
                 reason="not_allowed",
             )
 
@@ -121,68 +130,70 @@ class SandboxedEnvironment:
 
     def reset(self, seed: int) -> Shown:
         """Begin the episode of `seed`. Raises EpisodeError, as `step`."""
-        shown: Shown = self._process.ask("reset", "shown", SHOWN, {"seed": seed})
+        shown: Shown = self._process.call("reset", {"seed": seed}, "shown", SHOWN)
         return shown
 
     def step(self, action: Action) -> StepResult:
-        """Return what came of the action. Raises EpisodeError: timeout, crashed, memory, and what its worker says."""
-        result: StepResult = self._process.ask("step", "result", RESULT, {"action": asdict(action)})
+        """Return the result of an action. Raises EpisodeError: timeout, crashed, memory, and those of its worker."""
+        result: StepResult = self._process.call("step", {"action": asdict(action)}, "result", RESULT)
         return result
 
 
-class _EnvironmentProcess(SandboxProcess):
+class _EnvironmentProcess(WorkerProcess):
     """The process of one environment."""
 
-    worker, who, limit = "streams.environments.environment_worker", "an environment's process", "environments.timeout_s"
-
     def __init__(self, name: str, limits: Environments) -> None:
+        """Start it. Raises EpisodeError."""
         folders = [os.getcwd()] if "." in limits.importable else []
         self._name, self._limits = name, limits
         self.version = ""
         self.is_usable = True
         self.settings: dict[str, Any] | None = None
         """Of the environment that is open; None before the first."""
-        super().__init__([str(int(limits.network)), host_of(name) or "", *folders])
+        with _episode_errors():
+            super().__init__(ENVIRONMENT, [str(int(limits.network)), host_of(name) or "", *folders])
 
     def open(self, settings: dict[str, Any]) -> None:
         """Let it open its environment, unless it is open. Raises EpisodeError."""
         if settings == self.settings:
             return
         self.settings = settings
-        answer = self._asked("open", {"settings": settings}, START_LIMIT_S)
+        answer = self._request("open", {"settings": settings}, START_LIMIT_S)
         self.version = str(answer.get("version", ""))
 
-    def ask(self, do: str, field: str, kind: TypeAdapter[Any], more: dict[str, Any]) -> Any:
-        """Return what it gives. Raises EpisodeError."""
-        answer = self._asked(do, more, self._limits.timeout_s)
+    def call(self, method: str, arguments: dict[str, Any], field: str, result_type: TypeAdapter[Any]) -> Any:
+        """Return the result of a method, which is a field of the worker's answer. Raises EpisodeError."""
+        answer = self._request(method, arguments, self._limits.timeout_s)
         try:
-            return kind.validate_json(json.dumps(answer.get(field)), strict=True)
+            return result_type.validate_json(json.dumps(answer.get(field)), strict=True)
         except ValidationError as exc:
             error = exc.errors()[0]
-            at = ".".join(map(str, error["loc"]))
-            what = f"{self._name}: {do}: {at}: {error['msg']}, got {str(error['input'])[:80]!r}"
-            raise EpisodeError(what, reason="bad_result") from exc
+            path = ".".join(map(str, error["loc"]))
+            message = f"{self._name}: {method}: {path}: {error['msg']}, got {str(error['input'])[:80]!r}"
+            raise EpisodeError(message, reason="bad_result") from exc
 
-    def _asked(self, do: str, more: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def _request(self, method: str, arguments: dict[str, Any], limit_s: float) -> dict[str, Any]:
         request_id = token_hex(16)
         memory_bytes = self._limits.memory_mib * 1024**2
-        asked = {"id": request_id, "do": do, "name": self._name, "limit_s": limit_s, "memory_bytes": memory_bytes}
-        body = json.dumps(asked | more).encode()
+        request = {"id": request_id, "do": method, "name": self._name, "limit_s": limit_s, "memory_bytes": memory_bytes}
         try:
-            self.write(self._name, FRAME.pack(len(body)) + body, limit_s)
-            answer = self.receive(self._name, do, limit_s, request_id)
-        except ScoreError as exc:
+            with _episode_errors():
+                self.write(self._name, json.dumps(request | arguments).encode(), limit_s)
+                answer = self.receive(self._name, method, limit_s, request_id)
+        except EpisodeError:
             self.is_usable = False
             self.kill()
-            raise EpisodeError(str(exc), reason=exc.reason) from exc
+            raise
         if "reason" in answer:
             self.is_usable = answer["reason"] not in ("memory", "exception")
             raise EpisodeError(str(answer.get("error")), reason=str(answer["reason"]))
         return answer
 
 
-def _started(name: str, limits: Environments) -> _EnvironmentProcess:
+@contextlib.contextmanager
+def _episode_errors() -> Iterator[None]:
+    """Turn WorkerError into EpisodeError."""
     try:
-        return _EnvironmentProcess(name, limits)
-    except ScoreError as exc:
+        yield
+    except WorkerError as exc:
         raise EpisodeError(str(exc), reason=exc.reason) from exc

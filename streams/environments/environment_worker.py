@@ -1,31 +1,33 @@
-"""The worker process of an environment by reference: it opens one, and then resets and steps it as it is asked.
+"""The worker process of an environment by reference: it opens one, then resets and steps it.
 
-    stdin   length, JSON {"id", "do": "open" | "reset" | "step", …}       from the parent, which is trusted
-    stdout  length, JSON {"id", …} with "version" | "shown" | "result" | "reason", "error"
+    stdin   JSON {"id", "do": "open" | "reset" | "step", …}       from the parent, which is trusted
+    stdout  JSON {"id", …} with "version" | "shown" | "result" | "reason", "error"
 
-As with scorers, what is printed goes to stderr, and this contains accidents, not attackers: an environment runs with
-the rights of the user. Unless it may use the network, Python's own sockets refuse to connect, but for the one host that
-a reference names; a program that it starts, or a library in C, is not stopped.
+The pipes are those of streams/processes/worker_pipe.py. Unless the settings allow the network, Python's own sockets
+refuse to connect, except to the host that a reference names; a program that the environment starts, or a library in C,
+is not stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any
 
-from streams.environments.protocol import Action, Environment, EpisodeError
+from streams.environments.protocol import ACTION, Environment, EpisodeError
 from streams.environments.references import load
-from streams.environments.wire import ACTION
-from streams.scorers.sandbox import MAX_ANSWER_BYTES
-from streams.scorers.scorer_worker import limit_memory, send, serve
+from streams.processes.worker_pipe import (
+    MAX_ANSWER_BYTES,
+    AnswerPipe,
+    describe_exception,
+    limit_memory,
+    serve,
+    time_limit,
+)
 
 TO_ADDRESS = ("socket.connect", "socket.sendto", "socket.sendmsg")
 NETWORK = (*TO_ADDRESS, "socket.getaddrinfo", "socket.gethostbyname")
@@ -34,20 +36,20 @@ _open: dict[str, Environment] = {}
 
 
 def main() -> None:
-    """Serve until stdin ends. Arguments: 1 if it may use the network, the host of its server, folders with modules."""
+    """Serve until stdin ends. Arguments: 1 to allow the network, the host of its server, folders with modules."""
     network, host, *folders = sys.argv[1:]
     sys.path.extend(folders)
     if network != "1":
-        sys.addaudithook(_refuse_network_but(host))
-    serve(_one)
+        sys.addaudithook(_network_guard(host))
+    serve(_answer)
 
 
-def _refuse_network_but(host: str) -> Callable[[str, tuple[Any, ...]], None]:
+def _network_guard(host: str) -> Callable[[str, tuple[Any, ...]], None]:
     """Return an audit hook that lets sockets connect to one host; to none if it is empty."""
     allowed: set[Any] = {host, host.encode()}
     if host:
-        with contextlib.suppress(OSError):  # a host that has no address is reported when it is connected to
-            allowed |= {found[4][0] for found in socket.getaddrinfo(host, None)}
+        with contextlib.suppress(OSError):  # connecting to a host without an address reports that
+            allowed |= {info[4][0] for info in socket.getaddrinfo(host, None)}
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in NETWORK:
@@ -61,49 +63,44 @@ def _refuse_network_but(host: str) -> Callable[[str, tuple[Any, ...]], None]:
     return refuse
 
 
-def _one(outbox: BinaryIO, frame: bytes) -> None:
-    pid = os.getpid()
-    asked = json.loads(frame)
+def _answer(answers: AnswerPipe, body: bytes) -> None:
+    request = json.loads(body)
+    name, action = request["name"], request["do"]
     try:
-        signal.setitimer(signal.ITIMER_REAL, 2 * asked["limit_s"] + 1)  # ends a worker whose parent is gone
-        answer = _answer(asked)
+        with time_limit(request["limit_s"]):
+            answer = _perform(request)
         if len(json.dumps(answer)) > MAX_ANSWER_BYTES:
-            raise EpisodeError(f"{asked['name']}: {asked['do']} shows more than 1 MiB", reason="too_large")
+            raise EpisodeError(f"{name}: {action} shows more than 1 MiB", reason="too_large")
     except EpisodeError as exc:
         answer = {"reason": exc.reason, "error": str(exc)}
     except MemoryError:
-        answer = {"reason": "memory", "error": f"{asked['name']} needed more than {asked['memory_bytes']} bytes"}
-    except BaseException as exc:  # SystemExit and KeyboardInterrupt too
-        at = traceback.extract_tb(exc.__traceback__)[-1]
-        said = f"{asked['do']} raised {type(exc).__name__}: {str(exc)[:1000]} ({at.filename}, line {at.lineno})"
-        answer = {"reason": "exception", "error": f"{asked['name']}: {said}"}
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    if os.getpid() != pid:  # the environment forked, and this is its child
-        os._exit(0)
-    send(outbox, asked["id"], answer)
+        answer = {"reason": "memory", "error": f"{name} needed more than {request['memory_bytes']} bytes"}
+    except BaseException as exc:  # an environment may raise anything, SystemExit and KeyboardInterrupt too
+        answer = {"reason": "exception", "error": f"{name}: {describe_exception(action, exc)}"}
+    answers.send(request["id"], answer)
 
 
-def _answer(asked: dict[str, Any]) -> dict[str, Any]:
-    if asked["do"] == "open":
-        limit_memory(asked["memory_bytes"])
-        if (before := _open.pop(asked["name"], None)) is not None and (close := getattr(before, "close", None)):
+def _perform(request: dict[str, Any]) -> dict[str, Any]:
+    name = request["name"]
+    if request["do"] == "open":
+        limit_memory(request["memory_bytes"])
+        previous = _open.pop(name, None)
+        if close := getattr(previous, "close", None):
             close()
-        _open[asked["name"]] = load(asked["name"], asked["settings"])
-        return {"version": _open[asked["name"]].version}
-    environment = _open[asked["name"]]
-    if asked["do"] == "reset":
-        return {"shown": _plain(asked, environment.reset(asked["seed"]))}
-    action: Action = ACTION.validate_python(asked["action"])
-    return {"result": _plain(asked, environment.step(action))}
+        _open[name] = load(name, request["settings"])
+        return {"version": _open[name].version}
+    environment = _open[name]
+    if request["do"] == "reset":
+        return {"shown": _as_json(request, environment.reset(request["seed"]))}
+    return {"result": _as_json(request, environment.step(ACTION.validate_python(request["action"])))}
 
 
-def _plain(asked: dict[str, Any], given: Any) -> dict[str, Any]:
-    """Return what an environment gave as JSON knows it. Raises EpisodeError(bad_result)."""
+def _as_json(request: dict[str, Any], result: Any) -> dict[str, Any]:
+    """Return a result of an environment as JSON has it. Raises EpisodeError(bad_result)."""
     try:
-        plain = asdict(given)
-        json.dumps(plain, allow_nan=False)
+        fields = asdict(result)
+        json.dumps(fields, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as exc:
-        said = f"{asked['name']}: {asked['do']}: what it gives cannot be stored: {exc}"
-        raise EpisodeError(said, reason="bad_result") from exc
-    return plain
+        message = f"{request['name']}: {request['do']}: its result cannot be stored: {exc}"
+        raise EpisodeError(message, reason="bad_result") from exc
+    return fields

@@ -14,6 +14,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
+from pydantic import TypeAdapter
+
 from schemas.events import Message, Tool, ToolCall
 from streams.errors import EventError
 
@@ -56,6 +58,12 @@ class StepResult:
     def ended(self) -> bool:
         """Whether there is no further step."""
         return self.terminated or self.truncated
+
+
+ACTION: TypeAdapter[Action] = TypeAdapter(Action)
+SHOWN: TypeAdapter[Shown] = TypeAdapter(Shown)
+RESULT: TypeAdapter[StepResult] = TypeAdapter(StepResult)
+"""Of what crosses the border of an environment's process as JSON; types are checked on arrival."""
 
 
 class Environment(Protocol):

@@ -1,4 +1,4 @@
-"""Environments by reference, for the worker process alone: what is opened here may run anybody's code.
+"""Environments by reference. Only a worker process loads one: it may run any user's code.
 
 module:Class     one's own: a class with `version`, `reset(seed)` and `step(action)`
 gymnasium:ID     an environment that Gymnasium knows        gymnasium_env.py
@@ -43,28 +43,37 @@ def check_kind(name: str) -> None:
 
 
 def is_reference(name: str) -> bool:
-    """Return whether a name says where the environment comes from."""
+    """Return whether a name is a reference, and no listed environment."""
     return ":" in name
+
+
+def is_server(name: str) -> bool:
+    """Return whether a reference names a server."""
+    return name.partition(":")[0] in SERVERS
+
+
+def imported_module(name: str) -> str:
+    """Return the user's module that a reference imports; empty if it imports none."""
+    kind, _, rest = name.partition(":")
+    if kind not in ADAPTERS:
+        return kind
+    return rest.partition(":")[0] if kind == "gymnasium" and ":" in rest else ""  # gymnasium:module:ID registers the ID
 
 
 def host_of(name: str) -> str | None:
     """Return the host that a reference leads to; None if it names no address."""
-    kind, _, rest = name.partition(":")
-    return urlsplit(rest).hostname if kind in SERVERS else None
+    return urlsplit(name.partition(":")[2]).hostname if is_server(name) else None
 
 
-def opened_by(names: Iterable[str]) -> dict[str, list[str]]:
+def settings_to_open(names: Iterable[str]) -> dict[str, list[str]]:
     """Return what the settings `environments.modules` and `environments.servers` need to list for these references."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for name in names:
-        kind, _, rest = name.partition(":")
-        if kind in SERVERS:
-            found.setdefault("servers", []).append(name)
-        elif kind not in ADAPTERS:
-            found.setdefault("modules", []).extend((kind, "."))
-        elif kind == "gymnasium" and ":" in rest:  # gymnasium:module:ID, whose module registers it
-            found.setdefault("modules", []).extend((rest.partition(":")[0], "."))
-    return found
+        if is_server(name):
+            settings.setdefault("servers", []).append(name)
+        elif module := imported_module(name):
+            settings.setdefault("modules", []).extend((module, "."))
+    return settings
 
 
 def load(name: str, settings: dict[str, Any]) -> Environment:
@@ -75,7 +84,7 @@ def load(name: str, settings: dict[str, Any]) -> Environment:
     kind, _, rest = name.partition(":")
     module, attribute = ADAPTERS.get(kind, (kind, rest))
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        factory = getattr(importlib.import_module(module), attribute)
     except ImportError as exc:
         way_out = "install it beside Streamward, or put it on PYTHONPATH"
         if kind in ADAPTERS:
@@ -85,8 +94,8 @@ def load(name: str, settings: dict[str, Any]) -> Environment:
         raise EpisodeError(f"module {module!r} has no class {attribute!r}", reason="unknown_environment") from exc
     try:
         if kind in ADAPTERS:
-            made: Environment = found(rest, **settings)
-            return made
-        return AdaptedEnvironment(name, found(**settings))
+            environment: Environment = factory(rest, **settings)
+            return environment
+        return AdaptedEnvironment(name, factory(**settings))
     except TypeError as exc:
         raise EpisodeError(f"{name}: settings {sorted(settings)}: {exc}", reason="bad_settings") from exc

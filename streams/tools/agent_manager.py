@@ -27,7 +27,7 @@ from streams.kafka.times import now_ms
 from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
-from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process, told
+from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process, task_for_agent
 from streams.stages.agents.runs.run import AgentPlan, RunWork, run
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import trajectories_url
@@ -180,7 +180,7 @@ class AgentManager:
 
     def _in_thread(self, context: RunContext, _: threading.Event) -> RunEnd:
         try:
-            self._process_one(context.trajectory_id, told(context.task))
+            self._process_one(context.trajectory_id, task_for_agent(context.task))
         except Exception as exc:  # whatever somebody's agent raises
             return RunEnd("failed", f"{type(exc).__name__}: {exc}")
         return RunEnd("completed", "it returned")

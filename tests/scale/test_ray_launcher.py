@@ -150,7 +150,7 @@ def test_without_restarts_a_rank_that_is_lost_ends_all_with_75_and_the_same_comm
         (other,) = [rank for rank in ours() if rank.environ()["RANK"] == "1"]
         other.kill()
         assert train.wait(120) == EXIT_RESTART, said(tmp_path)
-    assert "rank 1 of 2 ended with SIGKILL" in (tmp_path / "train.log").read_text()
+    assert "rank 1 of 2 ended with signal SIGKILL" in (tmp_path / "train.log").read_text()
     write(two, base, range(1, 3))
     with command(cluster, two, tmp_path, "train", "--launcher", "ray", "--steps", "2") as train:
         assert train.wait(START_S) == 0, said(tmp_path)

@@ -116,7 +116,7 @@ def test_a_program_that_fails_is_a_failed_run_with_its_last_words(tmp_path: Path
     assert (tmp_path / "stdout").read_text() == "so far\n"
     killed = ran(tmp_path, "import os; os.kill(os.getpid(), 11)")
     assert (killed.ending, killed.exit_code) == ("failed", -signal.SIGSEGV)
-    assert killed.reason.startswith("killed by SIGSEGV")
+    assert killed.reason.startswith("signal SIGSEGV")
 
 
 def test_a_program_that_hangs_ends_at_its_limit_even_if_it_ignores_sigterm(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_kill_9_of_the_manager_or_of_what_watches_ends_the_program(tmp_path: Pat
     watcher, program = map(int, pid.read_text().split())
     os.kill(watcher, signal.SIGKILL)
     running.join()
-    assert ends == [RunEnd("failed", "what watched over it ended with -9", None)]
+    assert ends == [RunEnd("failed", "the supervisor of the program ended with signal SIGKILL", None)]
     until(lambda: not is_running(program))
 
 

@@ -59,7 +59,7 @@ WITHOUT_TRY = {
     "streams/adapters/signing.py::verify json_text.parse": "its signature was verified: the publisher wrote it",
     "streams/cli/dlq.py::_show json.loads": OWN,
     "streams/engines/rendering/answer_form.py::__str__ json_text.parse": "the gateway read it and wrote it again",
-    "streams/environments/environment_worker.py::_one json.loads": OWN,
+    "streams/environments/environment_worker.py::_answer json.loads": OWN,
     "streams/engines/rendering/answer_form.py::of_schema json_text.parse": "the gateway read it and wrote it again",
     "streams/engines/rendering/chat_template.py::_as_function json_text.parse": CALLER,
     "streams/engines/rendering/chat_template.py::_as_template_wants json_text.parse": CALLER,
@@ -176,7 +176,7 @@ def test_what_is_read_is_never_run() -> None:
     ]
     allowed = {
         "schemas/convert.py::function": "code made of the fields of our own dataclasses",
-        "streams/scorers/scorer_worker.py::_one": "the sandbox's worker unpickles, from its parent",
+        "streams/scorers/scorer_worker.py::_answer": "the sandbox's worker unpickles, from its parent",
     }
     assert found == list(allowed)
 

@@ -170,7 +170,7 @@ def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> 
     [
         ("raises", "exception", "my_scorers:raises raised ZeroDivisionError: by zero"),
         ("quits", "exception", "raised SystemExit: done"),
-        ("leaves", "crashed", "ended its process (exit status 3)"),
+        ("leaves", "crashed", "ended its process (exit code 3)"),
         ("memory", "memory", "needed more than"),
         ("nan", "not_a_number", "gave value nan; a score is a finite number"),
         ("infinite", "not_a_number", "gave component part inf"),

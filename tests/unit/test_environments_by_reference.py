@@ -173,7 +173,7 @@ def test_an_episode_in_a_process_is_the_same_as_in_the_thread_and_its_process_se
     ("action", "reason", "match"),
     [
         ("exit", "exception", "step raised SystemExit"),
-        ("other type", "bad_result", "step: what it gives cannot be stored"),
+        ("other type", "bad_result", "step: its result cannot be stored"),
         ("10 MB", "too_large", "shows more than 1 MiB"),
         ("network", "exception", "environments may not use the network; set environments.network"),
         ("crash", "crashed", r"ended its process \(signal SIGKILL\)"),

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from streams.demo import restarts as module
-from streams.demo.restarts import Processes
+from streams.demo.restarts import RestartedProcesses
 from streams.errors import StreamwardError
 
 FOREVER = """
@@ -32,8 +32,8 @@ def python(code: str) -> list[str]:
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    with Processes(tmp_path / "logs", dict(os.environ), grace_s=5) as children:
+def processes(tmp_path: Path) -> Iterator[RestartedProcesses]:
+    with RestartedProcesses(tmp_path / "logs", dict(os.environ), grace_s=5) as children:
         yield children
 
 
@@ -44,14 +44,14 @@ def until(met: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def happens(processes: Processes, count: int) -> list[str]:
+def happens(processes: RestartedProcesses, count: int) -> list[str]:
     """Return what `check` tells until it has told `count` things."""
     told: list[str] = []
     until(lambda: len(told) >= count or bool(told.extend(processes.check())))
     return told
 
 
-def is_up(processes: Processes, name: str) -> bool:
+def is_up(processes: RestartedProcesses, name: str) -> bool:
     return "up" in processes.log_file(name).read_text()
 
 
@@ -62,7 +62,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_child_that_dies_is_restarted_and_both_are_reported(processes: Processes) -> None:
+def test_a_child_that_dies_is_restarted_and_both_are_reported(processes: RestartedProcesses) -> None:
     processes.start("worker", python(FOREVER))
     first = processes.children["worker"].process
     first.kill()
@@ -74,19 +74,19 @@ def test_a_child_that_dies_is_restarted_and_both_are_reported(processes: Process
     assert second.pid != first.pid and is_running(second.pid)
 
 
-def test_nothing_is_said_while_all_run(processes: Processes) -> None:
+def test_nothing_is_said_while_all_run(processes: RestartedProcesses) -> None:
     processes.start("worker", python(FOREVER))
     assert processes.check() == []
 
 
-def test_what_every_life_of_a_child_printed_is_in_one_file(processes: Processes) -> None:
+def test_what_every_life_of_a_child_printed_is_in_one_file(processes: RestartedProcesses) -> None:
     processes.start("worker", python("import sys; print('out', flush=True); sys.exit('err')"))
     happens(processes, 3)
     assert processes.log_file("worker").read_text().splitlines() == ["out", "err"] * 2
 
 
 def test_the_pause_doubles_and_a_child_that_does_not_stay_up_is_given_up_with_its_last_output(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
+    processes: RestartedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     processes.start("worker", python("print('the disk is full'); raise SystemExit(1)"))
@@ -101,7 +101,7 @@ def test_the_pause_doubles_and_a_child_that_does_not_stay_up_is_given_up_with_it
 
 
 def test_a_child_that_settled_is_given_its_first_chance_again(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
+    processes: RestartedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     processes.start("worker", python(FOREVER))
@@ -114,7 +114,7 @@ def test_a_child_that_settled_is_given_its_first_chance_again(
     assert "restarting it in 0.01 s" in happens(processes, 1)[0]
 
 
-def test_a_child_that_refuses_its_settings_is_not_started_again(processes: Processes) -> None:
+def test_a_child_that_refuses_its_settings_is_not_started_again(processes: RestartedProcesses) -> None:
     processes.start("worker", python("print('no such topic prefix'); raise SystemExit(2)"))
     with pytest.raises(StreamwardError, match=r"exit code 2[\s\S]*no such topic prefix"):
         until(lambda: bool(processes.check()))
@@ -122,7 +122,7 @@ def test_a_child_that_refuses_its_settings_is_not_started_again(processes: Proce
 
 def test_leaving_ends_every_child_by_sigterm_and_waits_for_it(tmp_path: Path) -> None:
     drains = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('drained'))){FOREVER}"
-    with Processes(tmp_path, dict(os.environ)) as processes:
+    with RestartedProcesses(tmp_path, dict(os.environ)) as processes:
         for name in ("one", "two"):
             processes.start(name, python(drains))
         pids = [child.process.pid for child in processes.children.values()]
@@ -132,14 +132,14 @@ def test_leaving_ends_every_child_by_sigterm_and_waits_for_it(tmp_path: Path) ->
 
 
 def test_a_child_that_is_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    with Processes(tmp_path, dict(os.environ), grace_s=0.2) as processes:
+    with RestartedProcesses(tmp_path, dict(os.environ), grace_s=0.2) as processes:
         processes.start("deaf", python(DEAF))
         process = processes.children["deaf"].process
         until(lambda: is_up(processes, "deaf"))
     assert process.returncode == -signal.SIGKILL
 
 
-def test_only_the_children_that_are_named_are_stopped(processes: Processes) -> None:
+def test_only_the_children_that_are_named_are_stopped(processes: RestartedProcesses) -> None:
     for name in ("one", "two"):
         processes.start(name, python(FOREVER))
     processes.stop(["one"])
@@ -147,7 +147,7 @@ def test_only_the_children_that_are_named_are_stopped(processes: Processes) -> N
     assert is_running(processes.children["two"].process.pid)
 
 
-def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(processes: Processes) -> None:
+def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(processes: RestartedProcesses) -> None:
     processes.start("worker", python(FOREVER))
     assert os.getpgid(processes.children["worker"].process.pid) != os.getpgid(0)
 
@@ -155,8 +155,8 @@ def test_ctrl_c_in_the_terminal_reaches_the_parent_alone(processes: Processes) -
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from streams.demo.restarts import Processes
-with Processes(Path(sys.argv[1]), dict(os.environ)) as processes:
+from streams.demo.restarts import RestartedProcesses
+with RestartedProcesses(Path(sys.argv[1]), dict(os.environ)) as processes:
     processes.start("worker", sys.argv[2:])
     print(processes.children["worker"].process.pid, flush=True)
     time.sleep(600)
@@ -172,11 +172,13 @@ def test_the_children_of_a_killed_parent_are_ended_by_the_next_start(tmp_path: P
     parent.kill()
     parent.communicate()
     assert is_running(child)
-    with Processes(tmp_path, dict(os.environ), grace_s=5):
+    with RestartedProcesses(tmp_path, dict(os.environ), grace_s=5):
         until(lambda: not is_running(child))
 
 
-def test_the_list_of_children_is_replaced_whole_since_a_kill_may_come_at_any_moment(processes: Processes) -> None:
+def test_the_list_of_children_is_replaced_whole_since_a_kill_may_come_at_any_moment(
+    processes: RestartedProcesses,
+) -> None:
     # Written in place it could be found cut short, and the next start would neither end the children nor go on.
     processes.start("one", python(FOREVER))
     pids = processes.folder / "pids.json"
@@ -190,14 +192,14 @@ def test_a_stranger_who_got_the_pid_of_an_old_child_is_left_alone(tmp_path: Path
     stranger = subprocess.Popen(python(FOREVER), stdout=subprocess.DEVNULL)
     try:
         (tmp_path / "pids.json").write_text(json.dumps({"worker": [stranger.pid, 1.0]}))
-        with Processes(tmp_path, dict(os.environ)):
+        with RestartedProcesses(tmp_path, dict(os.environ)):
             assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.wait()
 
 
-def test_the_memory_of_a_child_has_that_of_its_own_children_in_it(processes: Processes) -> None:
+def test_the_memory_of_a_child_has_that_of_its_own_children_in_it(processes: RestartedProcesses) -> None:
     big = "import sys; kept = bytearray(60_000_000); print('up', flush=True); sys.stdin.read()"  # ends with its parent
     family = f"import subprocess as s, sys; s.Popen([sys.executable, '-S', '-c', {big!r}], stdin=s.PIPE).wait()"
     processes.start("small", python(FOREVER))
@@ -207,7 +209,7 @@ def test_the_memory_of_a_child_has_that_of_its_own_children_in_it(processes: Pro
     assert 0 < memory["small"] < 60_000_000 < memory["family"]
 
 
-def test_a_child_that_a_run_can_do_without_ends_nothing_when_it_does_not_stay_up(processes: Processes) -> None:
+def test_a_child_that_a_run_can_do_without_ends_nothing_when_it_does_not_stay_up(processes: RestartedProcesses) -> None:
     processes.start("worker", python(FOREVER))
     processes.start("page", python("raise SystemExit(2)"), needed=False)
     (line,) = happens(processes, 1)

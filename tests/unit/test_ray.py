@@ -125,7 +125,7 @@ def test_a_process_has_the_settings_of_the_command_and_none_of_its_node(
     settings = Settings(policy=Policy(name="math"), scoring=JUDGE)
     sent = ray_cluster.work(settings, ["config", "show", "--output", "jsonl"], "warning")
     monkeypatch.setenv("STREAMWARD_POLICY__ROUND_TASKS", "9")
-    with ray_cluster.started(sent, {}) as child:
+    with ray_cluster.child_of(sent, {}) as child:
         assert child.wait(60) == 0
     rows = {row["key"]: row["value"] for row in map(json.loads, capfd.readouterr().out.splitlines())}
     assert (rows["policy.name"], rows["policy.threads"], rows["policy.round_tasks"]) == ("math", 1, 16)
@@ -135,7 +135,7 @@ def test_a_process_has_the_settings_of_the_command_and_none_of_its_node(
 
 def test_a_rank_has_the_variables_of_a_launcher(capfd: pytest.CaptureFixture[str]) -> None:
     sent = ray_cluster.work(Settings(), ["train"], "warning")
-    with ray_cluster.started(sent, {"WORLD_SIZE": "3", "RANK": "0"}) as child:
+    with ray_cluster.child_of(sent, {"WORLD_SIZE": "3", "RANK": "0"}) as child:
         assert child.wait(60) == 2
     assert "WORLD_SIZE is 3, so a launcher started 3 processes" in capfd.readouterr().err
 

@@ -23,12 +23,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from streams.errors import EXIT_RESTART, SettingsError
 from streams.files import Scratch
+from streams.processes.child import ChildProcess, describe_exit
 from streams.processes.signals import end_with_parent
 from streams.settings.model import Settings
 
@@ -102,7 +103,7 @@ def run(command: Sequence[str], processes: int) -> int:
         codes = [rank.poll() for rank in ranks]
     for number, code in enumerate(codes):
         if code is not None and (code < 0 or (number and code)):
-            log.error("rank %d of %d ended with %s; all end with it", number, processes, named(code))
+            log.error("rank %d of %d ended with %s; all end with it", number, processes, describe_exit(code))
     return code_of_all(codes, asked=bool(asked))
 
 
@@ -156,7 +157,7 @@ class RankRun:
 
 
 @contextmanager
-def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[list[ChildProcess]]:
     """Yield the ranks; none is left when the block ends."""
     shared = {
         **os.environ,
@@ -165,12 +166,11 @@ def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[l
         MEET: f"file://{folder / 'meet'}",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo"),
     }
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[ChildProcess] = []
     try:
         for rank in range(processes):
             env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            # its own session: the terminal's Ctrl-C is for the launcher
-            children.append(subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True))
+            children.append(ChildProcess(command, env=env, stdin=subprocess.PIPE))
         yield children
     finally:
         for child in children:
@@ -181,7 +181,7 @@ def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[l
 
 
 @contextmanager
-def _forwarded(first: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+def _forwarded(first: ChildProcess) -> Iterator[list[int]]:
     """Forward SIGTERM and Ctrl-C to rank 0 as SIGTERM; a second Ctrl-C ends this process, and with it all ranks.
 
     Yields the signals that came.
@@ -192,8 +192,7 @@ def _forwarded(first: subprocess.Popen[bytes]) -> Iterator[list[int]]:
         asked.append(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with suppress(OSError):
-            first.send_signal(signal.SIGTERM)
+        first.terminate()
 
     before = {sign: signal.signal(sign, ask) for sign in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -203,12 +202,7 @@ def _forwarded(first: subprocess.Popen[bytes]) -> Iterator[list[int]]:
             signal.signal(sign, handler)
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+def _wait(children: Sequence[ChildProcess], seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until and any(child.poll() is None for child in children):
         time.sleep(LOOK_EVERY_S)
-
-
-def named(code: int) -> str:
-    """Return how a process ended; a negative code is a signal's number."""
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

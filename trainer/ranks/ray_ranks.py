@@ -19,10 +19,9 @@ import logging
 import os
 import socket
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from subprocess import Popen, TimeoutExpired
 from threading import Event
 from typing import Any
 
@@ -34,9 +33,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from streams.errors import EXIT_RESTART, ClusterError
 from streams.files import Scratch
+from streams.processes.child import describe_exit
 from streams.settings.model import Ray
-from streams.worker.ray.ray_cluster import NodeCommand, Room, ask_to_end, no_room, room_for, started
-from trainer.ranks.launch import HOME_S, RankRun, named
+from streams.worker.ray.ray_cluster import NodeCommand, Room, child_of, no_room, room_for
+from trainer.ranks.launch import HOME_S, RankRun
 from trainer.step.model import LIBRARIES
 
 LOOK_EVERY_S = 0.5
@@ -153,17 +153,12 @@ def _rank(work: NodeCommand, between: Any) -> None:
         "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
     }
     ray.get(between.began.remote(rank))
-    with started(work, variables) as child:
+    with child_of(work, variables) as child:
         while child.poll() is None and ray.get(between.code.remote()) is None:
             if rank == 0 and ray.get(between.is_asked.remote()):
-                ask_to_end(child)
-            _wait(child, LOOK_EVERY_S)
-        _wait(child, HOME_S)
+                child.terminate()
+            child.wait_at_most(LOOK_EVERY_S)
+        child.wait_at_most(HOME_S)
     code = child.returncode
     if ray.get(between.ended.remote(rank, code)) is None and code != 0:
-        raise RankLost(f"rank {rank} of {size} ended with {named(code)}; all end with it")
-
-
-def _wait(child: Popen[bytes], seconds: float) -> None:
-    with suppress(TimeoutExpired):
-        child.wait(seconds)
+        raise RankLost(f"rank {rank} of {size} ended with {describe_exit(code)}; all end with it")

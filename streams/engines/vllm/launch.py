@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import httpx
 
 from streams.engines.base_model import folder_of
 from streams.errors import SettingsError, StreamwardError
+from streams.processes.child import ChildProcess, last_lines
 from streams.settings.model import Settings
 
 ENV_PYTHON = "VLLM_PYTHON"
@@ -32,6 +33,8 @@ BASE = "base"
 MODULE = "vllm.entrypoints.openai.api_server"
 START_S = 300.0
 """Until it answers; half a minute for a small model on a CPU."""
+QUOTED_LINES = 30
+"""Lines of its output that an error quotes."""
 
 
 def python_with_vllm() -> Path:
@@ -93,21 +96,23 @@ def server_for(settings: Settings) -> list[str]:
     return command(python_with_vllm(), folder_of(settings.model.base), port, rank=settings.trainer.lora_rank)
 
 
-def wait_until_up(
-    url: str, has_ended: Callable[[], bool], said: Callable[[], str], stop: threading.Event | None = None
-) -> None:
+def wait_until_up(url: str, server: ChildProcess, log: Path, stop: threading.Event | None = None) -> None:
     """Return once the server at `url` answers, or `stop` is set.
 
-    Raises StreamwardError with what it said if it ends, or takes longer than START_S.
+    Raises StreamwardError with the end of its log if it ends, or takes longer than START_S.
     """
     stop = stop or threading.Event()
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        if has_ended():
-            raise StreamwardError(f"vLLM at {url} ended while it started; its last words:\n{said()}")
+        if server.poll() is not None:
+            raise StreamwardError(f"vLLM at {url} ended while it started; {_end_of(log)}")
         with suppress(httpx.HTTPError):
             if httpx.get(f"{url}/health", timeout=5).status_code == 200:
                 return
         if stop.wait(0.5):
             return
-    raise StreamwardError(f"vLLM at {url} does not answer after {START_S:g} s; its last words:\n{said()}")
+    raise StreamwardError(f"vLLM at {url} does not answer after {START_S:g} s; {_end_of(log)}")
+
+
+def _end_of(log: Path) -> str:
+    return "\n".join(["the end of its output:", *last_lines(log, QUOTED_LINES)])

@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 from schemas import json_text
 from schemas.events import Message
 from streams.environments.protocol import Action, EpisodeError, Shown, StepResult
-from streams.scorers.sandbox import MAX_ANSWER_BYTES
+from streams.processes.worker_pipe import MAX_ANSWER_BYTES
 
 TOO_BIG = 1009
 """What a WebSocket is closed with for a message over the limit (RFC 6455, section 7.4.1)."""

@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,7 @@ from confluent_kafka.admin import AdminClient
 from streams.errors import LogError, RefusedError
 from streams.kafka.node import class_archive, config as node, formatting, jvm
 from streams.kafka.node.config import Node
+from streams.processes.child import ChildProcess, signal_and_wait
 from streams.settings.model import Broker
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ for a moment, and the kernel may take some time to release its lock."""
 ARCHIVING_S = 120.0
 """What a node gets to write the archive of classes when it ends: it takes five seconds, and on very busy cores over
 half a minute. Kafka has stopped before, so a kill loses no record, but the next node has to write the archive again."""
+KILLED_S = 10.0
+"""How long a killed node may take to be gone."""
 MAIN_CLASS = "kafka.Kafka"
 CONFIG_FILE = "server.properties"
 LOG_FILE = "server.log"
@@ -145,17 +149,14 @@ def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
     if running is None:
         return False
     patience_s = timeout_s + (ARCHIVING_S if class_archive.is_written_by(_command(running.pid)) else 0.0)
-    for sign, limit_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 10.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(running.pid, sign)
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            if not _is_node(running.pid, running.data_dir):
-                (class_archive.keep if sign == signal.SIGTERM else class_archive.drop)(running.data_dir)
-                return True
-            time.sleep(0.02)
-        if sign == signal.SIGTERM:
-            logger.warning("%s: node %d has not ended in %g s; killing it", running.data_dir, running.pid, limit_s)
+    is_running = partial(_is_node, running.pid, running.data_dir)
+    if signal_and_wait(running.pid, signal.SIGTERM, is_running, patience_s):
+        class_archive.keep(running.data_dir)
+        return True
+    logger.warning("%s: node %d has not ended in %g s; killing it", running.data_dir, running.pid, patience_s)
+    if signal_and_wait(running.pid, signal.SIGKILL, is_running, KILLED_S):
+        class_archive.drop(running.data_dir)
+        return True
     raise LogError(
         f"{running.data_dir}: node {running.pid} does not end, not even after SIGKILL; see what it waits for"
     )
@@ -392,9 +393,7 @@ def _last_words(log: Path) -> str:
 @contextlib.contextmanager
 def _leash(data_dir: Path) -> Iterator[None]:
     """Stop the folder's node if this process dies: a helper waits for the end of a pipe."""
-    helper = subprocess.Popen(
-        [sys.executable, "-c", _LEASH, str(data_dir)], stdin=subprocess.PIPE, start_new_session=True
-    )
+    helper = ChildProcess([sys.executable, "-c", _LEASH, str(data_dir)], stdin=subprocess.PIPE)
     try:
         yield
     finally:

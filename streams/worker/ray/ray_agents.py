@@ -18,7 +18,7 @@ from typing import Any
 
 from streams.errors import EXIT_RESTART, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Ray
-from streams.worker.ray.ray_cluster import NodeCommand, Room, ask_to_end, room_for, started
+from streams.worker.ray.ray_cluster import NodeCommand, Room, child_of, room_for
 
 FINAL = (0, SettingsError.exit_code, NotFoundError.exit_code, RefusedError.exit_code)
 """Exit codes of an agent that would end the same way again."""
@@ -43,10 +43,10 @@ class RayAgent:
         """Run the agent until it ends, and return its exit code. Raises AgentLost if it is to be started again."""
         if self._asked.is_set():
             return 0
-        with started(self._work, {}) as child:
+        with child_of(self._work, {}) as child:
             while child.poll() is None:
                 if self._asked.wait(LOOK_EVERY_S):
-                    ask_to_end(child)
+                    child.terminate()
                     child.wait()
         code = child.returncode
         if self._asked.is_set() and code < 0:

@@ -2,7 +2,7 @@
 
     RAY_ADDRESS, or the cluster of this machine ──► joined ──► room_for: a placement group, or an error after ray.wait_s
                                                                   │ each place: our folder, packages as here?
-    settings, whatever their source ──► variables ──► started: a child of a Ray worker, ends with it ◄──┘
+    settings, whatever their source ──► variables ──► child_of: a child of a Ray worker, ends with it ◄──┘
 
 What runs is the command that a user would type, in a process of its own: Ray's workers run functions in threads and
 have loaded libraries of their own. Settings are those of the command, secrets included, and no file or variable of a
@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
 from streams.errors import ClusterError, SettingsError
+from streams.processes.child import ChildProcess
 from streams.processes.signals import WITH_PARENT
 from streams.settings.load import ENV_PREFIX, to_env
 from streams.settings.model import Settings
@@ -103,26 +103,19 @@ def work(settings: Settings, words: Sequence[str], log_level: str) -> NodeComman
 
 
 @contextmanager
-def started(work: NodeCommand, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run it as a child of this process, with `more` variables; it ends with the block, and with this process."""
+def child_of(work: NodeCommand, variables: Mapping[str, str]) -> Iterator[ChildProcess]:
+    """Run it as a child of this process, with more `variables`; it ends with the block, and with this process."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    with subprocess.Popen(
+    with ChildProcess(
         [sys.executable, "-m", "streams.cli", "--log-level", work.log_level, *shlex.split(work.command)],
-        env={**env, **work.variables, **more, WITH_PARENT: "1"},
+        env={**env, **work.variables, **variables, WITH_PARENT: "1"},
         cwd=work.folder,
         stdin=subprocess.PIPE,
-        start_new_session=True,
     ) as child:
         try:
             yield child
         finally:
             child.kill()
-
-
-def ask_to_end(child: subprocess.Popen[bytes]) -> None:
-    """Ask a child to finish what it does, if it runs."""
-    with suppress(OSError):
-        child.send_signal(signal.SIGTERM)
 
 
 @contextmanager

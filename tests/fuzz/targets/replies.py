@@ -58,26 +58,27 @@ def registry(folder: Path) -> Check:
 def sandbox(folder: Path) -> Check:
     """What a scorer's process writes is a verdict, or a ScoreError. A line is a frame, unless the first is no JSON."""
     import os
-    import subprocess
+    import struct
 
     from schemas.events import derive_id
-    from streams.scorers.sandbox import _ScorerProcess
-    from streams.scorers.scorer_worker import FRAME
+    from streams.processes.child import ChildProcess
+    from streams.scorers.sandbox import SCORER, ScorerProcess
 
-    over = subprocess.Popen(["true"])
+    over = ChildProcess(["true"])
     over.wait()
     name = derive_id("a scorer")
 
     def check(data: bytes) -> str | None:
-        frames = [FRAME.pack(len(line)) + line for line in data.splitlines()]
+        frames = [struct.pack(">I", len(line)) + line for line in data.splitlines()]
         said = (b"".join(frames) if data[:1] in b"{[" else data)[:PIPE_BYTES]
         ours, theirs = os.pipe()
         inbox = os.open(os.devnull, os.O_WRONLY)
         try:
             os.write(theirs, said)
             os.close(theirs)
-            process = object.__new__(_ScorerProcess)  # one that said all this, and ended
-            process.served, process._process, process._in, process._out = 0, over, inbox, ours
+            process = object.__new__(ScorerProcess)  # one that said all this, and ended
+            process.scores, process._kind, process._process = 0, SCORER, over
+            process._in, process._out = inbox, ours
             verdict = process.score(name, "r", b"request", 1.0)
         finally:
             os.close(ours)

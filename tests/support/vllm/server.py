@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from streams.engines.vllm.launch import command, environment, free_port, python_with_vllm, wait_until_up
 from streams.errors import SettingsError
+from streams.processes.child import ChildProcess
 from tests import skips
 
 
@@ -30,22 +30,18 @@ def vllm_server(python: Path, model: Path, log: Path, *options: str, port: int |
     port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     with log.open("ab") as output:
-        process = subprocess.Popen(
+        process = ChildProcess(
             command(python, model, port, rank=16, options=options),
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,
         )
     try:
-        wait_until_up(url, lambda: process.poll() is not None, lambda: log.read_text(errors="replace")[-3000:])
+        wait_until_up(url, process, log)
         yield url
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its engine is a process of its own
+        process.signal_group(signal.SIGTERM)
+        process.wait_at_most(30)
+        process.signal_group(signal.SIGKILL)  # its engine is a process of its own
         process.wait()

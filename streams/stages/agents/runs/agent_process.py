@@ -7,21 +7,21 @@ where the manager was started are made absolute, and Python finds that folder's 
 is in a terminal. Its task is in task.json, which is its stdin, too; the last message of the user is in
 STREAMWARD_PROMPT, unless it is longer than a variable may be. What its answer is checked against is in neither.
 
-Exit code 0 is a completed run. Whatever else happens to the program is the end of its run and of nothing else.
+Exit code 0 is a completed run. A program that fails in any way ends its run and nothing else.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import selectors
+import select
 import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,16 +33,21 @@ from pydantic import SecretStr
 from schemas.events import Ending, Task
 from streams.errors import SettingsError
 from streams.output import json_line
+from streams.processes.child import ChildProcess, describe_exit
 from streams.stages.agents.runs import supervisor
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
 LOOK_S = 0.1
+ROOT = Path(supervisor.__file__).parents[4]
+START_SUPERVISOR = (
+    "import sys; sys.path.append(sys.argv[1]); from streams.stages.agents.runs.supervisor import main; main()"
+)
 TASK = "task.json"
 MAX_VARIABLE = 100_000
 """Bytes of a variable: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)."""
-TOLD = ("task_id", "policy", "purpose", "scenario", "max_turns", "thread", "metadata")
-"""Fields of its task that an agent is told, beside what it is asked and the tools it has."""
+TASK_FIELDS = ("task_id", "policy", "purpose", "scenario", "max_turns", "thread", "metadata")
+"""Fields of its task that an agent gets, besides its messages and tools."""
 NO_KEY = "none"
 """What clients send as their key if the environment has none: they refuse to begin without one."""
 
@@ -70,7 +75,7 @@ class AgentProcess:
             words = shlex.split(command)
         except ValueError as exc:
             raise SettingsError(f"the command {command!r} is no command line: {exc}") from None
-        return cls(command=_found(words), **limits)  # type: ignore[arg-type]
+        return cls(command=_absolute(words), **limits)  # type: ignore[arg-type]
 
     @classmethod
     def from_entry_point(cls, name: str, **limits: float) -> AgentProcess:
@@ -97,12 +102,12 @@ class RunContext(NamedTuple):
 
 
 def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -> RunEnd:
-    """Run the program to its end, which `stop` and the time limit hasten. Nothing of it runs any more then.
+    """Run the program until it ends, `stop` is set or its time is up; then no process of it is left.
 
     Raises OSError if the folder cannot be written.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / TASK).write_text(json_line(told(run.task)) + "\n", encoding="utf-8")
+    (run.folder / TASK).write_text(json_line(task_for_agent(run.task)) + "\n", encoding="utf-8")
     order = {
         "command": process.command,
         "env": _environment(process, run),
@@ -112,35 +117,24 @@ def run_process(process: AgentProcess, run: RunContext, stop: threading.Event) -
         "output_bytes": process.output_bytes,
         "folder_bytes": process.folder_bytes,
     }
-    supervised = subprocess.Popen(
-        [sys.executable, "-I", "-S", supervisor.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # the terminal's Ctrl-C is for the manager
-    )
+    command = [sys.executable, "-I", "-S", "-c", START_SUPERVISOR, str(ROOT)]
+    with ChildProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        line = _supervise(child, json.dumps(order).encode() + b"\n", stop)
     try:
-        said = _ended(supervised, json.dumps(order).encode() + b"\n", stop)
-    finally:
-        for pipe in (supervised.stdin, supervised.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-        supervised.wait()
-    try:
-        end = json.loads(said)
+        end = json.loads(line)
         return RunEnd(cast(Ending, end["ending"]), end["reason"], end["exit_code"])
-    except (ValueError, RecursionError):  # it was killed itself
+    except (ValueError, RecursionError):  # the supervisor was killed
         _kill_run(run.trajectory_id)
-        return RunEnd("failed", f"what watched over it ended with {supervised.returncode}")
+        return RunEnd("failed", f"the supervisor of the program ended with {describe_exit(child.returncode)}")
 
 
-def told(task: Task) -> dict[str, Any]:
-    """Return what an agent is told of its task, as chat clients send it; not the right answer, nor who rewards it."""
+def task_for_agent(task: Task) -> dict[str, Any]:
+    """Return what an agent gets of its task, in the format of chat clients: neither the right answer nor the scorer."""
     return {
         "prompt": prompt_of(task),
         "messages": [message_of(message) for message in task.messages],
         "tools": [tool_of(tool) for tool in task.tools],
-        **{name: getattr(task, name) for name in TOLD},
+        **{name: getattr(task, name) for name in TASK_FIELDS},
     }
 
 
@@ -149,31 +143,31 @@ def prompt_of(task: Task) -> str:
     return next((message.content for message in reversed(task.messages) if message.role == "user"), "")
 
 
-def _found(words: list[str]) -> tuple[str, ...]:
+def _absolute(words: list[str]) -> tuple[str, ...]:
     """Return the words of a command with the files they name made absolute. Raises SettingsError."""
     if not words:
         raise SettingsError('the command is empty; give one, e.g. --command "python my_agent.py"')
     program = shutil.which(words[0])
     if program is None:
         raise SettingsError(f"there is no program {words[0]!r} that can be run here; give its path, or see PATH")
-    here = (os.path.abspath(word) if os.path.exists(word) else word for word in words[1:])
-    return (os.path.abspath(program), *here)
+    arguments = (os.path.abspath(word) if os.path.exists(word) else word for word in words[1:])
+    return (os.path.abspath(program), *arguments)
 
 
 def _environment(process: AgentProcess, run: RunContext) -> dict[str, str]:
     """Return the program's environment: the server for clients of either kind, and which run it is.
 
     The settings of this process are not in it: they may hold passwords of the log. The server's key is, as the key of
-    either client: whoever reads the program's environment may call the server.
+    either client: a process that can read the program's environment may call the server.
     """
     prompt = prompt_of(run.task)
     fits = len(prompt.encode()) <= MAX_VARIABLE and "\0" not in prompt
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
-    own = None if run.key is None else run.key.get_secret_value()
-    keys = {name: own or mine.get(name, NO_KEY) for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
-    python_path = os.pathsep.join(part for part in (os.getcwd(), mine.get("PYTHONPATH", "")) if part)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")}
+    server_key = None if run.key is None else run.key.get_secret_value()
+    keys = {name: server_key or inherited.get(name, NO_KEY) for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")}
+    python_path = os.pathsep.join(part for part in (os.getcwd(), inherited.get("PYTHONPATH", "")) if part)
     return {
-        **mine,
+        **inherited,
         **keys,
         "PYTHONPATH": python_path,
         **process.env,
@@ -187,40 +181,45 @@ def _environment(process: AgentProcess, run: RunContext) -> dict[str, str]:
     }
 
 
-def _ended(supervised: subprocess.Popen[bytes], order: bytes, stop: threading.Event) -> bytes:
-    """Return what the supervisor says at the end. Once `stop` is set its stdin is closed: it ends the program."""
-    orders, answers = cast(IO[bytes], supervised.stdin), cast(IO[bytes], supervised.stdout)
-    said = b""
-    with suppress(BrokenPipeError):
-        orders.write(order)
-        orders.flush()
-    with selectors.DefaultSelector() as ready:
-        ready.register(answers, selectors.EVENT_READ)
+def _supervise(child: ChildProcess, order: bytes, stop: threading.Event) -> bytes:
+    """Return what the supervisor prints at the end. Once `stop` is set its stdin is closed: it ends the program."""
+    orders, answers = cast(IO[bytes], child.stdin), cast(IO[bytes], child.stdout)
+    output = b""
+    try:
+        with suppress(BrokenPipeError):
+            orders.write(order)
+            orders.flush()
         while True:
-            if stop.is_set() and not orders.closed:
-                with suppress(BrokenPipeError):
-                    orders.close()
-            if ready.select(LOOK_S):
-                part = os.read(answers.fileno(), 1 << 16)
-                if not part:
-                    return said
-                said += part
+            if stop.is_set():
+                _close(orders)
+            if select.select([answers], [], [], LOOK_S)[0]:
+                chunk = os.read(answers.fileno(), 1 << 16)
+                if not chunk:
+                    return output
+                output += chunk
+    finally:
+        _close(orders)
+
+
+def _close(orders: IO[bytes]) -> None:
+    with suppress(BrokenPipeError):  # the supervisor was killed, perhaps before it read its order
+        orders.close()
 
 
 def _kill_run(trajectory_id: str) -> None:
-    """Kill what carries the mark of this run, for when its supervisor was killed."""
-    until = time.monotonic() + 5
-    while time.monotonic() < until and (left := list(filter(_marked(trajectory_id), psutil.process_iter()))):
-        for process in left:
+    """Kill the processes with this run in their environment, after its supervisor was killed."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        processes = [process for process in psutil.process_iter() if _is_of_run(process, trajectory_id)]
+        if not processes:
+            return
+        for process in processes:
             with suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, timeout=1)
+        psutil.wait_procs(processes, timeout=1)
 
 
-def _marked(trajectory_id: str) -> Callable[[psutil.Process], bool]:
-    def is_of_run(process: psutil.Process) -> bool:
-        with suppress(psutil.Error, OSError):
-            return bool(process.environ().get("STREAMWARD_TRAJECTORY_ID") == trajectory_id)
-        return False
-
-    return is_of_run
+def _is_of_run(process: psutil.Process, trajectory_id: str) -> bool:
+    with suppress(psutil.Error, OSError):
+        return bool(process.environ().get("STREAMWARD_TRAJECTORY_ID") == trajectory_id)
+    return False

@@ -1,10 +1,12 @@
-"""Run one command to its end, and leave nothing of it behind. The standard library alone: it starts in milliseconds.
+"""Run one command to its end, and leave nothing of it behind.
 
     stdin: the order, a line of JSON ──► the command, in a session of its own ──► stdout: how it ended, a line of JSON
-           then open while whoever asked lives and wants it ──► its end, kill -9 included, ends the command
+           then open while the parent lives and wants the run ──► its end, kill -9 included, ends the command
 
-On Linux whatever the command leaves behind, in a session of its own or not, becomes a child of this process
-(prctl(2), PR_SET_CHILD_SUBREAPER) and is killed before the line is printed. Elsewhere only its process group is.
+On Linux every process that the command leaves behind, in whichever session, becomes a child of this process (prctl(2),
+PR_SET_CHILD_SUBREAPER) and is killed before the line is printed. Elsewhere only its process group is.
+
+It imports the standard library and streams/processes/child.py, and so starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from streams.processes.child import ChildProcess, describe_exit
+
 CHILD_SUBREAPER, PARENT_DEATH_SIGNAL = 36, 1
 """Options of prctl(2)."""
 CHUNK = 1 << 16
@@ -34,21 +38,20 @@ QUOTED = 300
 class KeptOutput:
     """One stream of the command, kept in a file up to a limit; the rest is read and thrown away."""
 
-    def __init__(self, pipe: IO[bytes], path: Path, most: int) -> None:
-        self.pipe, self.most, self.seen = pipe, most, 0
+    def __init__(self, pipe: IO[bytes], path: Path, limit: int) -> None:
+        self.pipe, self.limit, self.size = pipe, limit, 0
         self._file = path.open("ab", buffering=0)
         self._tail = b""
 
     def take(self) -> bool:
-        """Read what is there. Return whether there may be more."""
-        part = os.read(self.pipe.fileno(), CHUNK)
-        kept = part[: max(0, self.most - self.seen)]
-        self._file.write(kept)
-        if self.seen <= self.most < self.seen + len(part):
-            self._file.write(f"\n[more than {self.most} bytes: the rest is left out]\n".encode())
-        self.seen += len(part)
-        self._tail = (self._tail + part)[-4 * QUOTED :]
-        return bool(part)
+        """Read a chunk. Return False at the end of the stream."""
+        chunk = os.read(self.pipe.fileno(), CHUNK)
+        self._file.write(chunk[: max(0, self.limit - self.size)])
+        if self.size <= self.limit < self.size + len(chunk):
+            self._file.write(f"\n[more than {self.limit} bytes: the rest is left out]\n".encode())
+        self.size += len(chunk)
+        self._tail = (self._tail + chunk)[-4 * QUOTED :]
+        return bool(chunk)
 
     @property
     def last_line(self) -> str:
@@ -66,21 +69,20 @@ def main() -> None:
         ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1, 0, 0, 0)
     sys.stdout.write(json.dumps(_run(order)))
     sys.stdout.flush()
-    os._exit(0)  # threads and pipes of nobody are left
+    os._exit(0)
 
 
 def _run(order: dict[str, Any]) -> dict[str, Any]:
     folder = Path(order["folder"])
     try:
-        with (folder / "task.json").open("rb") as given:
-            child = subprocess.Popen(
+        with (folder / "task.json").open("rb") as task:
+            child = ChildProcess(
                 order["command"],
-                stdin=given,
+                stdin=task,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 cwd=folder,
                 env=order["env"],
-                start_new_session=True,
                 preexec_fn=_die_with_parent(),
             )
     except OSError as exc:
@@ -89,34 +91,35 @@ def _run(order: dict[str, Any]) -> dict[str, Any]:
     outputs = [
         KeptOutput(pipe, folder / name, order["output_bytes"]) for name, pipe in pipes.items() if pipe is not None
     ]
-    cut = _watch(child, outputs, folder, order)
-    if cut is not None:
+    limit = _watch(child, outputs, folder, order)
+    if limit is not None:
         _end(child, outputs, order["grace_s"])
     _kill_all(child)
     _drain(outputs)
-    if cut is not None:
-        return _ending(*cut, child.returncode)
+    if limit is not None:
+        return _ending(*limit, child.returncode)
     if child.returncode == 0:
         return _ending("completed", "exit code 0", 0)
-    said = outputs[1].last_line
-    return _ending("failed", _named(child.returncode) + (f": {said}" if said else ""), child.returncode)
+    last_line = outputs[1].last_line
+    reason = describe_exit(child.returncode) + (f": {last_line}" if last_line else "")
+    return _ending("failed", reason, child.returncode)
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """Return what runs in the child before its program: kill -9 of this process is its end, too."""
+    """Return a function for the child to call before its program starts: kill -9 of this process then ends it, too."""
     library = ctypes.CDLL(None)
 
-    def ask() -> None:
+    def die_with_parent() -> None:
         with contextlib.suppress(AttributeError):
             library.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
-    return ask
+    return die_with_parent
 
 
 def _watch(
-    child: subprocess.Popen[bytes], outputs: list[KeptOutput], folder: Path, order: dict[str, Any]
+    child: ChildProcess, outputs: list[KeptOutput], folder: Path, order: dict[str, Any]
 ) -> tuple[str, str] | None:
-    """Wait until the command has ended; return its ending and the reason if it has to be ended instead."""
+    """Wait until the command has ended; if it has to be ended instead, return the ending and the reason."""
     until = time.monotonic() + order["time_limit_s"]
     looks = 0
     with selectors.DefaultSelector() as ready:
@@ -142,7 +145,7 @@ def _watch(
 
 
 def _bytes_in(folder: Path, enough: int) -> int:
-    """Return how many bytes the files of a folder take, counted until there are more than `enough`."""
+    """Return the size of the files in a folder; counting stops above `enough`."""
     total, folders = 0, [os.fspath(folder)]
     while folders and total <= enough:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
@@ -155,20 +158,18 @@ def _bytes_in(folder: Path, enough: int) -> int:
     return total
 
 
-def _end(child: subprocess.Popen[bytes], outputs: list[KeptOutput], grace_s: float) -> None:
+def _end(child: ChildProcess, outputs: list[KeptOutput], grace_s: float) -> None:
     """Ask the command and its process group to end, and give it some time to."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGTERM)
+    child.signal_group(signal.SIGTERM)
     until = time.monotonic() + grace_s
     while child.poll() is None and time.monotonic() < until:
         _drain(outputs)
         time.sleep(0.02)
 
 
-def _kill_all(child: subprocess.Popen[bytes]) -> None:
-    """Kill what is left: the process group, and whatever became a child of this process, until there is none."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
+def _kill_all(child: ChildProcess) -> None:
+    """Kill the rest: the process group, and every process that became a child of this one, until there is none."""
+    child.signal_group(signal.SIGKILL)
     child.wait()
     while True:
         for pid in _children():
@@ -191,7 +192,7 @@ def _children() -> list[int]:
 
 
 def _drain(outputs: list[KeptOutput]) -> None:
-    """Keep what was printed and not read yet, without waiting for more."""
+    """Keep the output that was not read yet, without waiting for more."""
     with selectors.DefaultSelector() as ready:
         for output in outputs:
             ready.register(output.pipe, selectors.EVENT_READ, output)
@@ -201,18 +202,5 @@ def _drain(outputs: list[KeptOutput]) -> None:
                     ready.unregister(key.data.pipe)
 
 
-def _named(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
 def _ending(ending: str, reason: str, code: int | None) -> dict[str, Any]:
     return {"ending": ending, "reason": reason, "exit_code": code}
-
-
-if __name__ == "__main__":
-    main()
