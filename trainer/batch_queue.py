@@ -17,7 +17,7 @@ from typing import NamedTuple
 import confluent_kafka as ck
 
 from schemas.events import Batch, Coordinates
-from streams.adapters.followed import FollowedAdapters
+from streams.adapters.follower import AdapterFollower
 from streams.kafka.consumer import GroupConsumer
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition, partition_of
@@ -63,7 +63,7 @@ class WaitingBatches:
         self, settings: Settings, producer: Producer, outage: BrokerOutage, on_lost: Callable[[set[int]], None]
     ) -> None:
         self._settings, self._producer, self._on_lost = settings, producer, on_lost
-        self.adapters = FollowedAdapters(settings, outage)
+        self.adapters = AdapterFollower(settings, outage, settings.fleet.serves)
         self._of: dict[str, dict[int, WaitingBatch]] = {}
         self._read: dict[TopicPartition, int] = {}
         """The next offset of each partition that is ours."""

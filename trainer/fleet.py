@@ -144,7 +144,9 @@ class TrainerFleet:
         own = self._settings.policy.model_copy(update={"name": policy})
         settings = self._settings.model_copy(update={"policy": own})
         folder = stack.enter_context(checkpoint.hold(settings.trainer.checkpoints, policy))
-        self._waiting.adapters.follow(self._waiting.partition(policy))  # whoever held it before announces nothing more
+        self._waiting.adapters.catch_up(
+            self._waiting.partition(policy)
+        )  # whoever held it before announces nothing more
         versions = self._waiting.adapters.of(policy).versions
         base = versions[max(versions)].base_digest
         if base not in (None, self._learner.base_digest):

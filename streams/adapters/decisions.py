@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from schemas.events import AdapterEvent, AdapterKind, Coordinates, derive_id
 from streams.adapters import versions as adapters
 from streams.adapters.serving import SWAPS, TRANSITIONS, refusal
-from streams.adapters.versions import AdapterState
+from streams.adapters.versions import AdapterFold, AdapterState
 from streams.errors import NotFoundError, RefusedError
 from streams.kafka.admin import offsets
 from streams.kafka.producer import Producer
@@ -96,14 +96,14 @@ def read_history(settings: Settings, policy: str) -> AdapterHistory:
 
 def follow(settings: Settings, history: AdapterHistory, end: int) -> AdapterHistory:
     """Return `history` with the records up to, and without, offset `end`."""
-    state, events, trained = history.state, list(history.events), dict(history.trained)
+    after, events, trained = AdapterFold(history.state), list(history.events), dict(history.trained)
     for record in read(settings, {history.tp: history.next}, {history.tp: end}):
         event = record.decode(AdapterEvent)
-        if isinstance(event, AdapterEvent) and event.policy == state.policy:
-            state = adapters.fold(state, event)
+        if isinstance(event, AdapterEvent) and event.policy == history.state.policy:
             events.append((record.at, event))
-            if event.kind == "trained" and event.version in state.versions:
-                trained.setdefault(event.version, (record.at, event))
+            if after.take(event) and event.kind == "trained":
+                trained[event.version] = (record.at, event)
+    state = after.state()
     return replace(history, state=state, next=max(history.next, end), events=tuple(events), trained=trained)
 
 

@@ -12,12 +12,13 @@ No Kafka, no clock, no weights. Each agent finds out for itself what it cannot l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from schemas.events import AdapterEvent, Task
-from streams.adapters import serving, versions as adapters
+from schemas.events import AdapterEvent, Coordinates, Task
+from streams.adapters import serving
 from streams.adapters.serving import Serving, Status
+from streams.adapters.versions import AdapterFold, empty, fold
 
 BASE = 0
 """The version that needs no files."""
@@ -28,15 +29,25 @@ class VersionRouter:
 
     def __init__(self, policy: str) -> None:
         """Start before anything was trained."""
-        self.adapters = adapters.empty(policy)
+        self.adapters = empty(policy)
         self.unusable: set[int] = set()
         """Versions whose adapter could not be loaded. They are not tried again before a restart."""
         self.unreachable: set[int] = set()
         """Candidates that the store does not return at the moment."""
+        self.trained_at: dict[int, Coordinates] = {}
+        """The place of the event that made each version."""
 
     def take(self, event: AdapterEvent) -> None:
-        """Take in an adapter event; see `adapters.fold`."""
-        self.adapters = adapters.fold(self.adapters, event)
+        """Take in an adapter event whose place in the log does not matter; see `take_all`."""
+        self.adapters = fold(self.adapters, event)
+
+    def take_all(self, events: Iterable[tuple[AdapterEvent, Coordinates]]) -> None:
+        """Take in adapter events with their places in the log."""
+        after = AdapterFold(self.adapters)
+        for event, at in events:
+            if after.take(event) and event.kind == "trained":
+                self.trained_at[event.version] = at
+        self.adapters = after.state()
 
     @property
     def primary(self) -> int:

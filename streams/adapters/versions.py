@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from schemas.conventions import trained_elsewhere
 from schemas.events import AdapterEvent, AdapterFile, Outcome, TuningMethod, Verdict
 from schemas.serde import Poison
-from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step
+from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step_in_place
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
 from streams.kafka.retry import BrokerOutage
@@ -96,16 +96,23 @@ class AdapterState:
         return newest(self.serving)
 
     @property
+    def newest_base(self) -> str | None:
+        """The digest of the base model of the newest version; None if it is not known."""
+        return self.versions[self.newest].base_digest
+
+    @property
     def strays(self) -> dict[int, RefusedEvent]:
         """By version, the first refused `trained` of each that does not exist: somebody forged it."""
-        refused = (one for one in reversed(self.refused) if one.event.kind == "trained")
-        return {one.event.version: one for one in refused if one.event.version not in self.versions}
+        claims = (refused for refused in reversed(self.refused) if refused.event.kind == "trained")
+        return {claim.event.version: claim for claim in claims if claim.event.version not in self.versions}
 
     def primary_without(self, unusable: Container[int]) -> int:
         """Return the primary, or the newest one before it that has files and is not unusable; else the base model."""
         statuses = self.serving.statuses
-        usable = (one for one in reversed(self.primaries) if one not in unusable and statuses.get(one) != "retired")
-        return next(usable, 0)
+        for version in reversed(self.primaries):
+            if version not in unusable and statuses.get(version) != "retired":
+                return version
+        return 0
 
 
 def manifest_digest(files: Iterable[AdapterFile]) -> str:
@@ -119,43 +126,77 @@ def empty(policy: str) -> AdapterState:
     return AdapterState(policy=policy, versions={0: Version(version=0, status="primary")})
 
 
-def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
-    """Return the state after `event`. A repeated event changes nothing; one against the rules is only listed."""
-    if event.policy != state.policy or _known(state, event):
-        return state
-    if event.kind in DECISIONS:
-        if event.event_id in state.decided:
-            return state
-        state = replace(state, decided=state.decided | {event.event_id})
-    reason = refusal(event, state.serving)
-    if reason is not None:
-        return replace(state, refused=(*state.refused, RefusedEvent(event=event, reason=reason)))
-    serving = step(state.serving, event)
-    statuses = serving.statuses
-    versions = {
-        number: replace(version, status=statuses[number]) if version.status != statuses[number] else version
-        for number, version in state.versions.items()
-    }
-    versions[event.version] = _described(versions.get(event.version), event, statuses[event.version])
-    return replace(
-        state,
-        versions=versions,
-        serving=serving,
-        primaries=_primaries(state.primaries, event),
-    )
+class AdapterFold:
+    """A state that takes in many events: its tables are copied once, not with each event."""
 
+    def __init__(self, state: AdapterState) -> None:
+        """Begin after everything that led to `state`."""
+        self._before, self._changed = state, False
+        self._versions, self._statuses = dict(state.versions), dict(state.serving.statuses)
+        self._serving, self._primaries = state.serving, list(state.primaries)
+        self._refused, self._decided = list(state.refused), set(state.decided)
 
-def _known(state: AdapterState, event: AdapterEvent) -> bool:
-    """Whether this is a second `trained` or `evaluated`: the first one counts, and a second is no mistake."""
-    version = state.versions.get(event.version)
-    if version is None:
-        return False
-    if event.kind == "trained":
+    def take(self, event: AdapterEvent) -> bool:
+        """Return whether an event took effect. A repeated one changes nothing; one against the rules is only listed."""
+        if event.policy != self._before.policy or self._is_known(event):
+            return False
+        self._changed = True
+        if event.kind in DECISIONS:
+            self._decided.add(event.event_id)
+        reason = refusal(event, self._serving)
+        if reason is not None:
+            self._refused.append(RefusedEvent(event=event, reason=reason))
+            return False
+        before, statuses = self._serving, self._statuses
+        self._serving = step_in_place(before, event, statuses)
+        for number in (before.primary, before.candidate):
+            if number is not None and self._versions[number].status != statuses[number]:
+                self._versions[number] = replace(self._versions[number], status=statuses[number])
+        version = self._versions.get(event.version)
+        if version is None:
+            self._versions[event.version] = version_of(event, statuses[event.version])
+        else:
+            self._versions[event.version] = _next_version(version, event, statuses[event.version])
+        _move_primary(self._primaries, event)
         return True
-    return event.kind == "evaluated" and (event.suite or "") in version.evaluated
+
+    def state(self) -> AdapterState:
+        """Return the state after all events; it is the last thing that this fold does."""
+        if not self._changed:
+            return self._before
+        return AdapterState(
+            policy=self._before.policy,
+            versions=self._versions,
+            serving=self._serving,
+            primaries=tuple(self._primaries),
+            refused=tuple(self._refused),
+            decided=frozenset(self._decided),
+        )
+
+    def _is_known(self, event: AdapterEvent) -> bool:
+        """Whether this is a second copy: of each decision, `trained` and `evaluated` the first counts."""
+        if event.kind in DECISIONS:
+            return event.event_id in self._decided
+        version = self._versions.get(event.version)
+        if version is None:
+            return False
+        return event.kind == "trained" or (event.kind == "evaluated" and (event.suite or "") in version.evaluated)
 
 
-def made_by(event: AdapterEvent, status: Status = "trained") -> Version:
+def fold(state: AdapterState, event: AdapterEvent) -> AdapterState:
+    """Return the state after `event`; `state` itself if it changes nothing."""
+    return fold_all(state, (event,))
+
+
+def fold_all(state: AdapterState, events: Iterable[AdapterEvent]) -> AdapterState:
+    """Return the state after `events`; `state` itself if they change nothing."""
+    after = AdapterFold(state)
+    for event in events:
+        after.take(event)
+    return after.state()
+
+
+def version_of(event: AdapterEvent, status: Status = "trained") -> Version:
     """Return the version that a `trained` event makes."""
     return Version(
         version=event.version,
@@ -173,9 +214,9 @@ def made_by(event: AdapterEvent, status: Status = "trained") -> Version:
     )
 
 
-def _described(version: Version | None, event: AdapterEvent, status: Status) -> Version:
-    if version is None:
-        return made_by(event, status)
+def _next_version(version: Version, event: AdapterEvent, status: Status) -> Version:
+    """Return a version after an event that names it."""
+    version = replace(version, status=status)
     if event.kind == "evaluated":
         suite = event.suite or ""
         return replace(
@@ -188,18 +229,15 @@ def _described(version: Version | None, event: AdapterEvent, status: Status) -> 
             verdict=event.verdict or "ask", reason=event.reason, suite=event.suite, against=event.expected_version
         )
         return replace(version, judged=judged)
-    if event.kind in SWAPS:
-        return replace(version, promoted_at=event.created_at)
-    return version
+    return replace(version, promoted_at=event.created_at) if event.kind in SWAPS else version
 
 
-def _primaries(primaries: tuple[int, ...], event: AdapterEvent) -> tuple[int, ...]:
-    if event.kind == "promoted":
-        return (*primaries, event.version)
+def _move_primary(primaries: list[int], event: AdapterEvent) -> None:
+    """Change the versions that were primary, oldest first, as `event` does."""
     if event.kind == "rolled_back":
-        kept = primaries[:-1]
-        return kept if kept and kept[-1] == event.version else (*kept, event.version)
-    return primaries
+        primaries.pop()
+    if event.kind in SWAPS and (event.kind == "promoted" or primaries[-1:] != [event.version]):
+        primaries.append(event.version)
 
 
 def read_state(settings: Settings, policy: str, outage: BrokerOutage | None = None) -> AdapterState:
@@ -208,10 +246,7 @@ def read_state(settings: Settings, policy: str, outage: BrokerOutage | None = No
     Raises NotFoundError if there is no such topic, LogError if the broker does not answer; with `outage` StoppedReading
     once the process should stop.
     """
-    state = empty(policy)
     partition = partition_of(policy, settings.topics.policy_partitions)
-    for record in read_topic(settings, "adapters", partition=partition, outage=outage):
-        event = record.decode(AdapterEvent)
-        if not isinstance(event, Poison):
-            state = fold(state, event)
-    return state
+    records = read_topic(settings, "adapters", partition=partition, outage=outage)
+    decoded = (record.decode(AdapterEvent) for record in records)
+    return fold_all(empty(policy), (event for event in decoded if not isinstance(event, Poison)))

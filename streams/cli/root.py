@@ -392,11 +392,11 @@ def policy(call: AppContext, ctx: click.Context, fleet: bool, on: str | None, re
         begin(call, f"policy agent of {whose} ({call.settings.policy.engine})", "tasks")
         with importing():
             from streams.engines.build import import_libraries
-            from streams.stages.policy import agent, fleet as agents
+            from streams.stages.policy import agent
 
             import_libraries(call.settings)
 
-        (agents if fleet else agent).run(call.settings, stop=stop)
+        agent.run(call.settings, stop=stop, fleet=fleet)
 
 
 @cli.command()

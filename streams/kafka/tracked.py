@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from schemas.serde import Poison
 from streams.kafka.client import POLL_S
@@ -36,34 +35,6 @@ class TakenRecord:
     def partition(self) -> TopicPartition:
         """Where it was read."""
         return (self.record.at.topic, self.record.at.partition)
-
-
-class RecordSource(Protocol):
-    """What a stage works through: a `TrackedConsumer`, or one policy's share of it."""
-
-    set_aside: int
-    """How many open records do not count towards the limit, as the reader holds no more than where they are."""
-
-    def poll(self, timeout_s: float = POLL_S) -> list[TakenRecord]:
-        """Return new records; each is open until `done`."""
-
-    def take_assigned(self) -> set[TopicPartition]:
-        """Return the partitions assigned since the last call, less those that are lost again."""
-
-    def next_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the commits of partitions that are ours, without asking the broker."""
-
-    def owns(self, taken: TakenRecord) -> bool:
-        """Whether the partition has been ours ever since this record was read."""
-
-    def done(self, taken: TakenRecord) -> None:
-        """Mark a record as done."""
-
-    def skip(self, taken: TakenRecord, poison: Poison) -> None:
-        """Mark a record that cannot be decoded as done."""
-
-    def dead_letter(self, record: Record, reason: str, error: str) -> None:
-        """Write a dead letter for a record."""
 
 
 class TrackedConsumer:

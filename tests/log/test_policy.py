@@ -32,7 +32,7 @@ from schemas.events import (
 from schemas.serde import encode
 from streams.adapters import store
 from streams.adapters.admission import held_back
-from streams.adapters.admission.state import PolicyState
+from streams.adapters.admission.state import PolicyLog
 from streams.adapters.versions import read_state
 from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest
@@ -354,7 +354,7 @@ def test_an_agent_that_should_stop_while_it_starts_reads_no_further(settings: Se
     stop = threading.Event()
     stop.set()
     with pytest.raises(StoppedReading, match="adapters is read"):
-        PolicyState(settings, BrokerOutage(settings.kafka, stop))
+        PolicyLog(settings, BrokerOutage(settings.kafka, stop), "p")
 
 
 def test_a_pinned_task_is_answered_by_its_version_whatever_is_in_force(settings: Settings, tmp_path: Path) -> None:

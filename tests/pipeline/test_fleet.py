@@ -30,7 +30,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
 from streams.settings.model import Fleet, Model, Settings
-from streams.stages.policy.fleet import PolicyFleet
+from streams.stages.policy.agent import PolicyAgent
 from tests.support.factories import task
 from tests.support.models.tiny import sampled_logps
 from tests.support.models.tiny_log import manifests_of, settings_in, write
@@ -245,7 +245,7 @@ def test_policies_that_wait_are_sampled_in_one_round_and_each_answer_is_its_own_
         return len(read(settings, Response)) == 2 * TASKS * len(POLICIES)
 
     try:
-        with PolicyFleet(settings, engine, outage) as made:
+        with PolicyAgent(settings, engine, outage, fleet=True) as made:
             until(answered, "every answer")
         found = [response for _, response in read(settings, Response)]
         for one in found:

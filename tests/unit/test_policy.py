@@ -286,7 +286,7 @@ SECOND_OF_THREE = Serving({0: "superseded", 1: "superseded", 2: "primary"}, prim
 def chosen(
     tasks: Sequence[WaitingTask], *, now: Serving = BASE_ALONE, room: int = 100, most: int = 4
 ) -> tuple[int, list[int]] | None:
-    found = choose(tasks, version_for=partial(route, now), room=lambda _: room, most=most)
+    found = choose(tasks, version_for=partial(route, now), room=lambda _: room, limit=most)
     return None if found is None else (found.version, [one.at.offset for one in found.tasks])
 
 
@@ -368,7 +368,7 @@ def test_train_tasks_of_which_some_are_answered_now_and_then_do_not_wait(caplog:
     agent = HeldBack(VersionRouter("p"), full(cut=2), clock=lambda: next(seconds))
     with caplog.at_level("INFO", "streamward.policy"):
         for _ in range(8):
-            agent.answered([waiting(0, purpose="train")])
+            agent.note_answered([waiting(0, purpose="train")])
             agent.look([waiting(1, purpose="train"), waiting(2, purpose="eval")])
     assert caplog.records == []
 
@@ -398,7 +398,7 @@ def test_long_and_short_answers_are_not_decoded_together() -> None:
 
 
 def test_nothing_waits_so_nothing_is_chosen() -> None:
-    assert choose([], version_for=lambda _: 0, room=lambda _: 1, most=1) is None
+    assert choose([], version_for=lambda _: 0, room=lambda _: 1, limit=1) is None
     assert SamplingBatch(0, ()).tasks == ()
 
 
@@ -427,7 +427,7 @@ def test_neither_arm_starves_however_fast_tasks_come(share: float, most: int, ch
     chance.shuffle(queue)
     came = backlog
     for _ in range(200):
-        found = choose(queue, version_for=partial(route, now), room=lambda _: 100, most=most)
+        found = choose(queue, version_for=partial(route, now), room=lambda _: 100, limit=most)
         assert found is not None
         assert {answers(now, one.task.task_id) for one in found.tasks} == {found.version}
         assert found.tasks[0] == min(queue, key=lambda one: one.arrival)
@@ -442,7 +442,7 @@ def test_neither_arm_starves_however_fast_tasks_come(share: float, most: int, ch
 def test_an_arm_that_has_no_room_leaves_the_round_to_the_other() -> None:
     tasks = [replace(waiting(n), arrival=n) for n in range(20)]
     for full in (0, 1):
-        found = choose(tasks, version_for=partial(route, canary(0.5)), room=lambda v, f=full: 9 * (v != f), most=4)
+        found = choose(tasks, version_for=partial(route, canary(0.5)), room=lambda v, f=full: 9 * (v != f), limit=4)
         assert found is not None and found.version == 1 - full
 
 

@@ -28,7 +28,7 @@ from schemas.conventions import trained_elsewhere
 from schemas.events import AdapterEvent, Batch, Coordinates
 from schemas.serde import Poison
 from streams.adapters.store import manifest_of
-from streams.adapters.versions import made_by
+from streams.adapters.versions import version_of
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka.history import History
@@ -312,6 +312,6 @@ class _Reproduction:
         if self._newest is not None:
             learner.restore(*self._newest)
         elif self._plan.brought is not None:
-            imports.begin(used, self._plan.policy, learner, made_by(self._plan.brought))
+            imports.begin(used, self._plan.policy, learner, version_of(self._plan.brought))
         self._learner, self._learner_is_of = learner, (used, threads)
         return learner

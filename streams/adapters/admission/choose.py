@@ -43,9 +43,9 @@ def choose(
     *,
     version_for: Callable[[Task], int | None],
     room: Callable[[int], int],
-    most: int,
+    limit: int,
 ) -> SamplingBatch | None:
-    """Return the next round of at most `most` tasks, or None if nothing may start.
+    """Return the next round of at most `limit` tasks, or None if nothing may start.
 
     The first task that may start decides version and length: the tasks of a round share both, since a round takes as
     long as its longest answer. `eval` and `serve` go before `train`, each in order of arrival, so every version and
@@ -55,7 +55,7 @@ def choose(
     first: tuple[int, int] | None = None
     chosen: list[WaitingTask] = []
     places: dict[int, int] = {}
-    for candidate in sorted(waiting, key=lambda one: (not one.urgent, one.arrival)):
+    for candidate in sorted(waiting, key=lambda task: (not task.urgent, task.arrival)):
         length = candidate.task.sampling.max_tokens
         if first is not None and length != first[1]:
             continue
@@ -69,6 +69,6 @@ def choose(
                 continue
         first = (version, length)
         chosen.append(candidate)
-        if len(chosen) == most:
+        if len(chosen) == limit:
             break
     return None if first is None else SamplingBatch(first[0], tuple(chosen))

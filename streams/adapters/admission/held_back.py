@@ -1,4 +1,4 @@
-"""What train tasks that are held back wait for, in words, and since when.
+"""Say in words what train tasks wait for while they are held back, and since when.
 
 versions, admission ──► room ──► may one more start?      ──► waits_for ──► what must happen first
 waiting tasks ──► HeldBack.look ──► every minute one line: how many, for how long, for what
@@ -40,8 +40,8 @@ def waits_for(router: VersionRouter, admission: Admission, version: int) -> str 
     if room(router, admission, version) > 0:
         return None
     if (batches := admission.sequence - newest) > 0:
-        some = f"batch {newest} is" if batches == 1 else f"batches {newest} to {newest + batches - 1} are"
-        return f"the trainer: {some} cut and not trained (`streamward train`)"
+        cut = f"batch {newest} is" if batches == 1 else f"batches {newest} to {newest + batches - 1} are"
+        return f"the trainer: {cut} cut and not trained (`streamward train`)"
     if version < newest:
         return f"version {newest} to serve: it is trained, and version {version} answers (`streamward rollout status`)"
     if admission.in_flight:
@@ -63,9 +63,9 @@ class HeldBack:
         self._since: float | None = None
         self._next = 0.0
 
-    def answered(self, tasks: Iterable[WaitingTask]) -> None:
+    def note_answered(self, tasks: Iterable[WaitingTask]) -> None:
         """Note that these tasks were answered: train tasks among them did not wait in vain."""
-        if not all(one.urgent for one in tasks):
+        if not all(waiting.urgent for waiting in tasks):
             self._since = None
 
     def look(self, waiting: Iterable[WaitingTask], *, others: int = 0) -> None:
@@ -73,17 +73,18 @@ class HeldBack:
         now = self._clock()
         if self._since is not None and now < self._next:
             return
-        held = [one for one in waiting if not one.urgent]
-        if not held:
+        train = [task for task in waiting if not task.urgent]
+        if not train:
             self._since = None
             return
         self._next = now + SAY_EVERY_S
         if self._since is None:
             self._since = now
             return
-        if (what := self._waits_for(min(held, key=lambda one: one.arrival))) is not None:
+        reason = self._waits_for(min(train, key=lambda task: task.arrival))
+        if reason is not None:
             minutes = (now - self._since) / 60
-            log.info("%d train tasks wait, for %.0f min now, for %s", len(held) + others, minutes, what)
+            log.info("%d train tasks wait, for %.0f min now, for %s", len(train) + others, minutes, reason)
 
     def _waits_for(self, oldest: WaitingTask) -> str | None:
         version = route(self._router.serving, oldest.task)

@@ -1,8 +1,8 @@
 """The tasks that wait for an answer.
 
-    tasks ──► another's? answered already? ──► waiting ──► answered
-                            │                     └──► dropped: its deadline has passed, or its group is out
-                            └──► set aside: a train task, of which many wait; read again when there is room
+    TaskReader ──► PolicyTasks ──► answered already? ──► waiting ──► answered
+                                       │                    └──► dropped: its deadline has passed, or its group is out
+                                       └──► set aside: a train task, of which many wait; read again when there is room
 
 A task that is delivered again while it waits, or after it was answered, is skipped: by this agent, or by one before it
 (its answers are in the log then). So are answers that nobody could use. A `serve` task is never dropped: somebody may
@@ -29,12 +29,13 @@ from schemas.conventions import deadline_ms
 from schemas.events import Coordinates, Task
 from streams.adapters.admission.admission import RecentTasks
 from streams.adapters.admission.choose import WaitingTask
-from streams.adapters.admission.state import PolicyState
+from streams.adapters.admission.state import PolicyLog
+from streams.adapters.admission.task_reader import PolicyTasks
 from streams.kafka import times
 from streams.kafka.reader import fetch
-from streams.kafka.retry import BrokerOutage
-from streams.kafka.tracked import RecordSource, TakenRecord
+from streams.kafka.tracked import TakenRecord
 from streams.observability import catalog
+from streams.observability.metrics import Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 
@@ -50,16 +51,17 @@ class TaskQueue:
     def __init__(
         self,
         settings: Settings,
-        consumer: RecordSource,
-        state: PolicyState,
-        outage: BrokerOutage,
+        tasks: PolicyTasks,
+        log: PolicyLog,
+        meter: Meter,
         tracer: Tracer = NO_TRACER,
         *,
-        agent: str | None = None,
+        stage: Literal["policy", "agents"] = "policy",
     ) -> None:
-        """Take the tasks that name `agent`; None: those that the policy answers without one."""
-        self._settings, self._consumer, self._state, self._outage = settings, consumer, state, outage
-        self._meter, self._tracer, self._agent = outage.meter, tracer, agent
+        """Take `tasks` of the policy in the settings, of which `log` knows the state; `stage` answers them."""
+        self._settings, self._tasks, self._consumer, self._log = settings, tasks, tasks.consumer, log
+        self._state = log.state(settings.policy.name)
+        self._meter, self._tracer, self._stage = meter, tracer, stage
         self._arrivals = count()
         self._waiting: dict[Coordinates, WaitingTask] = {}
         self._taken: dict[Coordinates, TakenRecord] = {}
@@ -76,37 +78,36 @@ class TaskQueue:
     @property
     def waiting(self) -> list[WaitingTask]:
         """Those that may be answered now, in no order."""
-        return [one for at, one in self._waiting.items() if at not in self._begun]
+        return [waiting for at, waiting in self._waiting.items() if at not in self._begun]
 
     @property
     def set_aside(self) -> int:
-        """How many train tasks wait beside those."""
+        """How many train tasks wait in addition, without being held in memory."""
         return len(self._aside)
 
     def oldest_ms(self) -> int | None:
         """Return the timestamp of the oldest task that waits and is not begun; None without one."""
-        waiting = [self._taken[one.at] for one in self.waiting]
-        return min((one.record.timestamp_ms for one in (*waiting, *self._aside)), default=None)
+        waiting = [self._taken[waiting.at] for waiting in self.waiting]
+        return min((taken.record.timestamp_ms for taken in (*waiting, *self._aside)), default=None)
 
-    def __contains__(self, one: WaitingTask) -> bool:
+    def __contains__(self, waiting: WaitingTask) -> bool:
         """Whether a task is ours and has no answer yet; not once its partition was lost."""
-        return self._waiting.get(one.at) is one
+        return self._waiting.get(waiting.at) is waiting
 
-    def begin(self, one: WaitingTask) -> None:
+    def begin(self, waiting: WaitingTask) -> None:
         """Take a task that is answered from now on."""
-        self._begun.add(one.at)
+        self._begun.add(waiting.at)
 
-    def read(self, wait_s: float) -> None:
-        """Take in new tasks, waiting at most `wait_s` for the first; let go of partitions that were lost."""
-        taken = self._consumer.poll(wait_s)
-        for at in [at for at, one in self._taken.items() if not self._consumer.owns(one)]:
+    def read(self) -> None:
+        """Take in the tasks that came; let go of partitions that were lost."""
+        for at in [at for at, taken in self._taken.items() if not self._consumer.owns(taken)]:
             self._forget(at)
         self._look_up_answered()
         self._take_set_aside()
-        for one in taken:
-            if self._consumer.owns(one):
-                self._take(one)
-        self._consumer.set_aside = self.set_aside
+        for taken, task in self._tasks.take_arrived():
+            if self._consumer.owns(taken):
+                self._take(taken, task)
+        self._tasks.set_aside = self.set_aside
 
     def sweep(self) -> None:
         """Drop what is overtaken, once every SWEEP_S."""
@@ -120,55 +121,55 @@ class TaskQueue:
     def drop_overtaken(self, candidates: Iterable[WaitingTask]) -> bool:
         """Drop those whose answers could not count any more; their groups say why. Return whether there were any."""
         before = len(self)
-        for one in candidates:
-            if (reason := self.why_overtaken(one)) is not None:
-                why = "its deadline has passed" if reason == "too_late" else "its group is out already"
-                log.info("%s: task %s is not sampled: %s", one.at, one.task.task_id, why)
-                self._meter.add(catalog.DROPS, "policy" if self._agent is None else "agents", reason)
-                self._done(one)
+        for waiting in candidates:
+            if (reason := self.why_overtaken(waiting)) is not None:
+                sentence = "its deadline has passed" if reason == "too_late" else "its group is out already"
+                log.info("%s: task %s is not sampled: %s", waiting.at, waiting.task.task_id, sentence)
+                self._meter.add(catalog.DROPS, self._stage, reason)
+                self._finish(waiting)
         return len(self) < before
 
-    def why_overtaken(self, one: WaitingTask) -> Literal["too_late", "group_is_out"] | None:
+    def why_overtaken(self, waiting: WaitingTask) -> Literal["too_late", "group_is_out"] | None:
         """Return why answers to a task could not count any more, or None if they could."""
-        if one.task.purpose == "serve":
+        if waiting.task.purpose == "serve":
             return None
-        if one.deadline_ms is not None and one.deadline_ms < times.now_ms():
+        if waiting.deadline_ms is not None and waiting.deadline_ms < times.now_ms():
             return "too_late"
-        return "group_is_out" if self._state.admission.is_out(one.task.task_id) else None
+        return "group_is_out" if self._state.admission.is_out(waiting.task.task_id) else None
 
-    def answered(self, one: WaitingTask) -> None:
+    def finish_answered(self, waiting: WaitingTask) -> None:
         """Mark a task as answered: its responses were handed to the producer."""
-        self._answered[one.at.partition].add(one.task.task_id)
-        self._done(one)
+        self._answered[waiting.at.partition].add(waiting.task.task_id)
+        self._finish(waiting)
 
     def _look_up_answered(self) -> None:
         """Find out what is answered already in the partitions that were just assigned."""
-        partitions = self._consumer.take_assigned()
+        partitions = [partition for _, partition in self._tasks.take_assigned()]
         if not partitions:
             return
-        committed = self._consumer.next_offsets(partitions)
-        self._state.poll()
-        found = self._state.answered(committed, now_ms=times.now_ms())
-        self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in found.items()}
-        self._aside = deque(one for one in self._aside if self._consumer.owns(one))
+        answered = self._log.answered(self._settings.policy.name, partitions)
+        self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in answered.items()}
+        self._aside = deque(taken for taken in self._aside if self._consumer.owns(taken))
 
     def _take_set_aside(self) -> None:
         """Take in the oldest tasks that were set aside, once half of the room for them is free."""
         if not self._aside or self._train > self._most_train // 2:
             return
-        some = [self._aside.popleft() for _ in range(min(len(self._aside), self._most_train - self._train))]
-        some = [one for one in some if self._consumer.owns(one)]
-        records = fetch(self._settings, [one.record.at for one in some], outage=self._outage)
-        for one in some:
-            self._take(replace(one, record=records[one.record.at]), again=True)
+        oldest = [self._aside.popleft() for _ in range(min(len(self._aside), self._most_train - self._train))]
+        oldest = [taken for taken in oldest if self._consumer.owns(taken)]
+        records = fetch(self._settings, [taken.record.at for taken in oldest], outage=self._log.outage)
+        for taken in oldest:
+            record = records[taken.record.at]
+            task = record.decode_placed(Task, self._settings.topics.partitions)
+            if isinstance(task, serde.Poison):
+                self._consumer.skip(taken, task)
+            else:
+                self._take(replace(taken, record=record), task, again=True)
 
-    def _take(self, taken: TakenRecord, *, again: bool = False) -> None:
+    def _take(self, taken: TakenRecord, task: Task, *, again: bool = False) -> None:
         record = taken.record
-        task = record.decode_placed(Task, self._settings.topics.partitions)
-        if isinstance(task, serde.Poison):
-            self._consumer.skip(taken, task)
-        elif not self._is_ours(task) or self._is_repeated(task, record.at.partition):
-            self._consumer.done(taken)
+        if task.task_id in self._ids or task.task_id in self._answered[record.at.partition]:
+            self._consumer.done(taken)  # one id is one task, in one partition
         elif task.purpose == "train" and not again and (self._aside or self._train >= self._most_train):
             self._aside.append(replace(taken, record=record._replace(payload=None, headers=())))
         else:
@@ -179,20 +180,13 @@ class TaskQueue:
             self._ids.add(task.task_id)
             self._waiting[record.at] = WaitingTask(task, record.at, until_ms, next(self._arrivals), trace)
 
-    def _is_ours(self, task: Task) -> bool:
-        return task.policy == self._settings.policy.name and task.agent == self._agent
-
-    def _is_repeated(self, task: Task, partition: int) -> bool:
-        """Whether this task waits already, or has its answer: one id is one task, in one partition."""
-        return task.task_id in self._ids or task.task_id in self._answered[partition]
-
-    def _done(self, one: WaitingTask) -> None:
-        self._consumer.done(self._taken[one.at])
-        self._forget(one.at)
+    def _finish(self, waiting: WaitingTask) -> None:
+        self._consumer.done(self._taken[waiting.at])
+        self._forget(waiting.at)
 
     def _forget(self, at: Coordinates) -> None:
-        one = self._waiting.pop(at)
+        waiting = self._waiting.pop(at)
         self._begun.discard(at)
-        self._train -= not one.urgent
-        self._ids.discard(one.task.task_id)
+        self._train -= not waiting.urgent
+        self._ids.discard(waiting.task.task_id)
         del self._taken[at]

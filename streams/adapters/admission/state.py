@@ -1,8 +1,8 @@
-"""What an agent knows of its policy from the log.
+"""What an agent knows of its policies from the log.
 
-    adapters, batches, groups ──► PolicyLog ──► PolicyFold of each policy ──► PolicyState: which version serves,
-    responses [of the agent's partitions] ──► look_up ──► samplings ─────────────┘  how many tasks may start, and which
-                                                                                    need no answer any more
+    adapters ──► AdapterFollower ──► which version answers ──┐
+    batches, groups ──► Admission ──► how many tasks may start ──┴─► PolicyState of each policy ◄── PolicyLog
+    responses [of the agent's partitions] ──► look_up ──► answered: tasks that need no answer any more
 
 A PolicyLog follows one policy, or for a fleet all of them, with one client. The first three topics are keyed by policy,
 so one partition of each holds everything about one. Adapters and batches are read from the start, groups from the first
@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
-from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response
+from schemas.events import AdvantagedGroup, Batch, Event, Response
 from schemas.serde import Poison
 from streams.adapters.admission.admission import Admission
+from streams.adapters.follower import AdapterFollower
 from streams.adapters.router import VersionRouter
 from streams.kafka.admin import offsets, offsets_at
-from streams.kafka.client import POLL_S
-from streams.kafka.reader import PartitionReader, read
+from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
@@ -33,13 +33,6 @@ log = logging.getLogger("streamward.policy")
 
 E = TypeVar("E", bound=Event)
 
-_EVENTS: Mapping[str, type[AdapterEvent] | type[Batch] | type[AdvantagedGroup]] = {
-    "adapters": AdapterEvent,
-    "batches": Batch,
-    "groups": AdvantagedGroup,
-}
-LABELS = tuple(_EVENTS)
-"""The topics that are folded, in this order: what groups matter depends on the batches."""
 GROUPS_READ = 20_000
 """Most groups of a partition that are read at the start for all policies."""
 
@@ -49,16 +42,13 @@ CLOCK_SKEW_MS = 60_000
 """How far the clocks of the writers of tasks and responses may differ when the log is searched by time."""
 
 
-class PolicyFold:
-    """What the log says of one policy: who serves, and what is sampled and trained. No clock, no I/O."""
+class PolicyState:
+    """What the log says of one policy: which version answers, and what is sampled and trained. No clock, no I/O."""
 
-    def __init__(self, policy: str, rule: Batches) -> None:
-        """Start before anything was sampled or trained."""
-        self._policy, self._rule = policy, rule
-        self.router = VersionRouter(policy)
+    def __init__(self, router: VersionRouter, rule: Batches) -> None:
+        """Start before anything was sampled or trained; `router` is kept up to date by an AdapterFollower."""
+        self.router, self._rule = router, rule
         self.admission = Admission(rule)
-        self.trained_at: dict[int, Coordinates] = {}
-        """Coordinates of the `trained` event of each version."""
         self._last_group: dict[int, int] = {}  # batch sequence -> offset of its last group
 
     @property
@@ -71,31 +61,14 @@ class PolicyFold:
         """The offset of the first group that a batch to come may hold."""
         return self._last_group.get(self.oldest_useful - 1, -1) + 1
 
-    def take(self, event: Event, record: Record) -> None:
-        """Take in an event of this policy, and the record that has it."""
-        match event:
-            case AdapterEvent():
-                self._on_adapter(event, record)
-            case Batch():
-                self.admission.batch(event)
-                self._last_group[event.sequence] = max(event.groups_offsets, default=-1)
-                self._last_group.pop(self.oldest_useful - 2, None)
-            case AdvantagedGroup():
-                self.admission.group(event, record.at.offset)
-
-    def _on_adapter(self, event: AdapterEvent, record: Record) -> None:
-        before = self.router.serving
-        self.router.take(event)
-        after = self.router.serving
-        if event.kind == "trained" and event.version in self.router.statuses:
-            self.trained_at.setdefault(event.version, record.at)
-        if after.primary != before.primary:
-            what = "%s: version %d is primary now, version %d was"
-            log.info(what, self._policy, after.primary, before.primary, extra=record.log_extra)
-        if (after.candidate, after.share) != (before.candidate, before.share):
-            who = "no version" if after.candidate is None else f"version {after.candidate}"
-            what = "%s: %s is the candidate now, for %g of the tasks"
-            log.info(what, self._policy, who, after.share, extra=record.log_extra)
+    def take(self, event: Batch | AdvantagedGroup, offset: int) -> None:
+        """Take in an event of this policy, and where its topic has it."""
+        if isinstance(event, AdvantagedGroup):
+            self.admission.group(event, offset)
+            return
+        self.admission.batch(event)
+        self._last_group[event.sequence] = max(event.groups_offsets, default=-1)
+        self._last_group.pop(self.oldest_useful - 2, None)
 
 
 class PolicyLog:
@@ -103,40 +76,38 @@ class PolicyLog:
 
     def __init__(self, settings: Settings, outage: BrokerOutage, policy: str | None = None) -> None:
         """Read the log, of `policy` or of every one. Raises NotFoundError if a topic is missing, LogError as `read`."""
-        self._settings, self._outage, self._policy = settings, outage, policy
-        self._folds: dict[str, PolicyFold] = {}
+        self._settings, self.outage, self._is_fleet = settings, outage, policy is None
+        self._serves: Callable[[str], bool] = settings.fleet.serves if policy is None else policy.__eq__
+        self._adapters = AdapterFollower(settings, outage, self._serves)
+        self._states: dict[str, PolicyState] = {}
         self._samplings: dict[int, list[CompleteSampling]] = {}  # by partition
         named = topics(settings.topics)
-        self._labels = {named[label].name: label for label in LABELS}
-        self._polled = time.monotonic()
-        bounds = offsets(settings, LABELS)
+        self._events = {named["batches"].name: Batch, named["groups"].name: AdvantagedGroup}
+        everywhere = range(settings.topics.policy_partitions)
+        partitions = everywhere if policy is None else [self._partition(policy)]
+        bounds = self.outage.ask(lambda: offsets(settings, ("batches", "groups")), "to where topics end")
+        bounds = {tp: bound for tp, bound in bounds.items() if tp[1] in partitions}
+        newer = self._adapters.assign(partitions, {tp: end for tp, (_, end) in bounds.items()})
         if policy is not None:
-            self.of(policy)
-            bounds = {tp: bound for tp, bound in bounds.items() if tp[1] == self._partition(policy)}
-        for label in LABELS:
-            some = {tp: bound for tp, bound in bounds.items() if tp[0] == named[label].name}
-            starts = {
-                tp: self._groups_from(tp, *bound) if label == "groups" else bound[0] for tp, bound in some.items()
-            }
-            for record in read(settings, starts, {tp: end for tp, (_, end) in some.items()}, outage=outage):
+            self.state(policy)
+        for topic in self._events:  # batches first: what groups matter depends on them
+            ends = {tp: end for tp, (_, end) in bounds.items() if tp[0] == topic}
+            starts = {tp: self._first_offset(tp, *bounds[tp]) for tp in ends}
+            for record in read(settings, starts, ends, outage=outage):
                 self._take(record)
-        self._reader = PartitionReader(settings, {tp: end for tp, (_, end) in bounds.items()})
+        for record in newer:
+            self._take(record)
+        self._polled = time.monotonic()
 
     def close(self) -> None:
         """Close the client."""
-        self._reader.__exit__()
+        self._adapters.close()
 
-    def of(self, policy: str) -> PolicyFold:
-        """Return the fold of a policy."""
-        if policy not in self._folds:
-            self._folds[policy] = PolicyFold(policy, self._settings.batches)
-        return self._folds[policy]
-
-    def poll(self, timeout_s: float = 0.0) -> None:
-        """Take in new records."""
-        for record in self._reader.poll(timeout_s=timeout_s):
-            self._take(record)
-        self._polled = time.monotonic()
+    def state(self, policy: str) -> PolicyState:
+        """Return what the log says of a policy."""
+        if policy not in self._states:
+            self._states[policy] = PolicyState(self._adapters.router(policy), self._settings.batches)
+        return self._states[policy]
 
     def follow(self) -> None:
         """Take in new records; after a pause, at least every adapter event in the log by now.
@@ -144,108 +115,73 @@ class PolicyLog:
         librdkafka keeps fetching while a round is decoded, but not in a frozen process, nor while the broker is
         unreachable. What it has fetched may be out of date then, so the broker is asked where the log ends.
         """
-        if time.monotonic() - self._polled > PAUSE_S:
-            bounds = self._outage.ask(lambda: offsets(self._settings, ["adapters"]), "to where a topic ends")
-            ends = {tp: bounds[tp][1] for tp in self._reader.position if tp in bounds}
-            while any(self._reader.position[tp] < end for tp, end in ends.items()):
-                self._outage.read_on(topics(self._settings.topics)["adapters"].name)
-                before = self._reader.position
-                self.poll(POLL_S)
-                if self._reader.position == before:
-                    self._outage.silent("with adapter events")
-                else:
-                    self._outage.answered()
-        self.poll()
+        paused = time.monotonic() - self._polled > PAUSE_S
+        records = self._adapters.catch_up() if paused else []
+        for record in (*records, *self._adapters.poll()):
+            self._take(record)
+        self._polled = time.monotonic()
 
     def look_up(self, committed: Mapping[TopicPartition, int], now_ms: int) -> None:
-        """Read from `responses` which tasks have a complete sampling, for `samplings` of these partitions of `tasks`.
+        """Read from `responses` which tasks have a complete sampling, for `answered` of these partitions of `tasks`.
 
         A task and its responses have the same key, hence the same partition number. `responses` is read from the time
         of the first uncommitted task, and from where samplings may be in flight: not before a group that is open now
         could have begun (`advantages.deadline_s`).
         """
         responses = topics(self._settings.topics)["responses"].name
-        bounds = self._outage.ask(lambda: offsets(self._settings, ["tasks", "responses"]), "to where topics end")
-        uncommitted = _first_times(self._settings, committed, bounds, self._outage)
-        folds = self._folds.values() if self._policy is None else [self.of(self._policy)]
-        in_flight_ms = min((_in_flight_since(self._settings, one, now_ms) for one in folds), default=now_ms)
+        bounds = self.outage.ask(lambda: offsets(self._settings, ["tasks", "responses"]), "to where topics end")
+        uncommitted = _first_times(self._settings, committed, bounds, self.outage)
+        in_flight = (_in_flight_since(self._settings, state, now_ms) for state in self._all_states().values())
+        in_flight_ms = min(in_flight, default=now_ms)
         since_ms = max(0, min([*uncommitted.values(), in_flight_ms]) - CLOCK_SKEW_MS)
-        found = self._outage.ask(lambda: offsets_at(self._settings, ["responses"], since_ms), "to where a time is")
+        starts = self.outage.ask(lambda: offsets_at(self._settings, ["responses"], since_ms), "to where a time is")
         ends = {(responses, partition): bounds[responses, partition][1] for _, partition in committed}
-        starts = {tp: found[tp] if found[tp] >= 0 else end for tp, end in ends.items()}
+        starts = {tp: starts[tp] if starts[tp] >= 0 else end for tp, end in ends.items()}
         self._samplings |= {partition: [] for _, partition in committed}
-        for one in _complete_samplings(read(self._settings, starts, ends, outage=self._outage), self._policy):
-            self._samplings[one.partition].append(one)
+        for sampling in _complete_samplings(read(self._settings, starts, ends, outage=self.outage), self._serves):
+            self._samplings[sampling.partition].append(sampling)
 
-    def samplings(self, policy: str, partition: int) -> list[CompleteSampling]:
-        """Return what the last `look_up` of this partition has found of a policy."""
-        return [one for one in self._samplings.get(partition, ()) if one.policy == policy]
-
-    def _partition(self, policy: str) -> int:
-        return partition_of(policy, self._settings.topics.policy_partitions)
-
-    def _groups_from(self, tp: TopicPartition, first: int, end: int) -> int:
-        """Return where reading `groups` begins: at the first that a batch to come may hold, of any policy there.
-
-        Among all policies there are some that rest, so no more than GROUPS_READ are read: groups of theirs that are
-        older count for nothing, and for a moment a few too many tasks may start.
-        """
-        here = [fold.next_useful for policy, fold in self._folds.items() if self._partition(policy) == tp[1]]
-        start = max(first, min(here, default=first))
-        return start if self._policy is not None else max(start, end - GROUPS_READ)
-
-    def _take(self, record: Record) -> None:
-        event = _usable(record, _EVENTS[self._labels[record.at.topic]])
-        if event is not None and self._policy in (None, event.policy):
-            self.of(event.policy).take(event, record)
-
-
-class PolicyState:
-    """The fold of one policy's adapters, batches and groups, up to date after each `poll`. Use as a context manager."""
-
-    def __init__(self, settings: Settings, outage: BrokerOutage, shared: PolicyLog | None = None) -> None:
-        """Read the log, unless a `shared` one does. Raises NotFoundError if a topic is missing, LogError as `read`."""
-        self._settings, self._policy = settings, settings.policy.name
-        self._is_shared = shared is not None
-        self._log = PolicyLog(settings, outage, self._policy) if shared is None else shared
-        self._fold = self._log.of(self._policy)
-        self.router, self.admission, self.trained_at = self._fold.router, self._fold.admission, self._fold.trained_at
-
-    def __enter__(self) -> PolicyState:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._is_shared:
-            self._log.close()
-
-    @property
-    def oldest_useful(self) -> int:
-        """The oldest version whose groups the next batch may hold."""
-        return self._fold.oldest_useful
-
-    def poll(self, timeout_s: float = 0.0) -> None:
-        """Take in new records."""
-        self._log.poll(timeout_s)
-
-    def follow(self) -> None:
-        """Take in new records; see `PolicyLog.follow`."""
-        self._log.follow()
-
-    def answered(self, committed: Mapping[TopicPartition, int], *, now_ms: int) -> dict[int, set[str]]:
-        """Return, per partition of `tasks` in `committed`, the tasks from there on that have a complete sampling.
+    def answered(self, policy: str, partitions: Iterable[int]) -> dict[int, set[str]]:
+        """Return, by partition, the tasks of a policy that had a complete sampling when it was last looked up.
 
         An agent that died between an answer and its commit finds the answer here. On the way, samplings that a batch to
         come may hold and whose group is not out yet are counted as in flight again.
         """
-        if not self._is_shared:
-            self._log.look_up(committed, now_ms)
-        found: dict[int, set[str]] = {partition: set() for _, partition in committed}
-        for partition, task_ids in found.items():
-            for one in self._log.samplings(self._policy, partition):
-                task_ids.add(one.task_id)
-                if one.purpose == "train" and one.version >= self.oldest_useful:
-                    self.admission.start(one.task_id, give_up_ms=give_up_ms(self._settings, one.timestamp_ms))
-        return found
+        state, answered = self.state(policy), dict[int, set[str]]()
+        for partition in partitions:
+            samplings = [one for one in self._samplings.get(partition, ()) if one.policy == policy]
+            answered[partition] = {sampling.task_id for sampling in samplings}
+            for sampling in samplings:
+                if sampling.purpose == "train" and sampling.version >= state.oldest_useful:
+                    limit_ms = give_up_ms(self._settings, sampling.timestamp_ms)
+                    state.admission.start(sampling.task_id, give_up_ms=limit_ms)
+        return answered
+
+    def _all_states(self) -> Mapping[str, PolicyState]:
+        """Return the state of each policy that the log has anything of."""
+        for policy in self._adapters.policies:
+            self.state(policy)
+        return self._states
+
+    def _partition(self, policy: str) -> int:
+        return partition_of(policy, self._settings.topics.policy_partitions)
+
+    def _first_offset(self, tp: TopicPartition, first: int, end: int) -> int:
+        """Return where reading begins: for `groups` at the first that a batch to come may hold, of any policy there.
+
+        Among all policies there are some that rest, so no more than GROUPS_READ are read: groups of theirs that are
+        older count for nothing, and for a moment a few too many tasks may start.
+        """
+        if self._events[tp[0]] is Batch:
+            return first
+        states = [state for policy, state in self._all_states().items() if self._partition(policy) == tp[1]]
+        start = max(first, min((state.next_useful for state in states), default=first))
+        return max(start, end - GROUPS_READ) if self._is_fleet else start
+
+    def _take(self, record: Record) -> None:
+        event = _usable(record, self._events[record.at.topic])
+        if event is not None and self._serves(event.policy):
+            self.state(event.policy).take(event, record.at.offset)
 
 
 def _usable(record: Record, expected: type[E]) -> E | None:
@@ -271,12 +207,12 @@ class CompleteSampling(NamedTuple):
     """Of its first response."""
 
 
-def _complete_samplings(records: Iterable[Record], policy: str | None) -> Iterator[CompleteSampling]:
-    """Yield the complete samplings in records of `responses`, of one policy or of all."""
+def _complete_samplings(records: Iterable[Record], serves: Callable[[str], bool]) -> Iterator[CompleteSampling]:
+    """Yield the complete samplings in records of `responses`, of the policies that an agent serves."""
     begun: dict[tuple[int, str], tuple[int, set[int]]] = {}  # partition, sampling_id -> first timestamp, slots
     for record in records:
         response = _usable(record, Response)
-        if response is None or policy not in (None, response.policy):
+        if response is None or not serves(response.policy):
             continue
         key = (record.at.partition, response.sampling_id)
         timestamp_ms, slots = begun.setdefault(key, (record.timestamp_ms, set()))
@@ -310,7 +246,7 @@ def _first_times(
     return {(record.at.topic, record.at.partition): record.timestamp_ms for record in first}
 
 
-def _in_flight_since(settings: Settings, state: PolicyFold, now_ms: int) -> int:
+def _in_flight_since(settings: Settings, state: PolicyState, now_ms: int) -> int:
     """Return the earliest time (ms) of a sampling that is still in flight and useful; 0 if unknown."""
     version = state.router.adapters.versions.get(state.oldest_useful)
     trained_at = version.created_at if version is not None else 0

@@ -17,15 +17,14 @@ import shutil
 import time
 from pathlib import Path
 
-from streams.adapters.admission.state import PolicyState
+from streams.adapters.admission.state import PolicyLog
 from streams.adapters.local import fetch_version
 from streams.adapters.router import BASE, VersionRouter
 from streams.engines.protocol import Engine
 from streams.errors import EventError
 from streams.files import Scratch
 from streams.kafka.reader import fetch
-from streams.kafka.retry import BrokerOutage
-from streams.kafka.tracked import RecordSource
+from streams.kafka.tracked import TrackedConsumer
 from streams.settings.model import Settings
 
 KEPT = 4
@@ -89,46 +88,42 @@ class VersionLoader:
     """Makes the engine serve versions. Call `close` at the end."""
 
     def __init__(
-        self,
-        settings: Settings,
-        engine: Engine,
-        state: PolicyState,
-        consumer: RecordSource,
-        outage: BrokerOutage,
-        kept: int = KEPT,
+        self, settings: Settings, engine: Engine, policy_log: PolicyLog, consumer: TrackedConsumer, kept: int = KEPT
     ) -> None:
-        self._settings, self._engine, self._state = settings, engine, state
-        self._consumer, self._outage = consumer, outage
-        self._cache = AdapterCache(settings, engine, state.router, kept)
+        """`consumer` writes the dead letters of versions that cannot be loaded."""
+        self._settings, self._engine, self._log, self._consumer = settings, engine, policy_log, consumer
+        self._router = policy_log.state(settings.policy.name).router
+        self._cache = AdapterCache(settings, engine, self._router, kept)
         self._retry_at = 0.0
-        self._looked_at: set[int] = set()
+        self._loaded: set[int] = set()
+        """Versions that `load_new` has tried."""
 
     def close(self) -> None:
         """Remove the local copies of adapters."""
         self._cache.close()
 
-    def look(self) -> None:
+    def load_new(self) -> None:
         """Load what answers from now on, once: what cannot be loaded is refused before any task asks for it.
 
         Raises as `serve`.
         """
-        router = self._state.router
-        while wanted := {router.candidate, router.primary} - {None, *self._looked_at}:
-            version = max(one for one in wanted if one is not None)
-            self._looked_at.add(version)
+        router = self._router
+        while answering := {router.candidate, router.primary} - {None, *self._loaded}:
+            version = max(version for version in answering if version is not None)
+            self._loaded.add(version)
             self.serve(version)
 
     def retry_unreachable(self) -> None:
         """Once RETRY_S have passed, give a candidate that the store did not return another chance."""
         if time.monotonic() >= self._retry_at:
-            self._state.router.unreachable.clear()
+            self._router.unreachable.clear()
 
     def serve(self, version: int) -> str | None:
         """Make the engine serve `version`; return why it cannot, None if it does.
 
         Raises EventError if there is nothing to fall back on, or it may pass: another process may have more luck.
         """
-        router = self._state.router
+        router = self._router
         if version in router.unusable:
             return f"the adapter of version {version} could not be loaded; see the dead letters of stage policy"
         if router.is_retired(version):
@@ -147,14 +142,14 @@ class VersionLoader:
                 self._give_up(version, exc)
             return str(exc)
         if before != version:
-            self._state.follow()  # loading takes time
+            self._log.follow()  # loading takes time
         return None
 
     def _give_up(self, version: int, error: EventError) -> None:
         """Never try `version` again, and write a dead letter for the event that announced it."""
-        router, at = self._state.router, self._state.trained_at[version]
+        router, at = self._router, self._router.trained_at[version]
         tasks = "its canary's tasks" if version == router.candidate else "unpinned tasks"
         router.unusable.add(version)
         log.error("%s: version %d cannot be used, %s go to version %d", at, version, tasks, router.primary)
-        record = fetch(self._settings, [at], outage=self._outage)[at]
+        record = fetch(self._settings, [at], outage=self._log.outage)[at]
         self._consumer.dead_letter(record, error.reason, str(error))

@@ -1,122 +1,273 @@
 """Answer tasks with the adapter version in force, or with a candidate that has a share of them.
 
-    tasks ──► PolicyRounds ──► responses ──► commit
-    adapters, batches, groups of this policy ──┘
+    tasks ──► TaskReader, by policy ──► PolicyRounds of each: is a round ready? ──► next_turn ──► responses ──► commit
+    adapters, batches, groups ──► PolicyLog ──┘                                         ▲   │
+                                                                    fleet.weights ──────┘   └──► SharedEngine
 
 One sampling is one attempt at all slots of a task by one version, and the engine must report that it served that
 version. Its responses are written one after the other and acknowledged before the task counts as done; offsets are
 committed contiguously. If an agent dies in between, the task is sampled again under another sampling_id, and the
 advantages stage takes the first complete sampling. While the broker is unreachable the agent waits.
 
-`eval` and `serve` tasks never wait for the trainer, `train` tasks do (streams/adapters/admission/admission.py); every
-minute that they wait, the agent says for what.
+An agent answers for one policy, or for every policy of a fleet (fleet.policies), by turns. Up to fleet.mixed policies
+are sampled together, where the engine can: the rows of each by their own adapter. What is sampled depends on the
+sampling's id, the slot and the step, and not on the rounds of other policies.
 
-Which round is next, and how it is answered: rounds.py. Agents of many policies in one process: fleet.py.
+A fleet leaves a policy alone whose newest version was trained on another base model: its tasks are done here, and are
+another fleet's to answer. If the adapter of a policy cannot be fetched now, a fleet sets the policy aside and tries
+again later, while an agent of one policy ends, and its supervisor starts it again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
+from schemas.events import Task
 from streams.adapters import signing
-from streams.adapters.admission.state import PolicyState
+from streams.adapters.admission.choose import SamplingBatch
+from streams.adapters.admission.state import PolicyLog
+from streams.adapters.admission.task_reader import TaskReader
+from streams.engines.fair_share import Turns, next_turn, took
 from streams.engines.protocol import Engine
+from streams.engines.sharing import SharedEngine
+from streams.errors import EventError
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
-from streams.kafka.tracked import TrackedConsumer
-from streams.observability import metrics
-from streams.observability.metrics import OFF, Meter
+from streams.observability import catalog, metrics
+from streams.observability.metrics import OFF
 from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
-from streams.stages.policy.rounds import STAGE, AgentIO, PolicyRounds
+from streams.stages.policy.adapter_cache import KEPT
+from streams.stages.policy.rounds import STAGE, AgentIO, BegunRound, PolicyRounds
+from streams.stages.policy.sampling import sample_mixed
 
 HELD_POLL_S = 0.05
 """Longest wait for new tasks while others wait for room, which other topics bring."""
 START_S = 3600.0
 """How long an engine may take to start before it counts as stuck: it may have a model to download."""
+RETRY_S = 30.0
+"""When a fleet tries a policy again whose adapter could not be fetched."""
+FLEET_SHARE = 100
+"""Most tasks of one policy of a fleet in memory: policy.max_waiting / this, or two rounds if that is more."""
+FLEET_KEPT = 1
+"""Adapters of a policy of a fleet that stay on disk besides those of primary and candidate."""
 
 log = logging.getLogger("streamward.policy")
 
 
-def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = None) -> None:
+def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = None, fleet: bool = False) -> None:
     """Answer tasks until `stop` is set; a round that has started is finished, written and committed.
 
-    Without `engine`, the one in the settings is built, and closed at the end. Raises SettingsError or NotFoundError if
-    it cannot start, LogError if the broker refuses, EventError (store_unreachable) if an adapter cannot be fetched now,
-    StreamwardError if the engine serves another version than asked.
+    `fleet`: of every policy of fleet.policies; else of policy.name alone. Without `engine`, the one in the settings is
+    built, and closed at the end. Raises SettingsError or NotFoundError if it cannot start, LogError if the broker
+    refuses, EventError (store_unreachable) if the adapter of the only policy cannot be fetched now, StreamwardError if
+    the engine serves another version than asked.
     """
-    with (
-        metrics.served(settings, "policy", waits_for=("kafka", "engine")) as meter,
-        tracing.opened(settings, "policy", meter) as tracer,
-    ):
-        if engine is not None:
-            _run(settings, stop, engine, meter, tracer)
-            return
-        from streams.engines.build import build
+    with ExitStack() as stack:
+        meter = stack.enter_context(metrics.served(settings, "policy", waits_for=("kafka", "engine")))
+        tracer = stack.enter_context(tracing.opened(settings, "policy", meter))
+        signing.check_verify_key(settings.adapters)
+        if engine is None:
+            from streams.engines.build import build
 
-        meter.begin("building the engine", within_s=START_S)
-        built = build(settings)
+            meter.begin("building the engine", within_s=START_S)
+            engine = build(settings, settings.fleet.states if fleet else None)
+            stack.callback(engine.close)
+        meter.ready("engine")
         try:
-            _run(settings, stop, built, meter, tracer)
-        finally:
-            built.close()
-
-
-def _run(settings: Settings, stop: threading.Event, engine: Engine, meter: Meter, tracer: Tracer) -> None:
-    signing.check_verify_key(settings.adapters)
-    meter.ready("engine")
-    try:
-        schema_registry.wait(settings, meter, stop)
-        with PolicyAgent(settings, engine, BrokerOutage(settings.kafka, stop, meter), meter, tracer) as agent:
-            while not stop.is_set():
-                agent.step()
-    except StoppedWaiting as exc:
-        log.warning("%s", exc)
+            schema_registry.wait(settings, meter, stop)
+            outage = BrokerOutage(settings.kafka, stop, meter)
+            with PolicyAgent(settings, engine, outage, tracer, fleet=fleet) as agent:
+                while not stop.is_set():
+                    agent.step()
+        except StoppedWaiting as exc:
+            log.warning("%s", exc)
 
 
 class PolicyAgent:
-    """One policy agent. Use as a context manager, and call `step` from one thread."""
+    """Answers for one policy, or for a fleet. Use as a context manager, and call `step` from one thread."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, outage: BrokerOutage, meter: Meter = OFF, tracer: Tracer = NO_TRACER
+        self,
+        settings: Settings,
+        engine: Engine,
+        outage: BrokerOutage,
+        tracer: Tracer = NO_TRACER,
+        *,
+        fleet: bool = False,
     ) -> None:
-        self._meter = meter
-        self._state = PolicyState(settings, outage)
-        self._producer = Producer(settings, outage=outage, stage=STAGE)
-        self._consumer = TrackedConsumer(
-            settings,
-            f"{STAGE}-{settings.policy.name}",
-            "tasks",
-            self._producer,
-            outage,
-            max_open=settings.policy.max_waiting,
-        )
-        io = AgentIO(self._producer, outage, meter, tracer)
-        self._rounds = PolicyRounds(settings, engine, self._consumer, self._state, io)
+        self._settings, self._engine, self._meter = settings, engine, outage.meter
+        self._single = None if fleet else settings.policy.name
+        """The only policy; None: there are many."""
+        self._shared = SharedEngine(engine, settings.fleet.states, self._meter if fleet else OFF)
+        self._log = PolicyLog(settings, outage, self._single)
+        self._io = AgentIO(Producer(settings, outage=outage, stage=STAGE), self._log, self._meter, tracer)
+        group = f"{STAGE}-@{settings.fleet.name}" if fleet else f"{STAGE}-{settings.policy.name}"
+        self._tasks = TaskReader(settings, group, self._io.producer, outage, self._log, self._serves)
+        self._rounds: dict[str, PolicyRounds] = {}
+        self._refused: set[str] = set()
+        """Policies of another base model."""
+        self._retry_at: dict[str, float] = {}
+        """When policies are tried again that are set aside."""
+        self._turns = Turns()
+        if fleet:
+            self._meter.collect(self._report)
+        else:
+            self._rounds[settings.policy.name] = self._new_rounds(settings.policy.name)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._consumer.close()
-        self._state.__exit__()
-        self._rounds.close()
-        self._producer.__exit__(kind)
+        self._tasks.close()
+        self._log.close()
+        for rounds in self._rounds.values():
+            rounds.close()
+        self._io.producer.__exit__(kind)
 
     def step(self) -> bool:
-        """Read tasks, answer one round if there is one, commit. Return whether a round was answered."""
+        """Read tasks, answer one round of the policy whose turn it is, commit. Return whether a round was answered."""
         self._meter.begin("looks for tasks")
-        self._state.follow()
-        self._rounds.load()
-        rounds = self._rounds
-        rounds.read(POLL_S if not rounds.queue else 0.0 if rounds.next_round() else HELD_POLL_S)
-        chosen = rounds.ready()
-        if chosen is not None:
-            rounds.answer(chosen)
-        self._consumer.commit()
-        return chosen is not None
+        self._log.follow()
+        if self._single is not None:
+            self._rounds[self._single].load()  # now, since no other policy needs the engine
+        policies = self._read_tasks()
+        self._log.follow()  # an event that came meanwhile may change who answers
+        ready = self._ready(policies)
+        chosen = self._next(ready)
+        if len(chosen) == 1:
+            self._answer(chosen[0], ready[chosen[0]])
+        elif chosen:
+            self._answer_mixed({policy: ready[policy] for policy in chosen})
+        self._tasks.commit()
+        return bool(chosen)
+
+    def _read_tasks(self) -> set[str]:
+        """Take in new tasks, waiting for the first if no round is ready; return the policies that have any."""
+        queued = {policy for policy, rounds in self._rounds.items() if rounds.queue}
+        is_ready = any(self._rounds[policy].next_round() for policy in queued if not self._is_aside(policy))
+        arrived = self._tasks.poll(0.0 if is_ready else HELD_POLL_S if queued else POLL_S)
+        for policy in arrived | queued:
+            if policy not in self._rounds:
+                self._rounds[policy] = self._new_rounds(policy)
+            self._rounds[policy].queue.read()
+        return arrived | queued
+
+    def _ready(self, policies: Iterable[str]) -> dict[str, SamplingBatch]:
+        """Return the round that each policy may answer now."""
+        ready = {}
+        for policy in policies:
+            batch = None if self._is_aside(policy) else self._rounds[policy].ready()
+            if batch is not None:
+                ready[policy] = batch
+        return ready
+
+    def _is_aside(self, policy: str) -> bool:
+        return self._retry_at.get(policy, 0.0) > time.monotonic()
+
+    def _next(self, ready: Mapping[str, SamplingBatch]) -> list[str]:
+        """Return the policies whose turn it is, each of which takes a turn."""
+        limit, chosen = self._settings.fleet.mixed if self._shared.mixes else 1, list[str]()
+        while len(chosen) < limit:
+            policy = next_turn(self._turns, ready.keys() - set(chosen))
+            if policy is None:
+                break
+            self._turns = took(self._turns, policy, self._settings.fleet.weight_of)
+            chosen.append(policy)
+        return chosen
+
+    def _answer(self, policy: str, batch: SamplingBatch) -> None:
+        rounds = self._rounds[policy]
+        with self._setting_aside(policy):
+            rounds.load()
+            rounds.answer(batch)
+
+    def _answer_mixed(self, ready: Mapping[str, SamplingBatch]) -> None:
+        """Sample rounds of several policies together; if the engine fails on that, each is answered alone."""
+        begun: dict[str, BegunRound] = {}
+        for policy, batch in ready.items():
+            with self._setting_aside(policy):
+                self._rounds[policy].load()
+                current = self._rounds[policy].begin(batch)
+                if current is not None and current.refused is None:
+                    begun[policy] = current
+                elif current is not None:
+                    self._rounds[policy].answer(batch)
+        if not begun:
+            return
+        requests = {policy: current.requests for policy, current in begun.items()}
+        try:
+            answers = sample_mixed(self._shared, requests, self._settings.policy, self._meter)
+        except Exception as exc:  # engines raise whatever is inside them
+            log.warning("a round of %d policies failed, each is tried alone: %r", len(begun), exc)
+            for policy, current in begun.items():
+                self._answer(policy, current.batch)
+            return
+        for policy, current in begun.items():
+            self._rounds[policy].finish(current, answers[policy])
+
+    @contextmanager
+    def _setting_aside(self, policy: str) -> Iterator[None]:
+        """Set a policy of a fleet aside whose adapter cannot be fetched now."""
+        try:
+            yield
+        except EventError as exc:
+            if self._single is not None:
+                raise
+            self._retry_at[policy] = time.monotonic() + RETRY_S
+            self._meter.add(catalog.FLEET_SET_ASIDE, policy, "refused")
+            log.error("policy %s is set aside for %g s, the others continue: %s", policy, RETRY_S, exc)
+        else:
+            self._retry_at.pop(policy, None)
+
+    def _new_rounds(self, policy: str) -> PolicyRounds:
+        tasks = self._tasks.tasks(policy)
+        if self._single is not None:
+            return PolicyRounds(self._settings, self._engine, tasks, self._io, kept=KEPT)
+        rule = self._settings.policy
+        limit = max(2 * rule.round_tasks, rule.max_waiting // FLEET_SHARE)
+        own_rule = rule.model_copy(update={"name": policy, "max_waiting": limit})
+        settings = self._settings.model_copy(update={"policy": own_rule})
+        return PolicyRounds(settings, self._shared.share(policy), tasks, self._io, kept=FLEET_KEPT)
+
+    def _serves(self, task: Task) -> bool:
+        """Whether a task is answered here, and not by an agent's program or by another process."""
+        if task.agent is not None:
+            return False
+        return task.policy == self._single if self._single is not None else self._is_of_fleet(task.policy)
+
+    def _is_of_fleet(self, policy: str) -> bool:
+        if not self._settings.fleet.serves(policy):
+            return False
+        base = self._log.state(policy).router.adapters.newest_base
+        if base in (None, self._engine.base_digest) or self._engine.name == "scripted":
+            return True
+        if policy not in self._refused:
+            self._refused.add(policy)
+            self._meter.add(catalog.FLEET_SET_ASIDE, policy, "other_base")
+            log.error(
+                "policy %s is of base model %s, and this fleet has %s: it is left alone. Run a fleet of that model "
+                "under another fleet.name, and tell them apart by fleet.policies",
+                policy,
+                base[:12],
+                self._engine.base_digest[:12],
+            )
+        return False
+
+    def _report(self) -> None:
+        """Set the gauges. Called in the metrics server's thread, so it only reads."""
+        now_s = time.time()
+        for policy, rounds in list(self._rounds.items()):
+            oldest_ms = rounds.queue.oldest_ms()
+            age_s = 0.0 if oldest_ms is None else max(0.0, now_s - oldest_ms / 1000)
+            self._meter.set(catalog.FLEET_WAITING, len(rounds.queue), policy)
+            self._meter.set(catalog.FLEET_WAITING_SECONDS, age_s, policy)
+        self._meter.set(catalog.FLEET_ASIDE, len(self._retry_at) + len(self._refused))

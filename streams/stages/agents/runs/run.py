@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self, get_args
+from typing import Final, NamedTuple, Self, get_args
 
 from pydantic import SecretStr
 
@@ -31,7 +31,8 @@ from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed,
 from streams.adapters.admission.choose import WaitingTask, choose
 from streams.adapters.admission.held_back import HeldBack, room
 from streams.adapters.admission.queue import TaskQueue
-from streams.adapters.admission.state import PolicyState, give_up_ms
+from streams.adapters.admission.state import PolicyLog, give_up_ms
+from streams.adapters.admission.task_reader import TaskReader
 from streams.adapters.router import route
 from streams.errors import RefusedError, ServerUnavailable
 from streams.kafka import times
@@ -40,7 +41,6 @@ from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
-from streams.kafka.tracked import TrackedConsumer
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import RunContext
@@ -50,7 +50,7 @@ from streams.stages.agents.runs.run_metrics import RunMetrics
 from streams.stages.agents.runs.run_server import RunServer
 from streams.stages.agents.trajectories.response import UNANSWERED
 
-STAGE = "agents"
+STAGE: Final = "agents"
 BUSY_POLL_S = 0.05
 """Longest wait for new tasks while runs are in progress, whose ends come beside them."""
 ENDINGS = (*get_args(Ending), "refused", "unfinished")
@@ -131,18 +131,14 @@ class AgentRunner:
         self.endings: Counter[str] = Counter()
         """How many runs have ended how, also those of an earlier process whose task is read again."""
         self._nonce = uuid.uuid4().hex
-        self._state = PolicyState(settings, outage)
+        policy = settings.policy.name
+        self._log = PolicyLog(settings, outage, policy)
+        self._state = self._log.state(policy)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._register()
-        self._consumer = TrackedConsumer(
-            settings,
-            f"{STAGE}-{plan.agent_id}",
-            "tasks",
-            self._producer,
-            outage,
-            max_open=settings.policy.max_waiting,
-        )
-        self._queue = TaskQueue(settings, self._consumer, self._state, outage, agent=plan.agent_id)
+        group = f"{STAGE}-{plan.agent_id}"
+        self._tasks = TaskReader(settings, group, self._producer, outage, self._log, self._serves)
+        self._queue = TaskQueue(settings, self._tasks.tasks(policy), self._log, outage.meter, stage=STAGE)
         self._held_back = HeldBack(self._state.router, self._state.admission)
         self._server = RunServer(plan.server, plan.agent_id, stop, outage.meter, plan.key)
         self._metrics = RunMetrics(outage.meter, plan.agent_id)
@@ -159,8 +155,8 @@ class AgentRunner:
             attempt.stop.set()
         self._pool.shutdown()
         self._server.close()
-        self._consumer.close()
-        self._state.__exit__()
+        self._tasks.close()
+        self._log.close()
         self._producer.__exit__(kind)
 
     @property
@@ -173,7 +169,7 @@ class AgentRunner:
         if self._attempts or self._queue:
             return False
         try:
-            committed = self._consumer.committed(self._ends)
+            committed = self._tasks.committed(self._ends)
         except BrokerUnreachable:
             return False
         return all(committed[tp] >= end for tp, end in self._ends.items())
@@ -181,15 +177,19 @@ class AgentRunner:
     def step(self) -> None:
         """Read tasks, begin runs for which there is a place, take note of those that ended, commit."""
         self._metrics.look(self._queue, self.running)
-        self._state.follow()
-        self._queue.read(BUSY_POLL_S if self._attempts or self._queue else POLL_S)
+        self._log.follow()
+        self._tasks.poll(BUSY_POLL_S if self._attempts or self._queue else POLL_S)
+        self._queue.read()
         self._queue.sweep()
         for attempt in list(self._attempts.values()):
             self._look(attempt)
         while self.running < self._plan.parallel and not self._stop.is_set() and self._begin_one():
             pass
         self._held_back.look(self._queue.waiting, others=self._queue.set_aside)
-        self._consumer.commit()
+        self._tasks.commit()
+
+    def _serves(self, task: Task) -> bool:
+        return task.policy == self._settings.policy.name and task.agent == self._plan.agent_id
 
     def _begin_one(self) -> bool:
         """Begin the next run; return whether there was one."""
@@ -204,7 +204,7 @@ class AgentRunner:
         """Begin the next task that may be answered now."""
         router, admission = self._state.router, self._state.admission
         version_for, has_room = partial(route, router.serving), partial(room, router, admission)
-        while chosen := choose(self._queue.waiting, version_for=version_for, room=has_room, most=1):
+        while chosen := choose(self._queue.waiting, version_for=version_for, room=has_room, limit=1):
             if self._queue.drop_overtaken(chosen.tasks):
                 continue
             (waiting,) = chosen.tasks
@@ -215,7 +215,7 @@ class AgentRunner:
                 attempt.holds_a_place = True
                 admission.start(task.task_id, give_up_ms=None)
             self._queue.begin(waiting)
-            self._held_back.answered(chosen.tasks)
+            self._held_back.note_answered(chosen.tasks)
             self._attempts[waiting.at] = attempt
             return attempt
         return None
@@ -239,7 +239,7 @@ class AgentRunner:
         if ours and not attempt.unfinished:
             for response in attempt.failed:
                 self._producer.send(response)
-            self._queue.answered(waiting)
+            self._queue.finish_answered(waiting)
 
     # --- in a thread of the pool --------------------------------------------------------------------------------------
 

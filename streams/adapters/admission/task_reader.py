@@ -1,0 +1,115 @@
+"""Read tasks as one member of a consumer group, for one policy or for many.
+
+    tasks ──► TrackedConsumer, one group ──► whose? ──► PolicyTasks: what came for one policy ──► its TaskQueue
+                                              └── not for this agent: done
+
+Commits are those of the one consumer: below the first task that is open, of any policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from schemas.events import Task
+from schemas.serde import Poison
+from streams.adapters.admission.state import PolicyLog
+from streams.kafka import times
+from streams.kafka.producer import Producer
+from streams.kafka.record import TopicPartition
+from streams.kafka.retry import BrokerOutage
+from streams.kafka.tracked import TakenRecord, TrackedConsumer
+from streams.settings.model import Settings
+
+
+@dataclass(slots=True, eq=False)
+class PolicyTasks:
+    """The tasks of one policy that were read and not taken by its queue yet."""
+
+    consumer: TrackedConsumer
+    assigned: set[TopicPartition]
+    """Partitions that were assigned since the queue last looked, and are still ours."""
+    arrived: list[tuple[TakenRecord, Task]] = field(default_factory=list)
+    set_aside: int = 0
+    """Open tasks of which the queue holds no more than where they are; see `TrackedConsumer.set_aside`."""
+
+    def take_arrived(self) -> list[tuple[TakenRecord, Task]]:
+        """Return the tasks that came since the last call."""
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def take_assigned(self) -> set[TopicPartition]:
+        """Return the partitions assigned since the last call."""
+        assigned, self.assigned = self.assigned, set()
+        return assigned
+
+
+class TaskReader:
+    """Reads tasks, and hands each to its policy."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        group: str,
+        producer: Producer,
+        outage: BrokerOutage,
+        log: PolicyLog,
+        serves: Callable[[Task], bool],
+    ) -> None:
+        """Join `group`, named for its stage. `serves` tells which tasks are answered here; all others are done."""
+        self._partitions, self._log, self._serves = settings.topics.partitions, log, serves
+        self._looked_up: set[TopicPartition] = set()
+        """The partitions that are ours, and of which the log knows what is answered."""
+        self._tasks: dict[str, PolicyTasks] = {}
+        self._consumer = TrackedConsumer(
+            settings, group, "tasks", producer, outage, max_open=settings.policy.max_waiting
+        )
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    def commit(self) -> None:
+        """Commit what is done; see `TrackedConsumer.commit`."""
+        self._consumer.commit()
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the group's commits, as the broker has them."""
+        return self._consumer.committed(partitions)
+
+    def tasks(self, policy: str) -> PolicyTasks:
+        """Return the tasks of a policy."""
+        if policy not in self._tasks:
+            self._tasks[policy] = PolicyTasks(self._consumer, set(self._looked_up))
+        return self._tasks[policy]
+
+    def poll(self, timeout_s: float) -> set[str]:
+        """Take in new tasks, waiting at most `timeout_s` for the first; return the policies that have any.
+
+        Raises as `GroupConsumer.poll`.
+        """
+        self._consumer.set_aside = sum(tasks.set_aside for tasks in self._tasks.values())
+        records = self._consumer.poll(timeout_s)
+        if assigned := self._consumer.take_assigned():
+            self._log.follow()
+            self._log.look_up(self._consumer.next_offsets(assigned), times.now_ms())
+            self._looked_up |= assigned
+            for tasks in self._tasks.values():
+                tasks.assigned |= assigned
+        owned = self._consumer.owned
+        self._looked_up &= owned
+        for tasks in self._tasks.values():
+            tasks.assigned &= owned
+        for taken in records:
+            if self._consumer.owns(taken):
+                self._deliver(taken)
+        return {policy for policy, tasks in self._tasks.items() if tasks.arrived or tasks.assigned}
+
+    def _deliver(self, taken: TakenRecord) -> None:
+        task = taken.record.decode_placed(Task, self._partitions)
+        if isinstance(task, Poison):
+            self._consumer.skip(taken, task)
+        elif self._serves(task):
+            self.tasks(task.policy).arrived.append((taken, task))
+        else:
+            self._consumer.done(taken)
