@@ -208,8 +208,8 @@ class LogApi:
         view = self._log.view
         from gateway.log import groups as group_view
 
-        with view.look() as look:
-            return group_view.group(look, self._settings, task_id, self._asks)
+        with view.snapshot() as snapshot:
+            return group_view.group(snapshot, self._settings, task_id, self._asks)
 
     def query(self, body: QueryBody) -> dict[str, Any]:
         """Return the rows of a statement. Raises CallError."""

@@ -1,6 +1,6 @@
 """Curves as a picture that needs no JavaScript: SVG, with the band of each behind its line.
 
-    curves ──► at most MOST points each ──► scaled ──► <svg>; colours come from the style sheet, by number
+    curves ──► at most MAX_POINTS points each ──► scaled ──► <svg>; colours come from the style sheet, by number
 
 Where JavaScript runs, uPlot draws the same curves instead, and all of their points.
 """
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from markupsafe import Markup
 
-from streams.tools.views.policy_versions import Curve
+from streams.tools.views.policy_versions import Curve, CurvePoint
 from streams.tools.views.visible_text import visible
 
 WIDTH, HEIGHT = 720, 280
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 30
-MOST = 400
-"""Points of one line: more would not be seen."""
+MAX_POINTS = 400
+"""Points of one line: more cannot be told apart."""
 DOTTED = 60
 """Points of one line up to which each has a dot."""
 COLOURS = 6
@@ -33,16 +34,14 @@ KEY = Markup(
     '<li><svg viewBox="0 0 20 8" aria-hidden="true"><line class="line {}" x1="1" x2="19" y1="4" y2="4"/></svg>{}</li>'
 )
 
-Point = tuple[int, float, float, float]
-
 
 def svg(curves: Sequence[Curve], about: str) -> Markup:
     """Return the picture of curves over versions."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         return Markup("")
-    first, last = min(point[0] for point in points), max(point[0] for point in points)
-    low, high = min(0.0, *(point[2] for point in points)), max(1.0, *(point[3] for point in points))
+    first, last = min(point.version for point in points), max(point.version for point in points)
+    low, high = min(0.0, *(point.low for point in points)), max(1.0, *(point.high for point in points))
 
     def x(version: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * ((version - first) / (last - first) if last > first else 0.5)
@@ -57,17 +56,19 @@ def svg(curves: Sequence[Curve], about: str) -> Markup:
     ]
     for value in _ticks(low, high, 5):
         parts.append(GRID.format(LEFT, WIDTH - RIGHT, y(value), LEFT - 6, y(value) + 4, round(value, 6)))
-    for version in sorted({round(one) for one in _ticks(first, last, 10)}):
+    for version in sorted({round(tick) for tick in _ticks(first, last, 10)}):
         text = Markup('<text x="{:.1f}" y="{}" class="middle">{}</text>')
         parts.append(text.format(x(version), HEIGHT - 10, version))
     for number, curve in enumerate(curves):
-        few, kind = thinned(curve.points), _kind(number)
-        line = [(x(one[0]), y(one[1])) for one in few]
-        band = [(x(one[0]), y(one[3])) for one in few] + [(x(one[0]), y(one[2])) for one in reversed(few)]
-        parts.append(Markup('<polygon class="band {}" points="{}"/>').format(kind, _path(band)))
+        drawn, kind = thin(curve.points), _kind(number)
+        line = [(x(point.version), y(point.value)) for point in drawn]
+        upper = [(x(point.version), y(point.high)) for point in drawn]
+        lower = [(x(point.version), y(point.low)) for point in drawn]
+        parts.append(Markup('<polygon class="band {}" points="{}"/>').format(kind, _path(upper + lower[::-1])))
         parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, _path(line)))
-        if len(few) <= DOTTED:
-            parts += [DOT.format(kind, x(p[0]), y(p[1]), visible(curve.name), p[0], p[1]) for p in few]
+        if len(drawn) <= DOTTED:
+            for point, (left, top) in zip(drawn, line, strict=True):
+                parts.append(DOT.format(kind, left, top, visible(curve.name), point.version, point.value))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
@@ -81,37 +82,60 @@ def _kind(number: int) -> str:
     return f"c{number % COLOURS}{' again' if number >= COLOURS else ''}"
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """Return at most MOST points: of each stretch the mean, and the whole of its band."""
-    if len(points) <= MOST:
+def thin(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """Return at most MAX_POINTS points: of each stretch the mean, and the whole of its band."""
+    if len(points) <= MAX_POINTS:
         return [*points]
-    size = math.ceil(len(points) / MOST)
-    stretches = [points[at : at + size] for at in range(0, len(points), size)]
+    size = math.ceil(len(points) / MAX_POINTS)
+    stretches = [points[start : start + size] for start in range(0, len(points), size)]
     return [
-        (
-            some[len(some) // 2][0],
-            sum(one[1] for one in some) / len(some),
-            min(one[2] for one in some),
-            max(one[3] for one in some),
+        CurvePoint(
+            stretch[len(stretch) // 2].version,
+            sum(point.value for point in stretch) / len(stretch),
+            min(point.low for point in stretch),
+            max(point.high for point in stretch),
         )
-        for some in stretches
+        for stretch in stretches
     ]
+
+
+def uplot_data(curves: Sequence[Curve]) -> dict[str, Any]:
+    """Return curves as uPlot takes them: one row of versions, and for each curve its values at them."""
+    versions = sorted({point.version for curve in curves for point in curve.points})
+    data = []
+    for curve in curves:
+        by_version = {point.version: point for point in curve.points}
+        points = [by_version.get(version) for version in versions]
+        data.append(
+            {
+                "name": curve.name,
+                "mean": [None if point is None else point.value for point in points],
+                "low": [None if point is None else point.low for point in points],
+                "high": [None if point is None else point.high for point in points],
+            }
+        )
+    return {"x": versions, "curves": data}
+
+
+def bar_width(advantage: float, largest: float) -> int:
+    """Return how long an advantage's bar is, of 100."""
+    return 0 if not largest or not math.isfinite(advantage) else round(100 * abs(advantage) / largest)
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _ticks(low: float, high: float, about: int) -> list[float]:
-    """Return round numbers between two, about as many as asked for.
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about `count` round numbers between two.
 
     >>> _ticks(0.0, 1.0, 5)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
     if high <= low:
         return [low]
-    raw = (high - low) / about
+    raw = (high - low) / count
     size = 10.0 ** math.floor(math.log10(raw))
-    step = next(size * many for many in (1, 2, 5, 10) if size * many >= raw * 0.999)
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)
     numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     return [round(step * number, 10) for number in numbers]

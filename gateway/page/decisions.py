@@ -1,7 +1,8 @@
-"""What somebody decides on the page: about a version, about a dead letter. The functions are those of the commands.
+"""Decisions on the page: about a version, about a dead letter. The functions are those of the commands.
 
     form ──► read_history ──► still the version that was expected? ──► decide ──► one event, read back
     form ──► Letters ──► redrive.decide ──► the record on its topic again, or closed
+    decided ──► back to the form's page          not decided ──► the page again, with the reason
 
 A page may be old by the time its form is sent. So a form says which version answered when it was shown, and if another
 one does by now nothing is written.
@@ -9,24 +10,88 @@ one does by now nothing is written.
 
 from __future__ import annotations
 
-from gateway.page.forms import SentForm
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import NamedTuple
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from gateway.http.principal import actor_of, principal_of
+from gateway.http.request_record import AskedCall, asked_of
+from gateway.page.forms import SentForm, read_form
+from gateway.page.render import Renderer
 from schemas.events import AdapterKind
+from streams.access.roles import Action
+from streams.access.tenants.tenant_names import is_of
 from streams.adapters.decisions import ProposedDecision, decide, read_history, rollback_target
-from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
+from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Settings
 from streams.tools.dead_letters import letters as dead_letters, redrive
 from streams.tools.dead_letters.letters import Verdict
+from streams.tools.views import rights
+from streams.tools.views.log_view import LogReader, LogView
 
 KINDS: dict[str, AdapterKind] = {"promote": "promoted", "reject": "rejected", "rollback": "rolled_back"}
 VERDICTS: dict[str, Verdict] = {"retry": "retried", "drop": "dropped"}
 UNKNOWN = "Whether it was written is not known: look at the page again before you decide anew"
 
 
+class DecisionForm(NamedTuple):
+    """A form that changes something, on the page whose template this is."""
+
+    action: Action
+    template: str
+    decide: Callable[[LogReader, Request, SentForm], None]
+    read_page: Callable[[LogReader, Request], object]
+
+    def route(self, view: LogView, renderer: Renderer) -> Callable[[Request], Awaitable[Response]]:
+        """Return the function that answers when the form is sent.
+
+        It raises HTTPException if the principal may not decide, and errors of `read_page`.
+        """
+
+        async def answer(request: Request) -> Response:
+            form, log = await read_form(request), LogReader(view, principal_of(request))
+            decision = rights.may(log.principal, self.action)
+            if (record := asked_of(request)) is not None:
+                record.calls.append(AskedCall(request.method, self.action, decision, form.word("version")[:20]))
+            if not decision.allowed:
+                raise HTTPException(HTTPStatus.FORBIDDEN, decision.why)
+            try:
+                await run_in_threadpool(self.decide, log, request, form)
+            except (SettingsError, RefusedError, NotFoundError, EventError) as exc:
+                view.outdate()
+                status = HTTPStatus.BAD_REQUEST if isinstance(exc, SettingsError) else HTTPStatus.CONFLICT
+                page = await run_in_threadpool(self.read_page, log, request)
+                return renderer.html(request, self.template, page, status, sent=form, failed=str(exc))
+            view.outdate()
+            return RedirectResponse(quote(request.scope["path"], safe="/") + "#decisions", HTTPStatus.SEE_OTHER)
+
+        return answer
+
+
+def decide_posted_version(log: LogReader, request: Request, form: SentForm) -> None:
+    """Decide about a version of the policy in the path. Raises as `decide_version`."""
+    policy = request.path_params["policy"]
+    if not is_of(log.tenant, policy):
+        raise NotFoundError(f"the log knows no policy {policy[:80]!r}")
+    decide_version(log.settings, policy, form, actor_of(request))
+
+
+def decide_posted_letter(log: LogReader, request: Request, form: SentForm) -> None:
+    """Decide about a dead letter. Raises as `decide_letter`."""
+    decide_letter(log.settings, form, actor_of(request))
+
+
 def decide_version(settings: Settings, policy: str, form: SentForm, actor: str) -> None:
     """Promote, reject or roll back to a version, once; return when it has taken effect.
 
-    Raises SettingsError for a form that is not whole, NotFoundError for an unknown version, RefusedError if another
-    version than the expected one answers, the rules forbid it, or somebody was faster; LogError.
+    Raises SettingsError for an incomplete form, NotFoundError for an unknown version, RefusedError if another version
+    than the expected one answers, the rules forbid it, or another decision came first; LogError.
     """
     kind = KINDS.get(form.word("kind"))
     if kind is None:
@@ -49,16 +114,16 @@ def decide_version(settings: Settings, policy: str, form: SentForm, actor: str) 
 def decide_letter(settings: Settings, form: SentForm, actor: str) -> None:
     """Put the record of a dead letter back, or close it.
 
-    Raises SettingsError for a form that is not whole, NotFoundError without such a letter, RefusedError and EventError
+    Raises SettingsError for an incomplete form, NotFoundError without such a letter, RefusedError and EventError
     for what may not be put back, LogError.
     """
     verdict = VERDICTS.get(form.word("what"))
     if verdict is None:
         raise SettingsError(f"what: expected one of {', '.join(VERDICTS)}, got {form.word('what')[:80]!r}")
-    why = form.reason("reason")
+    reason = form.reason("reason")
     letters = dead_letters.load(settings)
     chosen = letters.find(form.word("letter"), prefix=settings.topics.prefix)
-    order = redrive.RedriveOrder(verdict=verdict, actor=actor, why=why)
+    order = redrive.RedriveOrder(verdict=verdict, actor=actor, why=reason)
     try:
         outcomes = [*redrive.decide(settings, letters, chosen, order)]
     except LogError as exc:

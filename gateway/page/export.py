@@ -1,22 +1,23 @@
 """One page as a file that opens from disk: a task or a policy, with its style inside and nothing to fetch.
 
-TASK or POLICY ──► rows ──► the same templates, without links and scripts ──► FILE.html
+TASK or POLICY ──► its view ──► the same templates, without links and scripts ──► FILE.html
 """
 
 from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
-from gateway.page.app import STATIC, environment
+from gateway.page.app import STATIC
+from gateway.page.render import environment
 from streams.errors import NotFoundError, SettingsError
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
-from streams.tools.views import policy_versions as policies, task as tasks
-from streams.tools.views.log_view import LogView, Look
+from streams.tools.views.explanation import find_explained
+from streams.tools.views.log_view import LogSnapshot, LogView
+from streams.tools.views.policy_versions import find_policy
 
 
 def write(settings: Settings, source: Source, name: str, out: Path) -> str:
@@ -24,29 +25,25 @@ def write(settings: Settings, source: Source, name: str, out: Path) -> str:
 
     Raises NotFoundError if the log knows neither, SettingsError if the file cannot be written, LogError.
     """
-    with closing(LogView(settings, source)) as view, view.look() as look:
-        what, template, data = _found(look, name)
-        style = Markup(_stylesheet())  # noqa: S704 - a file of ours
-        page = environment().get_template(template)
-        html = page.render(base="", here="", alone=True, query={}, stylesheet=style, at=look.at, failed=None, **data)
+    with closing(LogView(settings, source)) as log, log.snapshot() as snapshot:
+        kind, view = _find(snapshot, name)
+        style = Markup((STATIC / "page.css").read_text(encoding="utf-8"))  # noqa: S704 - a file of ours
+        template = environment().get_template(f"{kind}.html")
+        html = template.render(base="", alone=True, stylesheet=style, **vars(view))
     try:
         out.write_bytes(html.encode("utf-8", "replace"))
     except OSError as exc:
         raise SettingsError(f"--out {out}: {exc}. Name a file in a folder that can be written") from exc
-    return what
+    return kind
 
 
-def _found(look: Look, name: str) -> tuple[str, str, dict[str, Any]]:
-    """Return what is called so: kind, template and data. A task is looked for first."""
+def _find(log: LogSnapshot, name: str) -> tuple[str, object]:
+    """Return whether a name is a task's or a policy's, and its view. A task is looked for first."""
     try:
-        return "task", "task.html", tasks.as_shown(tasks.one(look, name))
+        return "task", find_explained(log, name)
     except NotFoundError:
         pass
     try:
-        return "policy", "policy.html", policies.one(look, name)
+        return "policy", find_policy(log, name)
     except NotFoundError as exc:
         raise NotFoundError(f"the log knows no task {name[:80]!r}, and {exc}") from exc
-
-
-def _stylesheet() -> str:
-    return (STATIC / "page.css").read_text(encoding="utf-8")

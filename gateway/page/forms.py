@@ -1,6 +1,6 @@
-"""What a form of the page sends: names and values, as browsers encode them.
+"""The form of a request: names and values, as browsers encode them.
 
-request ──► application/x-www-form-urlencoded, MOST_BYTES at most ──► SentForm
+request ──► application/x-www-form-urlencoded, MAX_BYTES at most ──► SentForm
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from starlette.requests import Request
 from gateway.http.body import sent
 from streams.errors import SettingsError
 
-MOST_BYTES = 64 * 1024
-MOST_FIELDS = 20
-LONGEST = 2_000
+MAX_BYTES = 64 * 1024
+MAX_FIELDS = 20
+LONGEST_REASON = 2_000
 """Characters of a reason."""
 
 
@@ -33,25 +33,25 @@ class SentForm(dict[str, str]):
         return int(text)
 
     def reason(self, name: str) -> str:
-        """Return why somebody decides so. Raises SettingsError without a reason, or if it is too long for a log."""
+        """Return the reason of a decision. Raises SettingsError without one, or if it is too long for a log."""
         text = self.word(name)
         if not text:
             raise SettingsError("there is no reason; say why, since it is recorded in the log")
-        if len(text) > LONGEST:
-            raise SettingsError(f"the reason has {len(text):,} characters; give {LONGEST:,} at most")
+        if len(text) > LONGEST_REASON:
+            raise SettingsError(f"the reason has {len(text):,} characters; give {LONGEST_REASON:,} at most")
         return text
 
 
-async def posted(request: Request) -> SentForm:
-    """Return what was sent. Raises SettingsError if it is no form, CallError if it is too long or late."""
-    raw = await sent(request, MOST_BYTES)
+async def read_form(request: Request) -> SentForm:
+    """Return the fields that were sent. Raises SettingsError if they are no form, CallError if too long or late."""
+    raw = await sent(request, MAX_BYTES)
     try:
         return SentForm(
             parse_qsl(
                 raw.decode(),
                 keep_blank_values=True,
                 strict_parsing=bool(raw),
-                max_num_fields=MOST_FIELDS,
+                max_num_fields=MAX_FIELDS,
                 errors="strict",
             )
         )

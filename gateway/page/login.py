@@ -1,16 +1,15 @@
-"""People log in and out on the page.
+"""Log in and out on the page.
 
 GET  /login ──► a form, and a link to the issuer that vouches for people, if there is one
-POST /login {name, password} ──► Logins.log_in ──► the cookie, and on to where one wanted to go; or why not
+POST /login {name, password} ──► Logins.log_in ──► the cookie, and the page that was asked for; or why not
 POST /logout ──► the login ends at every gateway, and the browser forgets it
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -18,41 +17,47 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.http.notice import PREFIX
-from gateway.page.forms import posted
+from gateway.page.forms import read_form
+from gateway.page.render import Renderer
 from gateway.people.auth import LOGGED_IN, NOT_STORED, address_of, logged_out, noted, refusal_of
 from gateway.people.cookie import LoginCookie, is_own_path, refresh_token_of
 from streams.access import passwords, users
 from streams.access.people import WRONG, Logins
 from streams.errors import LoginRefused
 
-Renders = Callable[[Request, str, dict[str, Any], HTTPStatus], Response]
-
 
 class PagePeople(NamedTuple):
-    """How people log in at the server whose page this is."""
+    """How people log in at the server of this page."""
 
     logins: Logins | None
-    """None: nobody can, and keys alone open."""
+    """None: only keys open the page."""
     cookie: LoginCookie
     issuer: str = ""
-    """Who vouches for people; empty: nobody does."""
+    """The OpenID issuer; empty: none."""
     origin: str = ""
-    """How browsers reach the server, if not by its own name."""
+    """The address of the server in browsers, if it is not its own name."""
 
 
-def routes(people: PagePeople, html: Renders) -> list[Route]:
+def routes(people: PagePeople, renderer: Renderer) -> list[Route]:
     """Return the routes."""
 
     def form(request: Request, to: str, failed: str | None = None, status: HTTPStatus = HTTPStatus.OK) -> Response:
-        said = {"next": to, "failed": failed, "passwords": people.logins is not None, "issuer": people.issuer}
-        return html(request, "login.html", said, status)
+        return renderer.html(
+            request,
+            "login.html",
+            status=status,
+            next=to,
+            failed=failed,
+            passwords=people.logins is not None,
+            issuer=people.issuer,
+        )
 
     def ask(request: Request) -> Response:
-        return form(request, _where(request.query_params.get("next", "")))
+        return form(request, _own_path(request.query_params.get("next", "")))
 
     async def log_in(request: Request) -> Response:
-        sent = await posted(request)
-        to = _where(sent.word("next"))
+        sent = await read_form(request)
+        to = _own_path(sent.word("next"))
         if people.logins is None:
             return form(request, to, status=HTTPStatus.UNAUTHORIZED)
         try:
@@ -62,10 +67,10 @@ def routes(people: PagePeople, html: Renders) -> list[Route]:
             pair = await run_in_threadpool(people.logins.log_in, name, password, address_of(request))
         except LoginRefused as exc:
             noted(request, None, refusal_of(exc))
-            late = exc.wait_ms is not None
-            answer = form(request, to, str(exc), HTTPStatus.TOO_MANY_REQUESTS if late else HTTPStatus.UNAUTHORIZED)
-            if exc.wait_ms is not None:
-                answer.headers["Retry-After"] = str(math.ceil(exc.wait_ms / 1000))
+            if exc.wait_ms is None:
+                return form(request, to, str(exc), HTTPStatus.UNAUTHORIZED)
+            answer = form(request, to, str(exc), HTTPStatus.TOO_MANY_REQUESTS)
+            answer.headers["Retry-After"] = str(math.ceil(exc.wait_ms / 1000))
             return answer
         noted(request, pair.user, LOGGED_IN)
         answer = RedirectResponse(to, HTTPStatus.SEE_OTHER, NOT_STORED)
@@ -88,6 +93,6 @@ def routes(people: PagePeople, html: Renders) -> list[Route]:
     ]
 
 
-def _where(wanted: str) -> str:
-    """Return where to go after a login: a path of the page, whatever was asked for."""
-    return wanted if is_own_path(wanted) else f"{PREFIX}/"
+def _own_path(path: str) -> str:
+    """Return where to go after a login: a path of the page, whatever the request names."""
+    return path if is_own_path(path) else f"{PREFIX}/"

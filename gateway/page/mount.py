@@ -25,8 +25,8 @@ from streams.access.people import Logins
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:
-    from streams.tools.views.answer_tokens import TokenTexts
     from streams.tools.views.log_view import LogView
+    from streams.tools.views.side_by_side import TokenTexts
 
 HOUR_S = 3600
 

@@ -29,6 +29,7 @@ from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
+from streams.tools.views.group_outcome import FLAT, nothing_reason
 from streams.tools.views.places import PLACES
 
 
@@ -231,9 +232,9 @@ class Progress:
         for response in group.responses:
             total, n = self.rewards_by_version.get(group.adapter_version, (0.0, 0))
             self.rewards_by_version[group.adapter_version] = (total + response.reward, n + 1)
-        flat = group.flat
-        if group.dropped_reason is not None or (flat and self.settings.batches.zero_variance == "drop"):
-            self._leave(group.task_id, group.dropped_reason or "zero_variance")
+        reason = nothing_reason(group.purpose, group.dropped_reason, group.flat)
+        if reason is not None and (reason != FLAT or self.settings.batches.zero_variance == "drop"):
+            self._leave(group.task_id, reason)
             return
         self._move(task, "grouped")
         self._at_offset.setdefault((record.at.topic, record.at.partition), {})[record.at.offset] = group.task_id

@@ -54,7 +54,7 @@ def test_a_log_is_shown_as_it_is_now_and_followed_as_it_is_written(made: Setting
                     producer.send(event)
             producer.flush()
             found = json.loads(next(line for line in lines if line.startswith("data: ")).removeprefix("data: "))
-            assert set(found) == {"topic", "partition", "offset", "time", "key", "what"}
+            assert set(found) == {"topic", "partition", "offset", "time", "key", "summary"}
         until(lambda: browser.get("/tasks/taught").status_code == 200, "the task is shown")
         assert "2 of 4 answers were better than the mean of 0.5" in browser.get("/tasks/taught").text
         producer.send(task(task_id="new", policy="another"))

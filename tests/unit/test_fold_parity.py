@@ -5,7 +5,7 @@ histories: two writers who look when they like, illegal moves, copies, events th
   ├── VersionRouter     what an agent routes by
   ├── rollouts.reduce   what the stage decides by
   ├── audit_versions    what the audit holds against the responses
-  ├── policies.folded   what the page says of each event
+  ├── fold_events       what the page says of each event
   └── the view rollout  what DuckDB says
 """
 
@@ -30,7 +30,7 @@ from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of
 from streams.tools.audit.versions import reigns
 from streams.tools.query.views import KNOWN, ROLLOUT
-from streams.tools.views import policy_versions as policies
+from streams.tools.views import policy_versions
 from tests.support.thoroughness import examples
 
 KINDS: tuple[AdapterKind, ...] = tuple(TRANSITIONS)
@@ -132,7 +132,7 @@ def by_audit(history: Sequence[AdapterEvent]) -> list[Now]:
 
 
 def by_page(history: Sequence[AdapterEvent]) -> tuple[list[Now], list[str]]:
-    rows, statuses = policies.folded([asdict(one) for one in history])
+    rows, statuses = policy_versions.fold_events([asdict(one) for one in history])
     state = adapters.empty("p")
     for one in history:
         state = adapters.fold(state, one)

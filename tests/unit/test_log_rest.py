@@ -207,8 +207,8 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogOverHttp]:
 
 
 def shown(view: LogOverHttp, task_id: str, asks: Any = None) -> dict[str, Any]:
-    with view.look() as look:
-        return group_view.group(look, view.settings, task_id, asks)
+    with view.snapshot() as snapshot:
+        return group_view.group(snapshot, view.settings, task_id, asks)
 
 
 def test_a_group_is_shown_slot_by_slot_with_its_reasons(view: LogOverHttp) -> None:

@@ -15,21 +15,18 @@ import pytest
 from click.testing import CliRunner
 from starlette.testclient import TestClient
 
-from gateway.page import app, chart, export, live
+from gateway.page import app, chart, export
 from schemas.events import Coordinates
 from schemas.serde import Poison
 from streams.cli.root import cli
-from streams.errors import NotFoundError, RefusedError
+from streams.errors import NotFoundError
 from streams.kafka.record import Record
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
-from streams.tools.views import (
-    answer_tokens as tokens,
-    bounded_query as sql_box,
-    places as overview,
-    policy_versions as policies,
-)
+from streams.tools.views import answer_tokens, places, policy_versions, record_line
+from streams.tools.views.bounded_query import answer_statement
 from streams.tools.views.log_view import LogReader, LogView
+from streams.tools.views.record_line import RecordLine
 from streams.tools.views.side_by_side import shared_by_token, shared_words
 from tests.support.factories import T0, adapter_event, one_of_each, promoted, response, state_after, task, trained
 from tests.support.log import page_log
@@ -113,13 +110,13 @@ def words(client: TestClient, path: str) -> str:
         ("taught", "It taught something 2 of 4 answers were better than the mean of 0.5"),
         ("taught", "It is in batch 0, from which version 1 was trained."),
         ("flat", "It taught nothing All 3 rewards are 0: no answer was better than another, so every advantage is 0."),
-        ("flat", "The rewards of this policy's scenario go from 0 to 1, so nobody did well: the task is too hard"),
-        ("easy", "go from 0 to 1, so everybody did well: the task is too easy for this version."),
+        ("flat", "The rewards of this policy's scenario go from 0 to 1, so no answer did well: the task is too hard"),
+        ("easy", "go from 0 to 1, so every answer did well: the task is too easy for this version."),
         ("few", "Too few answers had scores to compare"),
         ("few", "Slot 1 left out: the answer failed. Slot 2 left out: a scorer gave up on it."),
-        ("nobody", "Nobody answered: no slot had an answer when its time was over."),
+        ("nobody", "No slot was answered before the task's time was over."),
         ("open", "Not grouped yet 1 scores of exact are missing."),
-        ("waiting", "Nobody has answered it yet."),
+        ("waiting", "There is no answer yet."),
         ("held", "Not for training Its purpose is eval"),
         ("late", "It taught nothing It came too late: its answers are by a version too many steps before the batch"),
     ],
@@ -167,7 +164,7 @@ def test_tokens_are_shown_with_how_likely_each_was_and_what_is_known_of_the_rati
 
 def test_the_ratios_of_a_step_are_told_as_far_as_they_were_measured() -> None:
     metrics = {"ratio": 1.01, "tokens": 1200.0, "clipped": 0.05, "mismatch_max": 0.1}
-    assert tokens.said(3, metrics) == (
+    assert answer_tokens.describe_ratio(3, metrics) == (
         "The ratio of each token is not recorded. Over 1,200 tokens of the step that made version 3 its mean was 1.01, "
         "5 % were clipped, and none was outside 0.9048 to 1.105."
     )
@@ -182,9 +179,9 @@ def test_rewards_of_any_scale_are_compared_with_those_of_the_scenario(tmp_path: 
         maker.grouped(asked, answers, [value] * 2)
     found = opened(tmp_path, maker.log)
     http = TestClient(app.create_app(found), base_url="http://127.0.0.1")
-    assert "go from -5 to 7.5, so nobody did well" in words(http, "/tasks/lost")
+    assert "go from -5 to 7.5, so no answer did well" in words(http, "/tasks/lost")
     assert "go from -5 to 7.5. The answers differ, and the scorers" in words(http, "/tasks/drawn")
-    assert "go from -5 to 7.5, so everybody did well" in words(http, "/tasks/won")
+    assert "go from -5 to 7.5, so every answer did well" in words(http, "/tasks/won")
     found.close()
 
 
@@ -232,14 +229,14 @@ def test_groups_that_taught_nothing_can_be_listed_alone(client: TestClient) -> N
 
     assert listed("/groups") == ["late", "held", "nobody", "few", "easy", "flat", "taught"]
     assert listed("/groups?fate=nothing") == ["late", "nobody", "few", "easy", "flat"]
-    assert listed("/groups?fate=taught&version=0") == ["late", "taught"]
+    assert listed("/groups?fate=taught&version=0") == ["taught"]
     assert listed("/groups?policy=other") == [] == listed("/groups?from=50")
 
 
 def test_the_overview_counts_each_train_task_at_its_place(view: LogView, client: TestClient) -> None:
-    with view.look() as look:
-        places = {row["place"]: row["tasks"] for row in look.rows(overview.PLACES_SQL)}
-    assert places == {"trained": 1, "batched": 1, "left out": 3, "grouped": 1, "sampled": 1, "waiting": 1}
+    with view.snapshot() as snapshot:
+        counts = {row["place"]: row["tasks"] for row in snapshot.rows(places.PLACES_SQL)}
+    assert counts == {"trained": 1, "batched": 1, "left out": 3, "grouped": 1, "sampled": 1, "waiting": 1}
     assert "1 sampled answered, and not scored yet" in words(client, "/")
 
 
@@ -256,7 +253,7 @@ def test_a_policy_shows_its_versions_what_they_are_made_of_and_who_decided(clien
 
 
 def test_every_figure_of_a_curve_equals_that_of_streamward_query(view: LogView, client: TestClient) -> None:
-    sql = policies.rewards_sql("default")
+    sql = policy_versions.rewards_sql("default")
     printed = CliRunner().invoke(
         cli, ["query", sql, "--source", "archive", "--output", "json"], env=to_env(view.settings)
     )
@@ -277,11 +274,11 @@ def test_curves_are_a_picture_without_javascript(client: TestClient) -> None:
 
 
 def test_a_long_curve_keeps_its_ends_and_the_whole_of_its_band() -> None:
-    points = [(n, n % 7 / 7, -float(n), float(n)) for n in range(50_000)]
-    few = chart.thinned(points)
-    assert len(few) == chart.MOST
-    assert (min(one[2] for one in few), max(one[3] for one in few)) == (-49_999, 49_999)
-    assert chart.thinned(points[:5]) == points[:5]
+    points = [policy_versions.CurvePoint(n, n % 7 / 7, -float(n), float(n)) for n in range(50_000)]
+    drawn = chart.thin(points)
+    assert len(drawn) == chart.MAX_POINTS
+    assert (min(point.low for point in drawn), max(point.high for point in drawn)) == (-49_999, 49_999)
+    assert chart.thin(points[:5]) == points[:5]
 
 
 def test_statuses_are_those_of_the_fold() -> None:
@@ -291,7 +288,7 @@ def test_statuses_are_those_of_the_fold() -> None:
         adapter_event("rolled_back", 1, expected_version=3),
     ]  # fmt: skip
     folded = {number: one.status.replace("_", " ") for number, one in state_after(steps, "default").versions.items()}
-    assert policies.folded([asdict(one) for one in steps])[1] == folded
+    assert policy_versions.fold_events([asdict(one) for one in steps])[1] == folded
 
 
 def test_dead_letters_are_counted_and_their_content_is_text(hostile: TestClient) -> None:
@@ -318,10 +315,10 @@ def test_an_archive_is_not_followed(client: TestClient) -> None:
 
 def test_a_live_line_says_what_a_record_is_and_nothing_that_steers() -> None:
     record = Record(Coordinates("responses", 0, 7), T0, b"\xff\x1b", b"", ())
-    found = live.line("responses", record, response(text="<b>\x1b[31m\nred"))
-    assert (found["key"], found["what"]) == ("\ufffd␛", "slot 0 by version 0: <b>␛[31m red")
-    assert live.line("tasks", record, Poison("not_avro", "?"))["what"] == "no event: not_avro"
-    assert all(isinstance(live.what(event), str) for event in one_of_each())
+    line = RecordLine.of("responses", record, response(text="<b>\x1b[31m\nred"))
+    assert (line.key, line.summary) == ("\ufffd␛", "slot 0 by version 0: <b>␛[31m red")
+    assert RecordLine.of("tasks", record, Poison("not_avro", "?")).summary == "no event: not_avro"
+    assert all(isinstance(record_line.summary(event), str) for event in one_of_each())
 
 
 @pytest.mark.parametrize(
@@ -341,13 +338,9 @@ def test_a_statement_may_do_what_streamward_query_lets_it(client: TestClient, sq
 
 
 def test_a_statement_that_runs_for_too_long_is_ended(view: LogView) -> None:
-    with pytest.raises(RefusedError, match="was ended; let it read less"):
-        sql_box.data(
-            LogReader(view),
-            "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b",
-            most=10,
-            longest_s=0.05,
-        )
+    sql = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b"
+    answer = answer_statement(LogReader(view), sql, limit=10, longest_s=0.05)
+    assert answer.result is None and "was ended; let it read less" in str(answer.failed)
 
 
 def test_another_site_cannot_have_a_statement_run(client: TestClient) -> None:
@@ -492,11 +485,11 @@ def test_hostile_texts_are_shown_as_text_on_every_page(hostile: TestClient) -> N
 def test_a_view_is_kept_for_as_long_as_it_was_costly(tmp_path: Path) -> None:
     settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
     now, cpu = [0.0], count(0, 3)  # every look takes 3 s of a processor
-    view = LogView(settings, "archive", clock=lambda: now[0], spent=lambda: float(next(cpu)))
+    view = LogView(settings, "archive", clock=lambda: now[0], cpu_clock=lambda: float(next(cpu)))
 
     def tasks_seen() -> int:
-        with view.look() as look:
-            return len(look.rows("FROM tasks"))
+        with view.snapshot() as snapshot:
+            return len(snapshot.rows("FROM tasks"))
 
     assert tasks_seen() == 0
     archived(settings, {"tasks": [task()]}, count(T0))

@@ -28,7 +28,7 @@ from streams.access.roles import ALLOWED, ROLES
 from streams.access.users import User
 from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Archive, Serve, Settings, Topics
-from streams.tools.views import job_list as orders
+from streams.tools.views.job_list import list_jobs
 from streams.tools.views.log_view import LogReader, LogView
 from tests.support.factories import T0
 from tests.support.log import page_log
@@ -330,10 +330,10 @@ def test_who_may_what_and_who_asked_is_read_by_an_admin_alone(view: LogView) -> 
 
 def test_costs_and_jobs_are_those_of_the_tenant(view: LogView) -> None:
     person = Known("viewer", tenant="red").person
-    found = orders.data(LogReader(view, person))
-    assert [one["policy"] for one in found["jobs"]] == ["red.coach"]
-    assert {one["tenant"] for one in found["costs"]} <= {"red"}
-    assert len(orders.data(LogReader(view))["jobs"]) == 2
+    own = list_jobs(LogReader(view, person))
+    assert [job["policy"] for job in own.jobs] == ["red.coach"]
+    assert {cost["tenant"] for cost in own.costs} <= {"red"}
+    assert len(list_jobs(LogReader(view)).jobs) == 2
 
 
 # --- what each may decide ---------------------------------------------------------------------------------------------

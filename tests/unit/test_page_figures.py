@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from gateway.page import app
-from gateway.page.app import number
+from gateway.page.render import number
 from streams.cli.root import cli
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
-from streams.tools.views import task as tasks
+from streams.tools.views import task
 from streams.tools.views.log_view import LogView
 from tests.support.factories import T0
 from tests.support.log import page_log
@@ -138,7 +138,7 @@ def test_figures_of_the_overview_are_those_of_streamward_query(view: LogView, cl
 def test_figures_of_a_task_are_those_of_streamward_query(
     view: LogView, client: TestClient, task_id: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "MOST_AGAIN", most)
+    monkeypatch.setattr(task, "SAME_QUESTION_ROWS", most)
     page = Tables(client.get(f"/tasks/{task_id}").text)
     slots = asked(
         view,

@@ -60,7 +60,7 @@ if (rows) {
     const one = JSON.parse(message.data), row = document.createElement("tr");
     const cell = (text) => {
       const made = row.appendChild(Object.assign(document.createElement("td"), { textContent: text }));
-      made.dataset.label = ["time", "record", "key", "what"][row.childElementCount - 1];
+      made.dataset.label = ["time", "record", "key", "content"][row.childElementCount - 1];
       return made;
     };
     cell(one.time.replace("T", " ").slice(0, 19));
@@ -70,7 +70,7 @@ if (rows) {
     link.textContent = `${one.topic}[${one.partition}]@${one.offset}`;
     cell("").append(link);
     cell(one.key).className = "key";
-    cell(one.what);
+    cell(one.summary);
     row.className = "new";
     rows.prepend(row);
     while (rows.childElementCount > 300) rows.lastElementChild.remove();

@@ -1,17 +1,37 @@
 """Trajectories: the list of runs, and one turn by turn.
 
-view runs ──► the list          trajectories, turns, rewards of one ──► its calls in order
+view runs ──► RunList          trajectories, turns, rewards of one ──► RunHistory
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
 
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
-from streams.tools.views.log_view import Look
+from streams.tools.views.log_view import LogSnapshot, Row, RowPage
 
 RUNS_SQL = "SELECT * FROM runs ORDER BY _timestamp DESC, _partition, _offset DESC"
+
+
+@dataclass(frozen=True)
+class RunList:
+    """Runs, the newest first."""
+
+    runs: RowPage
+    as_of: datetime
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """One run: its model calls in order, and what was said of it."""
+
+    trajectory_id: str
+    run: Row | None
+    turns: list[Row]
+    rewards: list[Row]
+    as_of: datetime
 
 
 def turns_sql(trajectory_id: str) -> str:
@@ -24,20 +44,20 @@ QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _offset) = 1 ORDER BY n
 """  # noqa: S608 - a literal
 
 
-def data(look: Look, rows: int, first: int) -> dict[str, Any]:
-    """Return what the list shows."""
-    found = look.rows(f"{RUNS_SQL} LIMIT {rows + 1} OFFSET {first}")
-    return {"runs": found[:rows], "first": first, "more": first + rows if len(found) > rows else None, "at": look.at}
+def list_runs(log: LogSnapshot, first: int) -> RunList:
+    """Return a page of the list of runs."""
+    return RunList(log.page(RUNS_SQL, first), log.as_of)
 
 
-def one(look: Look, trajectory_id: str) -> dict[str, Any]:
-    """Return what the page of a run shows. Raises NotFoundError."""
-    run = look.first(f"SELECT * FROM runs WHERE trajectory_id = {literal(trajectory_id)}")  # noqa: S608
-    turns = look.rows(turns_sql(trajectory_id))
+def find_run(log: LogSnapshot, trajectory_id: str) -> RunHistory:
+    """Return one run. Raises NotFoundError."""
+    own_id = literal(trajectory_id)
+    run = log.first(f"SELECT * FROM runs WHERE trajectory_id = {own_id}")  # noqa: S608
+    turns = log.rows(turns_sql(trajectory_id))
     if run is None and not turns:
         raise NotFoundError(f"the log has no trajectory {trajectory_id[:80]!r}; /runs lists them")
-    said = look.rows(
-        f"SELECT * FROM rewards WHERE response_id = {literal(trajectory_id)} OR response_id IN "  # noqa: S608
-        f"(SELECT turn_id FROM turns WHERE trajectory_id = {literal(trajectory_id)}) ORDER BY _timestamp, _offset"
+    rewards = log.rows(
+        f"SELECT * FROM rewards WHERE response_id = {own_id} OR response_id IN "  # noqa: S608
+        f"(SELECT turn_id FROM turns WHERE trajectory_id = {own_id}) ORDER BY _timestamp, _offset"
     )
-    return {"trajectory_id": trajectory_id, "run": run, "turns": turns, "rewards": said, "at": look.at}
+    return RunHistory(trajectory_id, run, turns, rewards, log.as_of)

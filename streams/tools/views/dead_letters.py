@@ -1,14 +1,15 @@
 """Dead letters: what could not be used, why, and what was decided about each.
 
-dead_letters ──► letters, newest first, with the newest decision about their source
+dead_letters ──► LetterList: the newest first, with the newest decision about their source
 """
 
 from __future__ import annotations
 
 import base64
-from typing import Any
+from dataclasses import dataclass, replace
+from datetime import datetime
 
-from streams.tools.views.log_view import Look, Row
+from streams.tools.views.log_view import LogSnapshot, Row, RowPage
 from streams.tools.views.visible_text import cut
 
 PAYLOAD_SHOWN = 2000
@@ -29,24 +30,29 @@ WHERE l.stage <> 'dlq' ORDER BY l._timestamp DESC, l._partition, l._offset DESC
 COUNTS_SQL = f"SELECT stage, reason, state, count(*) AS letters FROM ({LETTERS_SQL}) GROUP BY ALL ORDER BY letters DESC"  # noqa: S608
 
 
-def data(look: Look, rows: int, first: int) -> dict[str, Any]:
-    """Return what the page shows."""
-    found = look.rows(f"{LETTERS_SQL} LIMIT {rows + 1} OFFSET {first}")
-    return {
-        "counts": look.rows(COUNTS_SQL),
-        "letters": [row | {"content": content(row)} for row in found[:rows]],
-        "first": first,
-        "more": first + rows if len(found) > rows else None,
-        "at": look.at,
-    }
+@dataclass(frozen=True)
+class LetterList:
+    """Dead letters, each with its `content` as text, and how many of each reason."""
+
+    counts: list[Row]
+    letters: RowPage
+    as_of: datetime
 
 
-def content(row: Row) -> str:
+def list_letters(log: LogSnapshot, first: int) -> LetterList:
+    """Return a page of the list of dead letters."""
+    letters = log.page(LETTERS_SQL, first)
+    rows = [row | {"content": payload_text(row)} for row in letters.rows]
+    return LetterList(log.rows(COUNTS_SQL), replace(letters, rows=rows), log.as_of)
+
+
+def payload_text(letter: Row) -> str:
     """Return a letter's payload as text, as far as it is text."""
-    if row["payload"] is None:
-        return "" if row["payload_bytes"] is None else f"({row['payload_bytes']:,} bytes, not kept in the letter)"
+    if letter["payload"] is None:
+        size = letter["payload_bytes"]
+        return "" if size is None else f"({size:,} bytes, not kept in the letter)"
     try:
-        data = base64.b64decode(row["payload"], validate=True)
+        payload = base64.b64decode(letter["payload"], validate=True)
     except ValueError:
-        return str(row["payload"])
-    return cut(data.decode("utf-8", "replace"), PAYLOAD_SHOWN)
+        return str(letter["payload"])
+    return cut(payload.decode("utf-8", "replace"), PAYLOAD_SHOWN)

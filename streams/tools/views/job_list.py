@@ -1,24 +1,59 @@
 """Jobs and what they cost, from the fold of their events that `streamward jobs` shows.
 
-log, archive ──► events of jobs ──► AllJobs ──► rows of jobs, of months
+log, archive ──► events of jobs ──► AllJobs ──► JobList; one job
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from streams.errors import NotFoundError
 from streams.jobs import spending, view as job_view
 from streams.jobs.all_jobs import AllJobs
 from streams.kafka.topics import topics
 from streams.tools.archive import history
-from streams.tools.views.log_view import LogReader
+from streams.tools.views.log_record import RecordField, list_fields
+from streams.tools.views.log_view import LogReader, Row
 
-BY: tuple[spending.CostName, ...] = ("tenant", "month", "policy")
+COSTS_BY: tuple[spending.CostName, ...] = ("tenant", "month", "policy")
 
 
-def folded(log: LogReader) -> AllJobs:
-    """Return all jobs as of now. Raises LogError if the log cannot be read."""
+@dataclass(frozen=True)
+class JobList:
+    """Jobs, the newest first, and costs by month; for a tenant its own."""
+
+    jobs: list[Row]
+    costs: list[Row]
+
+
+@dataclass(frozen=True)
+class WholeJob:
+    """One job: its order, how far it is, and what it cost."""
+
+    job_id: str
+    fields: list[RecordField]
+
+
+def list_jobs(log: LogReader) -> JobList:
+    """Return the jobs that a reader may see. Raises LogError if the log cannot be read."""
+    jobs, tenant = _all_jobs(log), log.tenant
+    newest = sorted(jobs.states.values(), key=lambda job: job.created_at, reverse=True)
+    return JobList(
+        [job_view.row(job) for job in newest if tenant in (None, job.tenant)],
+        [row for row in spending.costs(jobs.months, COSTS_BY) if tenant in (None, row["tenant"])],
+    )
+
+
+def find_job(log: LogReader, job_id: str) -> WholeJob:
+    """Return one job. Raises NotFoundError, also for another tenant's."""
+    job = _all_jobs(log).states.get(job_id)
+    if job is None or log.tenant not in (None, job.tenant):
+        raise NotFoundError(f"there is no job {job_id[:80]!r}; /jobs lists all of them")
+    return WholeJob(job.job_id, list_fields(job_view.whole(job)))
+
+
+def _all_jobs(log: LogReader) -> AllJobs:
+    """Return all jobs as of now."""
     jobs = AllJobs(topics(log.settings.topics)["jobs"].partitions)
     source = history.of(log.settings, log.source)
     try:
@@ -29,22 +64,3 @@ def folded(log: LogReader) -> AllJobs:
     for record in source.read({tp: low for tp, (low, _) in bounds.items()}, ends):
         jobs.take(record)
     return jobs
-
-
-def data(log: LogReader) -> dict[str, Any]:
-    """Return what the page of all jobs shows; for a tenant its own."""
-    jobs, own = folded(log), log.tenant
-    newest = sorted(jobs.states.values(), key=lambda job: job.created_at, reverse=True)
-    costs = spending.costs(jobs.months, BY)
-    return {
-        "jobs": [job_view.row(job) for job in newest if own in (None, job.tenant)],
-        "costs": [row for row in costs if own in (None, row["tenant"])],
-    }
-
-
-def one(log: LogReader, job_id: str) -> dict[str, Any]:
-    """Return what the page of a job shows. Raises NotFoundError, also for another tenant's."""
-    job = folded(log).states.get(job_id)
-    if job is None or log.tenant not in (None, job.tenant):
-        raise NotFoundError(f"there is no job {job_id[:80]!r}; /jobs lists all of them")
-    return {"job": job_view.whole(job)}

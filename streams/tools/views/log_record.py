@@ -7,58 +7,87 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from streams.errors import NotFoundError
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.views import name_of, quoted
-from streams.tools.views.log_view import Look
+from streams.tools.views.log_view import LogSnapshot
 
 
-def sql(label: str, partition: int, offset: int) -> str:
-    """Return the statement that finds a record."""
+class RecordField(NamedTuple):
+    """A field as text."""
+
+    name: str
+    text: str
+    is_text: bool
+    """Whether the value itself is a string."""
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """A record and its neighbours in the partition, which may be undecodable."""
+
+    topic: str
+    label: str
+    partition: int
+    offset: int
+    time: str
+    key: str | None
+    fields: list[RecordField]
+    previous: int | None
+    following: int | None
+    as_of: datetime
+
+
+def find_record(log: LogSnapshot, settings: Settings, label: str, partition: int, offset: int) -> LogRecord:
+    """Return a record. Raises NotFoundError if there is none, or it is no event."""
+    labels = topics(settings.topics)
+    if label not in labels:
+        raise NotFoundError(f"there is no topic {label[:80]!r}; there are {', '.join(labels)}")
+    row = log.first(_record_sql(label, partition, offset)) if max(partition, offset) < 2**63 else None
+    topic = labels[label].name
+    if row is None:
+        bad = next((bad for bad in log.undecodable(label) if bad.at == (topic, partition, offset)), None)
+        if bad is not None:
+            raise NotFoundError(f"{bad.at} cannot be read: {bad.reason}: {bad.error}")
+        raise NotFoundError(f"{topic}[{partition}]@{offset}: there is no such record in what this page reads")
+    others = _other_offsets(log, label, topic, partition, offset)
+    fields = list_fields({name: value for name, value in row.items() if not name.startswith("_")})
+    return LogRecord(
+        topic,
+        label,
+        partition,
+        offset,
+        row["_timestamp"],
+        row["_key"],
+        fields,
+        previous=max((other for other in others if other < offset), default=None),
+        following=min((other for other in others if other > offset), default=None),
+        as_of=log.as_of,
+    )
+
+
+def _record_sql(label: str, partition: int, offset: int) -> str:
     return f"SELECT * FROM {quoted(name_of(label))} WHERE _partition = {partition} AND _offset = {offset}"  # noqa: S608
 
 
-def one(look: Look, settings: Settings, label: str, partition: int, offset: int) -> dict[str, Any]:
-    """Return a record's fields. Raises NotFoundError if there is none, or it is no event."""
-    known = topics(settings.topics)
-    if label not in known:
-        raise NotFoundError(f"there is no topic {label[:80]!r}; there are {', '.join(known)}")
-    row = look.first(sql(label, partition, offset)) if max(partition, offset) < 2**63 else None
-    name = known[label].name
-    if row is None:
-        what = next((bad for bad in look.bad(label) if bad.at == (name, partition, offset)), None)
-        if what is not None:
-            raise NotFoundError(f"{what.at} cannot be read: {what.reason}: {what.error}")
-        raise NotFoundError(f"{name}[{partition}]@{offset}: there is no such record in what this page reads")
-    previous, following = beside(look, label, name, partition, offset)
-    return {
-        "topic": name,
-        "time": row["_timestamp"],
-        "key": row["_key"],
-        "fields": fields({key: value for key, value in row.items() if not key.startswith("_")}),
-        "previous": previous,
-        "next": following,
-    }
-
-
-def beside(look: Look, label: str, name: str, partition: int, offset: int) -> tuple[int | None, int | None]:
-    """Return the offsets of the records before and behind one in its partition, those that cannot be read too."""
-    found = look.rows(
+def _other_offsets(log: LogSnapshot, label: str, topic: str, partition: int, offset: int) -> list[int]:
+    """Return the offsets next to one in its partition, and those of every undecodable record there."""
+    (row,) = log.rows(
         f"SELECT max(_offset) FILTER (_offset < {offset}) AS previous, min(_offset) FILTER (_offset > {offset}) "  # noqa: S608
         f"AS following FROM {quoted(name_of(label))} WHERE _partition = {partition}"
-    )[0]
-    bad = [one.at.offset for one in look.bad(label) if (one.at.topic, one.at.partition) == (name, partition)]
-    before = [one for one in (found["previous"], *bad) if one is not None and one < offset]
-    behind = [one for one in (found["following"], *bad) if one is not None and one > offset]
-    return max(before, default=None), min(behind, default=None)
+    )
+    bad = [bad.at.offset for bad in log.undecodable(label) if (bad.at.topic, bad.at.partition) == (topic, partition)]
+    return [other for other in (row["previous"], row["following"], *bad) if other is not None]
 
 
-def fields(found: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
-    """Return names and values as text, and whether a value was text."""
-    return [(name, as_json(value), isinstance(value, str)) for name, value in found.items()]
+def list_fields(values: Mapping[str, Any]) -> list[RecordField]:
+    """Return values as text, by name."""
+    return [RecordField(name, as_json(value), isinstance(value, str)) for name, value in values.items()]
 
 
 def as_json(value: Any) -> str:
@@ -77,9 +106,9 @@ def _json(value: Any, indent: str) -> str:
     inner = indent + "  "
     if isinstance(value, dict) and value:
         parts = [
-            f"{inner}{json.dumps(str(name), ensure_ascii=False)}: {_json(one, inner)}" for name, one in value.items()
+            f"{inner}{json.dumps(str(name), ensure_ascii=False)}: {_json(item, inner)}" for name, item in value.items()
         ]
         return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
-    if isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
-        return "[\n" + ",\n".join(inner + _json(one, inner) for one in value) + f"\n{indent}]"
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return "[\n" + ",\n".join(inner + _json(item, inner) for item in value) + f"\n{indent}]"
     return json.dumps(value, ensure_ascii=False, default=str)

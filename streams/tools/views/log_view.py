@@ -1,10 +1,10 @@
-"""The log as pages read it: one session of `streamward query`, kept while it is fresh.
+"""The log as pages and REST read it: one session of `streamward query`, kept while it is fresh.
 
-    page ──► look() ──► the session, or a new one if the log has grown ──► rows of a statement
+    snapshot() ──► the session, or a new one if the log has grown ──► rows of a statement
 
-A look is consistent: all statements of one page see the log up to the same offsets. One page reads at a time. A session
-is kept for FRESH_S, and for COST times the processor time that a page took with it, so that reading takes a tenth of
-one core at most, however long the log is; the page says how old its view is.
+All statements of one snapshot see the log up to the same offsets. One reader is served at a time. A session is kept
+for FRESH_S, and for COST times the CPU time that a snapshot took, so that reading takes a tenth of one core at most,
+however long the log is; a snapshot says how old it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,33 +33,53 @@ FRESH_S = 2.0
 COST = 10.0
 LIMITS = {"threads": "1", "memory_limit": "1GB"}
 """For DuckDB: the loop may run on the same machine."""
+PAGE_ROWS = 50
+WHOLE_LOG = LogRights()
 
 Row = dict[str, Any]
 
 
-EVERYTHING = LogRights()
+@dataclass(frozen=True)
+class RowPage:
+    """Some rows of a long statement."""
+
+    rows: list[Row]
+    first: int = 0
+    """How many rows come before these."""
+    size: int = PAGE_ROWS
+    is_last: bool = True
+
+    @property
+    def following(self) -> int | None:
+        """The first row of the next page; None on the last."""
+        return None if self.is_last else self.first + self.size
 
 
-class Look:
-    """What one page reads: rows of statements, all at the same offsets."""
+class LogSnapshot:
+    """The log at one moment: rows of statements, all at the same offsets."""
 
-    def __init__(self, session: Session, at: datetime, rights: LogRights = EVERYTHING) -> None:
+    def __init__(self, session: Session, as_of: datetime, rights: LogRights = WHOLE_LOG) -> None:
         self._session, self._rights = session, rights
-        self.at = at
-        """When the log was looked at."""
+        self.as_of = as_of
 
     def rows(self, sql: str, limit: int | None = None) -> list[Row]:
         """Return the rows of a statement that may be seen, by the names of their columns. Raises as `Session.run`."""
-        result = self._session.run(self._rights.within(sql), limit=limit)
+        result = self._session.run(self._rights.restrict(sql), limit=limit)
         return [dict(zip(result.names, row, strict=True)) for row in formats.rows(result)]
 
     def first(self, sql: str) -> Row | None:
         """Return the first row, or None."""
         return next(iter(self.rows(sql, 1)), None)
 
-    def bad(self, label: str) -> list[Bad]:
-        """Return the records of a topic that are no events, as far as it was read; nobody says whose they are."""
-        return [] if self._rights.tenant is not None or label in self._rights.hidden else self._session.bad({label})
+    def page(self, sql: str, first: int, size: int = PAGE_ROWS) -> RowPage:
+        """Return `size` rows of a statement from the `first` on."""
+        rows = self.rows(f"{sql} LIMIT {size + 1} OFFSET {first}")
+        return RowPage(rows[:size], first, size, is_last=len(rows) <= size)
+
+    def undecodable(self, label: str) -> list[Bad]:
+        """Return the records of a topic that are no events, as far as it was read; a tenant sees none of them."""
+        hidden = self._rights.tenant is not None or label in self._rights.hidden
+        return [] if hidden else self._session.bad({label})
 
     def left_out(self) -> list[str]:
         """Return a sentence for each kind of record that could not be read, as far as the log was read."""
@@ -66,7 +87,7 @@ class Look:
 
 
 class LogView:
-    """The log, for all pages. Close it."""
+    """The log, for all readers of a process. Close it."""
 
     def __init__(
         self,
@@ -74,36 +95,35 @@ class LogView:
         source: Source = "auto",
         *,
         clock: Callable[[], float] = time.monotonic,
-        spent: Callable[[], float] = time.process_time,
+        cpu_clock: Callable[[], float] = time.process_time,
     ) -> None:
         self.settings = settings
         self.source: Source = source
-        self._clock, self._cpu = clock, spent
+        self._clock, self._cpu_clock = clock, cpu_clock
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._opened = 0.0
-        self._at = datetime.now(UTC)
-        self._spent = 0.0
+        self._as_of = datetime.now(UTC)
+        self._cpu_s = 0.0
 
     @contextmanager
-    def look(self, rights: LogRights = EVERYTHING) -> Iterator[Look]:
+    def snapshot(self, rights: LogRights = WHOLE_LOG) -> Iterator[LogSnapshot]:
         """Yield the log as of now, or of a moment ago. Raises LogError if it cannot be read."""
         with self._lock:
-            began = self._cpu()
-            if self._session is None or self._clock() - self._opened > max(FRESH_S, COST * self._spent):
-                self._renew()
-            assert self._session is not None  # noqa: S101 - made by `_renew`
+            start = self._cpu_clock()
+            if self._session is None or self._clock() - self._opened > max(FRESH_S, COST * self._cpu_s):
+                self._session = self._renew(self._session)
             try:
-                yield Look(self._session, self._at, rights)
+                yield LogSnapshot(self._session, self._as_of, rights)
             finally:
-                self._spent = max(self._spent, self._cpu() - began)
+                self._cpu_s = max(self._cpu_s, self._cpu_clock() - start)
 
     def session(self, without: Collection[str] = ()) -> Session:
-        """Return a session of one's own, which the caller closes. Raises LogError if the log cannot be read."""
+        """Return a new session, which the caller closes. Raises LogError if the log cannot be read."""
         return Session(self.settings, source=self.source, limits=LIMITS, without=without)
 
     def outdate(self) -> None:
-        """Let the next page look at the log again: something was written that its reader waits for."""
+        """Let the next snapshot read the log again: something was written that its reader waits for."""
         self._opened = -math.inf
 
     def close(self) -> None:
@@ -113,48 +133,51 @@ class LogView:
                 self._session.close()
                 self._session = None
 
-    def _renew(self) -> None:
-        """Look at the log again; what was read stays if nothing was written since."""
+    def _renew(self, old: Session | None) -> Session:
+        """Return a session with the newest records: the old one if nothing was written since."""
         fresh = self.session()
-        self._opened, self._at = self._clock(), datetime.now(UTC)
-        if self._session is not None and fresh.ranges == self._session.ranges:
+        self._opened, self._as_of = self._clock(), datetime.now(UTC)
+        if old is not None and fresh.ranges == old.ranges:
             fresh.close()
-            return
-        if self._session is not None:
-            self._session.close()
-        self._session, self._spent = fresh, 0.0
+            return old
+        if old is not None:
+            old.close()
+        self._cpu_s = 0.0
+        return fresh
 
 
 class LogReader:
     """The log as one visitor sees it."""
 
-    def __init__(self, view: LogView, asks: Principal | None = None) -> None:
+    def __init__(self, view: LogView, principal: Principal | None = None) -> None:
         """Raises RefusedError for a key that is bound to an agent."""
-        if asks is not None and asks.agent_id is not None:
-            raise RefusedError(f"{asks.who} may only act as agent {asks.agent_id}, and the page shows those of all")
-        self._view, self.asks, self.rights = view, asks, LogRights.of(asks)
+        if principal is not None and principal.agent_id is not None:
+            raise RefusedError(
+                f"{principal.who} may only act as agent {principal.agent_id}, and the page shows those of all"
+            )
+        self._view, self.principal, self.rights = view, principal, LogRights.of(principal)
         self.settings, self.source = view.settings, view.source
 
     @property
     def tenant(self) -> str | None:
-        """Whose rows are seen; None: everybody's."""
+        """The tenant whose rows are seen; None: all."""
         return self.rights.tenant
 
     @contextmanager
-    def look(self) -> Iterator[Look]:
+    def snapshot(self) -> Iterator[LogSnapshot]:
         """Yield the log as of now, or of a moment ago. Raises LogError if it cannot be read."""
-        with self._view.look(self.rights) as look:
-            yield look
+        with self._view.snapshot(self.rights) as snapshot:
+            yield snapshot
 
     def session(self) -> Session:
-        """Return a session of one's own, which the caller closes.
+        """Return a new session, which the caller closes.
 
-        Raises RefusedError for who is of a tenant: SQL is not divided. LogError if the log cannot be read.
+        Raises RefusedError for a tenant's principal: SQL is not divided. LogError if the log cannot be read.
         """
         self.check_whole("SQL reads")
         return self._view.session(self.rights.hidden)
 
-    def check_whole(self, what: str) -> None:
+    def check_whole(self, subject: str) -> None:
         """Raise RefusedError if only a tenant's part of the log may be seen."""
-        if self.asks is not None and self.tenant is not None:
-            raise RefusedError(f"{self.asks.who} is of a tenant, and {what} what all tenants have written")
+        if self.principal is not None and self.tenant is not None:
+            raise RefusedError(f"{self.principal.who} is of a tenant, and {subject} what all tenants have written")

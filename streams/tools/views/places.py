@@ -1,25 +1,24 @@
-"""Where every group is, what waits for what, and how much comes.
+"""Where train tasks are on their way from being written to being in a version.
 
-tasks, responses, rewards, groups, batches, adapters ──► the place of each train task, counted by policy
-consumer groups, and the rest of `streamward status` ──► who lives, what each process waits for
-every topic                                          ──► records, and how many a minute
+    waiting ──► sampled ──► scored ──► grouped ──► batched ──► trained          left out: of every version, for good
+
+The page counts them with PLACES_SQL over all that the log holds; `demo` and `up` count one policy's record by record as
+they come (streams/demo/progress.py), since a statement over the whole log four times a second would cost a core.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from streams.errors import StreamwardError
-from streams.kafka.topics import topics
-from streams.tools import status
-from streams.tools.query.views import name_of, quoted
-from streams.tools.views.log_view import LogReader, Row
-
-RATE_MINUTES = 5
-"""Over how long rates are taken."""
-NEWEST = 25
 PLACES = ("waiting", "sampled", "scored", "grouped", "batched", "trained", "left out")
 """The places of a train task, in the order it passes them."""
+PLACE_NOTES = {
+    "waiting": "no answers yet, or not all of them",
+    "sampled": "answered, and not scored yet",
+    "scored": "scored, and not grouped yet",
+    "grouped": "waits for a batch to be full",
+    "batched": "waits for the trainer",
+    "trained": "in an adapter version",
+    "left out": "taught nothing",
+}
 
 PLACES_SQL = """
 WITH asked AS (
@@ -52,62 +51,3 @@ LEFT JOIN grouped AS g USING (task_id) LEFT JOIN made AS m ON m.policy = t.polic
 GROUP BY ALL ORDER BY ALL
 """
 """How many train tasks are at each place, by policy."""
-
-ABOUT = {
-    "waiting": "no answers yet, or not all of them",
-    "sampled": "answered, and not scored yet",
-    "scored": "scored, and not grouped yet",
-    "grouped": "waits for a batch to be full",
-    "batched": "waits for the trainer",
-    "trained": "in an adapter version",
-    "left out": "taught nothing",
-}
-
-
-def data(log: LogReader) -> dict[str, Any]:
-    """Return what the page shows: processes and numbers of records are of all tenants, and nothing for one of them.
-
-    Raises LogError if the log cannot be read.
-    """
-    whole = log.tenant is None
-    with log.look() as look:
-        return {
-            "places": _by_policy(look.rows(PLACES_SQL)),
-            "names": PLACES,
-            "about": ABOUT,
-            "whole": whole,
-            "records": look.rows(records_sql(log)) if whole else [],
-            "minutes": RATE_MINUTES,
-            "at": look.at,
-            "is_archive": log.source == "archive",
-            "left_out": look.left_out(),
-            **(_status(log) if whole else {"loop_status": None, "no_loop": None}),
-        }
-
-
-def records_sql(log: LogReader) -> str:
-    """Return the statement that counts the records of every topic: all, and those of the last minutes."""
-    recent = f"_timestamp > now() - INTERVAL {RATE_MINUTES} MINUTE"
-    return " UNION ALL ".join(
-        f"SELECT '{label}' AS topic, count(*) AS records, count(*) FILTER ({recent}) / {RATE_MINUTES}.0 AS per_minute, "  # noqa: S608
-        f"max(_timestamp) AS newest FROM {quoted(name_of(label))}"
-        for label in topics(log.settings.topics)
-        if label not in log.rights.hidden
-    )
-
-
-def _by_policy(rows: list[Row]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    for row in rows:
-        found.setdefault(row["policy"], dict.fromkeys(PLACES, 0))[row["place"]] = row["tasks"]
-    return found
-
-
-def _status(log: LogReader) -> dict[str, Any]:
-    """Return who lives and what was dropped; of an archive alone nothing of it is known."""
-    if log.source == "archive":
-        return {"loop_status": None, "no_loop": "This is an archive: it says nothing of processes."}
-    try:
-        return {"loop_status": status.look(log.settings), "no_loop": None}
-    except StreamwardError as exc:
-        return {"loop_status": None, "no_loop": str(exc)}

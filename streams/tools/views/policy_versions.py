@@ -1,4 +1,4 @@
-"""Policies: their versions with where each comes from, who answers, the decisions, and how they learn.
+"""Policies: their versions with what each was made of, which one answers, the decisions, and how they learn.
 
 adapters ──► versions, and folded: statuses, decisions    groups ──► mean reward by version, a curve per scenario
 batches, groups ──► what each version was made of         adapters ──► held-out score by version, a curve per suite
@@ -9,17 +9,18 @@ The fold is that of the view `rollout`, and gives the same rows: in SQL it takes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from schemas.events import AdapterEvent
 from streams.adapters.serving import Serving, Status, refusal, step_in_place
 from streams.errors import NotFoundError
 from streams.evaluation.intervals import wilson
 from streams.tools.query.views import literal
-from streams.tools.views.log_view import Look, Row
+from streams.tools.views.log_view import LogSnapshot, Row, RowPage
 
-MOST = 100
+PAGE_SIZE = 100
 """Versions on one page, and decisions."""
 
 POLICIES_SQL = """
@@ -78,8 +79,8 @@ GROUP BY ALL ORDER BY scenario, version
 """  # noqa: S608
 
 
-def told_sql(policy: str) -> str:
-    """Return the statement of everything that was said of a policy's versions, in its order."""
+def events_sql(policy: str) -> str:
+    """Return the statement of all events of a policy's versions, in their order."""
     return f"""
 SELECT policy, kind, version, expected_version, suite, CAST(share AS DOUBLE) AS share, actor, reason, event_id,
     _partition, _offset, _timestamp
@@ -87,117 +88,132 @@ FROM adapters WHERE policy = {literal(policy)} ORDER BY _partition, _offset
 """  # noqa: S608
 
 
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+class CurvePoint(NamedTuple):
+    """A value of one version, and the ends of its band."""
+
+    version: int
+    value: float
+    low: float
+    high: float
+
+
 @dataclass(slots=True)
 class Curve:
     """A line over versions, with a band."""
 
     name: str
-    points: list[tuple[int, float, float, float]] = field(default_factory=list)
-    """Version, value, and the band's lower and upper end."""
+    points: list[CurvePoint] = field(default_factory=list)
 
 
-def curves(look: Look, policy: str) -> dict[str, list[Curve]]:
-    """Return the curves of a policy, by what they show."""
-    return {name: found(look, policy) for name, found in CURVES.items()}
-
-
-def held_out(look: Look, policy: str) -> list[Curve]:
+def held_out(log: LogSnapshot, policy: str) -> list[Curve]:
     """Return the curves of held-out scores, one for each suite."""
-    found: dict[str, Curve] = {}
-    for row in look.rows(held_out_sql(policy)):
+    curves: dict[str, Curve] = {}
+    for row in log.rows(held_out_sql(policy)):
         if row["exact"] is not None and row["n"]:
             band = wilson(row["exact"], row["n"])
-            curve = found.setdefault(row["suite"], Curve(row["suite"] or "held out"))
-            curve.points.append((row["version"], row["exact"], band.low, band.high))
-    return [*found.values()]
+            curve = curves.setdefault(row["suite"], Curve(row["suite"] or "held out"))
+            curve.points.append(CurvePoint(row["version"], row["exact"], band.low, band.high))
+    return [*curves.values()]
 
 
-def train_reward(look: Look, policy: str) -> list[Curve]:
+def train_reward(log: LogSnapshot, policy: str) -> list[Curve]:
     """Return the curves of rewards, one for each scenario."""
-    found: dict[str, Curve] = {}
-    for row in look.rows(rewards_sql(policy)):
-        curve = found.setdefault(row["scenario"], Curve(row["scenario"]))
-        curve.points.append((row["version"], row["mean"], row["low"], row["high"]))
-    return [*found.values()]
+    curves: dict[str, Curve] = {}
+    for row in log.rows(rewards_sql(policy)):
+        curve = curves.setdefault(row["scenario"], Curve(row["scenario"]))
+        curve.points.append(CurvePoint(row["version"], row["mean"], row["low"], row["high"]))
+    return [*curves.values()]
 
 
 CURVES = {"Held-out score": held_out, "Train reward": train_reward}
+"""The curves of a policy, by title."""
 
 
-def one(look: Look, policy: str, first: int = 0) -> dict[str, Any]:
-    """Return what the page of a policy shows, of versions and decisions MOST from the `first` on, the newest first.
+# --- one policy -------------------------------------------------------------------------------------------------------
 
-    Raises NotFoundError without such a policy.
-    """
-    versions = look.rows(f"{versions_sql(policy)} LIMIT {MOST + 1} OFFSET {first}")
-    told, became = folded(look.rows(told_sql(policy)))
-    if not versions and not told and not first:
-        known = ", ".join(row["policy"] for row in look.rows(POLICIES_SQL))
-        raise NotFoundError(f"the log knows no policy {policy[:80]!r}; there are {known or 'none'}")
+
+@dataclass(frozen=True)
+class PolicyList:
+    """The policies of the log."""
+
+    policies: list[Row]
+    as_of: datetime
+
+
+@dataclass(frozen=True)
+class PolicyHistory:
+    """A policy: of its versions and decisions PAGE_SIZE, the newest first; its curves are whole."""
+
+    policy: str
+    versions: RowPage
+    scores: dict[int, list[Row]]
+    """Held-out scores by version."""
+    statuses: dict[int, str]
+    serving: Row | None
+    """Its last event, with the versions that answer since; None before the first."""
+    decisions: list[Row]
+    curves: dict[str, list[Curve]]
+    as_of: datetime
+
+
+def list_policies(log: LogSnapshot) -> PolicyList:
+    """Return every policy of the log."""
+    return PolicyList(log.rows(POLICIES_SQL), log.as_of)
+
+
+def find_policy(log: LogSnapshot, policy: str, first: int = 0) -> PolicyHistory:
+    """Return a policy, with its versions and decisions from the `first` on. Raises NotFoundError."""
+    versions = log.page(versions_sql(policy), first, PAGE_SIZE)
+    events, statuses = fold_events(log.rows(events_sql(policy)))
+    if not versions.rows and not events and not first:
+        names = ", ".join(row["policy"] for row in log.rows(POLICIES_SQL))
+        raise NotFoundError(f"the log knows no policy {policy[:80]!r}; there are {names or 'none'}")
     scores: dict[int, list[Row]] = {}
-    for row in look.rows(held_out_sql(policy)):
+    for row in log.rows(held_out_sql(policy)):
         scores.setdefault(row["version"], []).append(row)
-    decisions = [row for row in reversed(told) if row["kind"] not in ("trained", "evaluated")]
-    more = len(versions) > MOST or len(decisions) > first + MOST
-    return {
-        "policy": policy,
-        "versions": versions[:MOST],
-        "scores": scores,
-        "statuses": became,
-        "serving": told[-1] if told else None,
-        "decisions": decisions[first : first + MOST],
-        "first": first,
-        "most": MOST,
-        "more": first + MOST if more else None,
-        "curves": curves(look, policy),
-    }
+    decisions = [row for row in reversed(events) if row["kind"] not in ("trained", "evaluated")]
+    is_last = versions.is_last and len(decisions) <= first + PAGE_SIZE
+    return PolicyHistory(
+        policy,
+        replace(versions, is_last=is_last),
+        scores,
+        statuses,
+        serving=events[-1] if events else None,
+        decisions=decisions[first : first + PAGE_SIZE],
+        curves={title: read(log, policy) for title, read in CURVES.items()},
+        as_of=log.as_of,
+    )
 
 
-def folded(told: list[Row]) -> tuple[list[Row], dict[int, str]]:
-    """Return the rows of `rollout` for what was said of a policy's versions, and what became of each version."""
+def fold_events(events: list[Row]) -> tuple[list[Row], dict[int, str]]:
+    """Return the rows of `rollout` for the events of a policy's versions, and the status of each version."""
     statuses: dict[int, Status] = {0: "primary"}
-    serving, before, rows = Serving(statuses), set[tuple[Any, ...]](), []
-    for row in told:
+    serving, repeated, rows = Serving(statuses), set[tuple[Any, ...]](), []
+    for row in events:
         event = AdapterEvent(
             event_id=row["event_id"], policy=row["policy"], created_at=0, version=row["version"], kind=row["kind"],
             actor=row["actor"], reason=row["reason"], expected_version=row["expected_version"], share=row["share"],
         )  # fmt: skip
         effect = "refused"
-        if _again(row, before, statuses):
+        if _is_repeated(row, repeated, statuses):
             effect = "again"
         elif refusal(event, serving) is None:
             serving, effect = step_in_place(serving, event, statuses), "effective"
-        now = {"effect": effect, "primary_version": serving.primary, "candidate_version": serving.candidate}
-        rows.append(row | now | {"share": serving.share})
+        versions = {"primary_version": serving.primary, "candidate_version": serving.candidate}
+        rows.append(row | {"effect": effect, "share": serving.share} | versions)
     return rows, {version: status.replace("_", " ") for version, status in statuses.items()}
 
 
-def _again(row: Row, before: set[tuple[Any, ...]], known: Mapping[int, Status]) -> bool:
-    """Return whether something was said before, and note it: by its id, or once for each version that is known."""
+def _is_repeated(row: Row, before: set[tuple[Any, ...]], statuses: Mapping[int, Status]) -> bool:
+    """Return whether an event was there before, and note it: by its id, or once for each version and suite."""
     if row["kind"] == "trained":
-        return row["version"] in known
-    if row["kind"] == "evaluated" and row["version"] not in known:
+        return row["version"] in statuses
+    if row["kind"] == "evaluated" and row["version"] not in statuses:
         return False
-    what = (row["version"], row["suite"] or "") if row["kind"] == "evaluated" else (row["event_id"],)
-    again = what in before
-    before.add(what)
-    return again
-
-
-def plain(found: list[Curve]) -> dict[str, Any]:
-    """Return curves as uPlot takes them: one row of versions, and for each curve its values at them."""
-    versions = sorted({point[0] for curve in found for point in curve.points})
-    at = [{point[0]: point[1:] for point in curve.points} for curve in found]
-    return {
-        "x": versions,
-        "curves": [
-            {
-                "name": curve.name,
-                **{
-                    name: [points[version][number] if version in points else None for version in versions]
-                    for number, name in enumerate(("mean", "low", "high"))
-                },
-            }
-            for curve, points in zip(found, at, strict=True)
-        ],
-    }
+    key = (row["version"], row["suite"] or "") if row["kind"] == "evaluated" else (row["event_id"],)
+    is_repeated = key in before
+    before.add(key)
+    return is_repeated

@@ -1,9 +1,9 @@
-"""What of the log a visitor may see: everything, everything but who asks, or what is one tenant's.
+"""What a visitor may see of the log: everything, everything but keys and requests, or one tenant's rows.
 
-    key or person ──► LogRights ──► a statement of a page ──► the same, over the rows that are theirs
+    principal ──► LogRights ──► a statement ──► the same statement over the rows that the principal may see
 
 A tenant's rows are those of its tasks, of agents and policies whose names begin with its own, and of jobs that it
-ordered. A statement gets them because each name that it reads is defined in front of it; `whole.NAME` is for what only
+ordered. A statement is restricted by defining each name that it reads in front of it; `whole.NAME` is for what only
 says more of rows that are the visitor's already, such as the batch that a group went into.
 
 A task is the tenant's if the first record with its id is: another one with the same id shows nothing of the first.
@@ -19,11 +19,11 @@ from streams.access.roles import Action, Decision, Principal, decide
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.tools.query.views import literal
 
-OF_ACCESS = ("access", "requests")
-"""Topics about who may what, and who asked what: with hashes of passwords. They are an admin's."""
+ACCESS_TOPICS = ("access", "requests")
+"""Keys, people and their requests, with hashes of passwords: for admins alone."""
 KEYED_BY_POLICY = ("adapters", "batches", "groups")
-OF_ALL_TENANTS: frozenset[Action] = frozenset({"letters.decide"})
-"""What nobody of a tenant does: a dead letter names its record, and not for certain whose it was."""
+WITHOUT_TENANT: frozenset[Action] = frozenset({"letters.decide"})
+"""What no principal of a tenant does: a dead letter names its record, and not for certain its tenant."""
 
 
 @dataclass(frozen=True)
@@ -31,45 +31,45 @@ class LogRights:
     """What one visitor may see."""
 
     tenant: str | None = None
-    """None: everything of everybody."""
+    """None: the rows of all tenants."""
     access: bool = True
-    """Whether topics about who may what are among it."""
+    """Whether ACCESS_TOPICS are among it."""
 
     @classmethod
-    def of(cls, asks: Principal | None) -> LogRights:
-        """Return what somebody may see; None: the server asks nobody who they are."""
-        if asks is None:
+    def of(cls, principal: Principal | None) -> LogRights:
+        """Return the rights of a principal; None: the server asks for no key or login."""
+        if principal is None:
             return cls()
-        return cls(asks.tenant, asks.tenant is None and "admin" in asks.roles)
+        return cls(principal.tenant, principal.tenant is None and "admin" in principal.roles)
 
     @property
     def hidden(self) -> Collection[str]:
         """The topics that are not shown at all, by label."""
-        return () if self.access else OF_ACCESS
+        return () if self.access else ACCESS_TOPICS
 
-    def within(self, sql: str) -> str:
+    def restrict(self, sql: str) -> str:
         """Return a statement that reads only what may be seen."""
-        return f"{self._defined} SELECT * FROM ({sql})" if self._defined else sql  # noqa: S608 - a statement of ours
+        return f"{self._definitions} SELECT * FROM ({sql})" if self._definitions else sql  # noqa: S608 - ours
 
     @cached_property
-    def _defined(self) -> str:
+    def _definitions(self) -> str:
         if self.tenant is not None:
-            return _of_tenant(self.tenant)
-        return "" if self.access else f"WITH {_only({name: 'false' for name in (*OF_ACCESS, 'key_use')})}"
+            return _tenant_definitions(self.tenant)
+        return "" if self.access else f"WITH {_filters(dict.fromkeys((*ACCESS_TOPICS, 'key_use'), 'false'))}"
 
 
-def _of_tenant(tenant: str) -> str:
+def _tenant_definitions(tenant: str) -> str:
     """Return the definitions of what a tenant sees, by the names that statements use."""
-    name, begins = literal(tenant), literal(tenant + SEPARATOR)
-    own_policy, own_agent = f"starts_with(policy, {begins})", f"starts_with(agent_id, {begins})"
+    name, prefix = literal(tenant), literal(tenant + SEPARATOR)
+    own_policy, own_agent = f"starts_with(policy, {prefix})", f"starts_with(agent_id, {prefix})"
     own_task, own_run = "task_id IN (FROM own_tasks)", "task_id IN (SELECT task_id FROM trajectories)"
-    of_whom = f"tenant = {name} OR (tenant IS NULL AND (starts_with(policy, {begins}) OR starts_with(agent, {begins})))"
-    first = f"SELECT task_id, arg_min(coalesce({of_whom}, false), _offset) AS own FROM whole.tasks GROUP BY task_id"  # noqa: S608
+    is_own = f"tenant = {name} OR (tenant IS NULL AND (starts_with(policy, {prefix}) OR starts_with(agent, {prefix})))"
+    first = f"SELECT task_id, arg_min(coalesce({is_own}, false), _offset) AS own FROM whole.tasks GROUP BY task_id"  # noqa: S608
     key = "TRY(decode(from_base64(key)))"
     keyed_by_policy = " OR ".join(f"ends_with(source_topic, {literal(label)})" for label in KEYED_BY_POLICY)
     run = f"{own_task} OR {own_agent}"
     conditions: dict[str, str] = {
-        "tasks": f"{own_task} AND ({of_whom})",
+        "tasks": f"{own_task} AND ({is_own})",
         "trajectories": run,
         "turns": run,
         "runs": run,
@@ -80,16 +80,15 @@ def _of_tenant(tenant: str) -> str:
         "adapters": own_policy,
         "rollout": own_policy,
         "jobs": f"tenant = {name}",
-        "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {begins}) "
+        "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
     }
-    nobodys = ("agents", "experiments", "group_control", *OF_ACCESS, "key_use", "lineage", "spans", "group_responses")
-    return f"WITH own_tasks AS (SELECT task_id FROM ({first}) WHERE own), " + _only(  # noqa: S608
-        conditions | dict.fromkeys(nobodys, "false")
-    )
+    invisible = ("agents", "experiments", "group_control", *ACCESS_TOPICS, "key_use", "lineage", "spans")
+    conditions |= dict.fromkeys((*invisible, "group_responses"), "false")
+    return f"WITH own_tasks AS (SELECT task_id FROM ({first}) WHERE own), {_filters(conditions)}"  # noqa: S608
 
 
-def _only(conditions: Mapping[str, str]) -> str:
+def _filters(conditions: Mapping[str, str]) -> str:
     """Return definitions of names by the condition that their rows meet."""
     joins = ("runs", "rollout", "key_use", "lineage", "spans", "group_responses")
     return ", ".join(
@@ -98,11 +97,11 @@ def _only(conditions: Mapping[str, str]) -> str:
     )
 
 
-def may(asks: Principal | None, action: Action) -> Decision:
-    """Return whether somebody may do something on the page, and why."""
-    if asks is None:
-        return Decision(True, "this server asks nobody who they are")
-    decision = decide(asks, action)
-    if decision.allowed and asks.tenant is not None and action in OF_ALL_TENANTS:
-        return Decision(False, f"{asks.who} is of a tenant, and {action} is for keys and people without one")
+def may(principal: Principal | None, action: Action) -> Decision:
+    """Return whether a principal may do something on the page, and why."""
+    if principal is None:
+        return Decision(True, "this server asks for no key or login")
+    decision = decide(principal, action)
+    if decision.allowed and principal.tenant is not None and action in WITHOUT_TENANT:
+        return Decision(False, f"{principal.who} is of a tenant, and {action} is for keys and people without one")
     return decision

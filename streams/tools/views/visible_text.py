@@ -1,14 +1,11 @@
-"""What others wrote, as text: answers, prompts, keys and errors may hold anything.
+"""Text from outside made safe to look at: answers, prompts, keys and errors may hold anything.
 
-    value ──► cut if it is very long ──► control characters and marks that turn or hide text made visible ──► escaped
-
-Jinja calls `as_text` for every value that a template prints, and escapes what it returns.
+text ──► cut if it is very long ──► control characters, and marks that turn or hide text, made visible
 """
 
 from __future__ import annotations
 
 import unicodedata
-from typing import Any
 
 LONGEST = 20_000
 """Characters of one text that a page shows."""
@@ -16,7 +13,7 @@ _KEPT = {"\n", "\t"}
 
 
 def _visible(code: int) -> str:
-    """Return what is shown for a character that nobody would see."""
+    """Return a sign for an invisible character."""
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"‹U+{code:04X}›"
@@ -31,7 +28,7 @@ _HIDDEN = {
 
 
 def visible(text: str) -> str:
-    """Return the text with characters that steer a terminal, or the direction of text, as signs one can see.
+    """Return the text with characters that steer a terminal, or the direction of text, as visible signs.
 
     >>> visible("a" + chr(27) + "[31mb" + chr(0x202E))
     'a␛[31mb‹U+202E›'
@@ -39,19 +36,10 @@ def visible(text: str) -> str:
     return text if text.isascii() and text.isprintable() else text.translate(_HIDDEN)
 
 
-def cut(text: str, most: int = LONGEST) -> str:
+def cut(text: str, longest: int = LONGEST) -> str:
     """Return the beginning of a text, and how much of it is left off.
 
     >>> cut("abcdef", 4)
     'abcd … (2 more characters)'
     """
-    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
-
-
-def as_text(value: Any) -> Any:
-    """Return a value as a template prints it; markup of our own stays."""
-    if value is None:
-        return ""
-    if isinstance(value, str) and not hasattr(value, "__html__"):  # which Markup has
-        return visible(cut(value))
-    return value
+    return text if len(text) <= longest else f"{text[:longest]} … ({len(text) - longest:,} more characters)"

@@ -1,0 +1,82 @@
+"""Where every group is, what waits for what, and how many records come.
+
+tasks, responses, rewards, groups, batches, adapters ──► the place of each train task, counted by policy
+consumer groups, and the rest of `streamward status` ──► which processes are alive, what each waits for
+every topic                                          ──► records, and how many a minute
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from streams.errors import StreamwardError
+from streams.kafka.topics import topics
+from streams.tools import status
+from streams.tools.query.views import name_of, quoted
+from streams.tools.status import LoopStatus
+from streams.tools.views.log_view import LogReader, Row
+from streams.tools.views.places import PLACES, PLACES_SQL
+
+RATE_MINUTES = 5
+"""Over how long rates are taken."""
+
+
+@dataclass(frozen=True)
+class WholeLogView:
+    """The processes, and the records of all tenants."""
+
+    records: list[Row]
+    left_out: list[str]
+    status: LoopStatus | None
+    no_status: str | None
+    """Why there is no status."""
+    is_archive: bool
+    rate_minutes: int = RATE_MINUTES
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The whole loop on one page."""
+
+    places: dict[str, dict[str, int]]
+    """By policy, how many train tasks are at each place."""
+    whole: WholeLogView | None
+    """None for a tenant."""
+    as_of: datetime
+
+
+def read_overview(log: LogReader) -> Overview:
+    """Return the overview. Raises LogError if the log cannot be read."""
+    with log.snapshot() as snapshot:
+        places: dict[str, dict[str, int]] = {}
+        for row in snapshot.rows(PLACES_SQL):
+            places.setdefault(row["policy"], dict.fromkeys(PLACES, 0))[row["place"]] = row["tasks"]
+        if log.tenant is not None:
+            return Overview(places, None, snapshot.as_of)
+        state, no_status = _status(log)
+        records, is_archive = snapshot.rows(records_sql(log)), log.source == "archive"
+        return Overview(
+            places, WholeLogView(records, snapshot.left_out(), state, no_status, is_archive), snapshot.as_of
+        )
+
+
+def records_sql(log: LogReader) -> str:
+    """Return the statement that counts the records of every topic: all, and those of the last minutes."""
+    recent = f"_timestamp > now() - INTERVAL {RATE_MINUTES} MINUTE"
+    return " UNION ALL ".join(
+        f"SELECT '{label}' AS topic, count(*) AS records, count(*) FILTER ({recent}) / {RATE_MINUTES}.0 AS per_minute, "  # noqa: S608
+        f"max(_timestamp) AS newest FROM {quoted(name_of(label))}"
+        for label in topics(log.settings.topics)
+        if label not in log.rights.hidden
+    )
+
+
+def _status(log: LogReader) -> tuple[LoopStatus | None, str | None]:
+    """Return what `streamward status` shows, or why there is nothing to show."""
+    if log.source == "archive":
+        return None, "This is an archive: it says nothing of processes."
+    try:
+        return status.look(log.settings), None
+    except StreamwardError as exc:
+        return None, str(exc)
