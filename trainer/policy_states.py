@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from trainer.consumer import PolicyTrainer
+from trainer.policy_trainer import PolicyTrainer
 from trainer.versions.learner import Learner, TrainingState
 
 OpenTrainer = Callable[[str, ExitStack], PolicyTrainer]
@@ -32,17 +32,18 @@ class OpenPolicy:
     """A policy that this process trains; its state, unless it is in the learner."""
 
     trainer: PolicyTrainer
-    held: ExitStack
+    stack: ExitStack
+    """What it holds, as the lock of its folder."""
     state: TrainingState | None = None
 
 
 class ResidentPolicies:
     """At most `most` open policies, with one learner between them."""
 
-    def __init__(self, learner: Learner, most: int, make: OpenTrainer, meter: Meter) -> None:
+    def __init__(self, learner: Learner, most: int, open_trainer: OpenTrainer, meter: Meter) -> None:
         """`learner` is at version 0."""
-        self._learner, self._most, self._make, self._meter = learner, most, make, meter
-        self._first = learner.present().copied()
+        self._learner, self._most, self._open_trainer, self._meter = learner, most, open_trainer, meter
+        self._initial = learner.present().copy()
         """What every policy begins with."""
         self._open: OrderedDict[str, OpenPolicy] = OrderedDict()
         """In the order in which they were last used."""
@@ -51,58 +52,58 @@ class ResidentPolicies:
     def enter(self, policy: str) -> PolicyTrainer:
         """Return the trainer of a policy, with its state in the learner.
 
-        Raises as `make` and `PolicyTrainer.resume`, and then the policy is closed.
+        Raises as `open_trainer` and `PolicyTrainer.resume`, and then the policy is closed.
         """
         if policy == self._current:
             return self._open[policy].trainer
         began = time.perf_counter()
-        if (known := self._open.get(policy)) is not None:
-            self._put(policy, known)
-            self._swapped("memory", began)
-            return known.trainer
-        opened = self._opened(policy)
+        if (resident := self._open.get(policy)) is not None:
+            self._swap_in(policy, resident)
+            self._observe_swap("memory", began)
+            return resident.trainer
+        trainer = self._open_at_start(policy)
         try:
-            opened.trainer.resume()
+            trainer.resume()
         except BaseException:
             self.close([policy])
             raise
-        self._swapped("checkpoint", began)
-        return opened.trainer
+        self._observe_swap("checkpoint", began)
+        return trainer
 
     def close(self, policies: Collection[str] | None = None) -> None:
-        """Close these policies, as far as they are open, or all: whoever opens one next begins with its checkpoint."""
+        """Close these policies, as far as they are open, or all. Their checkpoints have everything."""
         for policy in list(self._open) if policies is None else policies:
             if (closed := self._open.pop(policy, None)) is not None:
-                closed.held.close()
+                closed.stack.close()
                 self._current = None if policy == self._current else self._current
         self._meter.set(catalog.FLEET_HELD, len(self._open))
 
-    def opened(self) -> list[str]:
+    def policies(self) -> list[str]:
         """Return the open policies, the one unused for longest first."""
         return list(self._open)
 
-    def _opened(self, policy: str) -> OpenPolicy:
+    def _open_at_start(self, policy: str) -> PolicyTrainer:
         """Open a policy at version 0, and close the one unused for longest if there are too many."""
         with ExitStack() as stack:
-            trainer = self._make(policy, stack)
+            trainer = self._open_trainer(policy, stack)
             while len(self._open) >= self._most:
                 self.close([next(iter(self._open))])
                 self._meter.add(catalog.FLEET_EVICTIONS)
-            opened = OpenPolicy(trainer, stack.pop_all(), self._first.copied())
-        self._put(policy, opened)
+            resident = OpenPolicy(trainer, stack.pop_all(), self._initial.copy())
+        self._swap_in(policy, resident)
         self._meter.set(catalog.FLEET_HELD, len(self._open))
-        return opened
+        return trainer
 
-    def _put(self, policy: str, opened: OpenPolicy) -> None:
+    def _swap_in(self, policy: str, resident: OpenPolicy) -> None:
         """Exchange what is in the learner for the state of this policy."""
-        assert opened.state is not None  # noqa: S101 - it is not in the learner
-        held, opened.state = self._learner.exchange(opened.state), None
+        assert resident.state is not None  # noqa: S101 - it is not in the learner
+        previous, resident.state = self._learner.exchange(resident.state), None
         if self._current is not None:
-            self._open[self._current].state = held
-        self._open[policy] = opened
+            self._open[self._current].state = previous
+        self._open[policy] = resident
         self._open.move_to_end(policy)
         self._current = policy
 
-    def _swapped(self, source: str, began: float) -> None:
+    def _observe_swap(self, source: str, began: float) -> None:
         self._meter.add(catalog.FLEET_SWAPS, source)
         self._meter.observe(catalog.FLEET_SWAP_SECONDS, time.perf_counter() - began, source)

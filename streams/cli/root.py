@@ -441,16 +441,10 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, 
         return
     with until_stopped() as stop:
         begin(call, f"trainer of {'every policy' if fleet else call.settings.policy.name}", "batches")
-        if fleet:
-            with importing():
-                from trainer import fleet as trainers
-
-            trainers.run(call.settings, steps=steps, stop=stop, place=place)
-            return
         with importing():
-            from trainer import consumer
+            from trainer.fleet import run
 
-        consumer.run(call.settings, steps=steps, stop=stop, place=place)
+        run(call.settings, is_fleet=fleet, steps=steps, stop=stop, place=place)
 
 
 # --- how it is set up -------------------------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ def _swaps(name: str, model: Model, folder: Path, target: float, *, rounds: int)
     groups = _groups(learner)
     state = _stepped(learner, groups)
     learner.save(folder, state, 1)
-    other = learner.present().copied()
-    first = learner.present().copied()
+    other = learner.present().copy()
+    first = learner.present().copy()
 
     def from_memory() -> None:
         nonlocal other
@@ -85,7 +85,7 @@ def _swaps(name: str, model: Model, folder: Path, target: float, *, rounds: int)
         found = checkpoint.latest(folder)
         if found is None:
             raise RuntimeError(f"{folder} has no checkpoint")
-        learner.exchange(first.copied())
+        learner.exchange(first.copy())
         learner.restore(*found)
 
     runs = {

@@ -33,7 +33,7 @@ def run() -> Iterator[dict[str, Any]]:
     import torch
 
     from streams.kafka.history import LogHistory
-    from trainer import consumer
+    from trainer import fleet
     from trainer.reproduce import reproduce
 
     with node() as settings, tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
@@ -45,7 +45,7 @@ def run() -> Iterator[dict[str, Any]]:
             }
         )
         batches = _write(settings)
-        consumer.run(settings, steps=STEPS, stop=threading.Event())
+        fleet.run(settings, steps=STEPS, stop=threading.Event())
         log = LogHistory(settings)
 
         def ours() -> bool:

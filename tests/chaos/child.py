@@ -137,12 +137,12 @@ def _arm_agent(point: str, count: Any) -> None:
 
 def _arm_trainer(point: str, count: Any) -> None:
     from streams.adapters import store
-    from trainer import consumer, group_membership as presence
+    from trainer import consumer, policy_trainer
     from trainer.versions import checkpoint
 
     match point:
         case "after poll":
-            wrap(consumer, "fetch", after=count)
+            wrap(policy_trainer, "fetch", after=count)
         case "mid-checkpoint":
             wrap(checkpoint, "save_file", after=count)
         case "after checkpoint":
@@ -150,11 +150,11 @@ def _arm_trainer(point: str, count: Any) -> None:
         case "after store":
             wrap(store, "publish", after=count)
         case "after produce":
-            wrap(consumer.Producer, "flush", after=count)
+            wrap(policy_trainer.Producer, "flush", after=count)
         case "before commit":
-            wrap(presence.Presence, "commit", before=count)
+            wrap(consumer.Presence, "commit", before=count)
         case _:
-            wrap(presence.Presence, "commit", after=count)
+            wrap(consumer.Presence, "commit", after=count)
 
 
 def without_fixes() -> None:

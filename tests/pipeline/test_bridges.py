@@ -39,7 +39,7 @@ from tests.support.models.tiny import save_tiny, tiny_model, tiny_tokenizer
 from tests.support.models.tiny_log import cut, settings_in, trained, write
 from tests.support.processes import environment, read, running, until
 from tests.support.verl import environment as verl
-from trainer import consumer, fleet
+from trainer import fleet, policy_trainer
 from trainer.bridges import bring
 from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE
 from trainer.versions import announce
@@ -62,7 +62,7 @@ def command(settings: Settings, *arguments: str) -> Result:
 
 
 def train(settings: Settings, steps: int = 1) -> None:
-    consumer.run(settings, steps=steps, stop=threading.Event())
+    fleet.run(settings, steps=steps, stop=threading.Event())
 
 
 def exported(settings: Settings, folder: Path, batch: int = 0) -> Path:
@@ -282,7 +282,7 @@ def test_a_trainer_that_was_about_to_announce_the_same_version_goes_on_from_the_
     write(settings, base, range(2))
     file = exported(settings, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(consumer.store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
+        patch.setattr(policy_trainer.store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
             train(settings)
     adapter = Stranger(settings.model.base, learning_rate=1e-2).step(file, tmp_path / "theirs")
@@ -312,7 +312,7 @@ def test_a_trainer_killed_behind_an_import_ends_with_the_same_bytes(
 def test_a_fleet_goes_on_from_it_too(settings: Settings, base: Base, tmp_path: Path) -> None:
     brought(settings, base, tmp_path)
     write(settings, base, range(1), policy="other")
-    fleet.run(settings, steps=2, stop=threading.Event())
+    fleet.run(settings, is_fleet=True, steps=2, stop=threading.Event())
     made = {(event.policy, event.version): event for event in trained(settings)}
     assert made.keys() == {("default", 1), ("default", 2), ("other", 1)}
     assert OPTIMIZER in made["default", 2].recipe and OPTIMIZER not in made["other", 1].recipe
@@ -524,7 +524,7 @@ def test_a_policy_that_is_being_trained_on_this_machine_is_left_alone(
     offered: tuple[Settings, Path, Path], tmp_path: Path
 ) -> None:
     settings, adapter, recipe = offered
-    with consumer.checkpoint.hold(settings.trainer.checkpoints, "default"):
+    with policy_trainer.checkpoint.hold(settings.trainer.checkpoints, "default"):
         done = imported(settings, adapter, recipe)
     assert done.exit_code == 4 and "policy default is already being trained" in done.stderr
 

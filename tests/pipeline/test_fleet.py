@@ -35,9 +35,10 @@ from tests.support.factories import task
 from tests.support.models.tiny import sampled_logps
 from tests.support.models.tiny_log import manifests_of, settings_in, write
 from tests.support.processes import read, until
-from trainer import consumer, fleet
-from trainer.consumer import TrainerIO
+from trainer import fleet
+from trainer.consumer import FleetBatches
 from trainer.fleet import TrainerFleet
+from trainer.policy_trainer import TrainerIO
 from trainer.step.model import pin
 from trainer.versions.learner import Learner
 
@@ -90,7 +91,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     alone = settings_in(tmp_path_factory.mktemp("alone"), kafka_bootstrap, base)
     write_all(alone, base)
     for policy in POLICIES:
-        consumer.run(of_policy(alone, policy), steps=BATCHES, stop=threading.Event())
+        fleet.run(of_policy(alone, policy), steps=BATCHES, stop=threading.Event())
     found = {policy: (manifests_of(alone, policy), files_of(alone, policy)) for policy in POLICIES}
     assert len({files for versions, _ in found.values() for _, files in versions}) == BATCHES * len(POLICIES)
     return found
@@ -106,8 +107,10 @@ def a_fleet(settings: Settings, meter: Meter) -> Iterator[TrainerFleet]:
     outage = BrokerOutage(settings.kafka, threading.Event(), meter)
     with Producer(settings) as producer:
         learner = Learner(settings, load_base(settings.model))
-        with TrainerFleet(settings, learner, TrainerIO(producer, outage, meter)) as made:
-            yield made
+        io = TrainerIO(producer, outage, meter, is_fleet=True)
+        with ExitStack() as stack:
+            source = FleetBatches(settings, producer, outage, stack)
+            yield stack.enter_context(TrainerFleet(settings, learner, io, source))
 
 
 @pytest.mark.parametrize("states", [2, 3])
@@ -132,12 +135,12 @@ def test_a_fleet_continues_what_trainers_alone_have_begun_and_they_continue_what
     settings: Settings, base: Base, expected: Expected
 ) -> None:
     write_all(settings, base, range(1))
-    consumer.run(of_policy(settings, "ada"), steps=1, stop=threading.Event())
+    fleet.run(of_policy(settings, "ada"), steps=1, stop=threading.Event())
     write_all(settings, base, range(1, BATCHES))
-    fleet.run(settings, steps=5, stop=threading.Event())
+    fleet.run(settings, is_fleet=True, steps=5, stop=threading.Event())
     for policy in POLICIES:
         if left := BATCHES - len(manifests_of(settings, policy)):
-            consumer.run(of_policy(settings, policy), steps=left, stop=threading.Event())
+            fleet.run(of_policy(settings, policy), steps=left, stop=threading.Event())
     assert found_in(settings) == expected
 
 
@@ -145,11 +148,11 @@ def test_a_policy_without_its_checkpoints_is_trained_again_from_the_log_and_noth
     settings: Settings, base: Base, expected: Expected, tmp_path: Path
 ) -> None:
     write_all(settings, base, range(2))
-    fleet.run(settings, steps=2 * len(POLICIES), stop=threading.Event())
+    fleet.run(settings, is_fleet=True, steps=2 * len(POLICIES), stop=threading.Event())
     write_all(settings, base, range(2, BATCHES))
     moved = settings.trainer.model_copy(update={"checkpoints": tmp_path / "another machine"})
     elsewhere = settings.model_copy(update={"trainer": moved})
-    fleet.run(elsewhere, steps=BATCHES * len(POLICIES), stop=threading.Event())
+    fleet.run(elsewhere, is_fleet=True, steps=BATCHES * len(POLICIES), stop=threading.Event())
     assert found_in(elsewhere) == expected
 
 
@@ -162,8 +165,8 @@ def test_of_two_fleets_one_is_killed_with_9_and_every_version_is_there_once(
     """
     write_all(settings, base, range(2))
     command = "import threading; from streams.settings.load import load; from trainer import fleet; "
-    command += "fleet.run(load(), stop=threading.Event())"
-    environment = {**os.environ, **to_env(settings), "PYTHONPATH": str(Path(consumer.__file__).parents[1])}
+    command += "fleet.run(load(), is_fleet=True, stop=threading.Event())"
+    environment = {**os.environ, **to_env(settings), "PYTHONPATH": str(Path(fleet.__file__).parents[1])}
     with ExitStack() as stack:
 
         def started() -> subprocess.Popen[bytes]:
@@ -192,15 +195,15 @@ def test_what_one_policy_cannot_be_trained_for_stops_no_other(
 ) -> None:
     small = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"lora_rank": 4})})
     write(settings, base, range(2), policy="broken")
-    consumer.run(of_policy(small, "broken"), steps=1, stop=threading.Event())
+    fleet.run(of_policy(small, "broken"), steps=1, stop=threading.Event())
     write(settings, base, range(1), policy="gap")
     write(settings, base, range(2, 3), policy="gap")
     write(settings, replace(base, base_digest="another base model"), range(2), policy="foreign")
     write_all(settings, base)
-    with consumer.checkpoint.hold(settings.trainer.checkpoints, "held"):
+    with fleet.checkpoint.hold(settings.trainer.checkpoints, "held"):
         write(settings, base, range(1), policy="held")
         write(settings, base, range(1), policy="../outside")
-        fleet.run(settings, steps=BATCHES * len(POLICIES) + 1, stop=threading.Event())
+        fleet.run(settings, is_fleet=True, steps=BATCHES * len(POLICIES) + 1, stop=threading.Event())
     assert {policy: manifests_of(settings, policy) for policy in POLICIES} == {
         policy: made for policy, (made, _) in expected.items()
     }

@@ -23,7 +23,7 @@ from streams.tools.archive import history
 from tests.support.log.secured_node import free_ports
 from tests.support.models.tiny_log import manifests, settings_in, trained, write
 from tests.support.processes import command, environment, running, said, until
-from trainer import consumer
+from trainer import fleet
 from trainer.reproduce import reproduce
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
@@ -52,7 +52,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     """The manifests of versions 1 to 3, by one process that computes both shares."""
     alone = in_two(settings_in(tmp_path_factory.mktemp("alone"), kafka_bootstrap, base), base)
     write(alone, base, range(3))
-    consumer.run(alone, steps=3, stop=threading.Event())
+    fleet.run(alone, steps=3, stop=threading.Event())
     return manifests(alone)
 
 

@@ -32,7 +32,7 @@ from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, trained, write
 from tests.support.older_schemas import older_schemas
 from tests.support.processes import command as process, environment
-from trainer import consumer
+from trainer import fleet, policy_trainer
 from trainer.reproduce import reproduce
 from trainer.reproduce.recorded import ReproducedVersion
 from trainer.versions import checkpoint
@@ -68,7 +68,7 @@ def finished(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
 
 
 def train(settings: Settings, steps: int) -> None:
-    consumer.run(settings, steps=steps, stop=threading.Event())
+    fleet.run(settings, steps=steps, stop=threading.Event())
 
 
 def with_trainer(settings: Settings, **changes: Any) -> Settings:
@@ -127,7 +127,7 @@ def test_a_run_that_was_killed_and_resumed_is_equal(
     write(settings, base, range(3))
     train(settings, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(consumer.store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
+        patch.setattr(policy_trainer.store, "publish", lambda *_: (_ for _ in ()).throw(Crash()))
         with pytest.raises(Crash):
             train(settings, 1)
     train(settings, 1)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,10 @@ from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, settings_in, trained, write
-from trainer import consumer
-from trainer.group_membership import Presence
+from trainer import fleet, policy_trainer
+from trainer.consumer import PolicyBatches
+from trainer.fleet import TrainerFleet
+from trainer.policy_trainer import TrainerIO
 from trainer.step.grpo import LogGRPOTrainer
 from trainer.step.model import pin
 from trainer.versions import checkpoint
@@ -45,7 +49,7 @@ def settings(settings: Settings, base: Base) -> Settings:
 
 
 def train(settings: Settings, steps: int) -> None:
-    consumer.run(settings, steps=steps, stop=threading.Event())
+    fleet.run(settings, steps=steps, stop=threading.Event())
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +94,9 @@ def test_a_trainer_that_dies_after_any_part_of_a_step_ends_with_the_same_bytes(
     write(settings, base, range(4))
     owner, name = {
         "step": (LogGRPOTrainer, "train_batch"),
-        "checkpoint": (consumer.checkpoint, "save"),
-        "store": (consumer.store, "publish"),
-        "log": (consumer.Producer, "flush"),
+        "checkpoint": (policy_trainer.checkpoint, "save"),
+        "store": (policy_trainer.store, "publish"),
+        "log": (policy_trainer.Producer, "flush"),
     }[moment]
     real = getattr(owner, name)
     calls = 0
@@ -127,7 +131,7 @@ def test_a_version_has_the_trace_of_its_batch_even_if_it_is_announced_only_after
 
     if dies:
         with monkeypatch.context() as patch, pytest.raises(Crash):
-            patch.setattr(consumer.store, "publish", dies_before_it_is_published)
+            patch.setattr(policy_trainer.store, "publish", dies_before_it_is_published)
             train(settings, 1)
         write(settings, base, range(1, 2))
     train(settings, 1)
@@ -139,9 +143,9 @@ def test_a_trainer_killed_with_9_and_started_again_ends_with_the_same_bytes(
     settings: Settings, base: Base, expected: list[tuple[int, Any]]
 ) -> None:
     write(settings, base, range(4))
-    command = "import threading; from streams.settings.load import load; from trainer import consumer; "
-    command += "consumer.run(load(), stop=threading.Event())"
-    root = Path(consumer.__file__).parents[1]
+    command = "import threading; from streams.settings.load import load; from trainer import fleet; "
+    command += "fleet.run(load(), stop=threading.Event())"
+    root = Path(fleet.__file__).parents[1]
     environment = {**os.environ, **to_env(settings), "PYTHONPATH": str(root)}
     process = subprocess.Popen([sys.executable, "-c", command], env=environment, cwd=settings.broker.data_dir.parent)
     try:
@@ -159,7 +163,7 @@ def test_a_trainer_killed_with_9_and_started_again_ends_with_the_same_bytes(
     else:  # it was quicker than the signal; the last version may still want announcing
         stop = threading.Event()
         stop.set()
-        consumer.run(settings, stop=stop)
+        fleet.run(settings, stop=stop)
     assert manifests(settings) == expected
 
 
@@ -266,27 +270,27 @@ def elsewhere(settings: Settings, folder: Path, **changes: Any) -> Settings:
     )
 
 
+@contextmanager
+def trainer_of(settings: Settings) -> Iterator[TrainerFleet]:
+    """A trainer of policy.name that takes its turns when it is told to."""
+    outage = BrokerOutage(settings.kafka, threading.Event())
+    with Producer(settings) as producer, ExitStack() as stack:
+        source = PolicyBatches(settings, producer, outage, stack)
+        learner = Learner(settings, load_base(settings.model))
+        yield stack.enter_context(TrainerFleet(settings, learner, TrainerIO(producer, outage), source))
+
+
 def test_two_trainers_with_a_folder_each_announce_the_same_bytes_and_the_first_counts(
     settings: Settings, base: Base, expected: list[tuple[int, Any]], tmp_path: Path
 ) -> None:
     write(settings, base, range(4))
     other = elsewhere(settings, tmp_path)
-    stop = threading.Event()
-    outage = BrokerOutage(settings.kafka, stop)
-    with (
-        checkpoint.hold(other.trainer.checkpoints, "default") as folder,
-        Producer(other) as producer,
-        Presence(other, outage) as presence,
-    ):
-        io = consumer.TrainerIO(producer, outage, presence=presence)
-        learner = Learner(other, load_base(other.model))
-        slower = consumer.PolicyTrainer(other, folder, learner, io)  # it knows no version
+    with trainer_of(other) as slower:  # it knows no version
         train(settings, 2)
         pin(settings)
-        batches = slower.batches(stop)
-        for _ in range(2):
-            slower.train(*next(batches))
-        batches.close()
+        trained_steps = 0
+        while trained_steps < 2:
+            trained_steps += slower.turn()
     assert manifests(settings) == [*expected[:2], *expected[:2]]
     state = read_state(settings, "default")
     assert [(number, one.files) for number, one in state.versions.items() if number] == expected[:2]
@@ -298,21 +302,11 @@ def test_a_second_trainer_of_another_recipe_is_refused_before_it_announces_anyth
     settings: Settings, base: Base, tmp_path: Path
 ) -> None:
     write(settings, base, range(1))
-    other = elsewhere(settings, tmp_path, seed=1)
-    stop = threading.Event()
-    outage = BrokerOutage(settings.kafka, stop)
-    with (
-        checkpoint.hold(other.trainer.checkpoints, "default") as folder,
-        Producer(other) as producer,
-        Presence(other, outage) as presence,
-    ):
-        io = consumer.TrainerIO(producer, outage, presence=presence)
-        slower = consumer.PolicyTrainer(other, folder, Learner(other, load_base(other.model)), io)
+    with trainer_of(elsewhere(settings, tmp_path, seed=1)) as slower:
         train(settings, 1)
-        batches = slower.batches(stop)
         with pytest.raises(RefusedError, match=r"there with other bytes.* which of two trainers"):
-            slower.train(*next(batches))
-        batches.close()
+            while not slower.turn():
+                pass
     assert len(trained(settings)) == 1
 
 

@@ -38,7 +38,7 @@ from tests.support.models.chat_tiny import base
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
 from tests.support.processes import command as process, environment
-from trainer import consumer
+from trainer import fleet
 from trainer.reproduce import reproduce
 from trainer.reproduce.recorded import ReproducedVersion
 from trainer.tuning.curation import Curation
@@ -229,7 +229,7 @@ def test_files_are_named_by_their_sha256_and_needed_to_make_a_version_again(sett
 
 def test_a_trained_policy_is_tuned_under_another_name_from_its_version(settings: Settings, base: Base) -> None:
     write(settings, base, range(2))
-    consumer.run(settings, steps=2, stop=threading.Event())
+    fleet.run(settings, steps=2, stop=threading.Event())
     with pytest.raises(RefusedError, match=r"version 1 of default was .* --policy default-tuned --start default:2"):
         made(settings, "sft")
     event = made(settings, "sft", policy="coach", start=StartVersion("default", 2))
@@ -242,7 +242,7 @@ def test_a_trained_policy_is_tuned_under_another_name_from_its_version(settings:
     with pytest.raises(
         RefusedError, match=r"version 1 of coach was made by `streamward tune`.* --merge --policy coach"
     ):
-        consumer.run(coach, steps=1, stop=threading.Event())
+        fleet.run(coach, steps=1, stop=threading.Event())
     lineage = command(settings, "adapters", "lineage", "1", "--policy", "coach", "--output", "table")
     assert "version 1 (trained), from version 2 of default by sft" in lineage.stdout
     assert about_adapters(settings) == []

@@ -31,7 +31,7 @@ from tests.support.models.tiny import save_tiny
 from tests.support.models.tiny_log import manifests, settings_in, trained, write
 from tests.support.processes import environment, read, said, until
 from tests.support.ray_nodes import PYTHON, ROOT, Nodes, nodes
-from trainer import consumer
+from trainer import fleet
 
 pytestmark = [
     pytest.mark.kafka,
@@ -76,7 +76,7 @@ def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, bas
     """The manifests of versions 1 to 3, by one process that computes both shares."""
     alone = in_two(settings_in(tmp_path_factory.mktemp("alone"), kafka_bootstrap, base), base)
     write(alone, base, range(3))
-    consumer.run(alone, steps=3, stop=threading.Event())
+    fleet.run(alone, steps=3, stop=threading.Event())
     return manifests(alone)
 
 

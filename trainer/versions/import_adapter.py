@@ -61,7 +61,7 @@ def begin(settings: Settings, policy: str, learner: Learner, brought: Version) -
     log.info("%s: training continues from it with batch %d and a fresh optimizer", said, number)
 
 
-def noted(state: State, brought: Version | None) -> State:
+def with_fresh_optimizer(state: State, brought: Version | None) -> State:
     """Return the state of a step with that in its recipe, if it was the one behind an imported version."""
     if brought is None or state.version != brought.version + 1:
         return state

@@ -72,12 +72,12 @@ class TrainingState:
     """The optimizer's state of each; empty before the first step."""
     rng: dict[str, Tensor]
 
-    def copied(self) -> TrainingState:
+    def copy(self) -> TrainingState:
         """Return another one, whose tensors are its own."""
         return replace(
             self,
             weights=[weights.clone() for weights in self.weights],
-            moments=[{name: value.clone() for name, value in each.items()} for each in self.moments],
+            moments=[{name: value.clone() for name, value in moments.items()} for moments in self.moments],
             rng={device: state.clone() for device, state in self.rng.items()},
         )
 

@@ -246,7 +246,7 @@ def _identity(plain: Mapping[str, str]) -> Mapping[str, str]:
 
 def _train(own: Settings, wanted: int, counts: Counter[str], progress: ReplayProgress) -> None:
     """Train up to version `wanted`, and count the `steps`. Raises Stopped, and what the trainer raises."""
-    from trainer import consumer  # torch comes with them
+    from trainer import fleet  # torch comes with them
     from trainer.versions import checkpoint
 
     folder = own.trainer.checkpoints / own.policy.name
@@ -260,7 +260,7 @@ def _train(own: Settings, wanted: int, counts: Counter[str], progress: ReplayPro
         else:
             over = progress.stop
         with _reported(folder, wanted, progress):
-            consumer.run(own, steps=max(1, wanted - done), stop=over)
+            fleet.run(own, steps=max(1, wanted - done), stop=over)
         counts["steps"] = adapters.read_state(own, own.policy.name).newest
     if progress.stop.is_set() and counts["steps"] < wanted:
         raise Stopped

@@ -1,0 +1,283 @@
+"""The trainer of one policy: each of its batches becomes an adapter version.
+
+    batch ──► groups by offset ──► one step ──► checkpoint ──► adapter store ──► adapters: trained
+                                       │ rename      │ rename       │ acknowledged
+      resume: the newest checkpoint ◄──┘             └── both are found after a crash, not done twice
+
+Batch s turns version s into version s + 1. The checkpoint says which batch comes next. Killed anywhere, the trainer
+resumes from its newest complete checkpoint and ends with the same bytes: a version that has a checkpoint and is not in
+the log is announced at the start, and a version that is already in the log must have the same bytes. Without any
+checkpoint it trains again from batch 0.
+
+A group that contradicts itself goes to `dead-letters`, and the step is taken without it: no bad group stops a policy.
+
+A second trainer of one policy on one machine is refused. On two machines, each with its own folder, both announce every
+version, with the same bytes, and readers take the first.
+
+Not covered: starting from a version whose batches or groups retention has deleted. It is refused: keep the checkpoints,
+or the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
+from schemas.serde import Poison
+from streams.adapters import store
+from streams.adapters.versions import Version
+from streams.errors import OtherBaseError, RefusedError, SettingsError
+from streams.kafka import admin, times
+from streams.kafka.history import LogHistory
+from streams.kafka.producer import Producer
+from streams.kafka.reader import fetch, read
+from streams.kafka.record import Record, dead_letter
+from streams.kafka.retry import BrokerOutage
+from streams.kafka.topics import topics
+from streams.observability.metrics import OFF, Meter
+from streams.observability.tracing import context, tracer as tracing
+from streams.observability.tracing.context import Context
+from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
+from streams.settings.model import Settings
+from trainer import metrics
+from trainer.consumer import STAGE, partition_for
+from trainer.ranks.exchange import Ranks
+from trainer.step.recipe import in_recipe
+from trainer.versions import checkpoint, import_adapter
+from trainer.versions.checkpoint import ADAPTER_FOLDER, State
+from trainer.versions.learner import BatchGroups, Learner, cut, out_of_turn, where
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerIO:
+    """What a trainer talks to."""
+
+    producer: Producer
+    outage: BrokerOutage
+    meter: Meter = OFF
+    tracer: Tracer = NO_TRACER
+    others: Ranks | None = None
+    """The other ranks, if any."""
+    is_fleet: bool = False
+    """Whether this process trains other policies, too: one of another base model is then left to another fleet."""
+
+
+class PolicyTrainer:
+    """The trainer of one policy: batches in, versions out. `folder` has its checkpoints.
+
+    Several may share a `learner`: before one is used, it gets that one's state (trainer/policy_states.py).
+    """
+
+    def __init__(
+        self, settings: Settings, folder: Path, learner: Learner, io: TrainerIO, versions: Mapping[int, Version]
+    ) -> None:
+        """`versions` are those in the log since `folder` is held."""
+        self._settings, self._folder, self._learner, self._io = settings, folder, learner, io
+        tuned = (version.version for version in versions.values() if version.tuned_by is not None)
+        self._tuned = next(tuned, None)
+        self._announced = {number: version.files for number, version in versions.items()}
+        self._imported = import_adapter.newest(versions)
+        self._tp = partition_for(settings, settings.policy.name)
+        self._waited_since = time.perf_counter()
+
+    @property
+    def version(self) -> int:
+        """The version that the learner is at."""
+        return self._learner.version
+
+    @property
+    def next_offset(self) -> int:
+        """The offset in `batches` where the next batch is, or after."""
+        return self._learner.next_offset
+
+    def resume(self) -> None:
+        """Resume from the newest complete checkpoint, and announce its version if that was not done; or from a version
+        that was trained elsewhere, if the checkpoint is not one behind it.
+
+        Raises SettingsError if it is of another model, RefusedError if it is of another log, has other bytes than the
+        log says, or the policy is tuned.
+        """
+        newest, policy = max(self._announced), self._settings.policy.name
+        if self._tuned is not None:
+            raise RefusedError(
+                f"version {self._tuned} of {policy} was made by `streamward tune`, and no batch follows it; train "
+                f"under another policy.name. To train what was tuned, make it a base: `streamward adapters export "
+                f"{newest} FOLDER --merge --policy {policy}`, then model.base=FOLDER"
+            )
+        saved = checkpoint.latest(self._folder)
+        if self._imported is not None and (saved is None or saved[1].version <= self._imported.version):
+            import_adapter.begin(self._settings, policy, self._learner, self._imported)
+            metrics.version(self._io.meter, policy, self._imported.version)
+        elif saved is None:
+            metrics.version(self._io.meter, policy, 0)
+            log.info("policy %s: no checkpoint, so it starts with batch 0", policy)
+        else:
+            self._resume_from(*saved, newest)
+
+    def _resume_from(self, path: Path, state: State, newest: int) -> None:
+        """Resume from a checkpoint; `newest` is the newest version in the log. Raises as `resume`."""
+        if state.base_digest != self._learner.base_digest:
+            raise SettingsError(
+                f"{path}: trained on base {state.base_digest[:12]}, but model.base={self._settings.model.base} has "
+                f"{self._learner.base_digest[:12]}; restore model.base and model.dtype, or train under another "
+                "policy.name"
+            )
+        if state.version > newest + 1:
+            raise RefusedError(
+                f"{path}: this checkpoint is version {state.version}, but the newest in the log is {newest}: it "
+                "belongs to another log, or only a newer program can read the versions that follow. Set "
+                f"trainer.checkpoints to a folder of this log's own, or remove {self._folder}; or install that program"
+            )
+        self._refuse_other_bytes(path, state)
+        self._learner.restore(path, state)
+        for change in in_recipe(state.version + 1, state.recipe, self._learner.recipe):
+            log.warning(
+                "%s is %s from version %d on; it was %s",
+                change.name, change.reproduced, change.version, change.recorded,
+            )  # fmt: skip
+        metrics.version(self._io.meter, state.policy, state.version)
+        log.info("policy %s: version %d, next batch at offset %d", state.policy, state.version, state.next_offset)
+        if state.version not in self._announced:
+            self._announce(path, state, self._trace_of(state))
+
+    def batches_before(self, end: int) -> Iterator[Record]:
+        """Yield the records of `batches` from our next batch on, below `end`, as far as retention has left them."""
+        first, _ = self.bounds("batches")
+        start = max(first, self.next_offset)
+        yield from read(self._settings, {self._tp: start}, {self._tp: max(start, end)}, outage=self._io.outage)
+
+    def bounds(self, label: str) -> tuple[int, int]:
+        """Return where the partition of this policy in `batches` or `groups` begins and ends."""
+        bounds = self._io.outage.ask(lambda: admin.offsets(self._settings, [label]), f"to where {label} begin")
+        return bounds[topics(self._settings.topics)[label].name, self._tp[1]]
+
+    def refuse_gap(self, at: Coordinates, batch: Batch) -> None:
+        """Raise RefusedError if `batch`, which is due, is not the next."""
+        if batch.sequence == self.version:
+            return
+        problem = out_of_turn(at, batch, self.version, self.bounds("batches")[0])
+        raise RefusedError(
+            f"{problem}. Restore the checkpoints that reach further, or the records; and keep "
+            "them longer (topics.retention_days) than a trainer may be down"
+        )
+
+    def train(self, at: Coordinates, batch: Batch, trace: Context | None = None) -> None:
+        """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce.
+
+        `trace` is that of the batch's record.
+        """
+        meter, began_ms = self._io.meter, time.time() * 1000
+        meter.begin(f"trains version {batch.sequence + 1}")
+        marks = [self._waited_since, started := time.perf_counter()]
+        groups = self._groups_of(batch)
+        marks.append(time.perf_counter())
+        state, measured = self._learner.step(at, batch, groups, {"fetch_s": marks[2] - started}, meter.heartbeat)
+        state = import_adapter.with_fresh_optimizer(state, self._imported)
+        marks.append(time.perf_counter())
+        path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
+        marks.append(time.perf_counter())
+        self._announce(path, state, trace, began_ms)
+        marks.append(time.perf_counter())
+        metrics.step(meter, state, measured, groups.good, marks)
+        self._waited_since = time.perf_counter()
+        log.info(
+            "%s: version %d: reward %.3f, loss %.4f, %d groups, %d tokens, %.1f s",
+            state.policy, state.version, measured.get("reward", 0.0), measured.get("loss", 0.0), len(groups.good),
+            measured["tokens"], time.perf_counter() - started,
+            extra={"at": at},
+        )  # fmt: skip
+
+    def _groups_of(self, batch: Batch) -> BatchGroups:
+        """Return the groups of `batch`; those refused are dead-lettered."""
+        topic = topics(self._settings.topics)["groups"].name
+        bounds = self._io.outage.ask(lambda: admin.offsets(self._settings, ["groups"]), "to where groups begin")
+        if problem := cut(batch, topic, bounds[topic, batch.groups_partition][0]):
+            raise RefusedError(
+                f"{problem}. Restore the checkpoints that reach further, or the records; or train on under another "
+                "policy.name. Then keep groups longer (topics.retention_days) than a trainer may be down"
+            )
+        coordinates = where(batch, topic)
+        fetched = fetch(self._settings, coordinates, outage=self._io.outage)
+        records = [fetched[at] for at in coordinates]
+        if self._io.is_fleet and self.version == 0:
+            self._refuse_other_base(batch, records)
+        groups = self._learner.groups_of(batch, records, LogHistory(self._settings, self._io.outage))
+        for record, reason, error in groups.refused:
+            log.warning("left out of the step: %s", error, extra=record.log_extra)
+            self._io.producer.send(dead_letter(record, stage=STAGE, reason=reason, error=error))
+        if groups.refused:
+            self._io.producer.flush()  # before the checkpoint, after which this batch is not read again
+        return groups
+
+    def _refuse_other_base(self, batch: Batch, records: Sequence[Record]) -> None:
+        """Raise OtherBaseError if every group of the first batch was sampled on another base model."""
+        decoded = (record.decode(AdvantagedGroup) for record in records)
+        bases = {group.base_digest for group in decoded if not isinstance(group, Poison)}
+        if bases and self._learner.base_digest not in bases:
+            raise other_base(batch.policy, min(bases), self._learner.base_digest)
+
+    def _trace_of(self, state: State) -> Context | None:
+        """Return the trace of the batch that made a checkpoint, if its record is still there."""
+        at = Coordinates(*self._tp, state.next_offset - 1)
+        first, end = self.bounds("batches")
+        if not first <= at.offset < end:
+            return None
+        return context.of_headers(fetch(self._settings, [at], outage=self._io.outage)[at].headers)
+
+    def _announce(self, path: Path, state: State, trace: Context | None, began_ms: float | None = None) -> None:
+        """Publish the adapter in checkpoint `path`, and write its event. Each is a no-op the second time."""
+        self._refuse_other_bytes(path, state)
+        uri, files = store.publish(
+            path / ADAPTER_FOLDER,
+            self._settings.adapters.store,
+            state.policy,
+            state.version,
+            self._settings.adapters.signing_key,
+        )
+        if state.version not in self._announced:
+            event = AdapterEvent(
+                event_id=derive_id(state.policy, state.version, "trained"),
+                policy=state.policy,
+                created_at=times.now_ms(),
+                version=state.version,
+                kind="trained",
+                actor=STAGE,
+                reason=f"batch {state.next_sequence - 1}",
+                parent_version=state.version - 1,
+                uri=uri,
+                base_digest=state.base_digest,
+                first_batch=0,
+                last_batch=state.next_sequence - 1,
+                recipe=state.recipe,
+                metrics=state.metrics,
+                files=files,
+            )
+            span = self._io.tracer.follows(trace, event.event_id)
+            on_ack = self._io.tracer.on_ack(event, span, began_ms=began_ms)
+            self._io.producer.send(event, on_ack=on_ack, headers=tracing.headers_of(span))
+        self._io.producer.flush()
+        self._announced[state.version] = files
+
+    def _refuse_other_bytes(self, path: Path, state: State) -> None:
+        """Raise RefusedError if the log has the version of this checkpoint with other bytes."""
+        announced = self._announced.get(state.version)
+        if announced is not None and announced != store.manifest_of(path / ADAPTER_FOLDER):
+            raise RefusedError(
+                f"{path}: version {state.version} trained again has other bytes than in the log. The "
+                "recipe differs (`streamward adapters show` has the old one), or the checkpoint is of another log: "
+                "restore libraries, threads, device and settings, or train under another policy.name"
+            )
+
+
+def other_base(policy: str, digest: str, expected: str) -> OtherBaseError:
+    """Return why a fleet leaves this policy alone; the arguments are digests of base models."""
+    return OtherBaseError(
+        f"policy {policy} is of base model {digest[:12]}, and this fleet has {expected[:12]}: it is left alone. Run a "
+        "fleet of that model under another fleet.name, and tell them apart by fleet.policies"
+    )
