@@ -1,6 +1,6 @@
 """Advantage formulas: how much better a response was than its siblings.
 
-    rewards of one group ──► grpo | dr_grpo | rloo | batch_std ──► one advantage per reward, in the same order
+    rewards of one group ──► FORMULAS[name], or module:function ──► one advantage per reward, in the same order
 
 All-equal rewards give zeros under every formula: there is nothing to learn from them, and the batch stage counts them.
 Equal means up to rounding: 0.1 + 0.2 and 0.3 are one reward, and no formula may scale their difference up to 1.
@@ -11,14 +11,24 @@ trainer divides by the batch's standard deviation when it collates.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 
+from streams import references
+
+log = logging.getLogger(__name__)
+
+SETTING = "advantages.formula"
 FORMULA_VERSION = 2
 """Raised when any formula, or the reducer, would decide otherwise about the same records; part of every group's id.
 
 `tests/histories` holds what was decided under each version.
 """
+
+
+class FormulaError(Exception):
+    """A formula of the user's own failed on the rewards of a group."""
 
 
 ROUNDING = 1e-12
@@ -77,11 +87,27 @@ FORMULAS: dict[str, Callable[..., list[float]]] = {
 def advantages(formula: str, rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:
     """Return one advantage per reward under the named formula; zeros where all rewards are equal or there is one.
 
-    Raises ValueError if `rewards` is empty.
+    `formula` is one of FORMULAS, or `module:function` with the same signature. Raises ValueError if `rewards` is empty,
+    FormulaError if a function of the user's own fails, SettingsError if it cannot be imported.
     """
     if not rewards:
         raise ValueError("no rewards; a group needs at least one scored response")
     low, high = min(rewards), max(rewards)
     if high - low <= ROUNDING * max(1.0, abs(low), abs(high)):
         return [0.0] * len(rewards)
-    return FORMULAS[formula](rewards, eps=eps, ddof=ddof)
+    if formula in FORMULAS:
+        return FORMULAS[formula](rewards, eps=eps, ddof=ddof)
+    return _own(formula, rewards, eps=eps, ddof=ddof)
+
+
+def _own(formula: str, rewards: Sequence[float], *, eps: float, ddof: int) -> list[float]:
+    function = references.load(SETTING, formula)
+    try:
+        values = [float(value) for value in function(rewards, eps=eps, ddof=ddof)]
+    except Exception as exc:  # the function is the user's, and may raise anything
+        log.warning("%s failed on rewards %s: %s: %s", formula, list(rewards), type(exc).__name__, exc)
+        raise FormulaError(formula) from exc
+    if len(values) != len(rewards) or not all(map(math.isfinite, values)):
+        log.warning("%s returned %s, expected a finite number for each of %s", formula, values, list(rewards))
+        raise FormulaError(formula)
+    return values

@@ -4,6 +4,7 @@
     connect              SQL over topics and archive, for a notebook        streams.tools.query
     ConversationTracker  what an agent and the policy said to each other    streams.tools.agent_manager
     entry_point          marks a function of yours as a scorer              streams.scorers
+    loss                 marks a function of yours as a trainer's loss      trainer.step.loss
     main                 the command line                                   streams.cli
 
 Each is loaded when it is first used, so `import streamward` costs nothing.
@@ -19,14 +20,16 @@ if TYPE_CHECKING:
     from streams.scorers import entry_point
     from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query import connect
+    from trainer.step.loss import loss
 
-__all__ = ["AgentManager", "ConversationTracker", "connect", "entry_point", "main"]
+__all__ = ["AgentManager", "ConversationTracker", "connect", "entry_point", "loss", "main"]
 
 HOMES = {
     "AgentManager": "streams.tools.agent_manager",
     "ConversationTracker": "streams.tools.agent_manager",
     "connect": "streams.tools.query",
     "entry_point": "streams.scorers",
+    "loss": "trainer.step.loss",
     "main": "streams.cli",
 }
 

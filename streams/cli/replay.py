@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from streams.tools.replay.run import ReplayRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-FORMULAS = ("grpo", "dr_grpo", "rloo", "batch_std")
-CREDIT = ("trajectory", "return_to_go", "gigpo", "turn_outcome")
 OPTIONS = (
     click.argument("name"),
     click.option("--policy", default=None, metavar="NAME", help="Whose tasks. Default: policy.name."),
@@ -50,9 +48,9 @@ OPTIONS = (
     click.option("--key", default=None, metavar="TASK_ID", help="Only this task."),
     click.option("--scenario", default=None, metavar="NAME", help="Tasks of this family."),
     click.option("--where", default=None, metavar="SQL", help="Tasks for which this condition on their columns holds."),
-    click.option("--advantage", type=click.Choice(FORMULAS), default=None, help="Another advantages.formula."),
+    click.option("--advantage", default=None, metavar="NAME|MODULE:FUNCTION", help="Another advantages.formula."),
     click.option("--max-policy-lag", type=click.IntRange(min=0), default=None, help="Another batches.max_policy_lag."),
-    click.option("--credit", type=click.Choice(CREDIT), default=None, help="Another advantages.credit."),
+    click.option("--credit", default=None, metavar="NAME|MODULE:FUNCTION", help="Another advantages.credit."),
     click.option("--gamma", type=float, default=None, help="Another advantages.gamma."),
     click.option("--turn-weight", type=float, default=None, help="Another advantages.turn_weight."),
     click.option("--min-group", type=click.IntRange(min=2), default=None, help="Another advantages.min_group."),

@@ -7,14 +7,26 @@ section is built, with the way out. Values are loaded by streams/settings/load.p
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from schemas.events import AccessRole
+from streams.references import REFERENCE, checked_name, is_reference
 
 FOLDER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 """What names a folder or a file of ours: a policy, a version, a part of an adapter."""
@@ -39,6 +51,27 @@ def without_user(text: str) -> str:
     'http://***@judge/v1'
     """
     return USER_IN_URL.sub("***", text)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The type of a setting that names an algorithm: one of `names`, or a function of the user's own."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, __: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^({'|'.join(self.names)}|{REFERENCE})$"}
+
+    def _checked(self, name: str) -> str:
+        return checked_name(name, self.names)
+
+
+FORMULAS = ("grpo", "dr_grpo", "rloo", "batch_std")
+CREDITS = ("trajectory", "return_to_go", "gigpo", "turn_outcome")
+LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 
 
 class Section(BaseModel):
@@ -138,13 +171,15 @@ class Worker(Section):
 class Advantages(Section):
     """How responses are compared."""
 
-    formula: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
+    formula: Annotated[str, OneOf(FORMULAS)] = Field(
+        "grpo", description="how a response is compared with its siblings; a name, or module:function of your own"
+    )
     eps: float = Field(1e-4, ge=0, description="added to the standard deviation before dividing")
     ddof: int = Field(1, ge=0, le=1, description="1 divides the variance by n - 1, as TRL does; 0 by n")
-    credit: Literal["trajectory", "return_to_go", "gigpo", "turn_outcome"] = Field(
+    credit: Annotated[str, OneOf(CREDITS)] = Field(
         "trajectory",
         description="what the turns of a response are compared by: trajectory gives each the response's advantage, the "
-        "others look at what each turn earned (docs/credit.md)",
+        "others look at what each turn earned (docs/credit.md); a name, or module:function of your own",
     )
     gamma: float = Field(1.0, gt=0, le=1, description="discount of what a turn earns later, for each turn between")
     turn_weight: float = Field(
@@ -170,7 +205,8 @@ class Advantages(Section):
         fields = type(self).model_fields
         of_rules = {"gamma": ("return_to_go", "gigpo"), "turn_weight": ("gigpo", "turn_outcome")}
         for name, rules in of_rules.items():
-            if self.credit not in rules and getattr(self, name) != fields[name].default:
+            unused = self.credit not in rules and not is_reference(self.credit)
+            if unused and getattr(self, name) != fields[name].default:
                 other = " or ".join(rules)
                 raise ValueError(f"{name} has no effect with credit {self.credit}; set credit={other}, or leave it out")
         if self.credit != "trajectory" and self.formula == "batch_std":
@@ -434,7 +470,9 @@ class Trainer(Section):
     threads: int = Field(
         1, ge=0, description="torch threads of a process; part of what makes bytes equal; 0: all cores, shared equally"
     )
-    loss: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo"] = "dapo"
+    loss: Annotated[str, OneOf(LOSSES)] = Field(
+        "dapo", description="the loss of a step (docs/algorithms.md); a name, or module:function of your own"
+    )
     learning_rate: float = Field(1e-3, gt=0)
     epsilon_low: float = Field(0.2, ge=0, description="clip below 1 - this")
     epsilon_high: float = Field(0.28, ge=0, description="clip above 1 + this; for cispo the cap itself, e.g. 5.0")
@@ -463,7 +501,7 @@ class Trainer(Section):
                 f"loss cispo reads epsilon_high as the cap of the ratio itself, and {self.epsilon_high} would cap "
                 "every ratio below 1; set trainer.epsilon_high=5.0"
             )
-        if self.loss != "cispo" and self.epsilon_high >= 1:
+        if self.loss != "cispo" and not is_reference(self.loss) and self.epsilon_high >= 1:
             raise ValueError(
                 f"epsilon_high {self.epsilon_high} never clips with loss {self.loss}; set it below 1, e.g. 0.28"
             )

@@ -10,6 +10,7 @@ from tests.import_graph import imports, modules, ours
 
 LAYERS = [
     ["schemas", "streams.errors"],
+    ["streams.references"],
     [
         "streams.settings",
         "streams.files",

@@ -1,14 +1,13 @@
 """One batch of groups, one optimizer step.
 
-    [AdvantagedGroup] ──► micro-batches ──► logprobs, each prefix run once ──► TRL's loss ──► clip, AdamW ──► metrics
+    [AdvantagedGroup] ──► micro-batches ──► logprobs, each prefix run once ──► loss.py ──► clip, AdamW ──► metrics
 
-The loss is TRL's own (`GRPOTrainer._compute_loss`, 1.16): grpo and gspo are a mean over responses, bnpo, dapo and
-cispo over the batch's tokens, dr_grpo over responses times the most tokens one may have. Micro-batches only bound
-memory: each is weighted so that their sum is the loss of the whole batch. `old` logprobs are those recorded when the
-tokens were sampled, so the ratio covers both the age of the sampler and its arithmetic.
+Micro-batches only bound memory: what they add up to is the loss of the whole batch. `old` logprobs are those recorded
+when the tokens were sampled, so the ratio covers both the age of the sampler and its arithmetic. TRL's GRPOTrainer
+prepares the model and runs the plain pass of models that cannot share prefixes; its own loss is the oracle of a test.
 
 A group whose advantages are all 0 adds nothing to the gradient (without a KL term), so the model is not run on it; its
-tokens and responses count in the means as they do in TRL.
+tokens and responses count in the means.
 
 With trainer.processes above 1 a batch is split into that many shares of whole groups
 (trainer/step/shares.py). Each gives a gradient, computed here or by another process; the step takes their sum.
@@ -26,7 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat, zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
@@ -41,13 +40,21 @@ from streams.errors import SettingsError
 from streams.settings.model import Trainer
 from trainer.step import prefix_tree
 from trainer.step.collate import Micro, collate, micro_batches, scaled, side_by_side
+from trainer.step.loss import LossTokens, clipped_share, loss_of, ratio_of, reference_kl, token_losses
 from trainer.step.sharded import Rhythm, losing, shard
 from trainer.step.shares import OtherRanks, Share, gradient_of, set_gradient, split, weights_of
-from trainer.step.totals import BatchTotals, MicroPass, StepSums
+from trainer.step.totals import BatchTotals, StepSums
 from trainer.step.tree_attention import attention_of
 
-_LOSS = {"gspo": ("grpo", "sequence")}
-"""Our name of a loss to TRL's loss type and level of importance sampling, where they differ (arXiv:2507.18071)."""
+
+class MicroPass(NamedTuple):
+    """What a micro-batch's pass through the model gives."""
+
+    logps: Tensor  # [B, T] float32, nats
+    entropies: Tensor | None  # [B, T] float32, nats, no gradient
+    tokens: int
+    """How many went through the model."""
+    aux: Tensor | None  # [] the load-balancing loss of a model with experts
 
 
 def check(settings: Trainer) -> None:
@@ -97,8 +104,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 optimizers=(optimizer, None),
             )
         self.beta = settings.beta
-        self.current_gradient_accumulation_steps = 1
-        self.args.steps_per_generation = 1
+        self.loss = loss_of(settings.loss)
         self.settings = settings
         self.parameters = parameters
         self.others = others
@@ -109,12 +115,6 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Why TRL's plain pass is run instead of the shared one; None when prefixes are shared."""
         if self.aux_loss_enabled:
             self.plain_because = "its experts' load-balancing loss is part of TRL's plain pass"
-        self._batch: BatchTotals | None = None
-        """Of the step that is being taken."""
-        self._sums = StepSums()
-        self._pass: MicroPass | None = None
-        self._micro: Micro | None = None
-        """That is going through the model."""
         self._passes = 0
         """How many each pass over a micro-batch takes at least, since other ranks take as many."""
         self._rhythm: Rhythm | None = None
@@ -195,28 +195,23 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _differentiate(self, groups: Sequence[AdvantagedGroup], number: int, beat: Callable[[], None]) -> StepSums:
         """Add the gradient of share `number` of the batch `groups` to the parameters'; return the share in numbers."""
-        weighed = scaled(groups)
-        moving = weighed if self.beta else [group for group in weighed if not group.flat]
-        self._batch, self._sums = batch, sums = BatchTotals.of(groups), StepSums()
-        self._metrics["train"].clear()
-        mine = split(moving, self.settings.processes)[number]
-        for part, passes in self._measured(list(micro_batches(mine, self.settings.micro_groups))):
+        final = scaled(groups)
+        moving = final if self.beta else [group for group in final if not group.flat]
+        batch, sums = BatchTotals.of(groups), StepSums()
+        share = split(moving, self.settings.processes)[number]
+        for part, passes in self._measured(list(micro_batches(share, self.settings.micro_groups))):
             self._passes = passes
             if part is None:
                 self._idle()
                 continue
-            inputs = self._prepare_inputs(part)
-            assert self._pass is not None  # noqa: S101 - _prepare_inputs sets it
-            micro = self._pass.micro
-            mark = time.perf_counter()
-            loss = self.compute_loss(self.model, inputs) * batch.weight(micro, self.loss_type)
-            sums.forward_s += time.perf_counter() - mark
-            mark = time.perf_counter()
+            started = time.perf_counter()
+            loss = self._micro_loss(part, batch, sums)
+            forwarded = time.perf_counter()
             self._backward(loss)
-            sums.backward_s += time.perf_counter() - mark
-            sums.close(loss.item(), micro.loss_tokens / batch.loss_tokens, self._metrics["train"])
+            sums.forward_s += forwarded - started
+            sums.backward_s += time.perf_counter() - forwarded
+            sums.loss += loss.item()
             beat()
-        self._batch = self._pass = self._micro = None
         return sums
 
     def _measured(self, parts: Sequence[list[AdvantagedGroup]]) -> Iterator[tuple[list[AdvantagedGroup] | None, int]]:
@@ -248,75 +243,76 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         else:
             loss.backward()
 
-    def _prepare_inputs(self, generation_batch: list[AdvantagedGroup]) -> dict[str, Any]:
-        """Return what TRL's `_compute_loss` reads, for the groups of one micro-batch."""
-        assert self._batch is not None, "call train_batch"  # noqa: S101
-        micro = collate(generation_batch, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
+    def _micro_loss(self, groups: list[AdvantagedGroup], batch: BatchTotals, sums: StepSums) -> Tensor:
+        """Return what the groups of a micro-batch add to the loss of `batch`, [], with gradient."""
+        micro = collate(groups, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
         self._use_temperature(micro.temperature)
-        self._micro = micro
-        self.max_completion_length = self._batch.max_tokens
-        inputs: dict[str, Any] = {
-            "prompt_ids": micro.completion_ids[:, :0],  # the pass has its own, with a context for each chain
-            "prompt_mask": micro.completion_mask[:, :0],
-            "completion_ids": micro.completion_ids,
-            "completion_mask": micro.completion_mask,
-            "tool_mask": micro.loss_mask,
-            "advantages": micro.advantages.clone(),
-            "num_items_in_batch": torch.tensor(self._batch.loss_tokens, device=self.model.device),
-        }
-        if self.settings.importance == "none":
-            inputs["old_per_token_logps"] = micro.sampled_logps
-        if self.beta != 0.0:
-            inputs["ref_per_token_logps"] = self._reference(inputs)
-        self._pass = MicroPass(micro, inputs["advantages"], self._importance())
-        return inputs
+        reference = self._reference(micro) if self.beta else None
+        run = self._logprobs(micro)
+        sums.observe(micro, run.logps.detach(), run.entropies, run.tokens)
+        tokens = self._loss_tokens(micro, run.logps)
+        losses = token_losses(self.loss, tokens)
+        weight = micro.loss_tokens / batch.loss_tokens
+        sums.clipped += weight * clipped_share(tokens)
+        if reference is not None:
+            kl = reference_kl(tokens, reference)
+            losses = losses + self.beta * kl
+            sums.reference_kl += weight * ((kl.detach() * micro.loss_mask).sum() / max(1.0, micro.loss_tokens)).item()
+        loss = batch.mean(losses, micro.loss_mask, self.loss.mean)
+        if run.aux is not None:
+            loss = loss + self.router_aux_loss_coef * run.aux * len(micro.advantages) / batch.responses
+        return loss
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return logprobs [B, T], entropies [B, T] and None, as TRL's own, with each distinct prefix run once.
+    def _loss_tokens(self, micro: Micro, logps: Tensor) -> LossTokens:
+        """Return what a loss reads. Importance weights are folded into the advantages, and `old` is then the trainer's.
 
-        TRL's row of a response has its chains one after another; what is run are the chains. Where prefixes are run
-        once, only tokens that the policy wrote have a logprob, and the others 0.
+        They are truncated at the cap (TIS, truncated importance sampling), or 0 above it (masked).
         """
-        micro = self._micro
-        assert micro is not None  # noqa: S101 - _prepare_inputs sets it
-        shape = (len(micro.completion_ids), micro.completion_ids.shape[1])
-        aux: Tensor | None = None
-        entropies: Tensor | None
-        if self.plain_because is None:
-            base = self.accelerator.unwrap_model(model).get_base_model()
-            logps, entropies, run = prefix_tree.logprobs(base, micro.rows, shape, self.temperature, passes=self._passes)
-        else:
-            rows = side_by_side(micro.rows, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
-            plain, wide, aux = super()._get_per_token_logps_and_entropies(
-                model, rows.input_ids, rows.attention_mask, rows.there.shape[1], *args, **kwargs
-            )
-            logps = rows.joined(plain, shape)
-            entropies = None if wide is None else rows.joined(wide, shape)
-            run = rows.input_ids.numel()
-        if self._pass is not None and logps.requires_grad:
-            self._sums.observe(self._pass, logps.detach(), entropies, run)
-        return logps, entropies, aux
+        advantages, old, settings = micro.advantages, micro.sampled_logps, self.settings
+        if settings.importance != "none":
+            old = logps.detach()
+            ratio = ((old - micro.sampled_logps) * micro.loss_mask).exp()
+            if settings.importance == "truncate":
+                advantages = advantages * ratio.clamp(max=settings.importance_cap)
+            else:
+                advantages = advantages * ratio.masked_fill(ratio > settings.importance_cap, 0.0)
+        return LossTokens(
+            logp=logps,
+            old=old,
+            ratio=ratio_of(logps, old, micro.loss_mask, self.loss.level),
+            advantages=advantages,
+            mask=micro.loss_mask,
+            settings=settings,
+        )
 
-    def _reference(self, inputs: dict[str, Any]) -> Tensor:
+    def _logprobs(self, micro: Micro) -> MicroPass:
+        """Run a micro-batch through the model, each distinct prefix once where that can be.
+
+        A row of the loss has the chains of a response one after another; what is run are the chains. Where prefixes
+        are run once, only tokens that the policy wrote have a logprob, and the others 0.
+        """
+        shape = (len(micro.completion_ids), micro.completion_ids.shape[1])
+        if self.plain_because is None:
+            base = self.accelerator.unwrap_model(self.model).get_base_model()
+            logps, entropies, count = prefix_tree.logprobs(
+                base, micro.rows, shape, self.temperature, passes=self._passes
+            )
+            return MicroPass(logps, entropies, count, None)
+        rows = side_by_side(micro.rows, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
+        plain, wide, aux = self._get_per_token_logps_and_entropies(
+            self.model,
+            rows.input_ids,
+            rows.attention_mask,
+            rows.there.shape[1],
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
+        )
+        return MicroPass(rows.joined(plain, shape), rows.joined(wide, shape), rows.input_ids.numel(), aux)
+
+    def _reference(self, micro: Micro) -> Tensor:
         """Return logprobs [B, T] of the base model, with the adapter switched off."""
         with torch.no_grad(), self.model.disable_adapter():
-            ids = inputs["completion_ids"]
-            return self._get_per_token_logps_and_entropies(self.model, ids, inputs["completion_mask"], ids.shape[1])[0]
-
-    def _importance(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the weight of a ratio trainer / sampler, or None when it is already in the loss.
-
-        TRL has such weights only for its own vLLM, so they are folded into the advantages here: truncated at the cap
-        (TIS), or 0 above it (masked). TRL then takes the trainer's own logprobs as `old`.
-        """
-        cap = self.settings.importance_cap
-        return {
-            "none": None,
-            "truncate": lambda ratio: ratio.clamp(max=cap),
-            "mask": lambda ratio: ratio.masked_fill(ratio > cap, 0.0),
-        }[self.settings.importance]
+            return self._logprobs(micro).logps
 
     def _use_temperature(self, temperature: float) -> None:
         """Divide logits by `temperature` from now on, in TRL's plain pass too, which fixes it when it patches."""
@@ -334,16 +330,11 @@ def _no_reward(**_: Any) -> list[float]:
 
 def _trl_config(settings: Trainer, model: PeftModel) -> GRPOConfig:
     """Return TRL's own settings for ours."""
-    loss_type, level = _LOSS.get(settings.loss, (settings.loss, "token"))
     return GRPOConfig(
         output_dir=str(settings.checkpoints),
         seed=settings.seed,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="constant",  # a schedule needs to know the last step, and so changes on resume
-        loss_type=loss_type,
-        importance_sampling_level=level,
-        epsilon=settings.epsilon_low,
-        epsilon_high=settings.epsilon_high,
         max_grad_norm=settings.max_grad_norm,
         # with beta here TRL would copy the adapter as its reference; ours is the base, so LogGRPOTrainer sets it later
         beta=0.0,

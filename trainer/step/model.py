@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from streams.errors import SettingsError
+from streams.references import is_reference, source_digest
 from streams.settings.load import dotted
 from streams.settings.model import NOT_RECIPE, Settings, Trainer
 from trainer.step.totals import STEP_VERSION
@@ -33,6 +34,8 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 LIBRARIES = ("torch", "transformers", "peft", "trl", "safetensors")
 """Whose versions decide bytes."""
+LOSS_SOURCE = "sha256.trainer.loss"
+"""Of the file with a loss of the user's own."""
 
 
 def pin(settings: Settings) -> None:
@@ -127,9 +130,12 @@ def recipe(settings: Settings) -> dict[str, str]:
         if key.split(".")[0] in ("trainer", "model") and key not in NOT_RECIPE
     }
     libraries = {f"version.{name}": version(name) for name in LIBRARIES}
+    loss = settings.trainer.loss
+    sources = {LOSS_SOURCE: source_digest("trainer.loss", loss)} if is_reference(loss) else {}
     return {
         **chosen,
         **libraries,
+        **sources,
         "version.python": platform.python_version(),
         "version.step": STEP_VERSION,
         "threads": str(torch.get_num_threads()),

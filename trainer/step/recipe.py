@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from schemas.conventions import OPTIMIZER
 from schemas.events import AdapterFile
 from streams.errors import SettingsError
+from streams.references import is_reference
 from streams.settings.load import dotted
 from streams.settings.model import Model, Settings, Trainer
 
@@ -43,8 +44,14 @@ class RecipeDifference:
 def as_recorded(settings: Settings, recipe: Mapping[str, str], changed: Collection[str] = ()) -> Settings:
     """Return `settings` with the model and trainer of `recipe`; keys in `changed` keep the value they have in settings.
 
-    Raises SettingsError if the recipe names what this version of Streamward does not know, or contradicts itself.
+    Raises SettingsError if the recipe names what this version of Streamward does not know, contradicts itself, or was
+    made with a loss of the user's own that these settings do not name: a record alone makes no process run code.
     """
+    loss = recipe.get("trainer.loss", "")
+    if is_reference(loss) and loss != settings.trainer.loss and "trainer.loss" not in changed:
+        raise SettingsError(
+            f"it was trained with the loss {loss}, which is code; to run it here, too, set trainer.loss={loss}"
+        )
     trees: dict[str, dict[str, object]] = {"model": {}, "trainer": {"checkpoints": settings.trainer.checkpoints}}
     for key, text in recipe.items():
         section, _, name = key.partition(".")

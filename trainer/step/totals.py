@@ -1,12 +1,12 @@
 """The numbers of an optimizer step: totals of its batch, and sums over its micro-batches.
 
-groups of the batch ──► BatchTotals ──► weight of each micro-batch in the loss
-MicroPass, logprobs, loss ──► StepSums ──► + those of the batch's other shares ──► metrics
+groups of the batch ──► BatchTotals ──► what each micro-batch adds to the loss
+micro-batches, logprobs, losses ──► StepSums ──► + those of the batch's other shares ──► metrics
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from schemas.events import AdvantagedGroup
 from trainer.step.collate import Micro
+from trainer.step.loss import Mean
 
-STEP_VERSION = "2"
+STEP_VERSION = "3"
 """Of the arithmetic of a step: counted up by a change that gives other bytes for the same batch, weights and libraries.
 
-Version 1 ran every response through the model on its own; version 2 runs what they begin with in common once.
+Version 1 ran every response through the model on its own. Version 2 runs a common prefix once. Version 3 takes the
+loss from trainer/step/loss.py and no longer from TRL: the same formulas, with sums in another order.
 """
-_CLIPPED = ("clip_ratio/region_mean", "cispo_clip_ratio")
-"""TRL's names for the share of tokens (gspo: responses) whose ratio was clipped."""
 _ADDED = ("loss", "clipped", "reference_kl", "seen_tokens", "run", "given")
 _TIMES = ("forward_s", "backward_s")
 _RATIOS = 5
@@ -55,23 +55,14 @@ class BatchTotals:
             reward=sum(response.reward for response in responses) / len(responses),
         )
 
-    def weight(self, micro: Micro, loss_type: str) -> float:
-        """Return the weight of a micro-batch in the loss of the batch, given how TRL normalises each."""
-        if loss_type in ("dapo", "cispo"):  # already divided by num_items_in_batch
-            return 1.0
-        if loss_type == "bnpo":
-            return max(1.0, micro.loss_tokens) / self.loss_tokens
-        return len(micro.advantages) / self.responses
-
-
-@dataclass(frozen=True, slots=True)
-class MicroPass:
-    """A micro-batch on its way through the model."""
-
-    micro: Micro
-    advantages: Tensor  # [B, T] float32, those that TRL reads after its pass
-    importance: Callable[[Tensor], Tensor] | None
-    """The weight of a ratio trainer / sampler; None: it is already in the loss."""
+    def mean(self, losses: Tensor, mask: Tensor, over: Mean) -> Tensor:
+        """Return the part, [], of a mean over the whole batch that the tokens of a micro-batch make, [B, T] each."""
+        total = losses * mask
+        if over == "responses":
+            return (total.sum(-1) / mask.sum(-1).clamp(min=1.0)).sum() / self.responses
+        if over == "tokens":
+            return total.sum() / self.loss_tokens
+        return total.sum() / (self.responses * self.max_tokens)
 
 
 @dataclass(slots=True)
@@ -93,13 +84,11 @@ class StepSums:
     ratios: Tensor = field(default_factory=lambda: torch.zeros(_RATIOS, dtype=torch.float64))
     """Over tokens: ratio, k3, |difference|, entropy, ratio²."""
 
-    def observe(self, one: MicroPass, logps: Tensor, entropies: Tensor | None, run: int) -> None:
-        """Record a pass, and multiply the importance weights into the advantages."""
-        micro, mask = one.micro, one.micro.loss_mask
+    def observe(self, micro: Micro, logps: Tensor, entropies: Tensor | None, run: int) -> None:
+        """Record a pass over a micro-batch: `logps` [B, T] without gradient; `run` tokens went through the model."""
+        mask = micro.loss_mask
         difference = (logps - micro.sampled_logps) * mask
         ratio = difference.exp()
-        if one.importance is not None:
-            one.advantages.mul_(one.importance(ratio))
         rows = (
             ratio,
             ratio - 1 - difference,
@@ -112,13 +101,6 @@ class StepSums:
         self.largest = max(self.largest, difference.abs().max().item())
         self.run += run
         self.given += sum(len(row.tokens) for row in micro.rows)
-
-    def close(self, loss: float, share: float, metrics: dict[str, list[float]]) -> None:
-        """Add the loss of a micro-batch and TRL's own metrics of it; `share` is its share of the batch's tokens."""
-        self.loss += loss
-        self.clipped += share * next((metrics[name][-1] for name in _CLIPPED if name in metrics), 0.0)
-        if "kl" in metrics:
-            self.reference_kl += share * metrics["kl"][-1]
 
     def packed(self) -> Tensor:
         """Return everything, [SUMS] float64, for `add`."""

@@ -13,13 +13,17 @@ the turns behind it. `trajectory`, the default, gives every turn the advantage o
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
-from streams import advantage_formulas
+from streams import advantage_formulas, references
 from streams.settings.model import Advantages
+
+log = logging.getLogger(__name__)
 
 Turns = list[list[float]]
 """A value for each turn of each episode."""
@@ -101,13 +105,56 @@ def turn_outcome(episodes: Sequence[Episode], rule: Advantages) -> Turns:
     ]
 
 
-CREDIT: dict[str, Callable[[Sequence[Episode], Advantages], Turns]] = {
+CreditRule = Callable[[Sequence[Episode], Advantages], Turns]
+CREDIT: dict[str, CreditRule] = {
     "return_to_go": return_to_go,
     "gigpo": gigpo,
     "turn_outcome": turn_outcome,
 }
 """By the names that `advantages.credit` takes; `trajectory` is none of them."""
 NEEDS_OBSERVATIONS = frozenset({"gigpo"})
+
+
+class CreditError(Exception):
+    """The turns of a group cannot be compared as the rule says; `reason` is why the group is dropped."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def credit_turns(episodes: Sequence[Episode], rule: Advantages) -> Turns:
+    """Return the advantage of each turn under `rule.credit`: a name, or `module:function` with the same signature.
+
+    Raises CreditError, SettingsError if a function of the user's own cannot be imported.
+    """
+    if rule.credit in CREDIT:
+        return CREDIT[rule.credit](episodes, rule)
+    function = references.load("advantages.credit", rule.credit)
+    try:
+        turns = [[float(value) for value in values] for values in function(episodes, rule)]
+    except Exception as exc:  # the function is the user's, and may raise anything
+        log.warning("%s failed on %s: %s: %s", rule.credit, episodes, type(exc).__name__, exc)
+        raise CreditError("credit_failed") from exc
+    finite = all(math.isfinite(value) for values in turns for value in values)
+    if not finite or [len(values) for values in turns] != [len(episode.rewards) for episode in episodes]:
+        log.warning("%s returned %s, expected a finite number for each turn of %s", rule.credit, turns, episodes)
+        raise CreditError("credit_failed")
+    return turns
+
+
+@cache
+def source_digests(formula: str, credit: str) -> dict[str, str]:
+    """Return the sha256 of the files of those that are the user's own, as the metadata of a group records them.
+
+    Raises SettingsError if one cannot be imported: call it before the first group.
+    """
+    chosen = {"formula": (advantage_formulas.SETTING, formula), "credit": ("advantages.credit", credit)}
+    return {
+        f"{label}_sha256": references.source_digest(setting, name)
+        for label, (setting, name) in chosen.items()
+        if references.is_reference(name)
+    }
 
 
 def _against_siblings(values: Sequence[Sequence[float]]) -> Turns:

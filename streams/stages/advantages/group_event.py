@@ -25,7 +25,13 @@ from schemas.serde import encode_values
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import advantage_formulas
 from streams.kafka.topics import Topic
-from streams.stages.advantages.credit import CREDIT, NEEDS_OBSERVATIONS, Episode
+from streams.stages.advantages.credit import (
+    NEEDS_OBSERVATIONS,
+    CreditError,
+    Episode,
+    credit_turns,
+    source_digests,
+)
 from streams.stages.advantages.incoming import SAMPLING_FIELDS, ResponseBody
 from streams.stages.advantages.state import EmitGroup, GroupMember, TaskInfo
 
@@ -33,14 +39,6 @@ Bodies = Mapping[tuple[int, int], ResponseBody]
 """By partition and offset."""
 Spans = Mapping[int, list[dict[str, Any]]]
 """By slot: the values of its CreditSpans."""
-
-
-class CreditError(Exception):
-    """The turns of a group cannot be compared as the rule says."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ def _spans(effect: EmitGroup, bodies: Bodies) -> Spans:
             }
             for number, (turn, advantage) in enumerate(zip(turns[member.slot], advantages, strict=True))
         ]
-        for member, advantages in zip(effect.members, CREDIT[rule.credit](episodes, rule), strict=True)
+        for member, advantages in zip(effect.members, credit_turns(episodes, rule), strict=True)
     }
 
 
@@ -181,7 +179,7 @@ def assemble(
         "task_id": effect.task_id,
         "created_at": effect.created_at,
         "traceparent": task.traceparent,
-        "metadata": _metadata(task),
+        "metadata": _metadata(task) | source_digests(rule.formula, rule.credit),
         "policy": task.policy,
         "purpose": task.purpose,
         "scenario": task.scenario,

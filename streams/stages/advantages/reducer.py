@@ -33,6 +33,7 @@ from typing import NamedTuple
 from schemas.conventions import FEEDBACK
 from schemas.events import Coordinates, GroupControl, LeftOut, Task
 from streams import advantage_formulas
+from streams.advantage_formulas import FormulaError
 from streams.settings.model import Advantages
 from streams.stages.advantages.after_close import after_close, closed_group
 from streams.stages.advantages.checks import (
@@ -222,7 +223,10 @@ class GroupReducer:
         rewards = [member.reward for member in members]
         mean, std = advantage_formulas.mean_and_std(rewards, rule.ddof) if rewards else (0.0, 0.0)
         if rewards:
-            values = advantage_formulas.advantages(rule.formula, rewards, eps=rule.eps, ddof=rule.ddof)
+            try:
+                values = advantage_formulas.advantages(rule.formula, rewards, eps=rule.eps, ddof=rule.ddof)
+            except FormulaError:
+                values, dropped = [0.0] * len(rewards), dropped or "formula_failed"
             members = [GroupMember._make((*member[:-1], value)) for member, value in zip(members, values, strict=True)]
         emit = EmitGroup(
             task_id=task_id,

@@ -21,6 +21,7 @@ from streams.kafka.topics import KEYED_BY_TASK, row_bytes, topics
 from streams.observability.tracing import context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
+from streams.stages.advantages.credit import source_digests
 from streams.stages.advantages.group_event import GroupRecord, group_record
 from streams.stages.advantages.incoming import Columns, Incoming, ResponseBody, columns_of, incoming
 from streams.stages.advantages.reducer import GroupReducer
@@ -40,7 +41,11 @@ class AdvantageStage:
     """The reducer with what it needs of the log, for the live worker and for a replay."""
 
     def __init__(self, settings: Settings, tracer: Tracer = NO_TRACER, *, partitions: int | None = None) -> None:
-        """`partitions` is how many each of the four topics has; None: records may be in any."""
+        """`partitions` is how many each of the four topics has; None: records may be in any.
+
+        Raises SettingsError if a formula or credit rule of the user's own cannot be imported.
+        """
+        source_digests(settings.advantages.formula, settings.advantages.credit)
         named = topics(settings.topics)
         self._tracer, self._partitions = tracer, partitions
         self._topics = {topic.name: topic for topic in named.values() if topic.label in KEYED_BY_TASK}
