@@ -71,7 +71,7 @@ def check(settings: Trainer) -> None:
         )
     if settings.shard_base and settings.processes == 1:
         raise SettingsError(
-            "trainer.shard_base=true has no effect with trainer.processes=1, since nobody is there to hold the other "
+            "trainer.shard_base=true has no effect with trainer.processes=1, since there is no rank for the other "
             "parts; set trainer.processes to 2 or more, or trainer.shard_base=false"
         )
 
@@ -116,7 +116,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.aux_loss_enabled:
             self.plain_because = "its experts' load-balancing loss is part of TRL's plain pass"
         self._passes = 0
-        """How many each pass over a micro-batch takes at least, since other ranks take as many."""
+        """How many passes a micro-batch takes at least, since other ranks take as many."""
         self._rhythm: Rhythm | None = None
 
     def shard(self, device: str, within_s: float) -> None:

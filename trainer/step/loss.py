@@ -25,7 +25,7 @@ Mean = Literal["responses", "tokens", "max_tokens"]
 """What a batch's loss is a mean over: responses (each a mean over its tokens), tokens, or responses times the most
 tokens that one may have."""
 Level = Literal["token", "response"]
-"""Whose ratio it is: a token's own, or the geometric mean over the tokens of its response."""
+"""The ratio of a token: its own, or the geometric mean over the tokens of its response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from trainer.step.totals import STEP_VERSION
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 LIBRARIES = ("torch", "transformers", "peft", "trl", "safetensors")
-"""Whose versions decide bytes."""
+"""Their versions decide bytes."""
 LOSS_SOURCE = "sha256.trainer.loss"
 """Of the file with a loss of the user's own."""
 

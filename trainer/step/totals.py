@@ -85,7 +85,7 @@ class StepSums:
     """Over tokens: ratio, k3, |difference|, entropy, ratio²."""
 
     def observe(self, micro: Micro, logps: Tensor, entropies: Tensor | None, run: int) -> None:
-        """Record a pass over a micro-batch: `logps` [B, T] without gradient; `run` tokens went through the model."""
+        """Record the pass of a micro-batch: `logps` [B, T] without gradient; `run` tokens went through the model."""
         mask = micro.loss_mask
         difference = (logps - micro.sampled_logps) * mask
         ratio = difference.exp()
