@@ -11,6 +11,7 @@ An existing topic is never changed: added partitions would move keys, so a wrong
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -24,6 +25,8 @@ from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, BrokerOutage
 from streams.kafka.topics import LABELS, topics, wrong_partitions
 from streams.settings.model import Settings
+
+log = logging.getLogger("streamward.kafka")
 
 
 def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
@@ -204,57 +207,77 @@ def apply_topics(settings: Settings) -> dict[str, str]:
         )
         for topic in missing
     ]
-    _create(settings, client, new)
-    if missing:
-        existing = _once_visible(settings, client, {topic.name for topic in missing})
-        # until each leader answers: one that refuses a producer's first batch and takes its second says of the first,
-        # sent again, that it is a duplicate; the client reports it as written, and it is lost
-        wanted = _partitions(settings, [topic.label for topic in missing], existing)
-        _list_offsets(settings, client, wanted, admin.OffsetSpec.latest())
+    if new:
+        existing = _create(settings, client, new)
     _check(settings, LABELS, existing)
     return {topic.name: "created" if topic in missing else "unchanged" for topic in topics(settings.topics).values()}
 
 
 def create(settings: Settings, new: list[admin.NewTopic]) -> None:
-    """Create topics; one that was created meanwhile is left as it is. Raises LogError if the broker refuses."""
+    """Create topics, and return once each can be written and read; one that was created meanwhile is left as it is.
+
+    Raises LogError if the broker refuses.
+    """
     if new:
         _create(settings, _connect(settings)[0], new)
 
 
-def _create(settings: Settings, client: admin.AdminClient, new: list[admin.NewTopic]) -> None:
-    if not new:
-        return
+def _create(settings: Settings, client: admin.AdminClient, new: list[admin.NewTopic]) -> dict[str, int]:
+    """Create topics, and return the partition count of every topic once the new ones have their leaders."""
     for name, future in client.create_topics(new, request_timeout=settings.kafka.request_timeout_s).items():
         try:
             future.result()
         except ck.KafkaException as exc:
             if exc.args[0].code() != ck.KafkaError.TOPIC_ALREADY_EXISTS:
                 raise LogError(f"topic {name} was not created: {exc.args[0].str()}") from exc
+    counts = _once_visible(settings, client, {topic.topic for topic in new})
+    # until each leader answers: one that refuses a producer's first batch and takes its second says of the first,
+    # sent again, that it is a duplicate; the client reports it as written, and it is lost
+    partitions = [(topic.topic, partition) for topic in new for partition in range(counts[topic.topic])]
+    _list_offsets(settings, client, partitions, admin.OffsetSpec.latest())
+    return counts
 
 
 def _once_visible(settings: Settings, client: admin.AdminClient, names: set[str]) -> dict[str, int]:
-    """Return the partition count of every topic, once these are among them."""
-    deadline = time.monotonic() + settings.kafka.request_timeout_s
+    """Return the partition count of every topic, once these new ones are listed. Raises LogError if they never are."""
+    counts = _once_listed(settings, client, names)
+    if unlisted := sorted(names - counts.keys()):
+        raise LogError(f"topics {', '.join(unlisted)} were created, but the broker does not list them yet; try again")
+    return counts
+
+
+def _once_listed(settings: Settings, client: admin.AdminClient, names: set[str]) -> dict[str, int]:
+    """Return the partition count of every topic once these are listed, or kafka.request_timeout_s have passed.
+
+    Raises LogError if the broker does not answer.
+    """
+    timeout_s = settings.kafka.request_timeout_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
-            found = _counts(client.list_topics(timeout=settings.kafka.request_timeout_s).topics)
+            counts = _counts(client.list_topics(timeout=timeout_s).topics)
         except ck.KafkaException as exc:
             raise unreachable(settings.kafka, exc.args[0].str()) from exc
-        if names <= found.keys():
-            return found
-        if time.monotonic() > deadline:
-            listed = ", ".join(sorted(names))
-            raise LogError(f"topics {listed} were created, but the broker does not list them yet; try again")
+        if names <= counts.keys() or time.monotonic() > deadline:
+            return counts
         time.sleep(0.05)
 
 
 def check_topics(settings: Settings, labels: Iterable[str] = LABELS, *, patient: bool = False) -> None:
     """Return if each of these topics exists with the partitions it should have.
 
-    A process that may start before its broker is `patient`. Raises NotFoundError for a missing topic, SettingsError for
-    a wrong partition count, LogError without an answer.
+    A process is `patient`: it may start before its broker, and before a topic that was just created is in the metadata
+    of the node that answers. Raises NotFoundError for a missing topic, SettingsError for a wrong partition count,
+    LogError without an answer.
     """
-    _check(settings, labels, _connect(settings, patient=patient)[1])
+    client, existing = _connect(settings, patient=patient)
+    labels = list(labels)
+    names = {topics(settings.topics)[label].name for label in labels}
+    if patient and (unlisted := sorted(names - existing.keys())):
+        timeout_s = settings.kafka.request_timeout_s
+        log.info("the broker does not list %s: waiting, %g s at most", ", ".join(unlisted), timeout_s)
+        existing = _once_listed(settings, client, names)
+    _check(settings, labels, existing)
 
 
 def _check(settings: Settings, labels: Iterable[str], existing: Mapping[str, int]) -> None:

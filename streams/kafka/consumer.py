@@ -25,7 +25,7 @@ from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.lag import LagMeter
 from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
 from streams.kafka.record import Record, TopicPartition
-from streams.kafka.retry import ANSWER_S, NOTICE_S, TICK_S, TRANSIENT, BrokerOutage
+from streams.kafka.retry import ANSWER_S, MISSING_S, NOTICE_S, TICK_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import topics, wrong_partitions
 from streams.observability import catalog
 from streams.settings.model import Settings
@@ -36,8 +36,6 @@ OnPartitions = Callable[[list[TopicPartition]], None]
 METADATA_S = 5
 """How often a member asks which topics exist. A broker that has just started may briefly report none, and a member that
 asked then joins no group until it asks again: after five minutes, by librdkafka's default."""
-MISSING_S = 3 * METADATA_S
-"""How long a topic may be unknown to the broker before it counts as missing."""
 
 
 class GroupConsumer(Reader):

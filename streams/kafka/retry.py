@@ -32,6 +32,9 @@ PROBE_S = 2.0
 """How often an idle process checks that the broker still answers."""
 ANSWER_S = 2.0
 """Time limit of one request that is retried anyway."""
+MISSING_S = 30.0
+"""How long a topic may be unknown to the broker before it counts as missing: librdkafka, too, gives a new topic as long
+to spread (topic.metadata.propagation.max.ms)."""
 TICK_S = 0.2
 """How quickly a wait notices that the process should stop, and the delay before a failed call is retried."""
 

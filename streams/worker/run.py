@@ -35,7 +35,7 @@ def run(settings: Settings, stages: Iterable[Callable[[FaustDriver], None]]) -> 
     `stages` holds the `register` function of each stage to run. Raises LogError if the broker does not answer, or
     records were deleted before they were read; NotFoundError or SettingsError if topics are missing or misconfigured.
     """
-    admin.check_topics(settings)
+    admin.check_topics(settings, patient=True)
     with metrics.served(settings, "streams") as meter, tracer.opened(settings, "streams", meter) as traces:
         registry.wait(settings, meter)
         name = f"streams-{socket.gethostname()}-{os.getpid()}"

@@ -67,6 +67,38 @@ def test_two_workers_killed_under_traffic_lose_nothing_and_keep_the_order(bench:
     assert "are not in the log" not in logs
 
 
+@pytest.mark.parametrize("driver", ["faust", "loop"])
+def test_worker_waits_for_a_topic_that_the_broker_does_not_know_yet(bench: Bench, driver: str) -> None:
+    # As where a broker is slow: it lists a topic seconds after it was created. The wait outlasts the session.
+    topic = bench.prefix + "answers"
+    bench.admin.delete_topics([topic])[topic].result()
+    wait_until(lambda: topic not in bench.admin.list_topics(timeout=10).topics)
+    worker = bench.start(driver=driver, **SESSION)
+    wait_until(lambda: bool(worker.told()) or "waiting" in worker.log(), worker.log)
+    time.sleep(6)
+    assert worker.process.poll() is None, worker.log()
+    bench.create({topic: {}})
+    worker.owns(set(range(PARTITIONS)))
+    bench.send_group("g")
+    bench.producer.flush()
+    wait_until(lambda: bench.lag() == 0, worker.log)
+    assert list(bench.joined()) == ["g"]
+    worker.stop()
+    worker.ends(with_code=0)
+
+
+def test_worker_that_waits_for_a_topic_stops_at_once_when_it_is_told_to(bench: Bench) -> None:
+    topic = bench.prefix + "answers"
+    bench.admin.delete_topics([topic])[topic].result()
+    wait_until(lambda: topic not in bench.admin.list_topics(timeout=10).topics)
+    worker = bench.start()
+    wait_until(lambda: "waiting" in worker.log(), worker.log)
+    worker.stop()
+    began = time.monotonic()
+    worker.ends(with_code=0)
+    assert time.monotonic() - began < 10
+
+
 def test_sigterm_under_work_drains_and_nothing_is_written_twice(bench: Bench) -> None:
     for i in range(300):
         bench.send_group(f"g{i}")

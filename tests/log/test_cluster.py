@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import confluent_kafka as ck
 import pytest
 from confluent_kafka import admin
@@ -56,6 +58,13 @@ def test_a_topic_that_is_missing_is_named(settings: Settings) -> None:
         cluster.check_topics(settings)
     with pytest.raises(NotFoundError, match="does not exist"):
         cluster.offsets(settings, ["rewards"])
+
+
+def test_a_process_that_starts_waits_for_topics_that_the_broker_does_not_list_yet(settings: Settings) -> None:
+    late = threading.Timer(1.0, cluster.apply_topics, [settings])
+    late.start()
+    cluster.check_topics(settings, patient=True)
+    late.join()
 
 
 def test_offsets_at_a_time_are_those_of_the_first_record_of_that_time_or_later(made: Settings) -> None:

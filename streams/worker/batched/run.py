@@ -29,7 +29,7 @@ def run(settings: Settings, stages: Iterable[Callable[[LoopWorker], None]], *, s
     Raises LogError if the broker does not answer or refuses, or records were deleted before they were read;
     NotFoundError or SettingsError if topics are missing or misconfigured.
     """
-    admin.check_topics(settings)
+    admin.check_topics(settings, patient=True)
     with metrics.served(settings, "streams") as meter, tracer.opened(settings, "streams", meter) as traces:
         registry.wait(settings, meter, stop)
         worker = LoopWorker(settings, stop, meter=meter, tracer=traces)

@@ -9,8 +9,8 @@ commits over records it never delivered, and commits before the publishes of an 
 rebalances that silently loses events. Each section below is one fix: its reason, then the functions that replace
 Faust's. `install` replaces them only if their source is the one that the fix was written for (`pinned_sources.py`).
 
-Headers whose names are not text are read in `header_names.py`. How often an unreachable broker is asked for metadata
-is in `metadata.py`. Where a partition starts, and what a commit says of the changelogs, is in `seek.py`; what a worker
+Headers whose names are not text are read in `header_names.py`. What a broker's metadata do not have yet is awaited in
+`metadata.py`. Where a partition starts, and what a commit says of the changelogs, is in `seek.py`; what a worker
 that was stopped beyond its session timeout may still write, in `membership.py` and `streams/worker/table.py`.
 
 The fixes assume one consumer per process, at-least-once delivery, no standby replicas and no windowed tables.
@@ -26,7 +26,6 @@ from weakref import WeakKeyDictionary
 
 import faust
 from aiokafka.errors import ConsumerStoppedError, IllegalStateError, KafkaError, MessageSizeTooLargeError
-from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables.recovery import Recovery
 from faust.transport.consumer import Consumer, ThreadDelegateConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer as AIOKafkaDriver
@@ -332,20 +331,7 @@ def _create_worker_consumer(self: Any, transport: Any) -> Any:
     return consumer
 
 
-# --- 8. Assign no less than everything -------------------------------------------------------------------------------
-# A leader whose metadata lacks a topic, as a broker's may just after its start, assigns none of its partitions, logs a
-# warning, and nothing checks again: a group of workers that all look healthy and read nothing.
-
-
-def _perform_assignment(self: Any, cluster: Any, member_metadata: Mapping[str, Any]) -> Any:
-    """In place of PartitionAssignor._perform_assignment."""
-    read = {topic for metadata in member_metadata.values() for topic in metadata.subscription}
-    if missing := sorted(topic for topic in read if not cluster.partitions_for_topic(topic)):
-        give_up(f"at a rebalance the broker did not know {', '.join(missing)}, which the workers read")
-    return STOCK[PartitionAssignor, "_perform_assignment"](self, cluster, member_metadata)
-
-
-# --- 9. uvloop for the consumer's thread too -------------------------------------------------------------------------
+# --- 8. uvloop for the consumer's thread too -------------------------------------------------------------------------
 # Faust gives that thread one of asyncio's own loops. An event loop policy would do, but is deprecated.
 
 
@@ -366,7 +352,7 @@ def _new_consumer_thread(self: Any) -> Any:
     return thread
 
 
-# --- 10. Deliver a record without four tasks -------------------------------------------------------------------------
+# --- 9. Deliver a record without four tasks -------------------------------------------------------------------------
 # Faust puts each record into the queues in a task of its own, beside three that wait for a suspended flow, a stop and a
 # crash: a fifth of the worker's time. Nearly always there is room and nothing to wait for.
 
@@ -402,7 +388,7 @@ class _AlreadyStarted(Awaitable[Any]):
             return done.value
 
 
-# --- 11. Answer every call of the consumer's thread ------------------------------------------------------------------
+# --- 10. Answer every call of the consumer's thread ------------------------------------------------------------------
 # A crash ends that thread at once, and then stops the worker, which commits what is done. A call that comes after the
 # thread has emptied its queue for the last time is never answered: the worker waited in that commit until it was ended
 # with 75, which asks for a restart, in place of the crash's own exit code.
@@ -448,7 +434,7 @@ class ConsumerThread(AIOKafkaConsumerThread):  # type: ignore[misc]
             return False
 
 
-# --- 12. Install -----------------------------------------------------------------------------------------------------
+# --- 11. Install -----------------------------------------------------------------------------------------------------
 
 FIXES: dict[type, tuple[Any, ...]] = {
     Consumer: (getmany, perform_seek, ack, _add_gap, _new_offset, wait_first),
@@ -457,7 +443,6 @@ FIXES: dict[type, tuple[Any, ...]] = {
     ProducerBuffer: (put, flush, _send_pending),
     AIOKafkaDriver: (_new_consumer_thread,),
     AIOKafkaConsumerThread: (_create_worker_consumer, seek_to_committed, _commit),
-    PartitionAssignor: (_perform_assignment,),
     **header_names.REPLACED,
     **metadata.REPLACED,
     **REPLACED,

@@ -37,7 +37,7 @@ log = logging.getLogger("streamward.faust")
 
 LOOK_EVERY_S = 0.02
 ASK_AGAIN_S = 0.5
-"""How long a worker waits before it asks again to join a group of the other driver."""
+"""How long a worker that cannot read yet waits before it asks again: a group of the other driver, an unknown topic."""
 
 
 def _since_boot_s() -> float:

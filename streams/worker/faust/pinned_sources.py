@@ -17,7 +17,7 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.consumer import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import Fetcher, PartitionRecords
-from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.group_coordinator import CoordinatorGroupRebalance, GroupCoordinator
 from aiokafka.producer.message_accumulator import MessageAccumulator
 from aiokafka.producer.sender import Sender
 from aiokafka.record.default_records import _DefaultRecordBatchPy
@@ -61,6 +61,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (AIOKafkaConsumerThread, "seek_to_committed"): "775ab0adc4b0",
     (AIOKafkaConsumerThread, "_commit"): "932852ce7a23",
     (PartitionAssignor, "_perform_assignment"): "1e0bf2c5c8f4",
+    (CoordinatorGroupRebalance, "_on_join_leader"): "c57a3e85197d",
     (GroupCoordinator, "_send_req"): "fa4b12e914ce",
     (GroupCoordinator, "reset_generation"): "537aa37c531b",
     (GroupCoordinator, "_do_commit_offsets"): "c3a3ea5613f3",
@@ -70,6 +71,8 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (PartitionRecords, "_unpack_records"): "b803e6d46480",
     (_DefaultRecordBatchPy, "_read_msg"): "0997ab7a5850",
     # not replaced, but the replacements rely on what these do
+    (GroupCoordinator, "_perform_assignment"): "a5cf61fa9732",
+    (GroupCoordinator, "_do_rejoin_group"): "3cb016c98a08",
     (AIOKafkaClient, "_md_synchronizer"): "e0421bffa9a7",
     (Consumer, "_wait_next_records"): "6218e1969a63",
     (Consumer, "_drain_messages"): "44a2500309e8",
