@@ -26,7 +26,7 @@ from streams.observability.tracing.context import Context
 OURS = ("streams", "trainer", "schemas", "streamward", "gateway")
 """Loggers whose name begins so are ours."""
 FAUST = ("faust", "mode", "aiokafka")
-FAUST_SERVICES = ("streams.worker.app", "streams.worker.table", "streams.worker.faust.watchdog")
+FAUST_SERVICES = ("streams.worker.app", "streams.worker.table", "streams.worker.faust.stall_watch")
 """Where mode logs for our own services, since it names loggers by module; what we log goes to `streamward.*`."""
 LEVELS = ("debug", "info", "warning", "error")
 

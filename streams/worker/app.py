@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import ssl
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -27,7 +25,7 @@ from faust.auth import SASLCredentials, SSLCredentials
 from faust.types import TP
 
 from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
-from streams.errors import EXIT_RESTART, EventError, LogError, SettingsError
+from streams.errors import EventError, LogError, SettingsError
 from streams.kafka.client import unreachable
 from streams.kafka.lag import LagMeter
 from streams.kafka.record import Record, dead_letter, encoded, trace_of
@@ -36,6 +34,7 @@ from streams.observability import catalog
 from streams.observability.logging import quieten_faust
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Traced, Tracer, headers_of
+from streams.processes.watchdog import Watchdog
 from streams.settings.model import Kafka, Settings
 from streams.worker import changelog_topics as changelogs, garbage
 from streams.worker.faust import fixes
@@ -296,7 +295,7 @@ def run_worker(app: App, *, grace_s: float = 25) -> int:
             raise reason from None
         return int(exc.code or 0)
     finally:
-        worker.deadline.cancel()
+        worker.has_stopped()
     return 0
 
 
@@ -307,9 +306,7 @@ class _FaustWorker(faust.Worker):  # type: ignore[misc]
         super().__init__(app, loop=loop, quiet=True, override_logging=False, redirect_stdouts=False)
         self.spinner = None
         self._grace_s = grace_s
-        self.deadline = threading.Timer(grace_s, self._too_late)
-        """Of the stop; runs from its beginning."""
-        self.deadline.daemon = True
+        self._stop_watchdog: Watchdog | None = None
 
     def _setproctitle(self, info: str, *, ident: str = "") -> None:
         """Leave the title of the process as it is."""
@@ -319,21 +316,22 @@ class _FaustWorker(faust.Worker):  # type: ignore[misc]
             self.loop.add_signal_handler(number, self._schedule_shutdown, number)
 
     def _schedule_shutdown(self, number: signal.Signals) -> None:
-        self._set_deadline()
+        self._watch_stop()
         super()._schedule_shutdown(number)
 
     def on_worker_shutdown(self) -> None:
         """Begin to stop: after a signal that was waited for, and after a crash."""
-        self._set_deadline()
+        self._watch_stop()
         super().on_worker_shutdown()
 
-    def _set_deadline(self) -> None:
-        if not self.deadline.ident:
-            self.deadline.start()
+    def _watch_stop(self) -> None:
+        if self._stop_watchdog is None:
+            self._stop_watchdog = Watchdog(self._grace_s, f"the worker has not stopped within {self._grace_s:g} s")
 
-    def _too_late(self) -> None:
-        os.write(2, f"not stopped within {self._grace_s:g} s; exit code {EXIT_RESTART}\n".encode())
-        os._exit(EXIT_RESTART)
+    def has_stopped(self) -> None:
+        """Let the stop take no more time: it is over."""
+        if self._stop_watchdog is not None:
+            self._stop_watchdog.close()
 
     async def _stop_on_signal(self, number: signal.Signals) -> None:
         log.info("%s: draining", number.name)

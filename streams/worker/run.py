@@ -23,7 +23,7 @@ from streams.settings.model import Settings
 from streams.worker.app import App, build_app, run_worker
 from streams.worker.faust.faust_driver import FaustDriver
 from streams.worker.faust.membership import membership
-from streams.worker.faust.watchdog import broker_answers
+from streams.worker.faust.stall_watch import broker_answers
 
 PROBE_EVERY = 5
 """The broker is probed at every so many looks of the meter."""

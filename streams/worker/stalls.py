@@ -1,29 +1,13 @@
-"""Whether a stream worker makes progress, and its end if it does not.
+"""Whether a stream worker makes progress.
 
-    what one look shows ──► StallDetector ──► why to end the process ──► give_up: log, exit 75
-
-A restarted worker reads again from its last commit, so ending it is always safe; one that looks healthy and does
-nothing is not. The seconds are given, so a process that was suspended and resumed is not mistaken for a stuck one.
+what one look shows ──► StallDetector ──► why to end the process (streams/processes/watchdog.py)
 """
 
 from __future__ import annotations
 
-import logging
-import os
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from streams.errors import EXIT_RESTART
 from streams.kafka.record import TopicPartition
-
-log = logging.getLogger("streamward.worker")
-
-
-def give_up(why: str) -> NoReturn:
-    """Log why and end the process with EXIT_RESTART, at once: nothing still running could be trusted."""
-    log.critical("%s. Ending this process with exit code %d; restart it", why, EXIT_RESTART)
-    for handler in [*log.handlers, *logging.getLogger().handlers]:
-        handler.flush()
-    os._exit(EXIT_RESTART)
 
 
 class Sight(NamedTuple):
@@ -49,27 +33,35 @@ class StallDetector:
 
     def look(self, sight: Sight, passed_s: float) -> tuple[str | None, str | None]:
         """Return (why to end the process now, why to end it if the broker answers); None where all is well."""
-        hole = stuck = None
-        seen: dict[Any, Any] = {}
+        states: dict[Any, Any] = {}
         if sight.rebalancing:
-            seen["rebalance"] = sight.recovered
+            states["rebalance"] = sight.recovered
         else:
-            seen |= {("hole", tp): (sight.committed.get(tp), first) for tp, first in sight.holes.items()}
-            seen |= {("lag", tp): sight.committed[tp] for tp in sight.lagging}
-        still: dict[Any, tuple[Any, float]] = {}
-        for what, state in seen.items():
-            before, since = self._still_s.get(what, (None, 0.0))
-            still[what] = (state, since + passed_s if before == state else 0.0)
-        self._still_s = still
-        for what, (state, seconds) in still.items():
-            if what[0] == "hole" and seconds > self._hole_s:
-                hole = f"{_at(what[1], state[0])} is not done, though {state[1]} is, for {seconds:.0f} s"
-            elif what == "rebalance" and seconds > self._stuck_s:
-                stuck = f"a rebalance has made no progress for {seconds:.0f} s; changelogs are read up to {state}"
-            elif what[0] == "lag" and seconds > self._stuck_s:
-                stuck = f"{_at(what[1], state)} has waited for {seconds:.0f} s"
-        return hole, stuck
+            states |= {("hole", tp): (sight.committed.get(tp), offset) for tp, offset in sight.holes.items()}
+            states |= {("lag", tp): sight.committed[tp] for tp in sight.lagging}
+        still_s: dict[Any, tuple[Any, float]] = {}
+        for subject, state in states.items():
+            previous, seconds = self._still_s.get(subject, (None, 0.0))
+            still_s[subject] = (state, seconds + passed_s if previous == state else 0.0)
+        self._still_s = still_s
+        return self._hole(), self._stall()
+
+    def _hole(self) -> str | None:
+        for subject, (state, seconds) in self._still_s.items():
+            if subject[0] == "hole" and seconds > self._hole_s:
+                return f"{_record(subject[1], state[0])} is not done, though {state[1]} is, for {seconds:.0f} s"
+        return None
+
+    def _stall(self) -> str | None:
+        for subject, (state, seconds) in self._still_s.items():
+            if seconds <= self._stuck_s:
+                continue
+            if subject == "rebalance":
+                return f"a rebalance has made no progress for {seconds:.0f} s; changelogs are read up to {state}"
+            if subject[0] == "lag":
+                return f"{_record(subject[1], state)} has waited for {seconds:.0f} s"
+        return None
 
 
-def _at(tp: TopicPartition, offset: int) -> str:
+def _record(tp: TopicPartition, offset: int) -> str:
     return f"{tp[0]}[{tp[1]}]@{offset}"

@@ -38,17 +38,19 @@ READ = (*KEYED_BY_TASK, "groups")
 """What the stages read, by label."""
 
 
-def _give_up(why: str) -> NoReturn:
+def _end_process(why: str) -> NoReturn:
     raise Ended(why)
 
 
 class _Unwatched:
     """In place of the worker's watchdog, which is a thread in real time."""
 
+    def __init__(self, *_: object) -> None: ...
+
     def beat(self) -> None:
         """Nobody looks."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Nobody looks."""
 
 
@@ -111,8 +113,8 @@ class Simulation:
             mock.patch.object(ck, "Consumer", lambda config: self._host.consumer(config)),
             mock.patch.object(ck, "Producer", lambda config: self._host.producer(config)),
             mock.patch.object(changelog_topics, "create", lambda _, wanted: self.broker.create_compacted(wanted)),
-            mock.patch.object(loop, "LoopWatch", _Unwatched),
-            mock.patch.object(loop, "give_up", _give_up),
+            mock.patch.object(loop, "Watchdog", _Unwatched),
+            mock.patch.object(loop, "end_process", _end_process),
             mock.patch.object(loop, "MOST", most),
             mock.patch.object(restoring, "AT_ONCE", rows),
         ]

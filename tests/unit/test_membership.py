@@ -16,9 +16,10 @@ from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
+from streams.processes import watchdog
 from streams.settings.model import Settings
 from streams.worker.app import build_app
-from streams.worker.faust import fixes, membership as membership_module, pinned_sources, watchdog
+from streams.worker.faust import fixes, membership as membership_module, pinned_sources
 from streams.worker.faust.membership import REPLACED, Membership, membership
 
 CHANGELOG = TopicPartition("streams-open-groups-changelog", 0)

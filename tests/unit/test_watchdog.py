@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from faust.types import TP
 
-from streams.worker.faust import watchdog
-from streams.worker.faust.watchdog import EXIT_RESTART, Sight, StallDetector, Watchdog
+from streams.errors import EXIT_RESTART
+from streams.processes import watchdog
+from streams.worker.faust import stall_watch
+from streams.worker.faust.stall_watch import Sight, StallDetector, StallWatch
 
 TASKS = TP("streamward.tasks", 3)
 
@@ -79,14 +81,14 @@ def test_frozen_event_loop_ends_the_process_and_says_where_it_stands(
 ) -> None:
     # The loop blocks in a sleep that is not asyncio's; only a thread can see that.
     ended: list[int] = []
-    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(stall_watch, "LOOK_EVERY_S", 0.01)
 
     class Idle:
         should_stop, _consumer = False, None
 
     async def freeze() -> None:
-        dog = Watchdog(Idle(), _nothing, hole_s=10, stuck_s=60, frozen_s=0.2)
-        monkeypatch.setattr(watchdog.os, "_exit", lambda code: (ended.append(code), dog._ended.set()))
+        dog = StallWatch(Idle(), _nothing, hole_s=10, stuck_s=60, frozen_s=0.2)
+        monkeypatch.setattr(watchdog.os, "_exit", lambda code: (ended.append(code), dog._loop_watchdog.close()))
         await dog.start()
         await asyncio.sleep(0.5)  # a loop that runs is left alone
         assert ended == []
@@ -99,7 +101,7 @@ def test_frozen_event_loop_ends_the_process_and_says_where_it_stands(
 
 
 def test_a_stuck_worker_says_where_each_task_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "_NAMED_FILES", (__file__,))
+    monkeypatch.setattr(stall_watch, "_NAMED_FILES", (__file__,))
 
     class Actor:
         """What Faust puts around an agent."""
@@ -121,7 +123,7 @@ def test_a_stuck_worker_says_where_each_task_waits(monkeypatch: pytest.MonkeyPat
     async def told() -> list[str]:
         task = asyncio.create_task(outermost())
         await asyncio.sleep(0)
-        lines = watchdog.await_chains()
+        lines = stall_watch.await_chains()
         task.cancel()
         return lines
 

@@ -11,19 +11,17 @@ one: nothing of the round was committed, and a thread stuck in native code canno
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import math
-import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from streams.engines.protocol import Completion, Engine, SamplingRequest, failed
 from streams.engines.sharing import SharedEngine
-from streams.errors import EXIT_RESTART, StreamwardError
+from streams.errors import StreamwardError
 from streams.observability import catalog
 from streams.observability.metrics import Meter
+from streams.processes.watchdog import Watchdog
 from streams.settings.model import Policy
 
 log = logging.getLogger("streamward.policy")
@@ -117,18 +115,5 @@ def at_most(seconds: float, what: str) -> Iterator[None]:
     if not seconds:
         yield
         return
-    timer = threading.Timer(seconds, _give_up, (seconds, what))
-    timer.daemon = True
-    timer.start()
-    try:
+    with Watchdog(seconds, f"{what} has taken over {seconds:g} s"):
         yield
-    finally:
-        timer.cancel()
-
-
-def _give_up(seconds: float, what: str) -> None:
-    why = f"{what} has taken over {seconds:g} s. Ending this process with exit code {EXIT_RESTART}; threads are at:\n"
-    with contextlib.suppress(OSError):
-        os.write(2, why.encode())
-        faulthandler.dump_traceback(2)
-    os._exit(EXIT_RESTART)

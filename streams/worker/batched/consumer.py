@@ -11,6 +11,7 @@ different protocols, and Kafka refuses whoever comes second. That one asks again
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,9 @@ from streams.kafka.reader import EARLIEST, LATEST, offsets_of
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
-from streams.settings.model import Settings
+from streams.observability.metrics import Meter
+from streams.processes.watchdog import Watchdog
+from streams.settings.model import Kafka, Settings
 from streams.worker.faust.changelogs import END, Changelogs, Extent, distrust
 
 GROUP = "streams"
@@ -49,6 +52,27 @@ class OnAssignment:
     assigned: OnPartitions
     revoked: OnPartitions
     lost: OnPartitions
+
+
+class WatchedOutage(BrokerOutage):
+    """A BrokerOutage that keeps the watchdog quiet: an unreachable broker is no reason to end the process."""
+
+    def __init__(self, kafka: Kafka, stop: threading.Event, meter: Meter, watchdog: Watchdog) -> None:
+        super().__init__(kafka, stop, meter)
+        self._watchdog = watchdog
+        self.reachable = True
+
+    def answered(self) -> None:
+        """Take note that the broker answered."""
+        self._watchdog.beat()
+        self.reachable = True
+        super().answered()
+
+    def silent(self, wanted: str) -> None:
+        """Take note that `wanted` did not come. Raises as BrokerOutage."""
+        self._watchdog.beat()
+        self.reachable = False
+        super().silent(wanted)
 
 
 class WorkerConsumer(GroupConsumer):

@@ -28,18 +28,18 @@ from streams.kafka.record import Record, TopicPartition, dead_letter
 from streams.kafka.topics import Topic
 from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
+from streams.processes.watchdog import Watchdog, end_process
 from streams.settings.model import Settings
 from streams.worker import changelog_topics
 from streams.worker.batched.agent import HandleRecords, LoopAgent, TopicReading
-from streams.worker.batched.consumer import GROUP, OnAssignment, WorkerConsumer
+from streams.worker.batched.consumer import GROUP, OnAssignment, WatchedOutage, WorkerConsumer
 from streams.worker.batched.epoch import Epoch, OnAck
 from streams.worker.batched.outlet import LoopOutlet
 from streams.worker.batched.restoring import Restoring
 from streams.worker.batched.table import CurrentPartition, LoopTable
-from streams.worker.batched.watch import STUCK_S, LoopWatch, WatchedOutage
 from streams.worker.driver import HandleRecord
 from streams.worker.fence import GENERATION
-from streams.worker.stalls import Sight, StallDetector, give_up
+from streams.worker.stalls import Sight, StallDetector
 
 MOST = 4096
 """Most records taken at once. Decoding many costs less for each; a poll returns what is there."""
@@ -47,6 +47,10 @@ COMMIT_EVERY_S, BEHIND_S = 1.0, 3.0
 """After a kill -9, at most about this much is processed twice; the second while there is a backlog, whose topics come
 one after the other, so that a row changes again and again."""
 TICK_S = 1.0
+FROZEN_S = 60.0
+"""Longest time without a step, if it is not the broker that is waited for."""
+STUCK_S = 60.0
+"""Longest time that a partition with records makes no progress."""
 BUSY_S = 0.01
 """Longest wait for records while something else is to be done soon."""
 
@@ -62,8 +66,8 @@ class LoopWorker:
         self, settings: Settings, stop: threading.Event, *, meter: Meter = OFF, tracer: Tracer = NO_TRACER
     ) -> None:
         self.settings, self.meter, self.traces = settings, meter, tracer
-        self._watch = LoopWatch()
-        self.outage = WatchedOutage(settings.kafka, stop, meter, self._watch)
+        self._watchdog = Watchdog(FROZEN_S, f"the loop has made no step for {FROZEN_S:g} s")
+        self.outage = WatchedOutage(settings.kafka, stop, meter, self._watchdog)
         self._place = CurrentPartition()
         self._tables: dict[str, LoopTable] = {}
         self._agents: dict[str, list[LoopAgent]] = defaultdict(list)
@@ -160,7 +164,7 @@ class LoopWorker:
         told = OnAssignment(self._assigned, self._revoked, self._lost)
         counts = {name: table.partitions for name, table in self._tables.items()}
         self._consumer = WorkerConsumer(self.settings, labels, counts, self.outage, told)
-        self._exits.callback(self._watch.end)
+        self._exits.callback(self._watchdog.close)
         for agent in (agent for agents in self._agents.values() for agent in agents):
             agent.measure(self.settings.topics, self._positions_of(agent.reading.topic.name))
         return self
@@ -180,7 +184,7 @@ class LoopWorker:
         """Take what has come, and go on with what is under way. Raises LogError as GroupConsumer.poll and Producer."""
         records = self._consumer.poll(MOST, self._patience_s())
         self._is_behind = len(records) == MOST
-        self._watch.beat()
+        self._watchdog.beat()
         if self._restoring is not None and self._restoring.step():
             self._restored()
         if records:
@@ -244,7 +248,7 @@ class LoopWorker:
                 agent.report()
         _, stuck = self._detector.look(self._sight(), TICK_S)
         if stuck is not None and self.outage.reachable:
-            give_up(stuck)
+            end_process(stuck)
 
     def _sight(self) -> Sight:
         done = self._consumer.next_offsets(self._read)
@@ -308,7 +312,7 @@ class LoopWorker:
     def _row_acknowledged(self, at: Any) -> None:
         why = self._consumer.changelogs.acknowledged((at.topic, at.partition), at.offset)
         if why is not None:
-            give_up(f"{why}: the changelog was cut or recreated while this worker ran")
+            end_process(f"{why}: the changelog was cut or recreated while this worker ran")
 
     def _settle(self) -> None:
         """Have everything that was handled acknowledged, and ask for its commit. Raises LogError as Producer.flush."""

@@ -35,13 +35,13 @@ from mode.services import WaitResults
 from mode.utils.futures import maybe_set_exception
 
 from streams.errors import LogError
+from streams.processes.watchdog import end_process
 from streams.worker.faust import header_names, metadata
 from streams.worker.faust.delivery import contiguous
 from streams.worker.faust.membership import REPLACED, membership
 from streams.worker.faust.pinned_sources import STOCK, check_sources
 from streams.worker.faust.seek import _commit, changelogs_of, delivery_of, perform_seek, refuse_cut, seek_to_committed
-from streams.worker.faust.watchdog import Watchdog
-from streams.worker.stalls import give_up
+from streams.worker.faust.stall_watch import StallWatch
 
 log = logging.getLogger("streamward.faust")
 
@@ -229,11 +229,11 @@ def put(self: Any, fut: Any) -> None:
             return
         topic = fut.message.channel.get_topic_name()
         if (failure := fut.exception()) is not None:
-            give_up(_not_published(fut.message, failure))
+            end_process(_not_published(fut.message, failure))
         elif topic in self.app.tables.changelog_topics:
             why = changelogs_of(self.app).acknowledged((topic, fut.result().partition), fut.result().offset)
             if why is not None:
-                give_up(f"{why}: the changelog was cut or recreated while this worker ran")
+                end_process(f"{why}: the changelog was cut or recreated while this worker ran")
 
     fut.add_done_callback(settled)
     STOCK[ProducerBuffer, "put"](self, fut)
@@ -244,7 +244,7 @@ async def _send_pending(self: Any, fut: Any) -> None:
     try:
         await STOCK[ProducerBuffer, "_send_pending"](self, fut)
     except Exception as exc:  # whatever it is, the record is not in the log
-        give_up(_not_published(fut.message, exc))
+        end_process(_not_published(fut.message, exc))
 
 
 def _not_published(message: Any, failure: BaseException) -> str:
@@ -452,7 +452,7 @@ FIXES: dict[type, tuple[Any, ...]] = {
 def install(app: faust.App, *, hole_s: float = 10, stuck_s: float = 60, frozen_s: float = 30) -> None:
     """Put the fixes in place of Faust's functions, in this whole process, and give `app` its watchdog.
 
-    `hole_s`, `stuck_s` and `frozen_s` are the seconds a watchdog waits before it ends the process (see Watchdog).
+    `hole_s`, `stuck_s` and `frozen_s` are the seconds a watchdog waits before it ends the process (see StallWatch).
     Raises SettingsError if Faust, aiokafka or mode are not the versions the fixes were written for.
     """
     check_sources()
@@ -461,4 +461,4 @@ def install(app: faust.App, *, hole_s: float = 10, stuck_s: float = 60, frozen_s
         for function in functions:
             setattr(owner, function.__name__, function)
     header_names.keep_bytes()
-    app.add_dependency(Watchdog(app, look_behind, hole_s=hole_s, stuck_s=stuck_s, frozen_s=frozen_s))
+    app.add_dependency(StallWatch(app, look_behind, hole_s=hole_s, stuck_s=stuck_s, frozen_s=frozen_s))

@@ -30,8 +30,8 @@ from aiokafka.producer.message_accumulator import MessageAccumulator
 from aiokafka.producer.sender import Sender
 from aiokafka.protocol.commit import OffsetCommitRequest
 
+from streams.processes.watchdog import end_process
 from streams.worker.faust.pinned_sources import STOCK
-from streams.worker.stalls import give_up
 
 log = logging.getLogger("streamward.faust")
 
@@ -150,7 +150,7 @@ async def _send_produce_req(self: Any, node_id: int, batches: Mapping[Any, Any])
     late = [tp for tp, batch in batches.items() if batch.membership_epoch != membership.epoch]
     if late or not held:
         tp = (late or list(batches))[0]
-        give_up(
+        end_process(
             f"the group gave the partitions of this worker to others, and a record for {tp.topic}[{tp.partition}] was "
             "still to be sent; it is not"
         )

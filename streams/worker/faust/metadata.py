@@ -24,9 +24,9 @@ from aiokafka.errors import KafkaError
 from faust.assignor.partition_assignor import PartitionAssignor
 
 from streams.kafka.retry import MISSING_S
+from streams.processes.watchdog import end_process
 from streams.worker.faust.membership import ASK_AGAIN_S
 from streams.worker.faust.pinned_sources import STOCK
-from streams.worker.stalls import give_up
 
 log = logging.getLogger("streamward.faust")
 
@@ -61,7 +61,7 @@ async def _on_join_leader(self: Any, response: Any) -> Any:
                 began_s = loop.time()
                 log.warning("%s: waiting, %g s at most", exc.__cause__, MISSING_S)
             elif loop.time() - began_s > MISSING_S:
-                give_up(f"{exc.__cause__}, after {MISSING_S:g} s")
+                end_process(f"{exc.__cause__}, after {MISSING_S:g} s")
         await asyncio.wait([coordinator._closing], timeout=ASK_AGAIN_S)
         await coordinator._client.force_metadata_update()
     return None

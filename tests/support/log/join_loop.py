@@ -23,7 +23,7 @@ from streams.kafka.record import Record
 from streams.kafka.retry import StoppedWaiting
 from streams.kafka.topics import topics
 from streams.settings.load import load
-from streams.worker.batched import watch, worker as loop
+from streams.worker.batched import worker as loop
 from streams.worker.batched.agent import TopicReading
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
@@ -102,7 +102,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     add_topics()
     loop.STUCK_S = float(os.environ.get("JOIN_STUCK_S", 60))
-    watch.FROZEN_S = float(os.environ.get("JOIN_FROZEN_S", 60))
+    loop.FROZEN_S = float(os.environ.get("JOIN_FROZEN_S", 60))
     loop.TICK_S = 0.5
     told = 0.0
     try:

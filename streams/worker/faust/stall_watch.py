@@ -1,10 +1,8 @@
-"""End a stream worker that is stuck, so that its supervisor can start a fresh one.
+"""End a Faust worker that is stuck, so that its supervisor can start a fresh one.
 
     every second: acknowledged after a hole? no commit despite lag? event loop frozen? ──► log why, exit 75
 
-A restarted worker reads again from its last commit, so ending it is always safe; one that looks healthy and does
-nothing is not. An unreachable broker is no reason: a running worker survives that by itself. Time is counted in looks,
-not by the clock, so that a process that was suspended and resumed is not mistaken for a stuck one.
+An unreachable broker is no reason: a running worker survives that by itself.
 """
 
 from __future__ import annotations
@@ -14,9 +12,6 @@ import contextlib
 import gc
 import logging
 import os
-import sys
-import threading
-import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -26,22 +21,22 @@ from faust.types import TP
 from faust.types.transports import ConsumerT
 from mode.services import Service
 
-from streams.errors import EXIT_RESTART
+from streams.processes.watchdog import Watchdog, end_process
 from streams.worker.faust.membership import membership
-from streams.worker.stalls import Sight, StallDetector, give_up
+from streams.worker.stalls import Sight, StallDetector
 
 log = logging.getLogger("streamward.faust")
 
 LOOK_EVERY_S = 1.0
 
 
-class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
+class StallWatch(Service):  # type: ignore[misc]  # mode is not typed
     """Looks at the worker of `app` once a second and gives up when it is stuck.
 
     A hole: for `hole_s`, an offset was acknowledged while one before it is not done. No progress: a partition has
     records, or a rebalance is under way, and for `stuck_s` nothing was committed or recovered, though the broker
-    answers. Frozen: the event loop has not run for `frozen_s`; its stack is printed. `look_behind` is called with the
-    consumer after each look that found nothing.
+    answers. Frozen: the event loop has not run for `frozen_s`. `look_behind` is called with the consumer after each
+    look that found nothing.
     """
 
     def __init__(
@@ -57,18 +52,19 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
         self._look_behind = look_behind
         self._detector = StallDetector(hole_s=hole_s, stuck_s=stuck_s)
         self._frozen_s = frozen_s
-        self._looks_missed = 0
-        self._ended = threading.Event()
+        self._loop_watchdog: Watchdog | None = None
         super().__init__()
 
     async def on_start(self) -> None:
-        """Start the thread that watches the loop itself."""
-        thread = threading.Thread(target=self._watch_loop, args=(threading.get_ident(),), name="watchdog", daemon=True)
-        thread.start()
+        """Watch the loop itself, through a stop too, which has a deadline of its own."""
+        self._loop_watchdog = Watchdog(self._frozen_s, f"the event loop has not run for {self._frozen_s:g} s")
+        self._heartbeat = asyncio.create_task(self._beat(self._loop_watchdog))
 
     async def on_stop(self) -> None:
-        """End the thread."""
-        self._ended.set()
+        """Stop watching the loop."""
+        if self._loop_watchdog is not None:
+            self._loop_watchdog.close()
+            self._heartbeat.cancel()
 
     @Service.task  # type: ignore[untyped-decorator]
     async def _look(self) -> None:
@@ -78,28 +74,17 @@ class Watchdog(Service):  # type: ignore[misc]  # mode is not typed
                 continue
             hole, stuck = self._detector.look(sight_of(self.app), LOOK_EVERY_S)
             if hole is not None:
-                give_up(hole)
+                end_process(hole)
             if stuck is not None and await broker_answers(self.app):
-                give_up("\n".join([f"{stuck}. Tasks that wait:", *await_chains()]))
+                end_process("\n".join([f"{stuck}. Tasks that wait:", *await_chains()]))
             if not self.app.rebalancing:
                 with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                     await self._look_behind(self.app.consumer)
 
-    @Service.task  # type: ignore[untyped-decorator]
-    async def _beat(self) -> None:
-        while not self._ended.is_set():  # through a stop too, which has a deadline of its own
-            self._looks_missed = 0
+    async def _beat(self, watchdog: Watchdog) -> None:
+        while True:
+            watchdog.beat()
             await asyncio.sleep(LOOK_EVERY_S)
-
-    def _watch_loop(self, watched: int) -> None:
-        while not self._ended.wait(LOOK_EVERY_S):
-            self._looks_missed += 1
-            if self._looks_missed * LOOK_EVERY_S <= self._frozen_s:
-                continue
-            stack = "".join(traceback.format_stack(sys._current_frames().get(watched)))
-            why = f"the event loop has not run for {self._frozen_s:g} s. It is at\n{stack}"
-            os.write(2, f"{why}Ending this process with exit code {EXIT_RESTART}\n".encode())  # no lock of logging's
-            os._exit(EXIT_RESTART)
 
 
 def sight_of(app: Any) -> Sight:
