@@ -38,11 +38,11 @@ from streams.observability import catalog, metrics
 from streams.observability.metrics import OFF
 from streams.observability.tracing import tracer as tracing
 from streams.settings.model import Settings
-from trainer.consumer import STAGE, BatchSource, FleetBatches, PolicyBatches, WaitingBatch, partition_for
+from trainer.batch_source import STAGE, BatchSource, FleetBatches, PolicyBatches, WaitingBatch, partition_for
 from trainer.policy_states import ResidentPolicies
 from trainer.policy_trainer import PolicyTrainer, TrainerIO, other_base
 from trainer.ranks import exchange
-from trainer.ranks.launch import Place
+from trainer.ranks.launcher import Place
 from trainer.step.model import pin
 from trainer.versions import checkpoint
 from trainer.versions.learner import Learner, base_of

@@ -44,7 +44,7 @@ from streams.observability.tracing.context import Context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from trainer import metrics
-from trainer.consumer import STAGE, partition_for
+from trainer.batch_source import STAGE, partition_for
 from trainer.ranks.exchange import Ranks
 from trainer.step.recipe import in_recipe
 from trainer.versions import checkpoint, import_adapter

@@ -224,7 +224,7 @@ def adapters_export(
     trained = life.made(version)
     if trained is None or life.state.versions[version].status == "retired":
         raise NotFoundError(f"version {version} of {life.state.policy} has no files in the store: it is retired")
-    from trainer.versions.export import export
+    from trainer.versions.export_adapter import export
 
     show.record(asdict(export(call.settings, trained, folder, merge=merge)), output)
 

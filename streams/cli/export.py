@@ -254,7 +254,7 @@ def _batches(
     if name == "verl" and "ranks" in given:
         raise SettingsError("--ranks is for --format prime-rl: verl deals a batch to its ranks itself; leave it out")
     with importing():
-        from trainer.bridges import export as bridge
+        from trainer.bridges import export_batches as bridge
         from trainer.bridges.batch_rows import BatchSpan
     order = bridge.BatchOrder(
         policy=policy or call.settings.policy.name, format=name, span=BatchSpan.parse(batch), ranks=ranks

@@ -11,7 +11,7 @@ from streams.cli.runtime import AppContext, begin, importing, until_stopped
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
-    from trainer.ranks.launch import Place
+    from trainer.ranks.launcher import Place
 
 F = TypeVar("F", bound=Callable[..., Any])
 READS = {"policy": "tasks", "scoring": "responses"}

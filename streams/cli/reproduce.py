@@ -89,19 +89,19 @@ def reproduce(
     from streams.tools.archive import history
 
     with importing():
-        from trainer.reproduce import reproduce as engine
+        from trainer.reproduce import retrain
 
     began = time.monotonic()
     settings, origins = call.loaded
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
-    planned = engine.plan(settings, policy or settings.policy.name, version, reader, start=from_version, files=files)
+    planned = retrain.plan(settings, policy or settings.policy.name, version, reader, start=from_version, files=files)
     if planned.brought is not None:
         click.echo(
             f"starts from version {planned.start}, which was trained elsewhere: none before it is compared", err=True
         )
     last: ReproducedVersion | None = None
-    for made in engine.run(planned, settings, reader, into=into, changed=changed):
+    for made in retrain.run(planned, settings, reader, into=into, changed=changed):
         last = made
         if output == "jsonl":
             print(show.json_line(row(planned, made, made.seconds, version=made.version)), flush=True)

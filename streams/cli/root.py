@@ -423,16 +423,16 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, 
     model.device=cuda. If one of them dies, all end with exit code 75: start the command again.
     """
     call.working = True
-    from trainer.ranks import launch
+    from trainer.ranks.launcher import place_from_env, run_ranks
 
     if fleet:
         call.refuse_one_policy("train")
-    place = launch.place(call.settings)
+    place = place_from_env(call.settings)
     own = ["train", *(["--fleet"] if fleet else []), *([] if steps is None else ["--steps", str(steps)])]
     if launcher == "ray":
         ctx.exit(on_ray.trainer(call, own, place))
     if place is None and (processes := call.settings.trainer.processes) > 1:
-        ctx.exit(launch.run(call.again(*own), processes))
+        ctx.exit(run_ranks(call.again(*own), processes))
     if place is not None and place.rank > 0:
         with importing():
             from trainer.versions import learner

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from schemas.events import TuningMethod
     from streams.output import Output
     from streams.tools.archive.history import Source
-    from trainer.tuning.run import TunedVersion
+    from trainer.tuning.tuned_version import TunedVersion
 
 
 @click.command()
@@ -101,7 +101,7 @@ def tune(
     rule["since_ms"] = None if since is None else parse_time(since, "--since")
     rule["until_ms"] = None if until is None else parse_time(until, "--until")
     with importing():
-        from trainer.tuning import run as tuning
+        from trainer.tuning import tuned_version as tuning
         from trainer.tuning.curation import Curation
         from trainer.tuning.tuner import TuningSteps
 

@@ -34,7 +34,7 @@ def run() -> Iterator[dict[str, Any]]:
 
     from streams.kafka.history import LogHistory
     from trainer import fleet
-    from trainer.reproduce import reproduce
+    from trainer.reproduce import retrain
 
     with node() as settings, tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
         say(f"offline: {STEPS} steps of {GROUPS} groups, {SLOTS} slots of {PROMPT} + {COMPLETION} tokens")
@@ -49,9 +49,7 @@ def run() -> Iterator[dict[str, Any]]:
         log = LogHistory(settings)
 
         def ours() -> bool:
-            return all(
-                made.equal for made in reproduce.run(reproduce.plan(settings, "default", None, log), settings, log)
-            )
+            return all(made.equal for made in retrain.run(retrain.plan(settings, "default", None, log), settings, log))
 
         measured = by_turns(
             {"ours": ours, "peer": lambda: _through_trl(settings, batches, Path(folder) / "trl")},

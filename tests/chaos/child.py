@@ -137,7 +137,7 @@ def _arm_agent(point: str, count: Any) -> None:
 
 def _arm_trainer(point: str, count: Any) -> None:
     from streams.adapters import store
-    from trainer import consumer, policy_trainer
+    from trainer import batch_source, policy_trainer
     from trainer.versions import checkpoint
 
     match point:
@@ -152,9 +152,9 @@ def _arm_trainer(point: str, count: Any) -> None:
         case "after produce":
             wrap(policy_trainer.Producer, "flush", after=count)
         case "before commit":
-            wrap(consumer.Presence, "commit", before=count)
+            wrap(batch_source.Presence, "commit", before=count)
         case _:
-            wrap(consumer.Presence, "commit", after=count)
+            wrap(batch_source.Presence, "commit", after=count)
 
 
 def without_fixes() -> None:

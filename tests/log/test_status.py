@@ -25,7 +25,7 @@ from streams.tools.unreachable_tasks import unreached
 from tests.support.factories import batch, group, one_of_each, promoted, response, task, trained
 from tests.support.log.members import member_of
 from tests.support.processes import read
-from trainer.consumer import Presence
+from trainer.batch_source import Presence
 
 pytestmark = pytest.mark.kafka
 

@@ -36,7 +36,7 @@ from tests.support.models.tiny import sampled_logps
 from tests.support.models.tiny_log import manifests_of, settings_in, write
 from tests.support.processes import read, until
 from trainer import fleet
-from trainer.consumer import FleetBatches
+from trainer.batch_source import FleetBatches
 from trainer.fleet import TrainerFleet
 from trainer.policy_trainer import TrainerIO
 from trainer.step.model import pin

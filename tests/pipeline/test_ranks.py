@@ -24,7 +24,7 @@ from tests.support.log.secured_node import free_ports
 from tests.support.models.tiny_log import manifests, settings_in, trained, write
 from tests.support.processes import command, environment, running, said, until
 from trainer import fleet
-from trainer.reproduce import reproduce
+from trainer.reproduce import retrain
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_a_rank_that_says_nothing_more_ends_all_and_two_others_go_on_with_what_o
     assert manifests(two) == expected
     assert {event.recipe["trainer.processes"] for event in trained(two)} == {"2"}
     kept = history.of(two, "log")
-    made = list(reproduce.run(reproduce.plan(two, "default", None, kept), two, kept))
+    made = list(retrain.run(retrain.plan(two, "default", None, kept), two, kept))
     assert [(one.version, one.equal, one.other_recipe) for one in made] == [(n, True, ()) for n in (1, 2, 3)]
 
 

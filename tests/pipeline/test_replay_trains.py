@@ -24,7 +24,7 @@ from tests.support.log.replay_source import NUMBER, shaped, write
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import read
-from trainer.reproduce import reproduce
+from trainer.reproduce import retrain
 
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 SAMPLED_BY = 7
@@ -93,8 +93,8 @@ def test_a_run_with_fewer_steps_goes_on_later_and_ends_with_the_same_bytes(
 
 def test_its_versions_are_reproduced_to_the_byte_as_those_of_any_log(whole: ReplayResult) -> None:
     reader = history.of(whole.settings, "log")
-    planned = reproduce.plan(whole.settings, "whole", None, reader, start=0)
-    made = list(reproduce.run(planned, whole.settings, reader))
+    planned = retrain.plan(whole.settings, "whole", None, reader, start=0)
+    made = list(retrain.run(planned, whole.settings, reader))
     assert [(one.version, one.equal) for one in made] == [(version, True) for version in (1, 2, 3, 4)]
 
 

@@ -33,7 +33,7 @@ from tests.support.models.tiny_log import batch_of, cut, groups_of, manifests, t
 from tests.support.older_schemas import older_schemas
 from tests.support.processes import command as process, environment
 from trainer import fleet, policy_trainer
-from trainer.reproduce import reproduce
+from trainer.reproduce import retrain
 from trainer.reproduce.recorded import ReproducedVersion
 from trainer.versions import checkpoint
 
@@ -79,7 +79,7 @@ def again(
     settings: Settings, version: int | None = None, *, start: int = 0, source: history.Source = "log", **more: Any
 ) -> list[ReproducedVersion]:
     kept = history.of(settings, source)
-    return list(reproduce.run(reproduce.plan(settings, "default", version, kept, start=start), settings, kept, **more))
+    return list(retrain.run(retrain.plan(settings, "default", version, kept, start=start), settings, kept, **more))
 
 
 def verdicts(made: list[ReproducedVersion]) -> list[tuple[int, bool]]:
@@ -302,7 +302,7 @@ def test_a_version_or_policy_that_is_not_there_is_not_found(finished: Settings) 
     with pytest.raises(NotFoundError, match="no adapter version 4; the newest is 3"):
         again(finished, 4)
     with pytest.raises(NotFoundError, match="policy nobody has no version in"):
-        reproduce.plan(finished, "nobody", None, LogHistory(finished))
+        retrain.plan(finished, "nobody", None, LogHistory(finished))
 
 
 def copied_as(version: int, checkpoint: Path, target: Path) -> None:
@@ -336,7 +336,7 @@ def test_a_checkpoint_is_taken_only_if_it_is_there_and_whole_and_of_this_log(
 def test_a_fresh_process_in_another_folder_prints_one_object_in_a_pipe(finished: Settings, tmp_path: Path) -> None:
     done = subprocess.run(
         process("reproduce", "--version", "2"),
-        env=environment(finished) | {"PYTHONPATH": str(Path(reproduce.__file__).parents[1])},
+        env=environment(finished) | {"PYTHONPATH": str(Path(retrain.__file__).parents[2])},
         cwd=tmp_path,
         capture_output=True,
         text=True,

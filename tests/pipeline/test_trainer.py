@@ -29,7 +29,7 @@ from streams.settings.model import Model, Settings
 from tests.support.models.tiny import save_tiny, tiny_model
 from tests.support.models.tiny_log import PER_BATCH, batch_of, cut, groups_of, manifests, settings_in, trained, write
 from trainer import fleet, policy_trainer
-from trainer.consumer import PolicyBatches
+from trainer.batch_source import PolicyBatches
 from trainer.fleet import TrainerFleet
 from trainer.policy_trainer import TrainerIO
 from trainer.step.grpo import LogGRPOTrainer

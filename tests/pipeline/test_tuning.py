@@ -39,11 +39,11 @@ from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
 from tests.support.processes import command as process, environment
 from trainer import fleet
-from trainer.reproduce import reproduce
+from trainer.reproduce import retrain
 from trainer.reproduce.recorded import ReproducedVersion
 from trainer.tuning.curation import Curation
-from trainer.tuning.examples import answer_of, digest
-from trainer.tuning.run import StartVersion, TuningOrder, tune
+from trainer.tuning.tuned_examples import answer_of, digest
+from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune
 from trainer.tuning.tuner import TuningSteps
 from trainer.versions import announce, checkpoint
 
@@ -88,8 +88,8 @@ def made(settings: Settings, method: Any, **more: Any) -> AdapterEvent:
 def again(settings: Settings, *, policy: str = "default", start: int = 0, **more: Any) -> list[ReproducedVersion]:
     log = LogHistory(settings)
     version = more.pop("version", None)
-    planned = reproduce.plan(settings, policy, version, log, start=start, files=more.pop("files", ()))
-    return list(reproduce.run(planned, settings, log, **more))
+    planned = retrain.plan(settings, policy, version, log, start=start, files=more.pop("files", ()))
+    return list(retrain.run(planned, settings, log, **more))
 
 
 def verdicts(found: list[ReproducedVersion]) -> list[tuple[int, bool]]:
@@ -181,8 +181,8 @@ def test_answers_whose_tokens_a_group_left_in_their_responses_are_fetched_and_th
     sync.sync(settings, ["groups", "responses", "adapters"])
     cut(settings, "groups", 3)
     archived = history.of(settings, "auto")
-    planned = reproduce.plan(settings, "default", None, archived)
-    assert verdicts(list(reproduce.run(planned, settings, archived))) == [(1, True)]
+    planned = retrain.plan(settings, "default", None, archived)
+    assert verdicts(list(retrain.run(planned, settings, archived))) == [(1, True)]
     assert slim.tuning is not None
     whole = [
         tuple(answer_of(one, one.responses[slot]) for slot in group.slots)

@@ -36,9 +36,9 @@ from tests.support.agent_server import settings_of
 from tests.support.models.chat_tiny import base
 from tests.support.processes import read, running, until
 from tests.support.scrape import get, parse
-from trainer.reproduce import reproduce
-from trainer.tuning.examples import all_tokens
-from trainer.tuning.run import TunedJob, read_file, tune
+from trainer.reproduce import retrain
+from trainer.tuning.tuned_examples import all_tokens
+from trainer.tuning.tuned_version import TunedJob, read_file, tune
 from trainer.versions import announce
 
 __all__ = ["base"]
@@ -128,8 +128,8 @@ def test_a_job_on_answers_of_the_log_and_one_on_a_file_are_each_done_once_and_ma
     assert Counter(kinds(settings)) == dict.fromkeys(("created", "started", "iteration", "completed"), 2)
     example = tmp_path / "a_b.jsonl"
     example.write_text(json.dumps(DPO) + "\n")
-    made = reproduce.plan(settings, "default", 2, LogHistory(settings), start=0, files=[example])
-    assert [one.equal for one in reproduce.run(made, settings, LogHistory(settings))] == [True, True]
+    made = retrain.plan(settings, "default", 2, LogHistory(settings), start=0, files=[example])
+    assert [one.equal for one in retrain.run(made, settings, LogHistory(settings))] == [True, True]
 
 
 def test_a_job_whose_version_was_announced_before_its_process_died_is_ended_and_nothing_is_tuned_again(

@@ -16,7 +16,7 @@ from tests.skips import IN_FULL
 from tests.support.models import rank_program
 from tests.support.models.tiny import save_tiny, tiny_group, tiny_model
 from tests.support.thoroughness import FULL
-from trainer.ranks import launch
+from trainer.ranks import launcher
 from trainer.step.shares import split
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def test_equal_groups_are_shared_equally() -> None:
 
 
 def run(folder: Path, *changes: str) -> int:
-    return launch.run([sys.executable, rank_program.__file__, str(folder), *changes], 2)
+    return launcher.run_ranks([sys.executable, rank_program.__file__, str(folder), *changes], 2)
 
 
 def digests(folder: Path) -> dict[str, str]:

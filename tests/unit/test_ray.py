@@ -21,7 +21,7 @@ from streams.settings.model import Policy, Scoring, Settings
 from streams.worker.ray import ray_agents, ray_cluster
 from streams.worker.ray.ray_agents import AgentLost, RayAgent
 from streams.worker.ray.ray_cluster import Room
-from trainer.ranks.launch import RankRun
+from trainer.ranks.launcher import RankRun
 from trainer.step.model import LIBRARIES
 
 ROOT = Path(__file__).parents[2]

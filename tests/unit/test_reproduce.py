@@ -22,7 +22,7 @@ from streams.settings.model import Settings, Trainer
 from tests.support import factories
 from tests.support.factories import adapter_event
 from trainer.reproduce.recorded import ReproducedVersion, ReproductionPlan, recorded
-from trainer.reproduce.reproduce import plan
+from trainer.reproduce.retrain import plan
 from trainer.step.recipe import RecipeDifference
 
 FILES = (

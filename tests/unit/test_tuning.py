@@ -22,9 +22,9 @@ from tests.support.models.chat_tiny import chat_base, chat_tokenizer
 from tests.support.models.tiny import tiny_group, tiny_model
 from trainer.tuning import from_file
 from trainer.tuning.curation import Curation
-from trainer.tuning.examples import TunedAnswer, TunedExample, answer_of, digest
 from trainer.tuning.losses import dpo_loss, dpo_margins
-from trainer.tuning.run import StartVersion
+from trainer.tuning.tuned_examples import TunedAnswer, TunedExample, answer_of, digest
+from trainer.tuning.tuned_version import StartVersion
 from trainer.tuning.tuner import Tuner, TuningSteps
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")

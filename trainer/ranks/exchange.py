@@ -27,7 +27,7 @@ from torch import Tensor
 from schemas.events import AdvantagedGroup
 from schemas.serde import Poison, decode, encode
 from streams.errors import LostProcessError, SettingsError
-from trainer.ranks.launch import Place
+from trainer.ranks.launcher import Place
 from trainer.step.recipe import in_recipe
 from trainer.step.shares import Share
 from trainer.step.totals import SUMS

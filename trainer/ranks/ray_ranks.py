@@ -5,7 +5,7 @@
        └── RankRun, an actor: may all end? how did they? ◄── each worker
 
 Ray Train finds the nodes, says who is which rank and where rank 0 listens; a worker starts its rank with the variables
-that torchrun would set (trainer/ranks/launch.py), so each byte of the result is the same as there. When a rank or a
+that torchrun would set (trainer/ranks/launcher.py), so each byte of the result is the same as there. When a rank or a
 node is lost, Ray ends the others and starts all again, and they resume from the newest checkpoint. A rank that refuses
 its settings ends the run instead.
 
@@ -36,7 +36,7 @@ from streams.files import Scratch
 from streams.processes.child import describe_exit
 from streams.settings.model import Ray
 from streams.worker.ray.ray_cluster import NodeCommand, Room, child_of, no_room, room_for
-from trainer.ranks.launch import HOME_S, RankRun
+from trainer.ranks.launcher import HOME_S, RankRun
 from trainer.step.model import LIBRARIES
 
 LOOK_EVERY_S = 0.5

@@ -1,7 +1,7 @@
 """What the log says of versions, and what making them again came to.
 
 adapters: trained ──► recorded: the event that counts ──► RecordedSetup: settings, threads and base as they were
-ReproductionPlan ──► trainer/reproduce/reproduce.py, trainer/reproduce/tuned.py ──► ReproducedVersion
+ReproductionPlan ──► trainer/reproduce/retrain.py, trainer/reproduce/tuned.py ──► ReproducedVersion
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, Reprodu
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference, in_files, in_recipe
 from trainer.tuning import from_log
-from trainer.tuning.examples import TunedExample, digest
-from trainer.tuning.run import limits_of, read_file, start_folder
+from trainer.tuning.tuned_examples import TunedExample, digest
+from trainer.tuning.tuned_version import limits_of, read_file, start_folder
 from trainer.tuning.tuner import Tuner, TuningSteps
 
 
@@ -104,7 +104,7 @@ class TunedReproduction:
         self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
 
     def versions(self) -> Iterator[ReproducedVersion]:
-        """Yield each version, up to the first that differs. Raises as `trainer.reproduce.reproduce.run`."""
+        """Yield each version, up to the first that differs. Raises as `trainer.reproduce.retrain.run`."""
         newest: Path | None = None
         for event in self._plan.tuned:
             version, newest = self._tuned(event, newest)

@@ -27,7 +27,7 @@ from schemas.events import Message, Tool, ToolCall, TuningMethod
 from schemas.tokens import LossMask, TokenIds
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, SettingsError
-from trainer.tuning.examples import TunedAnswer, TunedChain, TunedExample
+from trainer.tuning.tuned_examples import TunedAnswer, TunedChain, TunedExample
 
 LINES_SHOWN = 5
 """Wrong lines that a message names."""

@@ -23,7 +23,7 @@ from streams.settings.model import Settings
 from trainer.step import group_tokens as elsewhere
 from trainer.step.collate import outside
 from trainer.tuning.curation import Curation
-from trainer.tuning.examples import TunedChain, TunedExample, answer_of
+from trainer.tuning.tuned_examples import TunedChain, TunedExample, answer_of
 
 FETCHED = 500
 """Groups that are read at a time when they are read by offset."""

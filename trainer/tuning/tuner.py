@@ -31,8 +31,8 @@ from trainer.step import prefix_tree
 from trainer.step.collate import MICRO_TOKENS
 from trainer.step.model import load_adapter, recipe, save_adapter, wrap
 from trainer.step.prefix_tree import Row
-from trainer.tuning.examples import TunedAnswer, TunedExample, all_tokens, loss_tokens
 from trainer.tuning.losses import dpo_loss, dpo_margins, sft_loss
+from trainer.tuning.tuned_examples import TunedAnswer, TunedExample, all_tokens, loss_tokens
 
 TUNING_VERSION = "1"
 """Of this arithmetic: counted up by a change that gives other bytes for the same examples, weights and libraries."""

@@ -32,7 +32,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.ranks import exchange
 from trainer.ranks.exchange import Ranks
-from trainer.ranks.launch import Place
+from trainer.ranks.launcher import Place
 from trainer.step import group_tokens as elsewhere
 from trainer.step.collate import GroupOrigin, check_group
 from trainer.step.grpo import LogGRPOTrainer

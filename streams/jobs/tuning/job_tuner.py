@@ -46,8 +46,8 @@ from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from trainer.tuning.curation import Curation
-from trainer.tuning.examples import TunedExample, all_tokens, loss_tokens
-from trainer.tuning.run import JOB, StartVersion, TunedJob, TuningOrder, tune
+from trainer.tuning.tuned_examples import TunedExample, all_tokens, loss_tokens
+from trainer.tuning.tuned_version import JOB, StartVersion, TunedJob, TuningOrder, tune
 from trainer.tuning.tuner import TuningStep, TuningSteps
 
 GROUP = "tuning"

@@ -1,4 +1,4 @@
-"""Steps of a trainer in one of several processes, as trainer/ranks/launch.py starts it.
+"""Steps of a trainer in one of several processes, as trainer/ranks/launcher.py starts it.
 
 `python rank_program.py FOLDER [SETTING=VALUE …]`; `seed=5,6` gives each rank its own value.
 
@@ -21,7 +21,7 @@ from typing import Any
 from streams.cli.runtime import importing
 from streams.errors import StreamwardError
 from streams.settings.model import Model, Settings, Trainer
-from trainer.ranks import launch
+from trainer.ranks import launcher
 
 STEPS = 3
 
@@ -53,7 +53,7 @@ def steps(settings: Settings, others: Any = None) -> list[dict[str, float]]:
 
 def main(folder: Path, *changes: str) -> None:
     settings = settings_of(folder, **dict(_of_rank(change) for change in changes))
-    place = launch.place(settings)
+    place = launcher.place_from_env(settings)
     assert place is not None
     logging.basicConfig(filename=folder / f"rank-{place.rank}.log", level=logging.INFO)
     with importing():

@@ -50,7 +50,7 @@ class Place(NamedTuple):
     meet: str
 
 
-def place(settings: Settings, env: MutableMapping[str, str] = os.environ) -> Place | None:
+def place_from_env(settings: Settings, env: MutableMapping[str, str] = os.environ) -> Place | None:
     """Return which rank this process is, or None if no launcher started it. Call it before torch is loaded.
 
     The variables are removed from `env`: the step is the same for any number of processes, so no library may start to
@@ -88,7 +88,7 @@ def place(settings: Settings, env: MutableMapping[str, str] = os.environ) -> Pla
     return Place(rank, size, meet or "env://")
 
 
-def run(command: Sequence[str], processes: int) -> int:
+def run_ranks(command: Sequence[str], processes: int) -> int:
     """Run `command` as that many ranks, and return one exit code when none is left.
 
     It is rank 0's. If another rank fails, or rank 0 is killed, all are ended at once: 75, to be restarted, or 2 if a

@@ -39,8 +39,8 @@ from streams.settings.model import Settings
 from trainer.step.model import pin
 from trainer.tuning import from_file, from_log
 from trainer.tuning.curation import Curation
-from trainer.tuning.examples import TunedExample, digest, loss_tokens
 from trainer.tuning.from_log import TokenLimits
+from trainer.tuning.tuned_examples import TunedExample, digest, loss_tokens
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
 from trainer.versions import checkpoint
 from trainer.versions.announce import WhenLate, announce
