@@ -51,7 +51,7 @@ from streams.tools.views import (
     record_line,
     task,
 )
-from streams.tools.views.log_view import LogReader, LogView
+from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 from streams.tools.views.side_by_side import TokenTexts
 
 STATIC = Path(__file__).parent / "static"
@@ -66,7 +66,7 @@ CLIENT_LEFT = 499
 
 log = logging.getLogger("streamward.page")
 
-ReadView = Callable[[LogReader, Request], object]
+ReadView = Callable[[LogSnapshot, Request], object]
 
 
 def create_app(
@@ -101,29 +101,28 @@ def create_app(
 def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None) -> list[BaseRoute]:
     def page(path: str, template: str, read: ReadView) -> Route:
         def answer(request: Request) -> Response:
-            return renderer.html(request, template, read(LogReader(view, principal_of(request)), request))
+            with LogReader(view, principal_of(request)).snapshot() as log:
+                data = read(log, request)
+            return renderer.html(request, template, data, as_of=log.as_of)
 
         return Route(path, answer)
-
-    def curves(request: Request) -> Response:
-        return JSONResponse(_curves(LogReader(view, principal_of(request)), request))
 
     return [
         page("/", "overview.html", lambda log, _: overview.read_overview(log)),
         page("/groups", "groups.html", _groups),
         page("/tasks/{task_id:path}", "task.html", partial(_task, texts=texts)),
         page("/tokens/{partition:int}/{offset:int}", "tokens.html", partial(_tokens, texts=texts)),
-        page("/policies", "policies.html", _policies),
+        page("/policies", "policies.html", lambda log, _: policy_versions.list_policies(log)),
         page("/policies/{policy:path}", "policy.html", _policy),
-        Route("/curves", curves),
-        page("/runs", "runs.html", _runs),
+        Route("/curves", partial(_curves, view)),
+        page("/runs", "runs.html", lambda log, request: agent_runs.list_runs(log, _first(request))),
         page("/runs/{trajectory_id:path}", "run.html", _run),
-        page("/jobs", "jobs.html", lambda log, _: job_list.list_jobs(log)),
-        page("/jobs/{job_id:path}", "job.html", _job),
+        Route("/jobs", partial(_jobs, view, renderer)),
+        Route("/jobs/{job_id:path}", partial(_job, view, renderer)),
         page("/dead-letters", "letters.html", _letters),
         page("/live", "live.html", lambda log, _: record_line.newest_records(log)),
         Route("/live/events", live.LiveLog(view).stream),
-        page("/sql", "sql.html", _sql),
+        Route("/sql", partial(_sql, view, renderer)),
         page("/records/{label}/{partition:int}/{offset:int}", "record.html", _record),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
@@ -155,70 +154,64 @@ def _explain(renderer: Renderer, request: Request, exc: Exception) -> Response:
 # --- the view of each page --------------------------------------------------------------------------------------------
 
 
-def _groups(log: LogReader, request: Request) -> task.GroupList:
+def _groups(log: LogSnapshot, request: Request) -> task.GroupList:
     query = request.query_params
     version = whole_number(query.get("version", ""), "version")
     chosen = task.GroupFilter(query.get("policy", ""), query.get("fate", "") or "all", version)
-    with log.snapshot() as snapshot:
-        return task.list_groups(snapshot, chosen, _first(request))
+    return task.list_groups(log, chosen, _first(request))
 
 
-def _task(log: LogReader, request: Request, texts: TokenTexts | None) -> explanation.ExplainedTask:
-    with log.snapshot() as snapshot:
-        return explanation.find_explained(snapshot, request.path_params["task_id"], texts)
+def _task(log: LogSnapshot, request: Request, texts: TokenTexts | None) -> explanation.ExplainedTask:
+    return explanation.find_explained(log, request.path_params["task_id"], texts)
 
 
-def _tokens(log: LogReader, request: Request, texts: TokenTexts | None) -> answer_tokens.AnswerTokens:
-    with log.snapshot() as snapshot:
-        return answer_tokens.find_tokens(snapshot, **request.path_params, texts=texts)
+def _tokens(log: LogSnapshot, request: Request, texts: TokenTexts | None) -> answer_tokens.AnswerTokens:
+    return answer_tokens.find_tokens(log, **request.path_params, texts=texts)
 
 
-def _policies(log: LogReader, _: Request) -> policy_versions.PolicyList:
-    with log.snapshot() as snapshot:
-        return policy_versions.list_policies(snapshot)
+def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory:
+    return policy_versions.find_policy(log, request.path_params["policy"], _first(request))
 
 
-def _policy(log: LogReader, request: Request) -> policy_versions.PolicyHistory:
-    with log.snapshot() as snapshot:
-        return policy_versions.find_policy(snapshot, request.path_params["policy"], _first(request))
+def _run(log: LogSnapshot, request: Request) -> agent_runs.RunHistory:
+    return agent_runs.find_run(log, request.path_params["trajectory_id"])
 
 
-def _curves(log: LogReader, request: Request) -> dict[str, Any]:
+def _letters(log: LogSnapshot, request: Request) -> dead_letters.LetterList:
+    return dead_letters.list_letters(log, _first(request))
+
+
+def _record(log: LogSnapshot, request: Request) -> log_record.LogRecord:
+    return log_record.find_record(log, **request.path_params)
+
+
+# --- those that read no snapshot, or render no template ---------------------------------------------------------------
+
+
+def _curves(view: LogView, request: Request) -> Response:
     read = policy_versions.CURVES.get(request.query_params.get("of", ""))
-    if read is None:
-        return chart.uplot_data([])
-    with log.snapshot() as snapshot:
-        return chart.uplot_data(read(snapshot, request.query_params.get("policy", "")))
+    curves = []
+    if read is not None:
+        with LogReader(view, principal_of(request)).snapshot() as log:
+            curves = read(log, request.query_params.get("policy", ""))
+    return JSONResponse(chart.uplot_data(curves))
 
 
-def _runs(log: LogReader, request: Request) -> agent_runs.RunList:
-    with log.snapshot() as snapshot:
-        return agent_runs.list_runs(snapshot, _first(request))
+def _jobs(view: LogView, renderer: Renderer, request: Request) -> Response:
+    return renderer.html(request, "jobs.html", job_list.list_jobs(LogReader(view, principal_of(request))))
 
 
-def _run(log: LogReader, request: Request) -> agent_runs.RunHistory:
-    with log.snapshot() as snapshot:
-        return agent_runs.find_run(snapshot, request.path_params["trajectory_id"])
+def _job(view: LogView, renderer: Renderer, request: Request) -> Response:
+    log = LogReader(view, principal_of(request))
+    return renderer.html(request, "job.html", job_list.find_job(log, request.path_params["job_id"]))
 
 
-def _job(log: LogReader, request: Request) -> job_list.WholeJob:
-    return job_list.find_job(log, request.path_params["job_id"])
-
-
-def _letters(log: LogReader, request: Request) -> dead_letters.LetterList:
-    with log.snapshot() as snapshot:
-        return dead_letters.list_letters(snapshot, _first(request))
-
-
-def _sql(log: LogReader, request: Request) -> bounded_query.SqlAnswer:
+def _sql(view: LogView, renderer: Renderer, request: Request) -> Response:
     if request.headers.get("sec-fetch-site") == "cross-site":
         raise RefusedError("another site asked for this statement; open it from the page itself")
-    return bounded_query.answer_statement(log, request.query_params.get("q", ""), limit=MOST)
-
-
-def _record(log: LogReader, request: Request) -> log_record.LogRecord:
-    with log.snapshot() as snapshot:
-        return log_record.find_record(snapshot, log.settings, **request.path_params)
+    log = LogReader(view, principal_of(request))
+    answer = bounded_query.answer_statement(log, request.query_params.get("q", ""), limit=MOST)
+    return renderer.html(request, "sql.html", answer)
 
 
 def _first(request: Request) -> int:

@@ -28,12 +28,12 @@ from schemas.events import AdapterKind
 from streams.access.roles import Action
 from streams.access.tenants.tenant_names import is_of
 from streams.adapters.decisions import ProposedDecision, decide, read_history, rollback_target
-from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError
+from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.settings.model import Settings
 from streams.tools.dead_letters import letters as dead_letters, redrive
 from streams.tools.dead_letters.letters import Verdict
 from streams.tools.views import rights
-from streams.tools.views.log_view import LogReader, LogView
+from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 
 KINDS: dict[str, AdapterKind] = {"promote": "promoted", "reject": "rejected", "rollback": "rolled_back"}
 VERDICTS: dict[str, Verdict] = {"retry": "retried", "drop": "dropped"}
@@ -46,13 +46,20 @@ class DecisionForm(NamedTuple):
     action: Action
     template: str
     decide: Callable[[LogReader, Request, SentForm], None]
-    read_page: Callable[[LogReader, Request], object]
+    read_page: Callable[[LogSnapshot, Request], object]
 
     def route(self, view: LogView, renderer: Renderer) -> Callable[[Request], Awaitable[Response]]:
         """Return the function that answers when the form is sent.
 
         It raises HTTPException if the principal may not decide, and errors of `read_page`.
         """
+
+        def show_again(log: LogReader, request: Request, form: SentForm, exc: StreamwardError) -> Response:
+            status = HTTPStatus.BAD_REQUEST if isinstance(exc, SettingsError) else HTTPStatus.CONFLICT
+            with log.snapshot() as snapshot:
+                page = self.read_page(snapshot, request)
+            fields = {"as_of": snapshot.as_of, "sent": form, "failed": str(exc)}
+            return renderer.html(request, self.template, page, status, **fields)
 
         async def answer(request: Request) -> Response:
             form, log = await read_form(request), LogReader(view, principal_of(request))
@@ -65,9 +72,7 @@ class DecisionForm(NamedTuple):
                 await run_in_threadpool(self.decide, log, request, form)
             except (SettingsError, RefusedError, NotFoundError, EventError) as exc:
                 view.outdate()
-                status = HTTPStatus.BAD_REQUEST if isinstance(exc, SettingsError) else HTTPStatus.CONFLICT
-                page = await run_in_threadpool(self.read_page, log, request)
-                return renderer.html(request, self.template, page, status, sent=form, failed=str(exc))
+                return await run_in_threadpool(show_again, log, request, form, exc)
             view.outdate()
             return RedirectResponse(quote(request.scope["path"], safe="/") + "#decisions", HTTPStatus.SEE_OTHER)
 
@@ -77,14 +82,14 @@ class DecisionForm(NamedTuple):
 def decide_posted_version(log: LogReader, request: Request, form: SentForm) -> None:
     """Decide about a version of the policy in the path. Raises as `decide_version`."""
     policy = request.path_params["policy"]
-    if not is_of(log.tenant, policy):
+    if not is_of(log.rights.tenant, policy):
         raise NotFoundError(f"the log knows no policy {policy[:80]!r}")
-    decide_version(log.settings, policy, form, actor_of(request))
+    decide_version(log.view.settings, policy, form, actor_of(request))
 
 
 def decide_posted_letter(log: LogReader, request: Request, form: SentForm) -> None:
     """Decide about a dead letter. Raises as `decide_letter`."""
-    decide_letter(log.settings, form, actor_of(request))
+    decide_letter(log.view.settings, form, actor_of(request))
 
 
 def decide_version(settings: Settings, policy: str, form: SentForm, actor: str) -> None:

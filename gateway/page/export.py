@@ -29,7 +29,7 @@ def write(settings: Settings, source: Source, name: str, out: Path) -> str:
         kind, view = _find(snapshot, name)
         style = Markup((STATIC / "page.css").read_text(encoding="utf-8"))  # noqa: S704 - a file of ours
         template = environment().get_template(f"{kind}.html")
-        html = template.render(base="", alone=True, stylesheet=style, **vars(view))
+        html = template.render(base="", alone=True, stylesheet=style, as_of=snapshot.as_of, **vars(view))
     try:
         out.write_bytes(html.encode("utf-8", "replace"))
     except OSError as exc:

@@ -75,6 +75,7 @@ class Renderer:
             "visitor": Visitor(principal_of(request)),
             "sent": {},
             "failed": None,
+            "view": view,
         }
         if view is not None:
             context |= vars(view)

@@ -1,26 +1,17 @@
 """Trajectories: the list of runs, and one turn by turn.
 
-view runs ──► RunList          trajectories, turns, rewards of one ──► RunHistory
+view runs ──► the list          trajectories, turns, rewards of one ──► RunHistory
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
 from streams.tools.views.log_view import LogSnapshot, Row, RowPage
 
 RUNS_SQL = "SELECT * FROM runs ORDER BY _timestamp DESC, _partition, _offset DESC"
-
-
-@dataclass(frozen=True)
-class RunList:
-    """Runs, the newest first."""
-
-    runs: RowPage
-    as_of: datetime
 
 
 @dataclass(frozen=True)
@@ -31,7 +22,6 @@ class RunHistory:
     run: Row | None
     turns: list[Row]
     rewards: list[Row]
-    as_of: datetime
 
 
 def turns_sql(trajectory_id: str) -> str:
@@ -44,9 +34,9 @@ QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _offset) = 1 ORDER BY n
 """  # noqa: S608 - a literal
 
 
-def list_runs(log: LogSnapshot, first: int) -> RunList:
-    """Return a page of the list of runs."""
-    return RunList(log.page(RUNS_SQL, first), log.as_of)
+def list_runs(log: LogSnapshot, first: int) -> RowPage:
+    """Return runs, the newest first."""
+    return log.page(RUNS_SQL, first)
 
 
 def find_run(log: LogSnapshot, trajectory_id: str) -> RunHistory:
@@ -60,4 +50,4 @@ def find_run(log: LogSnapshot, trajectory_id: str) -> RunHistory:
         f"SELECT * FROM rewards WHERE response_id = {own_id} OR response_id IN "  # noqa: S608
         f"(SELECT turn_id FROM turns WHERE trajectory_id = {own_id}) ORDER BY _timestamp, _offset"
     )
-    return RunHistory(trajectory_id, run, turns, rewards, log.as_of)
+    return RunHistory(trajectory_id, run, turns, rewards)

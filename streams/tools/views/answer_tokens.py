@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
@@ -56,7 +55,6 @@ class AnswerTokens:
     """The number of the first token that differs from its siblings'; None without siblings."""
     has_texts: bool
     ratio: str
-    as_of: datetime
 
 
 def find_tokens(log: LogSnapshot, partition: int, offset: int, texts: TokenTexts | None) -> AnswerTokens:
@@ -79,7 +77,6 @@ def find_tokens(log: LogSnapshot, partition: int, offset: int, texts: TokenTexts
         shared_length(ids) if len(ids) > 1 else None,
         fitting is not None,
         _ratio(log, response),
-        log.as_of,
     )
 
 

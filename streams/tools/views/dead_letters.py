@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from streams.tools.views.log_view import LogSnapshot, Row, RowPage
 from streams.tools.views.visible_text import cut
@@ -36,14 +35,13 @@ class LetterList:
 
     counts: list[Row]
     letters: RowPage
-    as_of: datetime
 
 
 def list_letters(log: LogSnapshot, first: int) -> LetterList:
     """Return a page of the list of dead letters."""
     letters = log.page(LETTERS_SQL, first)
     rows = [row | {"content": payload_text(row)} for row in letters.rows]
-    return LetterList(log.rows(COUNTS_SQL), replace(letters, rows=rows), log.as_of)
+    return LetterList(log.rows(COUNTS_SQL), replace(letters, rows=rows))
 
 
 def payload_text(letter: Row) -> str:

@@ -7,7 +7,6 @@ TaskHistory ──► group_outcome.py: which of these ──► its rewards, ba
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from streams.tools.views.group_outcome import Verdict, left_out_text, outcome
 from streams.tools.views.log_view import LogSnapshot, Row
@@ -42,13 +41,12 @@ class ExplainedTask:
     history: TaskHistory
     answers: AnswerColumns
     why: Explanation
-    as_of: datetime
 
 
 def find_explained(log: LogSnapshot, task_id: str, texts: TokenTexts | None = None) -> ExplainedTask:
     """Return a task by its id, or the beginning of it. Raises NotFoundError if nothing in the log is about it."""
     history = find_task(log, task_id)
-    return ExplainedTask(history, align(history, texts), explain(history), log.as_of)
+    return ExplainedTask(history, align(history, texts), explain(history))
 
 
 def explain(task: TaskHistory) -> Explanation:

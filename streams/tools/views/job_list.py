@@ -36,7 +36,7 @@ class WholeJob:
 
 def list_jobs(log: LogReader) -> JobList:
     """Return the jobs that a reader may see. Raises LogError if the log cannot be read."""
-    jobs, tenant = _all_jobs(log), log.tenant
+    jobs, tenant = _all_jobs(log), log.rights.tenant
     newest = sorted(jobs.states.values(), key=lambda job: job.created_at, reverse=True)
     return JobList(
         [job_view.row(job) for job in newest if tenant in (None, job.tenant)],
@@ -47,15 +47,15 @@ def list_jobs(log: LogReader) -> JobList:
 def find_job(log: LogReader, job_id: str) -> WholeJob:
     """Return one job. Raises NotFoundError, also for another tenant's."""
     job = _all_jobs(log).states.get(job_id)
-    if job is None or log.tenant not in (None, job.tenant):
+    if job is None or log.rights.tenant not in (None, job.tenant):
         raise NotFoundError(f"there is no job {job_id[:80]!r}; /jobs lists all of them")
     return WholeJob(job.job_id, list_fields(job_view.whole(job)))
 
 
 def _all_jobs(log: LogReader) -> AllJobs:
     """Return all jobs as of now."""
-    jobs = AllJobs(topics(log.settings.topics)["jobs"].partitions)
-    source = history.of(log.settings, log.source)
+    jobs = AllJobs(topics(log.view.settings.topics)["jobs"].partitions)
+    source = history.of(log.view.settings, log.view.source)
     try:
         bounds = source.bounds(["jobs"])
     except NotFoundError:  # an archive without jobs, or topics that are older than they

@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from streams.errors import NotFoundError
 from streams.kafka.topics import topics
-from streams.settings.model import Settings
 from streams.tools.query.views import name_of, quoted
 from streams.tools.views.log_view import LogSnapshot
 
@@ -40,12 +38,11 @@ class LogRecord:
     fields: list[RecordField]
     previous: int | None
     following: int | None
-    as_of: datetime
 
 
-def find_record(log: LogSnapshot, settings: Settings, label: str, partition: int, offset: int) -> LogRecord:
+def find_record(log: LogSnapshot, label: str, partition: int, offset: int) -> LogRecord:
     """Return a record. Raises NotFoundError if there is none, or it is no event."""
-    labels = topics(settings.topics)
+    labels = topics(log.view.settings.topics)
     if label not in labels:
         raise NotFoundError(f"there is no topic {label[:80]!r}; there are {', '.join(labels)}")
     row = log.first(_record_sql(label, partition, offset)) if max(partition, offset) < 2**63 else None
@@ -67,7 +64,6 @@ def find_record(log: LogSnapshot, settings: Settings, label: str, partition: int
         fields,
         previous=max((other for other in others if other < offset), default=None),
         following=min((other for other in others if other > offset), default=None),
-        as_of=log.as_of,
     )
 
 

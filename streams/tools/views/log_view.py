@@ -58,13 +58,13 @@ class RowPage:
 class LogSnapshot:
     """The log at one moment: rows of statements, all at the same offsets."""
 
-    def __init__(self, session: Session, as_of: datetime, rights: LogRights = WHOLE_LOG) -> None:
-        self._session, self._rights = session, rights
-        self.as_of = as_of
+    def __init__(self, view: LogView, session: Session, as_of: datetime, rights: LogRights) -> None:
+        self.view, self.as_of, self.rights = view, as_of, rights
+        self._session = session
 
     def rows(self, sql: str, limit: int | None = None) -> list[Row]:
         """Return the rows of a statement that may be seen, by the names of their columns. Raises as `Session.run`."""
-        result = self._session.run(self._rights.restrict(sql), limit=limit)
+        result = self._session.run(self.rights.restrict(sql), limit=limit)
         return [dict(zip(result.names, row, strict=True)) for row in formats.rows(result)]
 
     def first(self, sql: str) -> Row | None:
@@ -78,12 +78,12 @@ class LogSnapshot:
 
     def undecodable(self, label: str) -> list[Bad]:
         """Return the records of a topic that are no events, as far as it was read; a tenant sees none of them."""
-        hidden = self._rights.tenant is not None or label in self._rights.hidden
+        hidden = self.rights.tenant is not None or label in self.rights.hidden
         return [] if hidden else self._session.bad({label})
 
     def left_out(self) -> list[str]:
         """Return a sentence for each kind of record that could not be read, as far as the log was read."""
-        return [] if self._rights.tenant is not None else left_out(self._session, set(LABELS))
+        return [] if self.rights.tenant is not None else left_out(self._session, set(LABELS))
 
 
 class LogView:
@@ -114,7 +114,7 @@ class LogView:
             if self._session is None or self._clock() - self._opened > max(FRESH_S, COST * self._cpu_s):
                 self._session = self._renew(self._session)
             try:
-                yield LogSnapshot(self._session, self._as_of, rights)
+                yield LogSnapshot(self, self._session, self._as_of, rights)
             finally:
                 self._cpu_s = max(self._cpu_s, self._cpu_clock() - start)
 
@@ -155,18 +155,12 @@ class LogReader:
             raise RefusedError(
                 f"{principal.who} may only act as agent {principal.agent_id}, and the page shows those of all"
             )
-        self._view, self.principal, self.rights = view, principal, LogRights.of(principal)
-        self.settings, self.source = view.settings, view.source
-
-    @property
-    def tenant(self) -> str | None:
-        """The tenant whose rows are seen; None: all."""
-        return self.rights.tenant
+        self.view, self.principal, self.rights = view, principal, LogRights.of(principal)
 
     @contextmanager
     def snapshot(self) -> Iterator[LogSnapshot]:
         """Yield the log as of now, or of a moment ago. Raises LogError if it cannot be read."""
-        with self._view.snapshot(self.rights) as snapshot:
+        with self.view.snapshot(self.rights) as snapshot:
             yield snapshot
 
     def session(self) -> Session:
@@ -174,10 +168,5 @@ class LogReader:
 
         Raises RefusedError for a tenant's principal: SQL is not divided. LogError if the log cannot be read.
         """
-        self.check_whole("SQL reads")
-        return self._view.session(self.rights.hidden)
-
-    def check_whole(self, subject: str) -> None:
-        """Raise RefusedError if only a tenant's part of the log may be seen."""
-        if self.principal is not None and self.tenant is not None:
-            raise RefusedError(f"{self.principal.who} is of a tenant, and {subject} what all tenants have written")
+        self.rights.check_whole("SQL reads")
+        return self.view.session(self.rights.hidden)

@@ -7,15 +7,15 @@ every topic                                          ──► records, and how 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from streams.errors import StreamwardError
-from streams.kafka.topics import topics
+from streams.kafka.topics import LABELS
 from streams.tools import status
 from streams.tools.query.views import name_of, quoted
 from streams.tools.status import LoopStatus
-from streams.tools.views.log_view import LogReader, Row
+from streams.tools.views.log_view import LogSnapshot, LogView, Row
 from streams.tools.views.places import PLACES, PLACES_SQL
 
 RATE_MINUTES = 5
@@ -43,40 +43,36 @@ class Overview:
     """By policy, how many train tasks are at each place."""
     whole: WholeLogView | None
     """None for a tenant."""
-    as_of: datetime
 
 
-def read_overview(log: LogReader) -> Overview:
+def read_overview(log: LogSnapshot) -> Overview:
     """Return the overview. Raises LogError if the log cannot be read."""
-    with log.snapshot() as snapshot:
-        places: dict[str, dict[str, int]] = {}
-        for row in snapshot.rows(PLACES_SQL):
-            places.setdefault(row["policy"], dict.fromkeys(PLACES, 0))[row["place"]] = row["tasks"]
-        if log.tenant is not None:
-            return Overview(places, None, snapshot.as_of)
-        state, no_status = _status(log)
-        records, is_archive = snapshot.rows(records_sql(log)), log.source == "archive"
-        return Overview(
-            places, WholeLogView(records, snapshot.left_out(), state, no_status, is_archive), snapshot.as_of
-        )
+    places: dict[str, dict[str, int]] = {}
+    for row in log.rows(PLACES_SQL):
+        places.setdefault(row["policy"], dict.fromkeys(PLACES, 0))[row["place"]] = row["tasks"]
+    if log.rights.tenant is not None:
+        return Overview(places, None)
+    records = log.rows(records_sql([label for label in LABELS if label not in log.rights.hidden]))
+    state, no_status = _status(log.view)
+    is_archive = log.view.source == "archive"
+    return Overview(places, WholeLogView(records, log.left_out(), state, no_status, is_archive))
 
 
-def records_sql(log: LogReader) -> str:
-    """Return the statement that counts the records of every topic: all, and those of the last minutes."""
+def records_sql(labels: Sequence[str]) -> str:
+    """Return the statement that counts the records of topics: all, and those of the last minutes."""
     recent = f"_timestamp > now() - INTERVAL {RATE_MINUTES} MINUTE"
     return " UNION ALL ".join(
         f"SELECT '{label}' AS topic, count(*) AS records, count(*) FILTER ({recent}) / {RATE_MINUTES}.0 AS per_minute, "  # noqa: S608
         f"max(_timestamp) AS newest FROM {quoted(name_of(label))}"
-        for label in topics(log.settings.topics)
-        if label not in log.rights.hidden
+        for label in labels
     )
 
 
-def _status(log: LogReader) -> tuple[LoopStatus | None, str | None]:
+def _status(view: LogView) -> tuple[LoopStatus | None, str | None]:
     """Return what `streamward status` shows, or why there is nothing to show."""
-    if log.source == "archive":
+    if view.source == "archive":
         return None, "This is an archive: it says nothing of processes."
     try:
-        return status.look(log.settings), None
+        return status.look(view.settings), None
     except StreamwardError as exc:
         return None, str(exc)

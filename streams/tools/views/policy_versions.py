@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from schemas.events import AdapterEvent
@@ -136,14 +135,6 @@ CURVES = {"Held-out score": held_out, "Train reward": train_reward}
 
 
 @dataclass(frozen=True)
-class PolicyList:
-    """The policies of the log."""
-
-    policies: list[Row]
-    as_of: datetime
-
-
-@dataclass(frozen=True)
 class PolicyHistory:
     """A policy: of its versions and decisions PAGE_SIZE, the newest first; its curves are whole."""
 
@@ -156,12 +147,11 @@ class PolicyHistory:
     """Its last event, with the versions that answer since; None before the first."""
     decisions: list[Row]
     curves: dict[str, list[Curve]]
-    as_of: datetime
 
 
-def list_policies(log: LogSnapshot) -> PolicyList:
+def list_policies(log: LogSnapshot) -> RowPage:
     """Return every policy of the log."""
-    return PolicyList(log.rows(POLICIES_SQL), log.as_of)
+    return RowPage(log.rows(POLICIES_SQL))
 
 
 def find_policy(log: LogSnapshot, policy: str, first: int = 0) -> PolicyHistory:
@@ -184,7 +174,6 @@ def find_policy(log: LogSnapshot, policy: str, first: int = 0) -> PolicyHistory:
         serving=events[-1] if events else None,
         decisions=decisions[first : first + PAGE_SIZE],
         curves={title: read(log, policy) for title, read in CURVES.items()},
-        as_of=log.as_of,
     )
 
 

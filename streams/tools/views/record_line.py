@@ -5,8 +5,8 @@ newest records of all topics ──► rows          a record as it is written �
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from schemas.events import (
     AdapterEvent,
@@ -26,7 +26,8 @@ from streams.kafka.record import Record
 from streams.kafka.topics import LABELS
 from streams.output import moment
 from streams.tools.query.views import name_of, quoted
-from streams.tools.views.log_view import LogReader, Row
+from streams.tools.views.log_view import LogSnapshot, Row
+from streams.tools.views.rights import LogRights
 from streams.tools.views.visible_text import cut, visible
 
 LONGEST_TEXT = 160
@@ -66,26 +67,28 @@ class NewestRecords:
     newest: list[Row]
     follows: bool
     """Whether more may be written."""
-    as_of: datetime
 
 
-def newest_records(log: LogReader) -> NewestRecords:
+def newest_records(log: LogSnapshot) -> NewestRecords:
     """Return the newest records. Raises RefusedError for a tenant's principal."""
-    log.check_whole("here is")
-    with log.snapshot() as snapshot:
-        return NewestRecords(snapshot.rows(newest_sql(log)), log.source != "archive", snapshot.as_of)
+    topics = live_topics(log.rights)
+    return NewestRecords(log.rows(newest_sql(topics)), log.view.source != "archive")
 
 
-def live_topics(log: LogReader) -> list[str]:
-    """Return the topics whose records are shown, by label; logins and keys are seldom written."""
-    return [label for label in LABELS if label != "access" and label not in log.rights.hidden]
+def live_topics(rights: LogRights) -> list[str]:
+    """Return the topics whose records are shown, by label; logins and keys are seldom written.
+
+    Raises RefusedError for a tenant's principal.
+    """
+    rights.check_whole("here is")
+    return [label for label in LABELS if label != "access" and label not in rights.hidden]
 
 
-def newest_sql(log: LogReader) -> str:
-    """Return the statement of the newest records of all topics."""
+def newest_sql(topics: Sequence[str]) -> str:
+    """Return the statement of the newest records of some topics."""
     records = " UNION ALL ".join(
         f"SELECT '{label}' AS topic, _partition, _offset, _timestamp, _key FROM {quoted(name_of(label))}"  # noqa: S608
-        for label in live_topics(log)
+        for label in topics
     )
     return f"SELECT * FROM ({records}) ORDER BY _timestamp DESC, topic, _offset DESC LIMIT {NEWEST}"  # noqa: S608
 

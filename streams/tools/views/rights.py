@@ -17,6 +17,7 @@ from functools import cached_property
 
 from streams.access.roles import Action, Decision, Principal, decide
 from streams.access.tenants.tenant_names import SEPARATOR
+from streams.errors import RefusedError
 from streams.tools.query.views import literal
 
 ACCESS_TOPICS = ("access", "requests")
@@ -34,18 +35,25 @@ class LogRights:
     """None: the rows of all tenants."""
     access: bool = True
     """Whether ACCESS_TOPICS are among it."""
+    who: str = ""
+    """The name of the principal, for messages."""
 
     @classmethod
     def of(cls, principal: Principal | None) -> LogRights:
         """Return the rights of a principal; None: the server asks for no key or login."""
         if principal is None:
             return cls()
-        return cls(principal.tenant, principal.tenant is None and "admin" in principal.roles)
+        return cls(principal.tenant, principal.tenant is None and "admin" in principal.roles, principal.who)
 
     @property
     def hidden(self) -> Collection[str]:
         """The topics that are not shown at all, by label."""
         return () if self.access else ACCESS_TOPICS
+
+    def check_whole(self, subject: str) -> None:
+        """Raise RefusedError if only a tenant's part of the log may be seen."""
+        if self.tenant is not None:
+            raise RefusedError(f"{self.who} is of a tenant, and {subject} what all tenants have written")
 
     def restrict(self, sql: str) -> str:
         """Return a statement that reads only what may be seen."""

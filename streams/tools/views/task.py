@@ -7,7 +7,6 @@ task_id ──► task, group, responses, rewards, turns, batch, version ──�
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
@@ -89,7 +88,6 @@ class GroupList:
     chosen: GroupFilter
     groups: RowPage
     policies: list[str]
-    as_of: datetime
 
 
 def list_groups(log: LogSnapshot, chosen: GroupFilter, first: int) -> GroupList:
@@ -97,7 +95,7 @@ def list_groups(log: LogSnapshot, chosen: GroupFilter, first: int) -> GroupList:
     groups = log.page(chosen.sql, first)
     rows = [row | {"outcome": outcome(row)} for row in groups.rows]
     policies = [row["policy"] for row in log.rows("SELECT DISTINCT policy FROM groups ORDER BY policy")]
-    return GroupList(chosen, replace(groups, rows=rows), policies, log.as_of)
+    return GroupList(chosen, replace(groups, rows=rows), policies)
 
 
 # --- one task ---------------------------------------------------------------------------------------------------------
