@@ -33,8 +33,9 @@ from gateway.jobs import files, fine_tuning, rest, rpc as jobs
 from gateway.jobs.fine_tuning_body import CreateFineTuningBody
 from gateway.log import rest as log_rest
 from gateway.log.rest import OpenLog
-from gateway.page.mount import PageMount, cookie_of, entered, mount
+from gateway.page.mount import PageMount, mount
 from gateway.people import auth, oidc_login
+from gateway.people.cookie import LoginCookie, PageEntrance
 from gateway.people.door import OPEN, Door
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
@@ -146,7 +147,8 @@ def _application(
     mount(app, page)
     if keys is None:
         return TimeLimits(app, rule)
-    return TimeLimits(entered(Door(app, keys, KeyLimits(rule), requests), settings, keys, page.logins), rule)
+    door = Door(app, keys, KeyLimits(rule), requests)
+    return TimeLimits(PageEntrance(door, keys, page.logins, LoginCookie.of(settings)), rule)
 
 
 def tls_files(settings: Settings) -> TlsFiles | None:
@@ -208,7 +210,7 @@ def people_routes(settings: Settings, logins: Logins | None) -> APIRouter:
     """Return everything about people."""
     router = APIRouter()
     if logins is not None and settings.login.oidc_issuer:
-        router.include_router(oidc_login.routes(Issuer(settings.login), logins, cookie_of(settings)))
+        router.include_router(oidc_login.routes(Issuer(settings.login), logins, LoginCookie.of(settings)))
     router.include_router(auth.routes(logins))
     return router
 

@@ -1,4 +1,4 @@
-"""Pages of a few words, which need no template: what a browser shows before the page itself is reached."""
+"""Pages of a few words, without a template: for browsers that have not reached the page itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADERS = {
 """With every answer: a browser may load from here alone, and run nothing that is in a page (W3C CSP Level 3)."""
 
 
-def plain_page(title: str, said: str, status: int, *, to: str, follow: bool = False) -> HTMLResponse:
+def plain_page(title: str, text: str, status: int, *, to: str, follow: bool = False) -> HTMLResponse:
     """Return a page with a link; `follow`: the browser goes there by itself."""
     target = escape(to, quote=True)
     refresh = f'<meta http-equiv="refresh" content="0;url={target}">' if follow else ""
@@ -32,7 +32,7 @@ def plain_page(title: str, said: str, status: int, *, to: str, follow: bool = Fa
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="{PREFIX}/static/icon.svg" type="image/svg+xml">'
         f'<link rel="stylesheet" href="{PREFIX}/static/page.css"></head><body><main><h1>{escape(title)}</h1>'
-        f'<p class="said">{escape(visible(said))}</p><p><a href="{target}">Go on</a></p></main></body></html>',
+        f'<p class="said">{escape(visible(text))}</p><p><a href="{target}">Go on</a></p></main></body></html>',
         status,
         HEADERS,
     )

@@ -1,9 +1,9 @@
-"""Who may ask for a page, by the name of the machine and the site that the request comes from.
+"""Requests are answered under this machine's names alone, and forms are taken from our own pages alone.
 
-    request ──► under a name that this is asked by? ──► from our own pages, if it changes something? ──► the page
+    request ──► for one of our names? ──► from our own pages, if it changes something? ──► the page
 
-Who asks under a name that is not this machine's is refused where nobody logs in, so that no other site's name can be
-pointed at it (DNS rebinding). What changes something has to come from a page of ours: browsers say where a form was
+Where no login is needed, a request for another name is refused, so that no other site's name can be pointed at the page
+(DNS rebinding). A request that changes something must come from a page of ours: browsers say where a form was
 (Sec-Fetch-Site, or Origin), and a form on another site could be sent as well as ours. A program that is no browser says
 neither, and has no cookie that came by itself.
 """
@@ -25,10 +25,10 @@ READS = ("GET", "HEAD")
 
 
 class PageGuard:
-    """Refuses requests under a foreign name or from a foreign page, and tells browsers what they may do."""
+    """Refuses requests for a foreign name or from a foreign page, and tells browsers what they may do."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], origin: str = "") -> None:
-        """`hosts`: the names under which it may be asked; none: any. `origin`: how browsers reach it, if not so."""
+        """`hosts`: our names; none: any. `origin`: the address in browsers, if it is none of these."""
         self._app, self._hosts, self._origin = app, hosts, origin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +37,7 @@ class PageGuard:
             await self._app(scope, receive, send)
             return
 
-        async def guarded(message: Message) -> None:
+        async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -48,13 +48,13 @@ class PageGuard:
         host = headers.get("host", "")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         if self._hosts and name not in self._hosts:
-            said = f"{visible(host[:80])}: this page answers only as {' or '.join(self._hosts)}\n"
-            await PlainTextResponse(said, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, guarded)
+            reason = f"{visible(host[:80])}: this page answers only as {' or '.join(self._hosts)}\n"
+            await PlainTextResponse(reason, HTTPStatus.MISDIRECTED_REQUEST)(scope, receive, send_guarded)
         elif scope["method"] not in READS and not is_of_ours(headers, self._origin):
-            said = "this was sent from another site's page; nothing was done. Send it from the page itself\n"
-            await PlainTextResponse(said, HTTPStatus.FORBIDDEN)(scope, receive, guarded)
+            reason = "this was sent from another site's page; nothing was done. Send it from the page itself\n"
+            await PlainTextResponse(reason, HTTPStatus.FORBIDDEN)(scope, receive, send_guarded)
         else:
-            await self._app(scope, receive, guarded)
+            await self._app(scope, receive, send_guarded)
 
 
 def is_of_ours(headers: Headers, origin: str) -> bool:

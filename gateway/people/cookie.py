@@ -32,6 +32,7 @@ from streams.access.keys import AccessKey
 from streams.access.people import TokenPair
 from streams.access.users import User
 from streams.errors import LogError, LoginRefused
+from streams.settings.model import Settings
 
 COOKIE = "streamward-login"
 LOGIN, LOGOUT = f"{PREFIX}/login", f"{PREFIX}/logout"
@@ -40,6 +41,7 @@ LOGINS = {LOGIN: "auth.login", LOGOUT: "auth.logout"}
 OPEN = ("/", *LOGINS)
 """What needs no login: the way to the page, and the form."""
 OPEN_FILES = f"{PREFIX}/static/"
+HOUR_S = 3600
 KEPT_S = 60.0
 """How long the answer to a refresh is kept for requests that were sent with the token before it."""
 EXPLAINED = {403: "Not allowed", 429: "Too much at once", 503: "Not now"}
@@ -66,6 +68,12 @@ class LoginCookie(NamedTuple):
     over_tls: bool
     """Whether browsers come by https, and send it by nothing else."""
     lasts_s: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> LoginCookie:
+        """Return the cookie of a server."""
+        url = settings.login.public_url or settings.serve.url
+        return cls(over_tls=url.startswith("https://"), lasts_s=int(settings.login.session_h * HOUR_S))
 
     def put(self, answer: Response, pair: TokenPair) -> None:
         """Let a browser keep the tokens of a login."""
