@@ -48,9 +48,8 @@ from streams.kafka.registry import client as schema_registry
 from streams.observability import metrics
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
-from streams.stages.agents.recording.fleet import FleetRecorder
 from streams.stages.agents.recording.recorder import Recorder
-from streams.stages.agents.recording.service import opened, opened_fleet
+from streams.stages.agents.recording.service import open_recorder
 from streams.tools.asking import give_feedback
 from streams.worker import garbage
 
@@ -86,7 +85,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
         try:
             schema_registry.wait(settings, meter, stop)
             with (
-                (opened_fleet if fleet else opened)(settings, engine, rendering, stop, meter) as recorder,
+                open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 JobLog(settings) as orders,
                 OpenLog(settings) as log_view,
                 _keys(settings) as keys,
@@ -107,7 +106,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
 
 async def _serve(
     settings: Settings,
-    recorder: Recorder | FleetRecorder,
+    recorder: Recorder,
     server: QuietServer,
     listening: socket.socket,
     stop: threading.Event,
@@ -115,7 +114,7 @@ async def _serve(
 ) -> None:
     host, port = listening.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    who = "every policy" if isinstance(recorder, FleetRecorder) else settings.policy.name
+    who = "every policy" if recorder.is_fleet else settings.policy.name
     scheme = "https" if server.config.is_ssl else "http"
     log.info("%s (%s) answers at %s://%s/v1", who, settings.policy.engine, scheme, where)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -134,7 +133,7 @@ async def _serve(
 
 def _application(
     settings: Settings,
-    recorder: Recorder | FleetRecorder,
+    recorder: Recorder,
     orders: JobLog,
     log_view: OpenLog,
     keys: AccessLog | None,
@@ -163,7 +162,7 @@ def tls_files(settings: Settings) -> TlsFiles | None:
 
 def every_route(
     settings: Settings,
-    recorder: Recorder | FleetRecorder,
+    recorder: Recorder,
     orders: JobLog,
     log_view: OpenLog,
     people: APIRouter | None,
@@ -178,7 +177,7 @@ def every_route(
         shared=settings.policy.name,
     )
     app.include_router(runs.routes(recorder.runs, max_body_bytes=most))
-    app.include_router(job_routes(settings, orders, fleet=isinstance(recorder, FleetRecorder)))
+    app.include_router(job_routes(settings, orders, fleet=recorder.is_fleet))
     app.include_router(log_routes(settings, log_view))
     if people is not None:
         app.include_router(people)

@@ -25,7 +25,7 @@ from streams.stages.agents.runs.run_end import RunEnd
 
 
 class BeginsAndEnds(Protocol):
-    """Who knows the runs: `TaskRuns` of one policy, or `FleetRuns`."""
+    """The runs of a server: `ServedRuns`."""
 
     async def begin(self, order: RunOrder) -> Conversation:
         """Return the run once its beginning is in the log. Raises CallError."""

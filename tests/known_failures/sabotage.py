@@ -27,11 +27,10 @@ from streams.engines.local import token_draw
 from streams.engines.rendering import template_rendering as rendering
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.stages.advantages.reducer import GroupReducer
-from streams.stages.agents.recording import recorder
-from streams.stages.agents.recording.answer_text import AnswerText
+from streams.stages.agents.recording import turn_recording
+from streams.stages.agents.recording.answer_sampling import AnswerText
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.conversations import Conversations
-from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.turn_writer import TurnWriter
 from streams.stages.agents.trajectories import chains, fold as folding
 from streams.stages.agents.trajectories.chains import Chains, PlacedTurn, Placement
@@ -98,7 +97,7 @@ def digests_are_not_compared(patch: pytest.MonkeyPatch) -> None:
         return (Chains() if known is None else known.chains).place(call.messages, call.tools, prompt)
 
     patch.setattr(chains, "_broken", broken)
-    patch.setattr(CallPrompts, "_placed", placed)
+    patch.setattr(CallPrompts, "_place", placed)
 
 
 # --- tool calls -------------------------------------------------------------------------------------------------------
@@ -150,18 +149,18 @@ def calls_are_streamed_without_their_number(patch: pytest.MonkeyPatch) -> None:
 
 def tokens_are_made_of_the_answer_s_text(patch: pytest.MonkeyPatch) -> None:
     def turn_of(prepared: Any, stream: Any, reply: Any, engine: Any, render: Any) -> Turn:
-        ids = render.plain(reply.content)
+        ids = render.plain(reply.message.content)
         made = whole(prepared, stream, reply, engine, render)
         return replace(made, completion_token_ids=TokenIds.of(ids), logprobs=Logprobs.of([0.0] * len(ids)))
 
-    whole = recorder.turn_of
-    patch.setattr(recorder, "turn_of", turn_of)
+    whole = turn_recording.turn_of
+    patch.setattr(turn_recording, "turn_of", turn_of)
 
 
 def a_turn_holds_the_whole_request(patch: pytest.MonkeyPatch) -> None:
-    whole = recorder.turn_of
+    whole = turn_recording.turn_of
     patch.setattr(
-        recorder,
+        turn_recording,
         "turn_of",
         lambda prepared, *rest: replace(whole(prepared, *rest), messages=prepared.call.messages),
     )
@@ -172,8 +171,12 @@ def text_is_sent_when_the_answer_is_complete(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_answer_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
-    whole = Recorder._turn
-    patch.setattr(Recorder, "_turn", lambda self, prepared, stream, **_: whole(self, prepared, stream, delivered=True))
+    whole = turn_recording.turn_of
+    patch.setattr(
+        turn_recording,
+        "turn_of",
+        lambda prepared, stream, reply, *rest: whole(prepared, stream, reply._replace(delivered=True), *rest),
+    )
 
 
 def no_call_is_a_retry(patch: pytest.MonkeyPatch) -> None:

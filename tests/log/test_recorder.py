@@ -25,7 +25,7 @@ from streams.stages.agents.recording import call_prompts
 from streams.stages.agents.recording.calls import Done, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.served_versions import KEPT
-from streams.stages.agents.recording.service import opened
+from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.recording.task_runs import RunOrder
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.fold import of_each
@@ -72,7 +72,7 @@ async def answer(recorder: Recorder, call: ModelCall) -> Done:
 def recording(settings: Settings, rendering: ScriptedRendering | None = None) -> Iterator[Recorder]:
     engine = ScriptedTokenEngine(settings.policy.script)
     try:
-        with opened(settings, engine, rendering or ScriptedRendering(), threading.Event(), OFF) as recorder:
+        with open_recorder(settings, engine, rendering or ScriptedRendering(), threading.Event(), OFF) as recorder:
             yield recorder
     finally:
         engine.close()
@@ -193,7 +193,7 @@ def test_a_version_that_is_used_stays_and_one_that_was_unloaded_meanwhile_is_loa
     rendering = Rendering()
 
     async def talk(recorder: Recorder) -> None:
-        versions = recorder._versions
+        versions = recorder._versions.of("sums")
         for version in (1, 2, *range(3, KEPT + 1), 1, KEPT + 1):
             await answer(recorder, asked("hi", model=f"sums@{version}"))
         assert versions.use(1) and not versions.use(2), "2 was not used for the longest time"
@@ -253,7 +253,7 @@ def test_a_call_after_the_end_is_answered_and_late_and_a_history_that_parts_is_a
         for text in ("a", "b"):
             history = (*first, Message(role="user", content=text))
             await answer(recorder, asked("", messages=history, trajectory_id="run"))
-        while not recorder._conversations.by_id["run"].ended:
+        while not recorder._conversations.of_policy["sums"].by_id["run"].ended:
             await asyncio.sleep(0.001)
             recorder.runs.end_idle()
         await answer(recorder, asked("late", trajectory_id="run"))

@@ -39,7 +39,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Kafka, Metrics, Policy, Serve, Settings, Topics
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
-from streams.stages.agents.recording.service import opened
+from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.trajectories.fold import of_each
 from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix
@@ -410,7 +410,7 @@ def test_what_smollm2_drew_is_what_is_recorded_and_each_prompt_begins_with_it(ma
             messages.append(done.message)
 
     try:
-        with opened(made, engine, rendering, stop, OFF) as recorder:
+        with open_recorder(made, engine, rendering, stop, OFF) as recorder:
             asyncio.run(converse(recorder))
     finally:
         engine.close()

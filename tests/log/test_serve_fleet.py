@@ -26,8 +26,8 @@ from streams.observability import catalog
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Fleet, Policy, Settings
 from streams.stages.agents.recording.calls import Begun, ModelCall
-from streams.stages.agents.recording.fleet import FleetRecorder
-from streams.stages.agents.recording.service import opened_fleet
+from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.runs.registration import register
 from tests.support import factories
 from tests.support.agent_server import serving, settings_of
@@ -77,17 +77,17 @@ def asked(model: str, text: str = "hi", **changes: Any) -> ModelCall:
     return ModelCall(**whole | changes)
 
 
-async def begun(recorder: FleetRecorder, call: ModelCall) -> Begun:
+async def begun(recorder: Recorder, call: ModelCall) -> Begun:
     pieces = [piece async for piece in recorder.answer(call)]
     assert isinstance(pieces[0], Begun)
     return pieces[0]
 
 
 @contextlib.contextmanager
-def fleet(settings: Settings, meter: Meter = OFF) -> Iterator[FleetRecorder]:
+def fleet(settings: Settings, meter: Meter = OFF) -> Iterator[Recorder]:
     engine = ScriptedTokenEngine(settings.policy.script)
     try:
-        with opened_fleet(settings, engine, ScriptedRendering(), threading.Event(), meter) as recorder:
+        with open_recorder(settings, engine, ScriptedRendering(), threading.Event(), meter, fleet=True) as recorder:
             yield recorder
     finally:
         engine.close()
@@ -102,7 +102,7 @@ def test_each_policy_is_answered_by_its_own_versions_though_one_alone_is_in_memo
                                   type="PROMPT_BASED", model_id="math"))  # fmt: skip
     meter = Meter("serve")
 
-    async def talk(recorder: FleetRecorder) -> None:
+    async def talk(recorder: Recorder) -> None:
         names = ("math", "chat", "math@0", "chat@1", "tutor")
         models = [(await begun(recorder, asked(name))).model for name in names]
         assert models == ["math@1", "chat@0", "math@0", "chat@1", "math@1"]
@@ -125,10 +125,10 @@ def test_a_history_of_one_policy_is_continued_by_no_other_also_after_a_restart(
     history = (Message(role="user", content="hi"), Message(role="assistant", content="hi"))
     longer = (*history, Message(role="user", content="more"))
 
-    async def first(recorder: FleetRecorder) -> Begun:
+    async def first(recorder: Recorder) -> Begun:
         return await begun(recorder, asked("math", trajectory_id="mine"))
 
-    async def later(recorder: FleetRecorder, before: Begun) -> None:
+    async def later(recorder: Recorder, before: Begun) -> None:
         again = await begun(recorder, asked("math", messages=longer))
         other = await begun(recorder, asked("chat", messages=longer))
         assert again.trajectory_id == before.trajectory_id == "mine" != other.trajectory_id
@@ -145,7 +145,7 @@ def test_a_history_of_one_policy_is_continued_by_no_other_also_after_a_restart(
 def test_a_decision_about_a_policy_is_followed_while_others_are_answered(settings: Settings, tmp_path: Path) -> None:
     write(settings, published(settings, tmp_path, "math", 1), published(settings, tmp_path, "chat", 1))
 
-    async def serves(recorder: FleetRecorder, name: str) -> str:
+    async def serves(recorder: Recorder, name: str) -> str:
         return (await begun(recorder, asked(name))).model
 
     with fleet(settings) as recorder:

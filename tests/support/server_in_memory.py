@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ import pytest
 from gateway.agents.routes import create_app
 from schemas.conventions import RatedAnswer
 from schemas.events import Coordinates, TrajectoryEvent, Turn
+from streams.adapters import follower
 from streams.engines.protocol import EngineCounts, check_generation
 from streams.engines.rendering.rendering import Rendering
 from streams.engines.token_stream import Ending, Generation, TokenStream
@@ -31,9 +32,9 @@ from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
 from streams.observability.metrics import OFF
 from streams.settings.model import Policy, Serve, Settings, Topics
-from streams.stages.agents.recording import served_versions, turn_writer
-from streams.stages.agents.recording.conversations import Conversations
+from streams.stages.agents.recording import turn_writer
 from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.turn_writer import TurnWriter
 from tests.support.documented import as_documented
@@ -127,6 +128,16 @@ class HandFedEngine:
         """Nothing is held."""
 
 
+class EmptyReader:
+    """Reads a topic that stays empty."""
+
+    def __init__(self, settings: Settings, starts: Mapping[Any, int], **_: Any) -> None:
+        self.position = dict(starts)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class ServerInMemory:
     """The application, and what is behind it."""
 
@@ -174,19 +185,20 @@ def serving(
     topics = Topics(partitions=1, policy_partitions=1, max_record_bytes=changes.pop("max_record_bytes", 4_000_000))
     settings = Settings(topics=topics, policy=Policy(name="sums", engine="scripted"), serve=Serve(**changes))
     stop, engine = threading.Event(), HandFedEngine(ends, rendering.tokenizer_digest)
-    remembered = Conversations(int(settings.serve.remembered_mb * 1_000_000))
-    for event in log.events(TrajectoryEvent, Turn):
-        remembered.take(event)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turn_writer, "Producer", lambda *_, **__: ProducerInMemory(log))
-        patch.setattr(served_versions, "offsets", lambda *_: defaultdict(lambda: (0, 0)))
-        patch.setattr(served_versions, "read", lambda *_, **__: iter(()))
-        patch.setattr(served_versions, "PartitionReader", lambda *_, **__: contextlib.nullcontext())
+        patch.setattr(follower, "offsets", lambda *_: defaultdict(lambda: (0, 0)))
+        patch.setattr(follower, "PartitionReader", EmptyReader)
         with (
             ServedVersions(settings, engine, BrokerOutage(settings.kafka, stop, OFF)) as versions,
             TurnWriter(settings, stop, OFF, lambda _: None) as writer,
         ):
-            recorder = Recorder(settings.serve, engine, rendering, versions, writer, remembered)
+            conversations = ServedConversations(int(settings.serve.remembered_mb * 1_000_000), versions.serves)
+            of_policy = conversations.of("sums")
+            assert of_policy is not None
+            for event in log.events(TrajectoryEvent, Turn):
+                of_policy.take(event)
+            recorder = Recorder(settings, engine, rendering, versions, writer, conversations)
             app = create_app(recorder, refuses, version="1", max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
             server = ServerInMemory(app, recorder, engine, log)
             try:

@@ -135,12 +135,11 @@ def test_a_trajectory_that_began_long_ago_is_known_by_its_name_and_ends_if_it_ha
     for name in ("open", "over"):
         remembered.restore(trajectory("started", trajectory_id=name, task_id=name, sampling_id=None), T0 + 1)
     remembered.restore(trajectory("ended", trajectory_id="over", task_id="over", sampling_id=None), T0 + 1)
-    remembered.is_of_another("other")
     remembered.take(turn(6, trajectory_id="open", task_id="open", sampling_id=None))
     [known] = remembered.idle(T0, T0)
     assert (known.trajectory_id, known.number, known.nbytes) == ("open", 7, 0)
     assert known.closed is not None and "serve.longest_s" in known.closed
-    for name in ("open", "over", "other"):
+    for name in ("open", "over"):
         with pytest.raises(CallError, match="remembered no longer"):
             remembered.continued_by(named(name))
 

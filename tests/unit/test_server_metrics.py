@@ -7,7 +7,8 @@ from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.stages.agents.recording.conversations import Conversations, held_bytes
+from streams.stages.agents.recording.conversations import held_bytes
+from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.server_metrics import ServerMetrics
 from tests.support.factories import trajectory, turn
 from tests.support.scrape import parse
@@ -15,8 +16,10 @@ from tests.support.scrape import parse
 
 def test_every_metric_of_the_server_is_there_and_counts_once_however_often_somebody_looks() -> None:
     engine, meter = ScriptedTokenEngine(), Meter("serve")
-    remembered = Conversations(most_bytes=held_bytes(turn(0)))
-    ServerMetrics(meter, engine, remembered)
+    served = ServedConversations(held_bytes(turn(0)), "default".__eq__)
+    remembered = served.of("default")
+    assert remembered is not None
+    ServerMetrics(meter, engine, served)
     try:
         stream = engine.submit(
             Generation(prompt_token_ids=tuple(b"user: hi\n"), sampling=Sampling(max_tokens=3), draw_key="a")

@@ -3,10 +3,10 @@
     ModelCall, Conversation ──► place ──► tokens of the turn it continues, verbatim ──┬──► CallPrompt
                                   └─────► template, tokenizer, in a thread ───────────┘
 
-A template takes long over a long conversation, and so does a tokenizer. They run beside the event loop, so that others
-are answered meanwhile, one at a time, since nobody says of a tokenizer that it may be called twice at once. A short
-one is rendered on the spot if nothing else is just then: to go to the thread and back takes longer. What cannot fit the
-context whatever its tokens are is refused before either of them sees it.
+A template takes long over a long conversation, and so does a tokenizer. They run in a thread, so that the event loop
+answers other calls meanwhile, and one at a time, since no tokenizer promises that it may be called twice at once. A
+short prompt is rendered on the spot if nothing else is just then: to go to the thread and back takes longer. What
+cannot fit the context whatever its tokens are is refused first.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 
 class CallPrompt(NamedTuple):
-    """What a call is to the turns before it, and its tokens."""
+    """How a call relates to the turns before it, and its tokens."""
 
     placement: Placement
-    known: TokenIds
-    """The tokens of the turn it continues."""
+    recorded: TokenIds
+    """The tokens of the turn that it continues."""
     new: tuple[int, ...]
-    """Behind those."""
+    """The tokens after those."""
 
 
 class CallPrompts:
@@ -54,54 +54,57 @@ class CallPrompts:
         """End the thread."""
         self._thread.shutdown()
 
-    async def of(self, call: ModelCall, known: Conversation | None) -> CallPrompt:
-        """Return the prompt of a call that belongs to `known`. Raises CallError."""
-        where = "messages" if call.prompt is None else "prompt"
-        self._check_length(call, where)
+    async def of(self, call: ModelCall, conversation: Conversation | None) -> CallPrompt:
+        """Return the prompt of a call of a conversation. Raises CallError."""
+        parameter = "messages" if call.prompt is None else "prompt"
+        self._check_length(call, parameter)
         try:
             if call.prompt is not None:
-                return await self._plain(call.prompt, call, known)
-            return await self._templated(call, known)
+                return await self._plain(call.prompt, call, conversation)
+            return await self._templated(call, conversation)
         except (EventError, ValueError) as exc:
-            raise CallError("invalid", str(exc), where) from exc
+            raise CallError("invalid", str(exc), parameter) from exc
 
-    async def _plain(self, prompt: str | tuple[int, ...], call: ModelCall, known: Conversation | None) -> CallPrompt:
-        ids = await self._rendered(call, self._rendering.plain, prompt) if isinstance(prompt, str) else prompt
+    async def _plain(
+        self, prompt: str | tuple[int, ...], call: ModelCall, conversation: Conversation | None
+    ) -> CallPrompt:
+        ids = await self._render(call, self._rendering.plain, prompt) if isinstance(prompt, str) else prompt
         tokens = TokenIds.of(ids)
-        placed = self._placed(call, known, tokens)
-        return CallPrompt(placed, tokens[: placed.new_from], tuple(ids[placed.new_from :]))
+        placement = self._place(call, conversation, tokens)
+        return CallPrompt(placement, tokens[: placement.new_from], tuple(ids[placement.new_from :]))
 
-    async def _templated(self, call: ModelCall, known: Conversation | None) -> CallPrompt:
-        render, placed = self._rendering, self._placed(call, known, None)
-        if placed.parent is not None and known is not None:
-            before = known.chains.tokens(placed.parent.turn_id)
-            finished = bool(before) and before[-1] in self._engine.ends
-            history = call.messages[: len(call.messages) - len(placed.new)]
-            behind = await self._rendered(call, render.extend, before, finished, history, placed.new, call.tools)
-            if not isinstance(behind, str):
-                return CallPrompt(placed, before, behind)
-            placed = Placement("rewrites", behind, None, call.messages)
-        return CallPrompt(placed, TokenIds(), await self._rendered(call, render.first, call.messages, call.tools))
+    async def _templated(self, call: ModelCall, conversation: Conversation | None) -> CallPrompt:
+        rendering, placement = self._rendering, self._place(call, conversation, None)
+        if placement.parent is not None and conversation is not None:
+            recorded = conversation.chains.tokens(placement.parent.turn_id)
+            is_finished = bool(recorded) and recorded[-1] in self._engine.ends
+            history = call.messages[: len(call.messages) - len(placement.new)]
+            new = await self._render(call, rendering.extend, recorded, is_finished, history, placement.new, call.tools)
+            if not isinstance(new, str):
+                return CallPrompt(placement, recorded, new)
+            placement = Placement("rewrites", new, None, call.messages)
+        return CallPrompt(placement, TokenIds(), await self._render(call, rendering.first, call.messages, call.tools))
 
-    def _placed(self, call: ModelCall, known: Conversation | None, prompt: TokenIds | None) -> Placement:
-        """Return what a call is to the turns of its trajectory. It continues none that was rendered otherwise."""
-        chains = Chains() if known is None else known.chains
-        placed = chains.place(call.messages, call.tools, prompt, call.digests)
+    def _place(self, call: ModelCall, conversation: Conversation | None, prompt: TokenIds | None) -> Placement:
+        """Return how a call relates to the turns of its trajectory. It continues none that was rendered otherwise."""
+        chains = Chains() if conversation is None else conversation.chains
+        placement = chains.place(call.messages, call.tools, prompt, call.digests)
         for name in ("tokenizer_digest", "template_digest"):
-            if placed.parent is not None and getattr(placed.parent, name) != getattr(self._rendering, name):
-                reason = f"the server's {name} is not that of turn {placed.parent.number}"
+            parent = placement.parent
+            if parent is not None and getattr(parent, name) != getattr(self._rendering, name):
+                reason = f"the server's {name} is not that of turn {parent.number}"
                 return Placement("rewrites", reason, None, call.messages)
-        return placed
+        return placement
 
-    def _check_length(self, call: ModelCall, where: str) -> None:
+    def _check_length(self, call: ModelCall, parameter: str) -> None:
         """Refuse what is too long even for the longest tokens. Raises CallError."""
         characters = _characters(call)
         context = self._engine.context_tokens
         if characters > context * self._rendering.longest_token:
             what = f"{characters} characters never fit the context of {context} tokens"
-            raise CallError("invalid", f"{what}; shorten the conversation", where)
+            raise CallError("invalid", f"{what}; shorten the conversation", parameter)
 
-    async def _rendered(self, call: ModelCall, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _render(self, call: ModelCall, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         def render() -> T:
             with self._one_at_a_time:
                 return function(*args, **kwargs)

@@ -1,6 +1,6 @@
 """A model call and its answer, in no protocol's words.
 
-    chat, completions, responses, messages ──► ModelCall ──► recorder ──► Begun, Delta …, Done …
+    chat, completions, responses, messages ──► ModelCall ──► recorder ──► CallInProgress ──► Begun, Delta …, Done …
 
 Each protocol of `gateway/` translates its requests into a `ModelCall` and these pieces into its answers; only the
 recorder knows what lies between. One call has one `Begun`, any number of `Delta`, and one `Done` for each choice. A
@@ -9,12 +9,15 @@ recorder knows what lies between. One call has one `Begun`, any number of `Delta
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from schemas.events import Message, Observed, Sampling, Tool
 from streams.engines.rendering.answer_form import AnswerForm
+from streams.errors import CallError
 from streams.stages.agents.trajectories.chains import Digests
 
 CallProtocol = Literal["chat", "completions", "responses", "messages"]
@@ -123,6 +126,63 @@ class Done:
 
 
 Piece = Begun | Delta | Done
+
+
+class CallInProgress:
+    """A call while it is answered: its pieces as they come, for any number of readers. Of one event loop.
+
+    A try that is made again while the first is in progress reads the same pieces, from the first. When the last reader
+    has left, nobody wants the answer any more: `abandon` is called, once.
+    """
+
+    def __init__(self, abandon: Callable[[], None]) -> None:
+        self._pieces: list[Piece] = []
+        self._readers = 0
+        self._abandon = abandon
+        self._news = asyncio.Event()
+        self._error: CallError | None = None
+        self.done = False
+        self.abandoned = False
+
+    def publish(self, piece: Piece) -> None:
+        """Give a piece to every reader."""
+        self._pieces.append(piece)
+        self._wake()
+
+    def finish(self, error: CallError | None = None) -> None:
+        """End the answer; with `error` every reader raises it behind the last piece."""
+        self.done, self._error = True, error
+        self._wake()
+
+    def cancel(self) -> None:
+        """End the answer where it is: its run is over, or its last reader has left."""
+        if not self.done and not self.abandoned:
+            self.abandoned = True
+            self._abandon()
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield every piece, from the first. Raises CallError."""
+        self._readers += 1
+        count = 0
+        try:
+            while True:
+                news = self._news
+                while count < len(self._pieces):
+                    count += 1
+                    yield self._pieces[count - 1]
+                if self.done and count == len(self._pieces):
+                    break
+                await news.wait()
+            if self._error is not None:
+                raise self._error
+        finally:
+            self._readers -= 1
+            if self._readers == 0:
+                self.cancel()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
 
 class ServedModel(NamedTuple):

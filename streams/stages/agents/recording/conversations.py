@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from schemas.conventions import RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
 from streams.errors import CallError
-from streams.stages.agents.recording.calls import ModelCall
-from streams.stages.agents.recording.calls_in_progress import CallInProgress
+from streams.stages.agents.recording.calls import CallInProgress, ModelCall
 from streams.stages.agents.trajectories.chains import Chains
 
 RETRIED_MS = 600_000
@@ -150,10 +149,6 @@ class Conversations:
         """Count the action after which this was shown."""
         if after is not None and after.ok is not None:
             self.actions["usable" if after.ok else "unusable"] += 1
-
-    def is_of_another(self, trajectory_id: str) -> None:
-        """Take in that a trajectory of this name is another policy's."""
-        self._gone.add(trajectory_id)
 
     def restore(self, event: TrajectoryEvent, oldest_ms: int) -> None:
         """Take in what the log had before the server began, as far as it matters of what began before `oldest_ms`."""

@@ -1,9 +1,11 @@
-"""Which versions the engine has ready, as the log decides.
+"""Which versions the engine has ready, as the log decides: of one policy, or of every policy of a fleet.
 
-    adapters ──► VersionRouter ──► primary and candidate are loaded as soon as they are known
-                             └───► a version that a call names is loaded when it is asked for
+    adapters ──► AdapterFollower, in a thread ──► PolicyVersions of each policy ──► engine
+                     primary and candidate are loaded as soon as they are known, of a fleet once a call comes
+                     a version that a call names is loaded when it is asked for
 
-A version that cannot be loaded is not tried again before a restart, and the one before it answers.
+A version that cannot be loaded is not tried again before a restart, and the one before it answers. A fleet has
+fleet.states policies in memory; the policy that was unused for longest leaves.
 """
 
 from __future__ import annotations
@@ -11,24 +13,27 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
-from schemas.events import AdapterEvent
-from schemas.serde import Poison
 from streams.adapters import serving
+from streams.adapters.follower import AdapterFollower
 from streams.adapters.local import fetch_version
 from streams.adapters.router import BASE, VersionRouter
 from streams.engines.protocol import TokenEngine
+from streams.engines.sharing import SharedTokenEngine
 from streams.errors import CallError, EventError
 from streams.files import Scratch
-from streams.kafka.admin import offsets
-from streams.kafka.reader import PartitionReader, read
-from streams.kafka.record import Record, partition_of
+from streams.kafka.client import POLL_S
+from streams.kafka.record import partition_of
 from streams.kafka.retry import BrokerOutage
-from streams.kafka.topics import topics
+from streams.observability import catalog
+from streams.observability.metrics import OFF
 from streams.settings.model import Settings
+from streams.stages.agents.recording.calls import ServedModel
 
 KEPT = 4
 """Versions that stay loaded besides primary and candidate: those that were asked for last."""
@@ -36,40 +41,49 @@ log = logging.getLogger("streamward.agents")
 
 
 class PolicyVersions:
-    """The fold of one policy's adapters, and an engine that has what answers."""
+    """The versions of one policy, and an engine that has what answers."""
 
-    def __init__(self, settings: Settings, engine: TokenEngine, folder: Path) -> None:
-        """Begin before anything was trained; `folder` gets the adapters."""
-        self._settings, self.engine, self._folder = settings, engine, folder
+    def __init__(self, settings: Settings, engine: TokenEngine, router: VersionRouter, folder: Path) -> None:
+        """`router` is kept up to date by a follower; `folder` gets the adapters."""
+        self._settings, self.engine, self.router, self._folder = settings, engine, router, folder
         self.policy = settings.policy.name
-        self.router = VersionRouter(self.policy)
         self._lock = threading.Lock()
         self._loaded = {BASE}
         self._used, self._uses = dict[int, int](), count()
         """When each version was last asked for, as a number of uses."""
 
     def version_for(self, name: str, key: str, pin: int | None) -> int:
-        """Return the version that answers a call of model `name`. Raises CallError (not_found).
+        """Return the version that answers a call of model `name`: this policy, or a version of it. Raises CallError.
 
         `key` decides which side of a canary it is on; `pin` is what its trajectory may use alone.
         """
-        policy, at, number = name.partition("@")
-        if policy != self.policy:
-            raise CallError("not_found", f"there is no model {name}; this server has {self.policy}", "model")
+        _, at, number = name.partition("@")
         if at:
-            asked = int(number) if number.isdecimal() and len(number) < 10 else -1
-            if pin not in (None, asked):
-                what = f"version {pin} answers all runs of this task; ask for {policy}, not for {name}"
-                raise CallError("invalid", what, "model")
-            pin = asked
+            named = int(number) if number.isdecimal() and len(number) < 10 else -1
+            if pin not in (None, named):
+                text = f"version {pin} answers all runs of this task; ask for {self.policy}, not for {name}"
+                raise CallError("invalid", text, "model")
+            pin = named
         if pin is None:
             return serving.answers(self.router.serving, key)
         if pin not in self.router.statuses:
-            what = f"{self.policy} has no version {number or pin}; its newest is {serving.newest(self.router.serving)}"
-            raise CallError("not_found", what, "model")
+            newest = serving.newest(self.router.serving)
+            text = f"{self.policy} has no version {number or pin}; its newest is {newest}"
+            raise CallError("not_found", text, "model")
         if self.router.is_retired(pin):
             raise CallError("not_found", f"version {pin} is retired and its files are gone", "model")
         return pin
+
+    def models(self) -> list[ServedModel]:
+        """Return what can be asked for, the policy itself first."""
+        router, versions = self.router, self.router.adapters.versions
+        primary = ServedModel(self.policy, router.primary, versions[router.primary].created_at, "primary")
+        each = [
+            ServedModel(f"{self.policy}@{number}", number, versions[number].created_at, status)
+            for number, status in sorted(router.statuses.items())
+            if status != "retired"
+        ]
+        return [primary, *each]
 
     def load(self, version: int) -> None:
         """Return once the engine has `version` ready. Raises EventError."""
@@ -91,8 +105,8 @@ class PolicyVersions:
 
     def _fetch(self, version: int) -> None:
         base_digest = None if self.engine.name == "scripted" else self.engine.base_digest
-        found, folder = self.router.adapters.versions[version], self._folder / str(version)
-        self.engine.load(version, fetch_version(self._settings, found, base_digest, folder))
+        adapter, folder = self.router.adapters.versions[version], self._folder / str(version)
+        self.engine.load(version, fetch_version(self._settings, adapter, base_digest, folder))
         log.info("version %d of %s is loaded", version, self.policy)
 
     def _tidy(self) -> None:
@@ -120,37 +134,93 @@ class PolicyVersions:
                 log.error("version %d cannot be used, version %d answers: %s", version, self.router.primary, exc)
 
 
-class ServedVersions(PolicyVersions):
-    """Those of one policy, as the log has them. Use as a context manager."""
+class ServedVersions:
+    """The versions of every policy of a server. Use as a context manager."""
 
-    def __init__(self, settings: Settings, engine: TokenEngine, outage: BrokerOutage) -> None:
-        """Read the log, and load what answers. Raises LogError, NotFoundError for a topic that is missing."""
+    def __init__(self, settings: Settings, engine: TokenEngine, outage: BrokerOutage, *, fleet: bool = False) -> None:
+        """Read the log; of a single policy load what answers. Raises LogError, NotFoundError for a missing topic."""
+        self._settings, self._engine = settings, engine
+        self.single = None if fleet else settings.policy.name
+        """The only policy; None: there are many."""
+        self._meter = outage.meter if fleet else OFF  # what it reports is about fleets
+        self._shared = SharedTokenEngine(engine)
         self._scratch = Scratch("served")
-        super().__init__(settings, engine, self._scratch.folder)
-        tp = topics(settings.topics)["adapters"].name, partition_of(self.policy, settings.topics.policy_partitions)
-        first, end = offsets(settings, ["adapters"])[tp]
-        for record in read(settings, {tp: first}, {tp: end}, outage=outage):
-            self._take(record)
-        self._reader = PartitionReader(settings, {tp: end}, outage=outage)
-        self.load_what_answers()
+        self._versions: dict[str, PolicyVersions] = {}
+        self._resident: OrderedDict[str, None] = OrderedDict()
+        """Policies whose adapters are in memory, the one unused for longest first."""
+        self._lock = threading.Lock()
+        self._adapters = AdapterFollower(settings, outage, self.serves)
+        partitions = settings.topics.policy_partitions
+        single = self.single
+        self._adapters.assign(range(partitions) if single is None else [partition_of(single, partitions)])
+        if single is not None:
+            self.make_resident(single)
 
     def __enter__(self) -> ServedVersions:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._reader.__exit__()
+        self._adapters.close()
         self._scratch.close()
+
+    def serves(self, policy: str) -> bool:
+        """Whether this server answers for a policy."""
+        return policy == self.single if self.single is not None else self._settings.fleet.serves(policy)
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies that have a version, and the single one in any case, by name."""
+        return sorted(self._adapters.policies) if self.single is None else [self.single]
+
+    def of(self, policy: str) -> PolicyVersions:
+        """Return the versions of a policy."""
+        with self._lock:
+            if policy not in self._versions:
+                rule = self._settings.policy.model_copy(update={"name": policy})
+                settings = self._settings.model_copy(update={"policy": rule})
+                engine = self._engine if self.single is not None else self._shared.share(policy)
+                router, folder = self._adapters.router(policy), self._scratch.folder / policy
+                self._versions[policy] = PolicyVersions(settings, engine, router, folder)
+            return self._versions[policy]
+
+    def other_base(self, policy: str) -> str | None:
+        """Return the digest of the base model of a fleet's policy, if it is not that of the engine."""
+        base = self._adapters.of(policy).newest_base
+        is_ours = self.single is not None or self._engine.name == "scripted" or base in (None, self._engine.base_digest)
+        return None if is_ours else base
+
+    def make_resident(self, policy: str) -> None:
+        """Have what answers for a policy in memory; the one unused for longest leaves. Blocks while it is fetched."""
+        with self._lock:
+            was_resident = policy in self._resident
+            self._resident[policy] = None
+            self._resident.move_to_end(policy)
+            leaving = list(self._resident)[: -self._settings.fleet.states]
+            for other in leaving:
+                del self._resident[other]
+        for other in leaving:
+            self._versions[other].unload()
+            self._meter.add(catalog.FLEET_EVICTIONS)
+        if not was_resident:
+            began = time.perf_counter()
+            self.of(policy).load_what_answers()
+            self._meter.add(catalog.FLEET_SWAPS, "store")
+            self._meter.observe(catalog.FLEET_SWAP_SECONDS, time.perf_counter() - began, "store")
+        self._meter.set(catalog.FLEET_HELD, len(self._resident))
+
+    def is_resident(self, policy: str) -> bool:
+        """Return whether a policy is in memory, which it then was used for last."""
+        with self._lock:
+            if policy in self._resident:
+                self._resident.move_to_end(policy)
+                return True
+        return False
 
     def follow(self, stop: threading.Event) -> None:
         """Take in decisions until `stop` is set. Raises LogError."""
         while not stop.is_set():
-            for record in self._reader.poll():
-                self._take(record)
-            self.load_what_answers()
-
-    def _take(self, record: Record) -> None:
-        event = record.decode(AdapterEvent)
-        if isinstance(event, Poison):
-            log.warning("skipped: %s", event.error, extra=record.log_extra)
-        elif event.policy == self.policy:
-            self.router.take(event)
+            self._adapters.poll(POLL_S)
+            for policy in tuple(self._resident):
+                self.of(policy).load_what_answers()
+                if policy not in self._resident:  # it left meanwhile
+                    self.of(policy).unload()

@@ -1,8 +1,7 @@
 """The recorder with all that it needs, from a log and an engine.
 
-trajectories, and responses and turns of the last serve.longest_s ──► Conversations ─┐
-adapters ──► ServedVersions, in a thread ────────────────────────────────────────────┴──► Recorder ──► TurnWriter
-the same for every policy of a fleet ──► FleetRecorder
+trajectories, and responses and turns of the last serve.longest_s ──► ServedConversations ─┐
+adapters ──► ServedVersions, in a thread ──────────────────────────────────────────────────┴──► Recorder ──► TurnWriter
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from schemas.events import Event, Response, TrajectoryEvent, Turn
 from schemas.serde import Poison
@@ -25,9 +24,8 @@ from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
-from streams.stages.agents.recording.conversations import Conversations
-from streams.stages.agents.recording.fleet import FleetConversations, FleetRecorder, FleetVersions
 from streams.stages.agents.recording.recorder import Recorder
+from streams.stages.agents.recording.served_conversations import ServedConversations
 from streams.stages.agents.recording.served_versions import ServedVersions
 from streams.stages.agents.recording.server_metrics import ServerMetrics
 from streams.stages.agents.recording.turn_writer import TurnWriter
@@ -36,44 +34,35 @@ log = logging.getLogger("streamward.agents")
 
 
 @contextlib.contextmanager
-def opened(
-    settings: Settings, engine: TokenEngine, rendering: Rendering, stop: threading.Event, meter: Meter
+def open_recorder(
+    settings: Settings,
+    engine: TokenEngine,
+    rendering: Rendering,
+    stop: threading.Event,
+    meter: Meter,
+    *,
+    fleet: bool = False,
 ) -> Iterator[Recorder]:
-    """Yield a recorder. If it cannot continue it sets `stop`, and the error is raised at the end of the block.
+    """Yield a recorder of policy.name, or with `fleet` of every policy of fleet.policies.
 
-    Raises LogError if the broker does not answer, NotFoundError for a topic that is missing.
+    If it cannot continue it sets `stop`, and the error is raised at the end of the block. Raises LogError if the broker
+    does not answer, NotFoundError for a topic that is missing.
     """
     outage = BrokerOutage(settings.kafka, stop, meter)
-    conversations = remembered(settings, outage, times.now_ms())
-    ServerMetrics(meter, engine, conversations)
-    with ServedVersions(settings, engine, outage) as versions, _writing(settings, stop, meter, versions) as writer:
-        yield Recorder(settings.serve, engine, rendering, versions, writer, conversations)
+    with ServedVersions(settings, engine, outage, fleet=fleet) as versions:
+        conversations = ServedConversations(int(settings.serve.remembered_mb * 1_000_000), versions.serves)
+        LoggedConversations(settings, outage).restore(conversations, times.now_ms())
+        ServerMetrics(meter, engine, conversations)
+        with _writing(settings, stop, meter, versions) as writer:
+            yield Recorder(settings, engine, rendering, versions, writer, conversations)
 
 
 @contextlib.contextmanager
-def opened_fleet(
-    settings: Settings, engine: TokenEngine, rendering: Rendering, stop: threading.Event, meter: Meter
-) -> Iterator[FleetRecorder]:
-    """Yield a recorder for every policy of the fleet. Ends and raises as `opened`."""
-    outage = BrokerOutage(settings.kafka, stop, meter)
-    conversations = FleetConversations(settings)
-    remember(settings, outage, times.now_ms(), conversations.of)
-    ServerMetrics(meter, engine, conversations)
-    with (
-        FleetVersions(settings, engine, outage, meter) as versions,
-        _writing(settings, stop, meter, versions) as writer,
-    ):
-        yield FleetRecorder(settings, rendering, versions, writer, conversations)
-
-
-@contextlib.contextmanager
-def _writing(
-    settings: Settings, stop: threading.Event, meter: Meter, versions: ServedVersions | FleetVersions
-) -> Iterator[TurnWriter]:
+def _writing(settings: Settings, stop: threading.Event, meter: Meter, versions: ServedVersions) -> Iterator[TurnWriter]:
     """Yield a writer, and follow the versions while the block runs. Raises what either ended with."""
     errors: list[StreamwardError] = []
 
-    def failed(exc: StreamwardError) -> None:
+    def fail(exc: StreamwardError) -> None:
         errors.append(exc)
         stop.set()
 
@@ -83,9 +72,9 @@ def _writing(
         except StoppedWaiting as exc:
             log.warning("%s", exc)
         except StreamwardError as exc:
-            failed(exc)
+            fail(exc)
 
-    with TurnWriter(settings, stop, meter, failed) as writer:
+    with TurnWriter(settings, stop, meter, fail) as writer:
         follower = threading.Thread(target=follow, name="follows-adapters")
         follower.start()
         try:
@@ -97,63 +86,49 @@ def _writing(
         raise errors[0]
 
 
-def remembered(settings: Settings, outage: BrokerOutage, now_ms: int) -> Conversations:
-    """Return the trajectories of this policy that may be continued, or have no end yet. Raises as `opened`.
+class LoggedConversations:
+    """The trajectories that the log has, up to where its topics end now."""
 
-    Of one that is older than serve.longest_s only the name is remembered, and until it is ended how many turns it has.
-    """
-    found = Conversations(int(settings.serve.remembered_mb * 1_000_000))
-    remember(settings, outage, now_ms, lambda policy: found if policy == settings.policy.name else None, found)
-    return found
+    def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
+        """Raises as `open_recorder`."""
+        self._settings, self._outage, self._topics = settings, outage, topics(settings.topics)
+        labels = ("trajectories", "responses", "turns")
+        self._bounds = outage.ask(lambda: offsets(settings, labels), "to where topics end")
 
+    def restore(self, conversations: ServedConversations, now_ms: int) -> None:
+        """Have each policy's trajectories taken in that may be continued, or have no end yet.
 
-def remember(
-    settings: Settings,
-    outage: BrokerOutage,
-    now_ms: int,
-    of: Callable[[str], Conversations | None],
-    others: Conversations | None = None,
-) -> None:
-    """Have each policy's trajectories taken in, `of` says by whom. `others` gets the names of those of no such policy.
+        Of one that is older than serve.longest_s only the name is remembered, and until it is ended how many turns it
+        has. Raises as `open_recorder`.
+        """
+        oldest_ms = now_ms - int(self._settings.serve.longest_s * 1000)
+        for event in self._events("trajectories", {tp: first for tp, (first, _) in self._bounds.items()}):
+            if isinstance(event, TrajectoryEvent):
+                conversations.restore(event, oldest_ms)
+        known = [conversation for of_policy in conversations for conversation in of_policy.by_id.values()]
+        if ends_ms := [conversation.end.created_at for conversation in known if conversation.end is not None]:
+            for event in self._since("responses", min(ends_ms)):
+                if isinstance(event, Response) and (of_policy := conversations.of(event.policy)) is not None:
+                    of_policy.take_response(event.response_id)
+        turns = 0
+        for event in self._since("turns", min([oldest_ms, *(conversation.begun_at for conversation in known)])):
+            if isinstance(event, Turn) and (of_policy := conversations.of(event.policy)) is not None:
+                of_policy.take(event)
+                turns += 1
+        if turns:
+            log.info("%d turns of %d trajectories are remembered", turns, conversations.count)
 
-    Raises as `opened`.
-    """
-    bounds = outage.ask(lambda: offsets(settings, ("trajectories", "responses", "turns")), "to where topics end")
-    ends = {tp: end for tp, (_, end) in bounds.items()}
-    oldest_ms = now_ms - int(settings.serve.longest_s * 1000)
-    every: list[Conversations] = []
+    def _since(self, label: str, time_ms: int) -> Iterator[Event]:
+        starts = self._outage.ask(lambda: offsets_at(self._settings, (label,), max(0, time_ms)), "to where a time is")
+        return self._events(label, {tp: at if at >= 0 else self._bounds[tp][1] for tp, at in starts.items()})
 
-    def since(label: str, time_ms: int) -> Iterator[Event]:
-        found = outage.ask(lambda: offsets_at(settings, (label,), max(0, time_ms)), "to where a time is")
-        return events(label, {tp: at if at >= 0 else ends[tp] for tp, at in found.items()})
-
-    def events(label: str, starts: Mapping[TopicPartition, int]) -> Iterator[Event]:
-        topic = topics(settings.topics)[label]
-        within = {tp: (start, ends[tp]) for tp, start in starts.items() if tp[0] == topic.name}
-        firsts, lasts = ({tp: bound[side] for tp, bound in within.items()} for side in (0, 1))
-        for record in read(settings, firsts, lasts, outage=outage):
+    def _events(self, label: str, starts: Mapping[TopicPartition, int]) -> Iterator[Event]:
+        topic = self._topics[label]
+        firsts = {tp: start for tp, start in starts.items() if tp[0] == topic.name}
+        ends = {tp: self._bounds[tp][1] for tp in firsts}
+        for record in read(self._settings, firsts, ends, outage=self._outage):
             event = record.decode(topic.event)
             if isinstance(event, Poison):
                 log.warning("skipped: %s", event.error, extra=record.log_extra)
             else:
                 yield event
-
-    for event in events("trajectories", {tp: first for tp, (first, _) in bounds.items()}):
-        if isinstance(event, TrajectoryEvent):
-            if (own := of(event.policy)) is not None:
-                own.restore(event, oldest_ms)
-                every += [] if own in every else [own]
-            elif others is not None:
-                others.is_of_another(event.trajectory_id)
-    whole = [known for own in every for known in own.by_id.values()]
-    if ended := [known.end.created_at for known in whole if known.end is not None]:
-        for event in since("responses", min(ended)):
-            if isinstance(event, Response) and (own := of(event.policy)) is not None:
-                own.take_response(event.response_id)
-    count = 0
-    for event in since("turns", min([oldest_ms, *(known.begun_at for known in whole)])):
-        if isinstance(event, Turn) and (own := of(event.policy)) is not None:
-            own.take(event)
-            count += 1
-    if count:
-        log.info("%d turns of %d trajectories are remembered", count, sum(own.count for own in every))

@@ -25,7 +25,7 @@ from streams.kafka import times
 from streams.settings.model import Serve
 from streams.stages.agents.recording.conversations import Conversation, Conversations
 from streams.stages.agents.recording.served_versions import PolicyVersions
-from streams.stages.agents.recording.turn_events import ended, started
+from streams.stages.agents.recording.trajectory_events import end_of, start_of
 from streams.stages.agents.recording.turn_writer import TurnWriter
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.fold import fold
@@ -96,9 +96,6 @@ class TaskRuns:
 
         Raises CallError.
         """
-        if order.policy != self._versions.policy:
-            what = f"the task is for policy {order.policy}, and this server has {self._versions.policy}"
-            raise CallError("conflict", f"{what}; start one for that policy")
         name = order.trajectory_id
         self._conversations.check_remembered(name)
         if (known := self._conversations.by_id.get(name)) is None:
@@ -130,7 +127,7 @@ class TaskRuns:
         """Write what the server before this one was killed over: beginnings of trajectories, responses of runs."""
         for known in list(self._conversations.by_id.values()):
             if not known.started and (first := next(known.turns, None)) is not None:
-                self._writer.write(started(known, first))
+                self._writer.write(start_of(known, first))
                 known.started = True
             if known.end is not None and not known.responded:
                 self._ended(known, RunEnd("completed", ""))  # the end in the log is the one that counts
@@ -149,7 +146,7 @@ class TaskRuns:
                 continue
             if known.started and not known.ended and known.sampling_id is None:
                 known.ended = True
-                self._writer.write(ended(known, self._versions.policy, RunEnd("completed", reason), now))
+                self._writer.write(end_of(known, self._versions.policy, RunEnd("completed", reason), now))
             if old or known.closed is not None:
                 self._conversations.forget(known)
 
@@ -222,7 +219,7 @@ class TaskRuns:
         if known.end is None:
             known.ending = True
             await self._no_call_is_open(known, self._rule.acknowledge_s if end.ending == "completed" else 0)
-            event = ended(known, self._versions.policy, end, times.now_ms())
+            event = end_of(known, self._versions.policy, end, times.now_ms())
             written.append(asyncio.wrap_future(self._writer.write(event)))
             self._conversations.take(event)
             known.ending = False

@@ -1,0 +1,87 @@
+"""The pieces that a client gets of an answer, whether it is sampled now or was recorded before.
+
+PreparedCall ──► Begun         token, logprob ──► Token         Turn ──► Done
+turns of an earlier try ──► recorded: Begun, Delta, Done
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import cache
+
+from schemas.events import Turn
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
+from streams.stages.agents.recording.call_preparation import PreparedCall
+from streams.stages.agents.recording.calls import Begun, Delta, Done, Piece, Token
+
+
+class AnswerPieces:
+    """Makes pieces."""
+
+    def __init__(self, engine: TokenEngine, rendering: Rendering) -> None:
+        self._engine, self._rendering = engine, rendering
+        self._text_of = cache(self._decode)
+
+    def begun(self, prepared: PreparedCall) -> Begun:
+        """Return the piece that says which version answers a call."""
+        return Begun(
+            turn_id=prepared.turn_ids[0],
+            trajectory_id=prepared.conversation.trajectory_id,
+            model=f"{prepared.policy}@{prepared.version}",
+            version=prepared.version,
+            fingerprint=_fingerprint(self._engine.base_digest, prepared.version),
+            prompt_tokens=len(prepared.tokens),
+            cached_tokens=len(prepared.prompt.recorded),
+            ignored=prepared.call.ignored,
+        )
+
+    def tokens(self, drawn: Iterable[tuple[int, float]]) -> list[Token]:
+        """Return tokens with their texts."""
+        return [Token(token, *self._text_of(token), logprob) for token, logprob in drawn]
+
+    def done(self, turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
+        """Return the piece that says that an answer is complete. `stop`: the stop text that ended it."""
+        reason = turn.finish_reason
+        return Done(
+            choice=turn.choice,
+            message=turn.reply,
+            finish_reason=reason if reason in ("length", "tool_calls") else "stop",
+            tokens=tokens,
+            stop=stop if reason == "stop" else None,  # a call is what it ended with, whatever came behind that
+            turn_id=turn.turn_id,
+        )
+
+    async def recorded(self, turns: Mapping[int, Turn]) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of an answer from its turns, by choice."""
+        first = turns[0]
+        version = first.adapter_version
+        yield Begun(
+            turn_id=first.turn_id,
+            trajectory_id=first.trajectory_id,
+            model=f"{first.policy}@{version}",
+            version=version,
+            fingerprint=_fingerprint(first.base_digest, version),
+            prompt_tokens=first.prompt_tokens,
+            cached_tokens=first.prompt_tokens - len(first.prompt_token_ids),
+            ignored=first.ignored,
+        )
+        for choice, turn in sorted(turns.items()):
+            tokens = tuple(self.tokens(zip(turn.completion_token_ids, turn.logprobs, strict=True)))
+            if turn.reply.content:
+                yield Delta(choice=choice, text=turn.reply.content, tokens=tokens)
+            yield self.done(turn, tokens, self._stop_text(turn))
+
+    def _stop_text(self, turn: Turn) -> str | None:
+        """Return the stop text that ended a recorded answer, if its tokens show one."""
+        rest = self._rendering.text(turn.completion_token_ids)[len(turn.reply.content) :]
+        return next((text for text in turn.sampling.stop if text and rest.startswith(text)), None)
+
+    def _decode(self, token: int) -> tuple[str, bytes]:
+        data = self._rendering.token_bytes(token)
+        return data.decode(errors="replace"), data
+
+
+def _fingerprint(base_digest: str, version: int) -> str:
+    """Return what changes when the same seed may give another answer."""
+    return f"fp_{base_digest[:10]}_{version}"

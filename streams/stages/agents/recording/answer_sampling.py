@@ -1,0 +1,133 @@
+"""Sample the answer to a prepared call, and pass on its text as it comes.
+
+PreparedCall ──► engine, a row a choice ──► tokens ──► AnswerText ──► Delta
+                                              └──► at the end: reply, with its tool calls
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from schemas.events import Message
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.rendering import Rendering
+from streams.engines.token_stream import TokenStream
+from streams.errors import EventError, RefusedError
+from streams.stages.agents.recording.answer_pieces import AnswerPieces
+from streams.stages.agents.recording.call_preparation import PreparedCall
+from streams.stages.agents.recording.calls import CallInProgress, Delta, ModelCall, Token
+
+BROKEN = "\ufffd"
+
+
+class AnswerText:
+    """The text of an answer while it is sampled, without what may not be shown yet.
+
+    What was shown is never taken back: text that may turn out to be the beginning of a stop text, or of a tool call's
+    markup, waits for the tokens that decide it.
+    """
+
+    def __init__(self, text_of: Callable[[Sequence[int]], str], stop: Sequence[str], markers: Sequence[str]) -> None:
+        """`text_of` decodes tokens; `markers` are how a tool call may begin, if the answer may hold any."""
+        self._text_of, self._stop, self._markers = text_of, [text for text in stop if text], tuple(markers)
+        self._tokens: list[int] = []
+        self._start = self._read = 0
+        self._text = ""
+        self._shown = 0
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """Return what may be shown now that these tokens are there."""
+        self._tokens += tokens
+        before = self._text_of(self._tokens[self._start : self._read])
+        now = self._text_of(self._tokens[self._start :])
+        if not now.endswith(BROKEN):
+            self._text += now[len(before) :]
+            self._start, self._read = self._read, len(self._tokens)
+        return self._show(self._text, self._certain())
+
+    def rest(self, whole: str) -> str:
+        """Return what was not shown yet of the finished answer."""
+        return self._show(whole, len(whole))
+
+    def _certain(self) -> int:
+        """Return up to where the text is certain to be shown."""
+        text, end = self._text, len(self._text)
+        for pattern in (*self._stop, *self._markers):
+            place = text.find(pattern)
+            if place >= 0:
+                end = min(end, place)
+                continue
+            overlap = next((n for n in range(min(len(pattern) - 1, len(text)), 0, -1) if text.endswith(pattern[:n])), 0)
+            end = min(end, len(text) - overlap)
+        if self._markers:  # spaces before a call are no part of the answer
+            end = min(end, len(text[:end].rstrip()))
+        return end
+
+    def _show(self, text: str, end: int) -> str:
+        start, self._shown = self._shown, max(self._shown, end)
+        return text[start:end]
+
+
+class SampledChoice:
+    """One choice of a call while it is sampled: `publish` to the end, then `reply`, then `publish_rest`."""
+
+    def __init__(self, prepared: PreparedCall, stream: TokenStream, rendering: Rendering, pieces: AnswerPieces) -> None:
+        self.stream, self.number = stream, stream.generation.slot
+        self._call, self._turn_id = prepared.call, prepared.turn_ids[self.number]
+        self._rendering, self._pieces = rendering, pieces
+        self._tokens: list[Token] = []
+        self._unsent: list[Token] = []
+        """Those that went with no piece yet."""
+        markers = rendering.markers if _reads_calls(self._call) else ()
+        self._text = AnswerText(rendering.text, self._call.sampling.stop, markers)
+        # text may be held back, and its tokens with it; and logprobs are wanted with the text of their token
+        self._one_by_one = bool(markers or self._call.sampling.stop) or self._call.logprobs is not None
+
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """Every token so far."""
+        return tuple(self._tokens)
+
+    async def publish(self, progress: CallInProgress) -> None:
+        """Publish the text as it is sampled; return when the engine is done."""
+        async for drawn in self.stream.batches():
+            for part in [[token] for token in drawn] if self._one_by_one else [drawn]:
+                tokens = self._pieces.tokens(part)
+                self._tokens += tokens
+                self._unsent += tokens
+                self._show(self._text.push(token for token, _ in part), progress)
+
+    def reply(self) -> tuple[Message, str | None]:
+        """Return the answer as the client gets it, and why a tool call in it cannot be read."""
+        tools = self._call.tools if _reads_calls(self._call) else ()
+        drawn = tuple(token for token, _ in self.stream.drawn)
+        message, malformed = self._rendering.parse(drawn, tools, self._turn_id, self.stream.stop)
+        if self._call.form is None or message.content.startswith(self._rendering.markers):
+            return message, malformed
+        return message, None  # text of the schema: what looks like a call is in one of its strings
+
+    def publish_rest(self, reply: Message, progress: CallInProgress) -> None:
+        """Publish what was held back of the text until the reply was known."""
+        self._show(self._text.rest(reply.content), progress)
+
+    def _show(self, text: str, progress: CallInProgress) -> None:
+        if text:
+            progress.publish(Delta(choice=self.number, text=text, tokens=tuple(self._unsent)))
+            self._unsent.clear()
+
+
+def begin_choices(prepared: PreparedCall, engine: TokenEngine) -> list[TokenStream]:
+    """Begin every choice, or none. Raises EventError, RefusedError."""
+    streams: list[TokenStream] = []
+    try:
+        for choice in range(prepared.call.count):
+            streams.append(engine.submit(prepared.generation(choice)))
+    except (EventError, RefusedError):
+        for stream in streams:
+            stream.cancel()
+        raise
+    return streams
+
+
+def _reads_calls(call: ModelCall) -> bool:
+    return bool(call.tools) and call.tool_choice == "auto"

@@ -1,0 +1,159 @@
+"""Prepare a call: find the trajectory that it continues, its version, its prompt, and what is forced on its answer.
+
+ModelCall ──► Conversation ──► version, loaded ──► recorded tokens + rendering of what is new ──► PreparedCall
+    └── form: grammar, by the model's way to write calls ──► compiled by the engine ──► Constraint ──┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from dataclasses import dataclass, replace
+
+from schemas.events import TrajectoryEvent, derive_id
+from streams.engines.constraint import Constraint
+from streams.engines.protocol import TokenEngine
+from streams.engines.rendering.answer_form import schema_alone
+from streams.engines.rendering.rendering import Rendering
+from streams.engines.token_stream import Generation
+from streams.errors import CallError, CallErrorKind, EventError
+from streams.kafka import times
+from streams.stages.agents.recording.call_prompts import CallPrompt, CallPrompts
+from streams.stages.agents.recording.calls import ModelCall
+from streams.stages.agents.recording.conversations import Conversation, Conversations
+from streams.stages.agents.recording.served_versions import PolicyVersions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCall:
+    """A call that has a version and a prompt."""
+
+    call: ModelCall
+    conversation: Conversation
+    prompt: CallPrompt
+    tokens: tuple[int, ...]
+    """The tokens of the prompt, as the engine gets them."""
+    policy: str
+    version: int
+    turn_ids: tuple[str, ...]
+    """One for each choice."""
+    started_at: int
+    constraint: Constraint | None
+    """What `call.form` is for the engine."""
+
+    def generation(self, choice: int) -> Generation:
+        """Return what the engine is asked for a choice."""
+        sampling, conversation = self.call.sampling, self.conversation
+        key = self.turn_ids[0] if sampling.seed is None else str(sampling.seed)
+        if sampling.seed is not None and conversation.began is not None:  # the seed of the task, and so of all its runs
+            key = f"{key}/{conversation.slot}/{len(conversation.called)}"
+        return Generation(
+            prompt_token_ids=self.tokens,
+            sampling=sampling,
+            draw_key=key,
+            slot=choice,
+            version=self.version,
+            constraint=self.constraint,
+            conversation=conversation.trajectory_id,
+        )
+
+
+class CallPreparation:
+    """Prepares the calls of one policy. Of one event loop."""
+
+    def __init__(
+        self, versions: PolicyVersions, conversations: Conversations, rendering: Rendering, prompts: CallPrompts
+    ) -> None:
+        self._versions, self._conversations, self._prompts = versions, conversations, prompts
+        self._engine, self._rendering = versions.engine, rendering
+        self._nonce, self._begun = uuid.uuid4().hex, itertools.count()
+
+    async def prepare(self, call: ModelCall) -> PreparedCall:
+        """Return a call that can be answered; its conversation has one open call more. Raises CallError."""
+        if call.logprobs:
+            what = "alternatives to the sampled tokens are not kept; ask for logprobs alone"
+            raise CallError("unsupported", what, "top_logprobs" if call.protocol == "chat" else "logprobs")
+        constraint = await compile_constraint(call, self._engine, self._rendering)
+        conversation, started_at = self._conversations.continued_by(call), times.now_ms()
+        if conversation is None:
+            conversation = self._new_conversation(call, started_at)
+        call = _as_answered(call, conversation.began)
+        beginning = conversation.trajectory_id, call.request_digest, self._nonce, next(self._begun)
+        turn_ids = tuple(derive_id(*beginning, choice) for choice in range(call.count))
+        conversation.open_calls += 1  # from here on nobody ends or forgets it
+        try:
+            version = self._versions.version_for(call.model, conversation.task_id, conversation.adapter_version)
+            await self.load(version)
+            prompt = await self._prompts.of(call, conversation)
+            conversation.check_open()
+        except BaseException:
+            conversation.open_calls -= 1
+            raise
+        conversation.called.add(turn_ids[0])
+        return PreparedCall(
+            call=call,
+            conversation=conversation,
+            prompt=prompt,
+            tokens=(*prompt.recorded, *prompt.new),
+            policy=self._versions.policy,
+            version=version,
+            turn_ids=turn_ids,
+            started_at=started_at,
+            constraint=constraint,
+        )
+
+    async def load(self, version: int) -> None:
+        """Return once the engine has a version. Raises CallError."""
+        if self._versions.use(version):
+            return
+        try:
+            await asyncio.to_thread(self._versions.load, version)
+        except EventError as exc:
+            kind: CallErrorKind = "busy" if exc.reason == "store_unreachable" else "invalid"
+            raise CallError(kind, str(exc), "model") from exc
+
+    def _new_conversation(self, call: ModelCall, now: int) -> Conversation:
+        """Return a new trajectory for a call; it is remembered once its first turn is recorded."""
+        name = call.trajectory_id or derive_id("trajectory", call.agent_id, self._nonce, next(self._begun))
+        conversation = Conversation(name, name, call.agent_id, now, now)
+        if call.trajectory_id is not None:
+            self._conversations.by_id[name] = conversation  # another call that names it meanwhile is of the same
+        return conversation
+
+
+def _as_answered(call: ModelCall, began: TrajectoryEvent | None) -> ModelCall:
+    """Return a call as it is answered in its run: a task says how its tokens are drawn, whatever the client asks.
+
+    Texts that end an answer are the client's as well, since it may not be able to read a longer one.
+    """
+    if began is None or began.sampling is None:
+        return call
+    requested, drawn = call.sampling, began.sampling
+    names = ("temperature", "top_p", "max_tokens", "seed")
+    ignored = [name for name in names if getattr(requested, name) != getattr(drawn, name)]
+    stop = tuple(dict.fromkeys((*drawn.stop, *requested.stop)))
+    return replace(call, sampling=replace(drawn, stop=stop), ignored=tuple(dict.fromkeys((*call.ignored, *ignored))))
+
+
+async def compile_constraint(call: ModelCall, engine: TokenEngine, rendering: Rendering) -> Constraint | None:
+    """Return what the form of a call is for the engine, None without one. Raises CallError if it cannot be forced."""
+    if call.form is None:
+        return None
+    try:
+        return await asyncio.to_thread(engine.constrain, rendering.grammar(call.form, call.tools))
+    except EventError as exc:
+        problem = await asyncio.to_thread(_locate, call, engine, str(exc))
+        parameter = call.form_parameter
+        raise CallError("unsupported", f"{parameter} cannot be forced on the answer: {problem}", parameter) from exc
+
+
+def _locate(call: ModelCall, engine: TokenEngine, problem: str) -> str:
+    """Return the problem, with the name of the tool whose parameters have it."""
+    for tool in call.tools:
+        if call.form is not None and tool.name in call.form.tools:
+            try:
+                engine.constrain(schema_alone(tool.parameters, is_object=True))
+            except EventError as exc:
+                return f"in the parameters of tool {tool.name}: {exc}"
+    return problem

@@ -1,0 +1,192 @@
+"""Answer the calls to one policy with the version in force, and record each before its answer ends.
+
+    ModelCall ──► call_preparation: the turn it continues, version, prompt ──► answer_sampling: engine ──► Delta …
+                                                                                      │ tokens, reply
+                            Done ◄── turn_recording: the broker has acknowledged it ◄─┘
+
+What the log has is never rendered or tokenized again: the prompt of a call begins with the tokens of the turn that its
+history ends with. A call whose body was answered before, sent again as a retry, gets the same answer, or shares the one
+in progress if it has a key of its client. If every reader of an answer leaves, its rows are cancelled, and the turn is
+recorded as not delivered.
+
+One server belongs to one agent at a time: two on the same log would give the same
+number to turns of the same trajectory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+
+from schemas.events import Turn
+from streams.engines.rendering.rendering import Rendering
+from streams.engines.token_stream import TokenStream
+from streams.errors import CallError, EventError, RefusedError
+from streams.kafka import times
+from streams.settings.model import Serve
+from streams.stages.agents.recording.answer_pieces import AnswerPieces
+from streams.stages.agents.recording.answer_sampling import SampledChoice, begin_choices
+from streams.stages.agents.recording.call_preparation import CallPreparation, PreparedCall
+from streams.stages.agents.recording.call_prompts import CallPrompts
+from streams.stages.agents.recording.calls import CallInProgress, Done, ModelCall, Piece
+from streams.stages.agents.recording.conversations import Conversations, has_key, request_of
+from streams.stages.agents.recording.served_versions import PolicyVersions
+from streams.stages.agents.recording.task_runs import TaskRuns
+from streams.stages.agents.recording.turn_recording import GivenReply, TurnRecording
+from streams.stages.agents.recording.turn_writer import TurnWriter
+
+log = logging.getLogger("streamward.agents")
+
+CallKey = tuple[str | None, tuple[str, str, str]]
+"""What tries of the same call have in common: the trajectory in the path, and `request_of`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingIO:
+    """What the policies of a server share."""
+
+    rule: Serve
+    rendering: Rendering
+    writer: TurnWriter
+    prompts: CallPrompts
+    in_progress: set[asyncio.Task[None]] = field(default_factory=set)
+    """The calls that are being answered."""
+
+
+class PolicyRecorder:
+    """Answers the calls to one policy. All of it runs in one event loop."""
+
+    def __init__(self, versions: PolicyVersions, conversations: Conversations, io: RecordingIO) -> None:
+        engine, rule, self._io = versions.engine, io.rule, io
+        self._engine, self._conversations = engine, conversations
+        self._shared: dict[CallKey, CallInProgress] = {}
+        """Calls in progress that have a key of their client: their tries share one answer."""
+        self._readers: Counter[CallKey] = Counter()
+        """How many read an answer now."""
+        self._pieces = AnswerPieces(engine, io.rendering)
+        self._preparation = CallPreparation(versions, conversations, io.rendering, io.prompts)
+        self._turns = TurnRecording(engine, io.rendering, io.writer, conversations, rule.acknowledge_s)
+        self.runs = TaskRuns(rule, versions, io.writer, conversations)
+
+    async def answer(self, call: ModelCall) -> AsyncGenerator[Piece, None]:
+        """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
+        key, keyed = (call.trajectory_id, request_of(call)), has_key(call)
+        progress = self._shared.get(key) if keyed else None
+        turns: Mapping[int, Turn] | None = None
+        if call.retry_key is not None and progress is None and (keyed or not self._readers[key]):
+            await self._turns.wait_written(call)
+            turns = self._conversations.answered(call, times.now_ms())
+        if turns is not None:
+            pieces = self._pieces.recorded(turns)
+        else:
+            if progress is None or progress.abandoned:
+                progress = self._begin(call, key)
+            pieces = progress.pieces()
+        self._readers[key] += 1
+        try:
+            async for piece in pieces:
+                yield piece
+            if isinstance(piece, Done):
+                self._conversations.given(call, piece.turn_id)
+        finally:
+            self._readers -= Counter((key,))  # which drops those at 0
+            await pieces.aclose()  # now, not when it is collected: a reader that has left counts at once
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        """Return how many tokens the call's prompt has. Raises CallError."""
+        prompt = await self._io.prompts.of(call, self._conversations.continued_by(call))
+        return len(prompt.recorded) + len(prompt.new)
+
+    def has(self, trajectory_id: str) -> bool:
+        """Return whether a trajectory is remembered."""
+        return trajectory_id in self._conversations.by_id
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, call: ModelCall, key: CallKey) -> CallInProgress:
+        """Begin to answer a call. Raises CallError if that cannot succeed now."""
+        rule, tasks = self._io.rule, self._io.in_progress
+        if len(tasks) >= rule.max_calls:
+            raise CallError("busy", f"{len(tasks)} calls are in progress (serve.max_calls); try again")
+        if (waits_s := self._io.writer.waits_s) > rule.acknowledge_s:
+            raise CallError("busy", f"the broker has acknowledged nothing for {waits_s:.0f} s; try again")
+        streams: list[TokenStream] = []
+
+        def abandon() -> None:
+            for stream in streams:
+                stream.cancel()
+
+        progress = CallInProgress(abandon)
+        if has_key(call):
+            self._shared[key] = progress
+        task = asyncio.create_task(self._run(call, progress, streams))
+        tasks.add(task)
+
+        def forget(ended: asyncio.Task[None]) -> None:
+            tasks.discard(ended)
+            if self._shared.get(key) is progress:
+                del self._shared[key]
+
+        task.add_done_callback(forget)
+        return progress
+
+    async def _run(self, call: ModelCall, progress: CallInProgress, streams: list[TokenStream]) -> None:
+        """Answer `call` into `progress`, whatever happens."""
+        prepared: PreparedCall | None = None
+        try:
+            prepared = await self._preparation.prepare(call)
+            prepared.conversation.in_progress.add(progress)
+            self._turns.check_fits(prepared)
+            streams += await self._submit(prepared)
+            if progress.abandoned:
+                for stream in streams:
+                    stream.cancel()
+            progress.publish(self._pieces.begun(prepared))
+            if len(streams) == 1:
+                await self._answer_choice(prepared, streams[0], progress)
+            else:
+                choices = [self._answer_choice(prepared, stream, progress) for stream in streams]
+                for result in await asyncio.gather(*choices, return_exceptions=True):
+                    if isinstance(result, BaseException):
+                        raise result
+            progress.finish()
+        except CallError as exc:
+            progress.finish(exc)
+        except Exception as exc:  # a template, a tokenizer, a model: whatever is inside them
+            log.exception("a call of agent %s failed", call.agent_id)
+            progress.finish(CallError("internal", f"{type(exc).__name__}: {exc}"))
+        finally:
+            if prepared is not None:
+                conversation = prepared.conversation
+                conversation.open_calls -= 1
+                conversation.in_progress.discard(progress)
+                if not streams:  # it was refused: nothing of it will be in the log
+                    conversation.called.discard(prepared.turn_ids[0])
+
+    async def _submit(self, prepared: PreparedCall) -> list[TokenStream]:
+        """Have the engine begin, and load the version again if it was unloaded meanwhile. Raises CallError."""
+        for again in (True, False):
+            try:
+                return begin_choices(prepared, self._engine)
+            except EventError as exc:
+                if exc.reason != "unknown_version" or not again:
+                    parameter = "messages" if prepared.call.messages else "prompt"
+                    raise CallError("invalid", str(exc), parameter) from exc
+            except RefusedError as exc:
+                raise CallError("busy", f"{exc}; try again") from exc
+            await self._preparation.load(prepared.version)
+        raise AssertionError("not reached")
+
+    async def _answer_choice(self, prepared: PreparedCall, stream: TokenStream, progress: CallInProgress) -> None:
+        """Pass on one answer as it is sampled, and record it. Raises CallError."""
+        choice = SampledChoice(prepared, stream, self._io.rendering, self._pieces)
+        await choice.publish(progress)
+        reply = GivenReply(*choice.reply(), delivered=not progress.abandoned)
+        turn = await self._turns.record(prepared, stream, reply)
+        if stream.ending == "error":
+            raise CallError("internal", f"the engine failed: {stream.error}")
+        choice.publish_rest(turn.reply, progress)
+        progress.publish(self._pieces.done(turn, choice.tokens, stream.stop))

@@ -1,0 +1,82 @@
+"""The trajectories of every policy of a server.
+
+trajectories ──► restore ──► Conversations of each policy, which share serve.remembered_mb
+                    └──► of a policy that is not served here: its name, which no call may use
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from schemas.events import TrajectoryEvent
+from streams.errors import CallError
+from streams.stages.agents.recording.conversations import Conversations
+
+
+class ServedConversations:
+    """The trajectories of every policy of a server; together they take serve.remembered_mb. Iterates over policies'."""
+
+    def __init__(self, most_bytes: int, serves: Callable[[str], bool]) -> None:
+        """`serves` tells which policies are served here."""
+        self._most_bytes, self._serves = most_bytes, serves
+        self.of_policy: dict[str, Conversations] = {}
+        self._elsewhere: dict[str, str] = {}
+        """The policies of trajectories that are in the log and are not served here."""
+
+    def of(self, policy: str) -> Conversations | None:
+        """Return those of a policy; None of one that is not served here."""
+        if policy not in self.of_policy and self._serves(policy):
+            self.of_policy[policy] = Conversations()
+            for conversations in self:
+                conversations.limit(self._most_bytes // len(self.of_policy))
+        return self.of_policy.get(policy)
+
+    def restore(self, event: TrajectoryEvent, oldest_ms: int) -> None:
+        """Take in what the log had before the server began; see `Conversations.restore`."""
+        conversations = self.of(event.policy)
+        if conversations is None:
+            self._elsewhere[event.trajectory_id] = sys.intern(event.policy)
+        else:
+            conversations.restore(event, oldest_ms)
+
+    def check_policy(self, policy: str, trajectory_id: str | None) -> None:
+        """Raise CallError (conflict) for a trajectory that is another policy's."""
+        if trajectory_id is None:
+            return
+        owner = self._elsewhere.get(trajectory_id)
+        for other, conversations in self.of_policy.items():
+            if other != policy and trajectory_id in conversations.by_id:
+                owner = other
+        if owner is not None:
+            what = f"trajectory {trajectory_id} is of policy {owner}, not of {policy}"
+            raise CallError("conflict", f"{what}; use another trajectory")
+
+    def __iter__(self) -> Iterator[Conversations]:
+        return iter(tuple(self.of_policy.values()))
+
+    @property
+    def count(self) -> int:
+        """How many are remembered."""
+        return sum(conversations.count for conversations in self)
+
+    @property
+    def nbytes(self) -> int:
+        """What their turns take in memory."""
+        return sum(conversations.nbytes for conversations in self)
+
+    @property
+    def evicted(self) -> int:
+        """How many were left without their turns because memory was full."""
+        return sum(conversations.evicted for conversations in self)
+
+    @property
+    def fates(self) -> Counter[str]:
+        """Turns, by what became of them."""
+        return sum((conversations.fates for conversations in self), Counter())
+
+    @property
+    def actions(self) -> Counter[str]:
+        """Actions, by whether environments could use them."""
+        return sum((conversations.actions for conversations in self), Counter())

@@ -1,0 +1,54 @@
+"""The beginning and the end of a trajectory, as the server writes them."""
+
+from __future__ import annotations
+
+from schemas.events import TrajectoryEvent, Turn, derive_id
+from streams.stages.agents.recording.conversations import Conversation
+from streams.stages.agents.runs.run_end import RunEnd
+
+
+def start_of(conversation: Conversation, first: Turn) -> TrajectoryEvent:
+    """Return the beginning of a trajectory whose first turn is `first`."""
+    return TrajectoryEvent(
+        event_id=derive_id(conversation.trajectory_id, "started"),
+        trajectory_id=conversation.trajectory_id,
+        task_id=conversation.task_id,
+        created_at=first.started_at,
+        kind="started",
+        agent_id=conversation.agent_id,
+        policy=first.policy,
+        purpose=conversation.purpose,
+        sampling_id=conversation.sampling_id,
+        slot=conversation.slot,
+        group_size=conversation.group_size,
+        adapter_version=conversation.adapter_version,
+        reason="its first call",
+    )
+
+
+def end_of(conversation: Conversation, policy: str, end: RunEnd, now: int) -> TrajectoryEvent:
+    """Return the end of a trajectory; of a task's run, with all that its response needs."""
+    began = conversation.began
+    return TrajectoryEvent(
+        event_id=derive_id(conversation.trajectory_id, "ended"),
+        trajectory_id=conversation.trajectory_id,
+        task_id=conversation.task_id,
+        created_at=now,
+        traceparent=None if began is None else began.traceparent,
+        metadata={} if began is None else began.metadata,
+        kind="ended",
+        agent_id=conversation.agent_id,
+        policy=policy,
+        purpose=conversation.purpose,
+        sampling_id=conversation.sampling_id,
+        slot=conversation.slot,
+        group_size=conversation.group_size,
+        adapter_version=conversation.adapter_version,
+        ending=end.ending,
+        turns=conversation.number,
+        max_turns=None if began is None else began.max_turns,
+        sampling=None if began is None else began.sampling,
+        observed=end.observed,
+        success=end.success,
+        reason=end.reason,
+    )
