@@ -27,8 +27,8 @@ import jwt
 from schemas import json_text
 from schemas.events import AccessRole
 from streams.access.people import Vouched
-from streams.deadline import RequestDeadline
 from streams.errors import LogError, LoginRefused
+from streams.http_client import AnswerTooLarge, fetch, new_client
 from streams.kafka import times
 from streams.settings.model import Login
 
@@ -111,7 +111,7 @@ class Issuer:
             form["client_id"] = rule.oidc_client_id
         else:  # RFC 6749 section 2.3.1 encodes both
             auth = (quote(rule.oidc_client_id, ""), quote(rule.oidc_client_secret.get_secret_value(), ""))
-        status, answer = self._asked("POST", self._address("token_endpoint"), data=form, auth=auth)
+        status, answer = self._fetch("POST", self._address("token_endpoint"), data=form, auth=auth)
         if 400 <= status < 500:
             raise LoginRefused(f"the issuer refuses the code: {_word(str(answer.get('error', status)))}")
         if status != 200 or not isinstance(token := answer.get("id_token"), str):
@@ -136,30 +136,22 @@ class Issuer:
         return address
 
     def _get(self, url: str) -> dict[str, Any]:
-        status, answer = self._asked("GET", url)
+        status, answer = self._fetch("GET", url)
         if status != 200:
             raise LogError(f"{url} answers with status {status}; expected 200. Check login.oidc_issuer")
         return answer
 
-    def _asked(self, method: str, url: str, **given: Any) -> tuple[int, dict[str, Any]]:
+    def _fetch(self, method: str, url: str, **request: Any) -> tuple[int, dict[str, Any]]:
         """Return status and JSON object of an answer. Raises LogError, which quotes nothing of it."""
-        limits = httpx.Limits(max_keepalive_connections=0)
-        raw = bytearray()
         try:
-            with (
-                httpx.Client(transport=self._transport, timeout=LIMIT_S, limits=limits) as client,
-                RequestDeadline(LIMIT_S) as deadline,
-                client.stream(method, url, extensions=deadline.extensions, **given) as answer,
-            ):
-                for part in answer.iter_bytes():
-                    raw += part
-                    if len(raw) > MOST_BYTES:
-                        raise LogError(f"{url} answers with more than {MOST_BYTES} bytes")
-                status = answer.status_code
+            with new_client(transport=self._transport) as client:
+                status, body = fetch(client, method, url, limit_s=LIMIT_S, most_bytes=MOST_BYTES, **request)
+        except AnswerTooLarge as exc:
+            raise LogError(f"{url} answers with {exc}") from exc
         except httpx.HTTPError as exc:
             raise LogError(f"{url} does not answer ({type(exc).__name__}); try again") from exc
         try:
-            value = json_text.parse(bytes(raw))
+            value = json_text.parse(body)
         except ValueError:
             value = None
         if not isinstance(value, dict):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streams.cli.runtime import AppContext, importing, pass_call, until_stopped, user_name
 from streams.errors import ServerError, StreamwardError
+
+if TYPE_CHECKING:
+    import httpx
 
 OPINIONS = {"/good": 1.0, "/bad": 0.0}
 """What a line of `chat` may say of the answer before it."""
@@ -123,16 +123,18 @@ def _give_feedback(url: str, answer_id: str, value: float, reason: str) -> None:
 
 def _posted(url: str, body: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the server's answer as they come. Raises ServerError."""
-    request = urllib.request.Request(  # noqa: S310 - always http://, of a host on this machine
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    import httpx
+
+    from streams.http_client import lines_of
+
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310
-            for line in answer:
+        with httpx.stream("POST", url, json=body, timeout=ANSWER_S) as response:
+            if response.status_code >= 400:
+                response.read()
+                raise ServerError(_message(response))
+            for line in lines_of(response):
                 yield line.decode()
-    except urllib.error.HTTPError as exc:
-        raise ServerError(_said(exc)) from exc
-    except (OSError, ValueError) as exc:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
         raise _no_answer(url, exc) from exc
 
 
@@ -140,10 +142,10 @@ def _no_answer(url: str, exc: Exception) -> StreamwardError:
     return StreamwardError(f"{url} gives no answer: {exc}. Is `streamward serve` running?")
 
 
-def _said(exc: urllib.error.HTTPError) -> str:
+def _message(response: httpx.Response) -> str:
     from schemas import json_text
 
     try:
-        return f"{exc.code}: {json_text.parse(exc.read())['error']['message']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{exc.code}: {exc.reason}"
+        return f"{response.status_code}: {json_text.parse(response.content)['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code}: {response.reason_phrase}"

@@ -3,7 +3,7 @@
     question, answer, reference, rubric ──► POST {judge_url}/chat/completions ──► {"score": 7, "reason": "…"} ──► 0 to 1
 
 The judge answers with exactly one JSON object, and its score must be within the given scale; anything else is a failed
-score, never a guess. The time limit covers the whole answer (streams/deadline.py).
+score, never a guess. The time limit covers the whole answer (streams/http_client.py).
 
 A response can try to forge its verdict. The tags around it carry a boundary that is drawn for each request, so it
 cannot close them; an object that the response contains word for word is a quotation, and does not count. It can still
@@ -22,7 +22,6 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
-from streams.deadline import RequestDeadline
 from streams.observability.tracing.context import Context, http_headers_of
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object, storable
 from streams.settings.model import Scoring
@@ -90,17 +89,13 @@ class Judge:
     def __init__(self, scoring: Scoring) -> None:
         if scoring.judge_url is None or scoring.judge_model is None:
             raise ScoreError(unconfigured(scoring) or "", reason="bad_settings")
-        import httpx
+        from streams.http_client import new_client
 
         key = scoring.judge_key.get_secret_value() if scoring.judge_key else None
         self._model = scoring.judge_model
         self._timeout_s = scoring.timeout_s
         self._url = scoring.judge_url.rstrip("/") + "/chat/completions"
-        self._client = httpx.Client(
-            timeout=scoring.timeout_s,
-            headers={"Authorization": f"Bearer {key}"} if key else None,
-            limits=httpx.Limits(max_keepalive_connections=0),  # as RequestDeadline needs it
-        )
+        self._client = new_client(headers={"Authorization": f"Bearer {key}"} if key else None)
         self.version = f"judge/2 {self._model}"
 
     def score(self, task: Task, response: Response, settings: JudgeOptions, trace: Context | None = None) -> Verdict:
@@ -129,18 +124,16 @@ class Judge:
     def _post(self, body: dict[str, Any], trace: Context | None) -> bytes:
         import httpx
 
-        deadline = RequestDeadline(self._timeout_s)
-        given: dict[str, Any] = {"json": body, "headers": http_headers_of(trace), "extensions": deadline.extensions}
-        answer = bytearray()
+        from streams.http_client import AnswerTooLarge, fetch
+
+        request: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
+        limits: dict[str, Any] = {"limit_s": self._timeout_s, "most_bytes": MAX_ANSWER_BYTES}
         try:
-            with deadline, self._client.stream("POST", self._url, **given) as reply:
-                for chunk in reply.iter_bytes():
-                    answer += chunk
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise ScoreError(
-                            f"judge at {self._url} sent more than {MAX_ANSWER_BYTES} bytes; check scoring.judge_url",
-                            reason="judge_answer",
-                        )
+            status, answer = fetch(self._client, "POST", self._url, **limits, **request)
+        except AnswerTooLarge as exc:
+            raise ScoreError(
+                f"judge at {self._url} sent {exc}; check scoring.judge_url", reason="judge_answer"
+            ) from exc
         except httpx.TimeoutException as exc:
             raise ScoreError(
                 f"judge at {self._url} did not answer within {self._timeout_s:g} s ({type(exc).__name__}); raise "
@@ -154,14 +147,14 @@ class Judge:
                 reason="judge_unreachable",
                 again=True,
             ) from exc
-        if reply.status_code != 200:
+        if status != 200:
             raise ScoreError(
-                f"judge at {self._url} answered HTTP {reply.status_code}: {_start(answer)}; check scoring.judge_url, "
+                f"judge at {self._url} answered HTTP {status}: {_start(answer)}; check scoring.judge_url, "
                 "judge_model and judge_key",
                 reason="judge_refused",
-                again=reply.status_code in _AGAIN or reply.status_code >= 500,
+                again=status in _AGAIN or status >= 500,
             )
-        return bytes(answer)
+        return answer
 
 
 def prompt(task: Task, response: Response, settings: JudgeOptions, boundary: str) -> str:
@@ -238,5 +231,5 @@ def _bad(message: str) -> ScoreError:
     return ScoreError(message + "; try a larger model, or another template", reason="judge_answer", again=True)
 
 
-def _start(answer: bytes | bytearray) -> str:
-    return repr(bytes(answer[:200]).decode(errors="replace"))
+def _start(answer: bytes) -> str:
+    return repr(answer[:200].decode(errors="replace"))

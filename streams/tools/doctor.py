@@ -9,12 +9,10 @@ for, without which all others fall silent, and what tasks of agents need (`strea
 
 from __future__ import annotations
 
-import http.client
 import importlib.util
 import os
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,11 +188,13 @@ def _agent(one: ProcessStatus) -> DoctorFinding:
 
 
 def _server(settings: Settings) -> DoctorFinding:
+    import httpx
+
     url = settings.serve.url
     try:
-        with urllib.request.urlopen(f"{url}/healthz", timeout=SERVER_S):  # noqa: S310 - always http://
-            return DoctorFinding("server", "ok", f"{url} answers the calls of agents")
-    except (OSError, http.client.HTTPException) as exc:
+        httpx.get(f"{url}/healthz", timeout=SERVER_S).raise_for_status()
+        return DoctorFinding("server", "ok", f"{url} answers the calls of agents")
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
         do = "Start `streamward serve`; if it is elsewhere, set serve.host and serve.port as it has them"
         return DoctorFinding("server", "warning", f"{url}, which answers the calls of agents, does not: {exc}", do)
 

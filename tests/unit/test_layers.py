@@ -16,7 +16,7 @@ LAYERS = [
         "streams.files",
         "streams.output",
         "streams.advantage_formulas",
-        "streams.deadline",
+        "streams.http_client",
     ],
     ["streams.processes"],
     ["streams.observability"],

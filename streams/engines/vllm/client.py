@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 import httpx
 
-from streams.deadline import RequestDeadline
 from streams.engines.protocol import uniform
 from streams.errors import (
     BadAnswer,
@@ -36,6 +35,7 @@ from streams.errors import (
     StreamwardError,
     WrongModel,
 )
+from streams.http_client import RequestDeadline, lines_of, new_client
 from streams.observability.tracing.context import Context, http_headers_of
 from streams.settings.model import Policy
 
@@ -180,15 +180,12 @@ class VllmServer:
                 if reply.status_code != 200:
                     reply.read()
                 self._check(reply, path)
-                rest = b""
-                for part in reply.iter_bytes():
-                    *lines, rest = (rest + part).split(b"\n")  # not httpx's lines: they end at U+2028 in a text, too
-                    for line in lines:
-                        data = line.strip().removeprefix(b"data:").strip()
-                        if data == b"[DONE]":
-                            return
-                        if data:
-                            yield self._decoded(data, path)
+                for line in lines_of(reply):
+                    data = line.strip().removeprefix(b"data:").strip()
+                    if data == b"[DONE]":
+                        return
+                    if data:
+                        yield self._decoded(data, path)
         raise BadAnswer(f"{self.url}{path} ended its answer in the middle")
 
     @contextmanager
@@ -244,10 +241,7 @@ class VllmServers:
     def __init__(self, policy: Policy) -> None:
         key = policy.server_key.get_secret_value() if policy.server_key else None
         most = policy.max_concurrent
-        self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else None,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),  # as RequestDeadline needs it
-        )
+        self._client = new_client(headers={"Authorization": f"Bearer {key}"} if key else None)
         self.all = [VllmServer(url, self._client, most, policy.server_timeout_s) for url in policy.server_urls]
         self._retries = policy.server_retries
         self._outage_s = policy.server_timeout_s * (policy.server_retries + 1)

@@ -23,7 +23,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
-from streams.deadline import RequestDeadline
 from streams.engines.base_model import Base, load_base
 from streams.engines.constraint import Constraint
 from streams.engines.protocol import EngineCounts, check_folder, check_generation
@@ -43,6 +42,7 @@ from streams.errors import (
     StreamwardError,
     WrongModel,
 )
+from streams.http_client import RequestDeadline
 from streams.settings.model import Policy, Settings
 
 log = logging.getLogger("streamward.vllm")

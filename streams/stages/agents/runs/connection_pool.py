@@ -1,6 +1,10 @@
 """HTTP requests of many threads to one server, over connections that are kept for the next ones.
 
-post(path, value) ──► JSON ──► an idle connection, opened again if the server has closed it ──► status, body
+    post(path, value) ──► JSON ──► an idle connection, opened again if the server has closed it ──► status, body
+
+The standard library's client, and not httpx as everywhere else: a runner makes a request for each turn of each of its
+runs. Measured against a local server with 2 KB requests, CPU time of the client per request: 0.11 ms with one or eight
+threads and 0.15 ms with 64, against 0.4 ms and 1.3 to 2.1 ms with httpx 0.28 (320 requests a second in all).
 """
 
 from __future__ import annotations

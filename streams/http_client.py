@@ -1,0 +1,108 @@
+"""HTTP requests with a limit on the whole answer, in time and bytes.
+
+    fetch(client, method, url) ──► RequestDeadline ──► status, body
+                                        └─ time is up: the connection is closed, wherever in the answer it is
+
+httpx limits each read on its own, so a server that sends a byte of a header, a `100 Continue`, a chunk extension or a
+trailer now and then is never late. Here a timer closes the connection under the request.
+
+Not covered: looking up the server's name, which the system's resolver limits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+_CONNECTED = ("connect_tcp.complete", "connect_unix_socket.complete", "start_tls.complete")
+
+
+class AnswerTooLarge(Exception):
+    """An answer has more bytes than `fetch` takes."""
+
+
+def new_client(**options: Any) -> httpx.Client:
+    """Return a client that keeps no connection, as RequestDeadline needs it; `options` are those of httpx.Client."""
+    return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=0), **options)
+
+
+def fetch(
+    client: httpx.Client, method: str, url: str, *, limit_s: float, most_bytes: int, **request: Any
+) -> tuple[int, bytes]:
+    """Return status and body of an answer. `request` is what httpx.Client.stream takes.
+
+    Raises AnswerTooLarge, httpx.TimeoutException, other httpx.HTTPError, httpx.InvalidURL.
+    """
+    body = bytearray()
+    deadline = RequestDeadline(limit_s)
+    with deadline, client.stream(method, url, timeout=limit_s, extensions=deadline.extensions, **request) as response:
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > most_bytes:
+                raise AnswerTooLarge(f"more than {most_bytes} bytes")
+    return response.status_code, bytes(body)
+
+
+def lines_of(response: httpx.Response) -> Iterator[bytes]:
+    """Yield the lines of a streamed answer as they come. httpx's own lines end at U+2028 within a text, too."""
+    rest = b""
+    for chunk in response.iter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+class RequestDeadline:
+    """One request's time. Enter it around the request, and pass `extensions` on to httpx.
+
+    Leaving it raises httpx.ReadTimeout if the time was up: the answer is not whole then. Only new connections are
+    noticed, so use a client of `new_client`.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.extensions = {"trace": self._trace}
+        self._limit_s = limit_s
+        self._timer = threading.Timer(limit_s, self.end)
+        self._timer.daemon = True
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _: TracebackType | None) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._socket = None
+            if self._is_over:
+                raise httpx.ReadTimeout(f"no whole answer within {self._limit_s:g} s") from exc
+
+    def _trace(self, event: str, info: dict[str, Any]) -> None:
+        """Take the socket of a new connection; httpcore calls this at each step of the request."""
+        if event.endswith(_CONNECTED):
+            with self._lock:
+                self._socket = info["return_value"].get_extra_info("socket")
+                if self._is_over:
+                    _shut(self._socket)
+
+    def end(self) -> None:
+        """End the request now; any thread may call it."""
+        with self._lock:
+            self._is_over = True
+            _shut(self._socket)
+
+
+def _shut(connection: socket.socket | None) -> None:
+    """Wake the thread that reads from or writes to it; `close` would not."""
+    if connection is not None:
+        with contextlib.suppress(OSError):  # it is closed already
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)
