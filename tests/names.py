@@ -81,7 +81,8 @@ class Name:
     @property
     def is_filler(self) -> bool:
         """Whether the name says nothing. A function that is named by a past participle counts as that."""
-        return self.word.lower() in FILLERS and not self.is_participle
+        is_dunder = self.name.startswith("__") and self.name.endswith("__")
+        return self.word.lower() in FILLERS and not is_dunder and not self.is_participle
 
     @property
     def is_participle(self) -> bool:

@@ -1,8 +1,9 @@
-"""The commands of access: make, list and revoke keys; say what a key or a person may do.
+"""The commands of access: keys create, list, revoke; check; audit.
 
-create ──► key_created ──► access, and the key to stdout, once        check ──► allowed or not, and why
-list ──► rows        revoke ──► key_revoked ──► access ──► whoever follows        audit ◄── requests
-users, signing-key: people.py beside this        tenants: tenants.py
+    create ──► key_created ──► access, and the key to stdout, once        revoke ──► key_revoked ──► access
+    check ──► allowed, or exit code 4 with the reason                     audit ◄── requests
+
+The commands of users and signing keys are in people.py, those of tenants in tenants.py.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 @click.group()
 def access() -> None:
-    """Say who may call, and as what.
+    """Manage API keys, users and tenants.
 
-    `streamward serve` asks for keys with serve.auth=keys, and lets people log in with login.signing_key.
+    `streamward serve` requires keys with serve.auth=keys, and offers a login with login.signing_key.
     """
 
 
@@ -34,15 +35,15 @@ access.add_command(access_tenants)
 
 @access.group("keys")
 def access_keys() -> None:
-    """Make, list and revoke keys."""
+    """Create, list and revoke API keys."""
 
 
 @access_keys.command("create")
-@click.option("--role", type=click.Choice(ROLES), required=True, help="What it may do.")
-@click.option("--tenant", help="Whose jobs and files it sees; without it, all of them.")
-@click.option("--name", help="What people call it.")
-@click.option("--expires", metavar="DURATION", help="How long it is good for: 12h, 30d, 8w; without it, for ever.")
-@click.option("--agent", "agent_id", metavar="ID", help="The only agent that it may be.")
+@click.option("--role", type=click.Choice(ROLES), required=True, help="Role of the key.")
+@click.option("--tenant", help="Tenant whose jobs and files the key sees.  [default: all tenants]")
+@click.option("--name", help="Display name.")
+@click.option("--expires", metavar="DURATION", help="Lifetime of the key: 12h, 30d, 8w.  [default: no expiry]")
+@click.option("--agent", "agent_id", metavar="ID", help="Agent that the key is limited to.  [default: any]")
 @pass_call
 def keys_create(
     call: AppContext,
@@ -53,15 +54,17 @@ def keys_create(
     expires: str | None,
     agent_id: str | None,
 ) -> None:
-    """Make a key, and print it: once, since the log has only what recognises it."""
+    """Create a key and print it once; the log stores only its hash."""
     from streams.access.access_log import AccessLog
     from streams.access.keys import duration_ms
 
-    lasts = None if expires is None else duration_ms(expires)
+    lifetime_ms = None if expires is None else duration_ms(expires)
     with AccessLog(call.settings_to_write) as log:
-        made = log.create(role=role, actor=user_name(), name=name, tenant=tenant, agent_id=agent_id, lasts_ms=lasts)
-    click.echo(made.text)
-    click.echo(f"key {made.key_id} has role {role}. It is shown this once: keep it where secrets are kept", err=True)
+        key = log.create(
+            role=role, actor=user_name(), name=name, tenant=tenant, agent_id=agent_id, lasts_ms=lifetime_ms
+        )
+    click.echo(key.text)
+    click.echo(f"key {key.key_id} has role {role}. It is not shown again: store it with your secrets", err=True)
 
 
 @access_keys.command("list")
@@ -75,17 +78,17 @@ def keys_list(call: AppContext, /, output: Output) -> None:
     from streams.kafka import times
 
     with AccessLog(call.settings) as log:
-        found = [keys.row(key, times.now_ms()) for key in log.keys.values()]
-    show.rows(found, _columns(), output)
+        rows = [keys.row(key, times.now_ms()) for key in log.keys.values()]
+    show.rows(rows, _columns(), output)
 
 
 @access_keys.command("revoke")
 @click.argument("key_id", metavar="ID")
-@click.option("--reason", default="asked for", help="Why, for whoever reads the log.")
+@click.option("--reason", default="asked for", help="Reason to record in the log.")
 @json_option
 @pass_call
 def keys_revoke(call: AppContext, /, key_id: str, reason: str, output: Output) -> None:
-    """Revoke a key for ever. Whoever follows the log knows it once it has read the record."""
+    """Revoke a key for good. Servers refuse it as soon as they have read the record."""
     from streams import output as show
     from streams.access import keys
     from streams.access.access_log import AccessLog
@@ -96,14 +99,14 @@ def keys_revoke(call: AppContext, /, key_id: str, reason: str, output: Output) -
 
 
 @access.command("check")
-@click.argument("who", metavar="KEY-ID|USER")
+@click.argument("subject", metavar="KEY-ID|USER")
 @click.argument("action")
 @json_option
 @pass_call
-def access_check(call: AppContext, /, who: str, action: str, output: Output) -> None:
+def access_check(call: AppContext, /, subject: str, action: str, output: Output) -> None:
     """Say whether a key or a user may do ACTION.
 
-    And why; it ends with code 4 if not.
+    Prints the reason. Exit code 4 if not.
     """
     from streams import output as show
     from streams.access import roles
@@ -111,34 +114,33 @@ def access_check(call: AppContext, /, who: str, action: str, output: Output) -> 
     from streams.errors import RefusedError, SettingsError
     from streams.kafka import times
 
-    wanted = next((known for known in roles.ACTIONS if known == action), None)
-    if wanted is None:
+    if action not in roles.ACTIONS:
         raise SettingsError(f"there is no action {action!r}; expected one of {', '.join(roles.ACTIONS)}")
     with AccessLog(call.settings) as log:
-        asks = log.users.get(who) or log.get(who)
-    why = asks.why_refused(times.now_ms())
-    decision = roles.decide(asks, wanted) if why is None else roles.Decision(False, why)
+        principal = log.users.get(subject) or log.get(subject)
+    refusal = principal.why_refused(times.now_ms())
+    decision = roles.decide(principal, action) if refusal is None else roles.Decision(False, refusal)
     if not decision.allowed:
         raise RefusedError(decision.why)
     show.record({"allowed": True, "why": decision.why}, output)
 
 
 @access.command("audit")
-@click.option("--since", metavar="TIME|AGE", help="From then on: a time as ISO 8601 (UTC), or an age, as 2h.")
-@click.option("--denied", is_flag=True, help="Only what was not allowed.")
+@click.option("--since", metavar="TIME|AGE", help="Only requests since this time: ISO 8601 (UTC), or an age (2h).")
+@click.option("--denied", is_flag=True, help="Only refused requests.")
 @click.option(
-    "--key", "key_id", metavar="ID", help="Only what came with this key, or from `user NAME`; `anonymous`: without one."
+    "--key", "key_id", metavar="ID", help="Only requests with this key, or of `user NAME`; `anonymous`: without a key."
 )
-@click.option("--tenant", help="Only what this tenant's keys asked.")
+@click.option("--tenant", help="Only requests with this tenant's keys.")
 @output_option
 @pass_call
 def access_audit(
     call: AppContext, /, since: str | None, denied: bool, key_id: str | None, tenant: str | None, output: Output
 ) -> None:
-    """Print what was asked of servers with keys.
+    """Print the requests to servers that require keys.
 
-    Who, which action, of what, and whether it was allowed. Servers write it with serve.requests=lossy (the default) or
-    required. It has no bodies.
+    Each has its principal, action, resource and verdict, and no body. Servers record requests with serve.requests=lossy
+    (the default) or required.
     """
     from schemas.events import RequestEvent
     from streams import output as show
@@ -150,19 +152,19 @@ def access_audit(
     if key_id is not None and key_id.startswith("sw_"):
         raise SettingsError(f"--key: there is no key {shown(key_id)}")
     begin = times.Begin("start") if since is None else times.Begin("time", times.parse_time(since, "--since"))
-    table = events_view.EventLines(several=False) if output == "table" else None
-    for seen in times.tail(call.settings, times.named(call.settings, ["requests"]), begin, until_end=True):
-        event = seen.event
+    table = events_view.EventLines(many_topics=False) if output == "table" else None
+    for record in times.tail(call.settings, times.named(call.settings, ["requests"]), begin, until_end=True):
+        event = record.event
         if isinstance(event, RequestEvent):
             if (denied and event.allowed) or key_id not in (None, event.subject_id):
                 continue
             if tenant not in (None, event.tenant):
                 continue
         if table is not None:
-            table.add(seen)
+            table.add(record)
         else:
             show.check_reader()
-            print(events_view.json_of(seen), flush=True)
+            print(events_view.json_of(record), flush=True)
 
 
 def _columns() -> list[Any]:

@@ -1,4 +1,4 @@
-"""The commands that show adapter versions: list, show, lineage, diff, export. Those that decide are in release.py."""
+"""The commands that show adapter versions: list, show, lineage, diff, export. Those that change them: release.py."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ if TYPE_CHECKING:
     from streams.tools.archive.history import Source
     from streams.tools.lineage import LineageStep
 
-policy_option = click.option("--policy", default=None, metavar="NAME", help="Of this policy.  [default: policy.name]")
+policy_option = click.option("--policy", default=None, metavar="NAME", help="Policy.  [default: policy.name]")
 
 
 @click.group()
 def adapters() -> None:
-    """Show the versions of a policy, and decide about them."""
+    """Inspect, promote and retire adapter versions."""
 
 
 @adapters.command("list")
 @policy_option
-@click.option(
-    "--registry", type=click.Path(path_type=Path), metavar="FILE", help="Write adapter_registry.json as well, whole."
-)
+@click.option("--registry", type=click.Path(path_type=Path), metavar="FILE", help="Also write adapter_registry.json.")
 @output_option
 @pass_call
 def adapters_list(call: AppContext, policy: str | None, registry: Path | None, output: Output) -> None:
     """Print every version, its status and held-out scores.
 
-    And which ones an agent has refused to load. Status `refused` is of a number that somebody claimed out of turn:
-    there is no such version.
+    Also shows versions that an agent refused to load. Status `refused` marks a version number that a producer claimed
+    out of turn: there is no such version.
     """
     from streams import output as show
     from streams.adapters.versions import read_state
@@ -49,14 +47,14 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
     name = policy or call.settings.policy.name
     state = read_state(call.settings, name)
     check_known(call, state)
-    refused = {one.version: one._asdict() for one in Refusals(call.settings, name).look(state)}
-    brought = any(one.trained_elsewhere for one in state.versions.values())
+    refused = {refusal.version: refusal._asdict() for refusal in Refusals(call.settings, name).look(state)}
+    has_imports = any(version.trained_elsewhere for version in state.versions.values())
     columns = [
         show.Column("version", "version", right=True),
         show.Column("status", _status),
         show.Column("parent", "parent_version", right=True),
         show.Column("batches", lambda row: row["batches"] or row["tuned_by"] or ""),
-        *([show.Column("elsewhere", lambda row: row.get("trained_elsewhere") or "")] if brought else []),
+        *([show.Column("elsewhere", lambda row: row.get("trained_elsewhere") or "")] if has_imports else []),
         show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
         show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
         show.Column("age", lambda row: _age(row["created_at"])),
@@ -64,8 +62,8 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
         show.Column("uri", "uri", optional=True),
     ]
     rows = [
-        row_of(state, number) | {"refused": refused.get(number), "trained_elsewhere": one.trained_elsewhere}
-        for number, one in sorted(state.versions.items())
+        row_of(state, number) | {"refused": refused.get(number), "trained_elsewhere": version.trained_elsewhere}
+        for number, version in sorted(state.versions.items())
     ]
     rows += [_stray(state, number) for number in sorted(state.strays)]
     if registry is not None:
@@ -81,25 +79,27 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
 @output_option
 @pass_call
 def adapters_show(call: AppContext, version: int, policy: str | None, output: Output) -> None:
-    """Print everything the log records about a version.
+    """Print what the log records about a version.
 
-    Its recipe, metrics, held-out scores and files, and every event about it; and whether an agent refused to load it.
+    Its recipe, metrics, held-out scores, files and events, and whether an agent refused to load it.
     """
     from streams import output as show
     from streams.adapters.view import row_of
     from streams.tools.dead_letters.refusals import Refusals
 
-    life = read(call, policy)
-    row = row_of(life.state, version)
-    refused = Refusals(call.settings, life.state.policy).look(life.state)
-    row["refused"] = next((one._asdict() for one in refused if one.version == version), None)
-    trained = life.made(version)
+    history = read(call, policy)
+    row = row_of(history.state, version)
+    refusals = Refusals(call.settings, history.state.policy).look(history.state)
+    row["refused"] = next((refusal._asdict() for refusal in refusals if refusal.version == version), None)
+    trained = history.made(version)
     row |= {
         "recipe": dict(trained.recipe) if trained else {},
-        "files": [{"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in life.state.versions[version].files],
+        "files": [
+            {"path": f.path, "bytes": f.bytes, "sha256": f.sha256} for f in history.state.versions[version].files
+        ],
         "events": [
             {
-                "at": str(at),
+                "at": str(coordinates),
                 "created_at": event.created_at,
                 "kind": event.kind,
                 "version": event.version,
@@ -109,9 +109,9 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
                 "share": event.share,
                 "verdict": event.verdict,
                 "suite": event.suite,
-                "refused": life.no_effect(at, event),
+                "refused": history.no_effect(coordinates, event),
             }
-            for at, event in life.about(version)
+            for coordinates, event in history.about(version)
         ],
     }
     if output == "jsonl":
@@ -130,32 +130,31 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
 def adapters_lineage(
     call: AppContext, version: int, steps: int | None, policy: str | None, source: Source, output: Output
 ) -> None:
-    """Print what a version was trained on, step by step.
+    """Print the training data of a version, step by step.
 
     From the version back to the base model: the batches of each step, and the coordinates of its groups, responses,
-    rewards and tasks, as topic[partition] first-last (how many of these offsets).
+    rewards and tasks, as topic[partition] first-last (number of offsets).
     """
     from streams import output as show
     from streams.tools import lineage
     from streams.tools.archive import history
 
-    life = read(call, policy)
-    found = lineage.steps(call.settings, life, version, history.of(call.settings, source), last=steps)
+    trained = lineage.steps(call.settings, read(call, policy), version, history.of(call.settings, source), last=steps)
     if output == "jsonl":
-        for step in found:
+        for step in trained:
             print(show.json_line(step.plain()))
         return
-    for step in found:
+    for step in trained:
         print(f"version {step.version} ({step.status}), from {_origin(step)}")
         print(f"  trained    {step.trained_at}")
         for label, ranges in step.made_of.items():
-            for place, one in enumerate(ranges):
-                print(f"  {label if place == 0 else '':<10} {one}")
+            for number, offsets in enumerate(ranges):
+                print(f"  {label if number == 0 else '':<10} {offsets}")
         for label, count in step.missing.items():
             print(f"  {label:<10} of {count} {'groups' if label == 'tasks' else 'responses'} are gone: retention")
-    reached = found[-1].parent if found else version
-    if reached is not None:
-        print(f"version {reached} is the base model" if reached == 0 else f"and so on: version {reached} has a parent")
+    first = trained[-1].parent if trained else version
+    if first is not None:
+        print(f"version {first} is the base model" if first == 0 else f"and so on: version {first} has a parent")
 
 
 def _origin(step: LineageStep) -> str:
@@ -169,19 +168,19 @@ def _origin(step: LineageStep) -> str:
                 f"version {step.parent}, trained elsewhere ({trained_elsewhere(step.imported)}) in place of {batches}"
             )
         return f"version {step.parent} by {batches}"
-    whose = "" if tuning.start_policy is None else f" of {tuning.start_policy}"
-    on = f"{len(tuning.groups)} groups of {tuning.groups_policy}" if tuning.file is None else tuning.file
-    return f"version {tuning.start_version}{whose} by {tuning.method} on {tuning.examples} examples ({on})"
+    policy = "" if tuning.start_policy is None else f" of {tuning.start_policy}"
+    data = f"{len(tuning.groups)} groups of {tuning.groups_policy}" if tuning.file is None else tuning.file
+    return f"version {tuning.start_version}{policy} by {tuning.method} on {tuning.examples} examples ({data})"
 
 
 @adapters.command("diff")
-@click.argument("one", metavar="A", type=click.IntRange(min=0))
-@click.argument("other", metavar="B", type=click.IntRange(min=0))
-@click.option("--weights", is_flag=True, help="Fetch both adapters, and compare them tensor by tensor.")
+@click.argument("first", metavar="A", type=click.IntRange(min=0))
+@click.argument("second", metavar="B", type=click.IntRange(min=0))
+@click.option("--weights", is_flag=True, help="Fetch both adapters and compare them tensor by tensor.")
 @policy_option
 @output_option
 @pass_call
-def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy: str | None, output: Output) -> None:
+def adapters_diff(call: AppContext, first: int, second: int, weights: bool, policy: str | None, output: Output) -> None:
     """Print the differences between two versions.
 
     The recipe's settings that differ, metrics and scores side by side, files, and the batches between them.
@@ -189,41 +188,41 @@ def adapters_diff(call: AppContext, one: int, other: int, weights: bool, policy:
     from streams import output as show
     from streams.tools import lineage
 
-    life = read(call, policy)
-    found = lineage.difference(life, one, other)
+    history = read(call, policy)
+    difference = lineage.difference(history, first, second)
     if weights:
-        found["tensors"] = _tensors(call, [life.state.versions[number] for number in (one, other)], life.state.policy)
+        versions = [history.state.versions[number] for number in (first, second)]
+        difference["tensors"] = _tensors(call, versions, history.state.policy)
     if output == "jsonl":
-        print(show.json_line(found))
+        print(show.json_line(difference))
         return
-    _show_difference(found)
+    _show_difference(difference)
 
 
 @adapters.command("export")
 @click.argument("version", type=click.IntRange(min=1))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--merge", is_flag=True, help="Write one model, adapter and base together.")
+@click.option("--merge", is_flag=True, help="Merge the adapter into the base model.")
 @policy_option
 @output_option
 @pass_call
 def adapters_export(
     call: AppContext, version: int, folder: Path, merge: bool, policy: str | None, output: Output
 ) -> None:
-    """Write a version as other programs load it.
+    """Export a version for other programs.
 
-    FOLDER is then what transformers, peft and vLLM load as it is, with the tokenizer and its chat template. Without
-    --merge it is an adapter. Its config names the base model: a hub id as it is, any other base by its absolute path,
-    so that such a folder is of use on this machine alone.
+    transformers, peft and vLLM load FOLDER as it is, with the tokenizer and its chat template. Without --merge it holds
+    an adapter, whose config names the base model: a hub id, or an absolute path that is valid only on this machine.
     """
     from streams import output as show
     from streams.adapters.view import row_of
     from streams.errors import NotFoundError
 
-    life = read(call, policy)
-    row_of(life.state, version)  # raises if there is none
-    trained = life.made(version)
-    if trained is None or life.state.versions[version].status == "retired":
-        raise NotFoundError(f"version {version} of {life.state.policy} has no files in the store: it is retired")
+    history = read(call, policy)
+    row_of(history.state, version)  # raises if there is none
+    trained = history.made(version)
+    if trained is None or history.state.versions[version].status == "retired":
+        raise NotFoundError(f"version {version} of {history.state.policy} has no files in the store: it is retired")
     from trainer.versions.export_adapter import export
 
     show.record(asdict(export(call.settings, trained, folder, merge=merge)), output)
@@ -233,7 +232,7 @@ def adapters_export(
 
 
 def read(call: AppContext, policy: str | None) -> AdapterHistory:
-    """Return the history of the adapters that a command is about."""
+    """Return the history of a policy's adapters. Raises NotFoundError for an unknown policy."""
     from streams.adapters.decisions import read_history
 
     history = read_history(call.settings, policy or call.settings.policy.name)
@@ -242,28 +241,28 @@ def read(call: AppContext, policy: str | None) -> AdapterHistory:
 
 
 def check_known(call: AppContext, state: AdapterState) -> None:
-    """Raise NotFoundError, with the policies that the log knows, if it knows some and this one is none of them."""
+    """Raise NotFoundError, which names the policies of the log, if it has some and this is none of them."""
     from streams.errors import NotFoundError
     from streams.tools.status import known_policies
 
     if len(state.versions) > 1:
         return
-    known = known_policies(call.settings)
-    if known and state.policy not in known:
+    policies = known_policies(call.settings)
+    if policies and state.policy not in policies:
         raise NotFoundError(
-            f"the log knows no policy {state.policy!r}; it knows {', '.join(known)}: name one with --policy, or set "
+            f"the log has no policy {state.policy!r}, only {', '.join(policies)}: name one with --policy, or set "
             "policy.name"
         )
 
 
 def _stray(state: AdapterState, number: int) -> dict[str, Any]:
-    """Return a version that does not exist as `list` prints it: nothing of it can be used, so nothing is shown."""
+    """Return the row of a version number that was claimed out of turn: no version, so its other columns are empty."""
     from streams.adapters.view import row_of
 
-    nothing = dict.fromkeys([*row_of(state, 0), "trained_elsewhere"]) | {"held_out": {}, "metrics": {}}
-    one = state.strays[number]
-    told = {"policy": state.policy, "version": number, "status": "refused", "created_at": one.event.created_at}
-    return nothing | told | {"refused": {"version": number, "reason": one.reason}}
+    empty = dict.fromkeys([*row_of(state, 0), "trained_elsewhere"]) | {"held_out": {}, "metrics": {}}
+    stray = state.strays[number]
+    row = {"policy": state.policy, "version": number, "status": "refused", "created_at": stray.event.created_at}
+    return empty | row | {"refused": {"version": number, "reason": stray.reason}}
 
 
 def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dict[str, Any]]:
@@ -307,36 +306,40 @@ def _show_version(row: dict[str, Any]) -> None:
             columns = [show.Column(name, name) for name in ("path", "bytes", "sha256")]
             show.rows(part, columns, "table")
         else:
-            at = show.Column("time", lambda event: show.moment(event["created_at"]))
+            time_column = show.Column("time", lambda event: show.moment(event["created_at"]))
             columns = [show.Column(name, name) for name in ("kind", "version", "actor", "at")]
-            show.rows(part, [at, *columns, show.Column("reason", _why)], "table")
+            show.rows(part, [time_column, *columns, show.Column("reason", _reason)], "table")
 
 
-def _why(event: Mapping[str, Any]) -> str:
-    """Return the reason of an event, and why it had no effect, if it had none."""
+def _reason(event: Mapping[str, Any]) -> str:
+    """Return the reason of an event, and if it had no effect, the reason for that."""
     return event["reason"] if event["refused"] is None else f"{event['reason']} (no effect: {event['refused']})"
 
 
-def _show_difference(found: dict[str, Any]) -> None:
+def _show_difference(difference: dict[str, Any]) -> None:
     from streams import output as show
 
-    titles = [f"version {number}" for number in found["versions"]]
-    between = found["batches_between"]
+    titles = [f"version {number}" for number in difference["versions"]]
+    batches = difference["batches_between"]
     show.record(
         {
-            "common parent": found["common_parent"],
-            "batches between": "none" if between is None else f"{between['first']}-{between['last']}",
-            "base model": "the same" if len({*found["base_digest"]} - {None}) < 2 else "another",
+            "common parent": difference["common_parent"],
+            "batches between": "none" if batches is None else f"{batches['first']}-{batches['last']}",
+            "base model": "the same" if len({*difference["base_digest"]} - {None}) < 2 else "another",
         },
         "table",
     )
-    held_out = {f"{suite}/{name}": pair for suite, part in found["held_out"].items() for name, pair in part.items()}
-    sizes = {path: [_size(bytes_) for bytes_ in part["bytes"]] for path, part in found["files"].items()}
-    same = {path: part["same"] for path, part in found["files"].items()}
-    for title, part in (("recipe", found["recipe"]), ("metrics", found["metrics"]), ("held out", held_out)):
-        _pairs(title, titles, part)
-    _pairs("files", titles, {f"{path} ({'the same' if same[path] else 'differs'})": sizes[path] for path in sizes})
-    if "tensors" in found:
+    held_out: dict[str, Any] = {}
+    files: dict[str, Any] = {}
+    for suite, scores in difference["held_out"].items():
+        held_out |= {f"{suite}/{name}": pair for name, pair in scores.items()}
+    for path, part in difference["files"].items():
+        label = f"{path} ({'the same' if part['same'] else 'differs'})"
+        files[label] = [_size(number) for number in part["bytes"]]
+    sections = {"recipe": difference["recipe"], "metrics": difference["metrics"], "held out": held_out, "files": files}
+    for title, pairs in sections.items():
+        _pairs(title, titles, pairs)
+    if "tensors" in difference:
         print()
         columns = [
             show.Column("tensor", "tensor"),
@@ -344,7 +347,7 @@ def _show_difference(found: dict[str, Any]) -> None:
             show.Column("norm", "norm", right=True),
             show.Column("change", lambda row: "" if row["relative"] is None else f"{row['relative']:.3%}", right=True),
         ]
-        show.rows(found["tensors"], columns, "table")
+        show.rows(difference["tensors"], columns, "table")
 
 
 def _pairs(title: str, titles: list[str], pairs: Mapping[str, list[Any]]) -> None:
@@ -366,7 +369,7 @@ def _size(bytes_: int | None) -> str:
 
 
 def refused_text(refused: Mapping[str, Any] | None) -> str | None:
-    """Return in a few words why a version was refused, and if an agent refused it, who answers in its place."""
+    """Return in a few words why a version was refused, and if an agent refused it, which version answers instead."""
     if refused is None:
         return None
     instead = f"; version {refused['answers']} answers in its place" if "answers" in refused else ""
@@ -378,7 +381,7 @@ def _status(row: Mapping[str, Any]) -> str:
 
 
 def _age(created_at: int | None) -> str:
-    """Return how long ago something was, in its largest unit."""
+    """Return an age in its largest unit."""
     if not created_at:
         return ""
     seconds = max(0.0, time.time() - created_at / 1000)
@@ -389,7 +392,7 @@ def _age(created_at: int | None) -> str:
 
 
 def _score(metrics: Mapping[str, float]) -> str:
-    """Return the headline metric of a held-out evaluation, its mean reward if that is another, and its tasks."""
+    """Return the headline metric of a held-out evaluation, its mean reward if that differs, and its number of tasks."""
     from streams.adapters.retention import headline
 
     name = headline(metrics)

@@ -1,9 +1,9 @@
-"""The commands about agents: run, and what they did, list, show, tail.
+"""The commands of agents: run, list, show, tail.
 
-    tasks ──► run ──► a process a slot, whose calls `streamward serve` answers and records
-    trajectories, turns ──► agents_view.py: runs, folded ──► one line a run, or a call
+    tasks ──► run ──► a process per slot, whose calls `streamward serve` answers and records
+    trajectories, turns ──► agents_view.py: runs, folded ──► one line per run or call
 
-What a run comes to is the fold of its turns, so it is the same whoever looks.
+The state of a run is the fold of its turns, so every reader computes the same.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
-"""Runs by default: a program is a process or more, an episode is a thread that waits for the server."""
+"""Default numbers of runs: a program is a process or more, an episode is a thread that waits for the server."""
 
 
 @click.group()
 def agents() -> None:
-    """Run agents, and look at what they did, call by call."""
+    """Run agents and inspect their calls."""
 
 
 @agents.command("run")
@@ -53,20 +53,26 @@ def agents() -> None:
     "--parallel",
     type=click.IntRange(min=1),
     default=None,
-    help="Most runs at once.  [default: 4; with --environments, 64]",
+    help="Maximum of concurrent runs.  [default: 4; with --environments, 64]",
 )
 @click.option(
-    "--time-limit", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True, help="Seconds a run."
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds per run.",
 )
-@click.option("--server", default=None, metavar="URL", help="Who answers its calls.  [default: serve.host, serve.port]")
+@click.option(
+    "--server", default=None, metavar="URL", help="Server that answers its calls.  [default: serve.host, serve.port]"
+)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path),
     default=Path(".streamward/runs"),
     show_default=True,
-    help="Each run has a folder in it, with what the program printed.",
+    help="Folder with one folder per run, which has the program's output.",
 )
-@click.option("--until-done", is_flag=True, help="End when all tasks that are in the log now are done.")
+@click.option("--until-done", is_flag=True, help="End when all tasks now in the log are done.")
 @task_file_options
 @output_option
 @pass_call
@@ -85,18 +91,18 @@ def agents_run(
     reading: TaskFileOptions,
     output: Output,
 ) -> None:
-    """Answer the tasks that name AGENT by runs of that agent.
+    """Run an agent on the tasks that name it.
 
-    Each task is run as often as its group has slots. A run has a folder, an environment and a time limit of its own,
-    and finds the server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, and its task in STREAMWARD_PROMPT, in task.json and
-    on stdin. It has completed if the program ends with exit code 0. One that fails changes nothing for others.
+    Each task is run once per slot of its group. A run has its own folder, environment and time limit. It finds the
+    server in OPENAI_BASE_URL and ANTHROPIC_BASE_URL, and its task in STREAMWARD_PROMPT, in task.json and on stdin. It
+    has completed if the program exits with code 0. A failed run does not affect others.
 
-    With --environments there is no program: the policy is shown what the task's environment shows, and what it writes
-    is carried out there, turn by turn, until the episode ends. AGENT is then `environment`, unless tasks name another.
+    With --environments there is no program: the policy gets the observations of the task's environment, and its answers
+    are executed there as actions, turn by turn, until the episode ends. AGENT is then `environment` by default.
 
-    `streamward serve` has to run: it answers the calls, and records them. Where it asks for keys, serve.key is sent,
-    which programs find as OPENAI_API_KEY and ANTHROPIC_API_KEY; it needs the role submitter. SIGTERM or Ctrl-C ends
-    this command once the runs in progress have ended. Several may run the same agent: each task is run by one of them.
+    `streamward serve` must run: it answers and records the calls. If it requires keys, serve.key is sent, which
+    programs find in OPENAI_API_KEY and ANTHROPIC_API_KEY; it needs the role submitter. SIGTERM or Ctrl-C ends this
+    command once the runs in progress have ended. Several processes may run the same agent: each task runs in one.
     """
     from streams import output as show
     from streams.environments.environment_pool import EnvironmentPool
@@ -105,7 +111,7 @@ def agents_run(
     from streams.stages.agents.runs import episodes, run
 
     if sum((environments, command is not None, entry_point is not None)) != 1:
-        raise SettingsError("name what is run: --command, --entry-point, or --environments for the built-in agent")
+        raise SettingsError("name what to run: --command, --entry-point, or --environments for the built-in agent")
     address, key = server or call.settings.serve.url, call.settings.serve.key
     agent_id = agent_id or (episodes.AGENT if environments else None)
     if agent_id is None:
@@ -131,7 +137,7 @@ def agents_run(
 
 
 def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], RunWork]:
-    """Return how a program is run over tasks. Raises SettingsError if it cannot be."""
+    """Return the function that makes a run of a program from a task. Raises SettingsError if it cannot be run."""
     from streams.stages.agents.runs.agent_process import AgentProcess, run_process
     from streams.stages.agents.runs.run import RunWork
 
@@ -143,12 +149,12 @@ def _program(command: str | None, entry_point: str | None, time_limit_s: float) 
 
 
 def _submit(call: AppContext, tasks: list[Task], agent_id: str) -> None:
-    """Submit tasks for this agent. Raises SettingsError if one names another."""
+    """Submit tasks for this agent. Raises SettingsError if a task names another agent."""
     from streams.stages.tasks.submit import submit
 
     for task in tasks:
         if task.agent != agent_id:
-            raise SettingsError(f"a task names the agent {task.agent}, and {agent_id} is run; leave out such lines")
+            raise SettingsError(f"a task names the agent {task.agent}, not {agent_id}; leave out such lines")
     submitted = submit(call.settings_to_write, tasks)
     click.echo(f"{len(submitted.sent)} sent, {len(submitted.known)} known", err=True)
 
@@ -160,8 +166,7 @@ def _submit(call: AppContext, tasks: list[Task], agent_id: str) -> None:
 def agents_list(call: AppContext, agent_id: str | None, output: Output) -> None:
     """Print every agent, or every run of one AGENT.
 
-    Of a run: how it ended, how many of its calls are delivered, which means that their tokens can be trained on, and
-    what was left out.
+    A run has its ending, the number of delivered calls, whose tokens can be trained on, and the calls left out.
     """
     from streams import output as show
     from streams.cli import agents_view
@@ -170,44 +175,45 @@ def agents_list(call: AppContext, agent_id: str | None, output: Output) -> None:
     if agent_id is None:
         show.rows(agents_view.agents(call.settings), agents_view.AGENT_COLUMNS, output)
         return
-    runs = agents_view.read_runs(call.settings, lambda one: one.agent_id == agent_id)
+    runs = agents_view.read_runs(call.settings, lambda event: event.agent_id == agent_id)
     if not runs:
-        known = ", ".join(row["agent"] for row in agents_view.agents(call.settings))
-        raise NotFoundError(f"no agent {agent_id!r} called a model; there are {known or 'none'}")
+        names = ", ".join(row["agent"] for row in agents_view.agents(call.settings))
+        raise NotFoundError(f"no agent {agent_id!r} called a model; there are {names or 'none'}")
     show.rows([run.row() for run in runs.values()], agents_view.RUN_COLUMNS, output)
 
 
 @agents.command("show")
 @click.argument("trajectory_id", metavar="TRAJECTORY")
-@click.option("--follow", is_flag=True, help="Line by line as it happens, until the run has ended.")
+@click.option("--follow", is_flag=True, help="Print lines as they come, until the run has ended.")
 @output_option
 @pass_call
 def agents_show(call: AppContext, trajectory_id: str, follow: bool, output: Output) -> None:
     """Print one run, call by call.
 
-    TRAJECTORY is its id or the beginning of it. Of a call: what it is to those before it and why, the chain in which
-    its tokens are trained on or why they are not, what somebody thinks of its answer, and its tokens: of the whole
-    prompt, new in it, and sampled. Of a run in an environment: the tool of each call, whether it could be used, what
-    the environment paid for it, and the credit that it got in its group.
+    TRAJECTORY is an id or the beginning of one. A call has its relation to earlier calls, the chain that trains on its
+    tokens or the reason that none does, feedback on its answer, and its tokens: whole prompt, new in the prompt, and
+    sampled. In an environment, a call also has its tool, whether the tool ran, the environment's reward, and the credit
+    in its group.
     """
     from streams import output as show
     from streams.cli import agents_view
     from streams.errors import NotFoundError, RefusedError
 
-    runs = agents_view.read_runs(call.settings, lambda one: one.trajectory_id.startswith(trajectory_id))
+    runs = agents_view.read_runs(call.settings, lambda event: event.trajectory_id.startswith(trajectory_id))
     if not runs:
         raise NotFoundError(f"no run begins with {trajectory_id!r}; `streamward agents list AGENT` shows their ids")
     if len(runs) > 1:
-        some = ", ".join(sorted(runs)[:4])
-        raise RefusedError(f"{len(runs)} runs begin with {trajectory_id!r}, e.g. {some}; give more of the id")
+        examples = ", ".join(sorted(runs)[:4])
+        raise RefusedError(f"{len(runs)} runs begin with {trajectory_id!r}, e.g. {examples}; give more of the id")
     (run,) = runs.values()
     if follow:
         _follow(call, run, output)
         return
     feedback = agents_view.read_feedback(call.settings, run.task_id)
-    rows = [agents_view.step_row(step, feedback) for step in run.folded().steps]
+    rows = [agents_view.step_row(step, feedback) for step in run.fold().steps]
     columns = agents_view.STEP_COLUMNS
-    if outcomes := agents_view.acted(run):
+    outcomes = agents_view.action_outcomes(run)
+    if outcomes:
         columns, credit = agents_view.EPISODE_COLUMNS, agents_view.read_credit(call.settings, run)
         rows = [row | outcomes.get(row["turn"], {}) | {"credit": credit.get(row["turn"])} for row in rows]
     if output == "table":
@@ -235,7 +241,7 @@ def agents_tail(
 ) -> None:
     """Print calls as they are recorded, of all agents or one AGENT.
 
-    It ends at Ctrl-C. When a run ends, its line says how many of its calls are delivered and what was left out.
+    Ctrl-C ends it. The line of a run's end has the number of delivered calls, and the calls left out.
     """
     from itertools import islice
 
@@ -245,13 +251,13 @@ def agents_tail(
 
     start = times.parse_begin(begin or ("start" if until_end else "end"))
     shapes = times.named(call.settings, ("turns", "trajectories"))
-    seen = times.tail(call.settings, shapes, start, until_end=until_end, each_poll=show.check_reader)
-    live = agents_view.LiveRuns(lambda one: agent_id in (None, one.agent_id))
-    _print_live(islice(live.rows(one.event for one in seen), count), output)
+    records = times.tail(call.settings, shapes, start, until_end=until_end, each_poll=show.check_reader)
+    live = agents_view.LiveRuns(lambda event: agent_id in (None, event.agent_id))
+    _print_live(islice(live.rows(record.event for record in records), count), output)
 
 
 def _follow(call: AppContext, run: AgentRun, output: Output) -> None:
-    """Print what a run has done and does, until it has ended."""
+    """Print the calls of a run as they come, until it has ended."""
     from streams import output as show
     from streams.cli import agents_view
     from streams.kafka import times
@@ -259,9 +265,9 @@ def _follow(call: AppContext, run: AgentRun, output: Output) -> None:
     def rows() -> Iterator[dict[str, Any]]:
         begin = times.Begin("time", run.recorded_ms)
         shapes = times.named(call.settings, ("turns", "trajectories"))
-        seen = times.tail(call.settings, shapes, begin, until_end=False, each_poll=show.check_reader)
-        live = agents_view.LiveRuns(lambda one: one.trajectory_id == run.trajectory_id)
-        for row in live.rows(one.event for one in seen):
+        records = times.tail(call.settings, shapes, begin, until_end=False, each_poll=show.check_reader)
+        live = agents_view.LiveRuns(lambda event: event.trajectory_id == run.trajectory_id)
+        for row in live.rows(record.event for record in records):
             yield row
             if row.get("ends"):
                 return

@@ -1,9 +1,9 @@
-"""What agents did, as rows.
+"""Agents, their runs and calls as rows; imported late, since it needs the schemas.
 
     agents, trajectories, turns ──► AgentRun: its events and turns ──► fold ──► rows of runs, of calls, of a live tail
     rewards ──► feedback on a run and on its answers ──────────────────────────┘
 
-A record that is no event is passed over here: `events tail` and `audit` name it.
+Records that are no events are skipped: `events tail` and `audit` name them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HUNG_UP = "its client hung up before the answer was complete"
 
 @dataclass(slots=True)
 class AgentRun:
-    """What the log has of one trajectory."""
+    """The records of one trajectory."""
 
     started: TrajectoryEvent | None = None
     ended: TrajectoryEvent | None = None
@@ -42,7 +42,7 @@ class AgentRun:
     """The timestamp of its first record."""
 
     def take(self, event: TrajectoryEvent | Turn) -> None:
-        """Add what the log says next; the first of each kind counts."""
+        """Add the next event of the log; the first of each kind counts."""
         if isinstance(event, Turn):
             self.turns.append(event)
         elif event.kind == "started":
@@ -50,54 +50,53 @@ class AgentRun:
         else:
             self.ended = self.ended or event
 
-    def folded(self) -> Trajectory:
-        """Return what its turns come to."""
+    def fold(self) -> Trajectory:
+        """Return the trajectory that its turns make."""
         return fold(self.turns, self.ended)
 
     @property
     def trajectory_id(self) -> str:
         """Its id."""
-        return self._any.trajectory_id
+        return self._event.trajectory_id
 
     @property
     def task_id(self) -> str:
-        """Of the task; of the trajectory where no task was submitted."""
-        return self._any.task_id
+        """The id of its task; the trajectory's own where no task was submitted."""
+        return self._event.task_id
 
     @property
-    def _any(self) -> TrajectoryEvent | Turn:
+    def _event(self) -> TrajectoryEvent | Turn:
         return self.ended or self.started or self.turns[0]
 
     @property
     def began_ms(self) -> int:
         """When it began, ms since the epoch."""
-        known = [event.created_at for event in (self.started, self.ended) if event is not None]
-        return min([*known, *(turn.started_at for turn in self.turns)])
+        times = [event.created_at for event in (self.started, self.ended) if event is not None]
+        return min(times + [turn.started_at for turn in self.turns])
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has ended, and every turn that its end counts is here."""
+        """Whether it has ended and has every turn that its end counts."""
         return self.ended is not None and len({turn.number for turn in self.turns}) >= (self.ended.turns or 0)
 
     def row(self) -> Row:
         """Return one line about it."""
-        one = self._any
-        folded = self.folded()
+        event, trajectory = self._event, self.fold()
         return {
-            "trajectory": one.trajectory_id,
-            "agent": one.agent_id,
-            "policy": one.policy,
-            "task": None if one.task_id == one.trajectory_id else one.task_id,
-            "slot": one.slot,
+            "trajectory": event.trajectory_id,
+            "agent": event.agent_id,
+            "policy": event.policy,
+            "task": None if event.task_id == event.trajectory_id else event.task_id,
+            "slot": event.slot,
             "state": self.ended.ending if self.ended is not None else "open",
             "began": moment(self.began_ms),
             "versions": sorted({turn.adapter_version for turn in self.turns}),
-            "calls": str(folded),
-            "chains": len(folded.chains),
+            "calls": str(trajectory),
+            "chains": len(trajectory.chains),
             "sampled_tokens": sum(len(turn.completion_token_ids) for turn in self.turns),
             "left_out": [
                 {"turn": step.turn.number, "what": step.left_out, "reason": _reason(step)}
-                for step in folded.steps
+                for step in trajectory.steps
                 if step.left_out is not None
             ],
             "reason": "" if self.ended is None else self.ended.reason,
@@ -105,15 +104,15 @@ class AgentRun:
 
 
 def read_runs(
-    settings: Settings, wanted: Callable[[TrajectoryEvent | Turn], bool] = lambda _: True
+    settings: Settings, accept: Callable[[TrajectoryEvent | Turn], bool] = lambda _: True
 ) -> dict[str, AgentRun]:
-    """Return the runs whose records are wanted, by trajectory, the oldest first. Raises as `admin.read_topic`."""
+    """Return the runs whose records `accept` takes, by trajectory, the oldest first. Raises as `admin.read_topic`."""
     runs: dict[str, AgentRun] = {}
     for label in ("trajectories", "turns"):
         kind: type[TrajectoryEvent] | type[Turn] = TrajectoryEvent if label == "trajectories" else Turn
         for record in read_topic(settings, label):
             event: TrajectoryEvent | Turn | Poison = record.decode(kind)
-            if not isinstance(event, Poison) and wanted(event):
+            if not isinstance(event, Poison) and accept(event):
                 run = runs.setdefault(event.trajectory_id, AgentRun(recorded_ms=record.timestamp_ms))
                 run.recorded_ms = min(run.recorded_ms, record.timestamp_ms)
                 run.take(event)
@@ -121,14 +120,14 @@ def read_runs(
 
 
 def read_feedback(settings: Settings, task_id: str) -> dict[str, list[Reward]]:
-    """Return what somebody thinks of a run, or of its answers, by the id of each. Raises as `admin.read_topic`."""
-    found: dict[str, dict[str, Reward]] = {}
+    """Return the feedback on a run and its answers, by the id of each. Raises as `admin.read_topic`."""
+    rewards: dict[str, dict[str, Reward]] = {}
     partition = partition_of(task_id, settings.topics.partitions)
     for record in read_topic(settings, "rewards", partition=partition):
         reward = record.decode(Reward) if record.key == task_id.encode() else None
         if isinstance(reward, Reward) and reward.source.startswith(FEEDBACK):
-            found.setdefault(reward.response_id, {}).setdefault(reward.reward_id, reward)
-    return {name: list(opinions.values()) for name, opinions in found.items()}
+            rewards.setdefault(reward.response_id, {}).setdefault(reward.reward_id, reward)
+    return {name: list(opinions.values()) for name, opinions in rewards.items()}
 
 
 def opinion(reward: Reward) -> str:
@@ -139,7 +138,7 @@ def opinion(reward: Reward) -> str:
 
 def agents(settings: Settings) -> list[Row]:
     """Return one row for each agent that is registered or has run, by its id."""
-    known = {name: events[-1] for name, events in registrations(settings).items()}
+    registered = {name: events[-1] for name, events in registrations(settings).items()}
     began, ended, calls, last = Counter[str](), Counter[str](), Counter[str](), dict[str, int]()
     for record in read_topic(settings, "trajectories"):
         step = record.decode(TrajectoryEvent)
@@ -154,23 +153,23 @@ def agents(settings: Settings) -> list[Row]:
     return [
         {
             "agent": name,
-            "type": known[name].type if name in known else None,
-            "model": known[name].model_id if name in known else None,
-            "state": known[name].kind if name in known else None,
+            "type": registered[name].type if name in registered else None,
+            "model": registered[name].model_id if name in registered else None,
+            "state": registered[name].kind if name in registered else None,
             "runs": began[name],
             "open": max(0, began[name] - ended[name]),
             "calls": calls[name],
             "last": moment(last[name]) if name in last else None,
         }
-        for name in sorted(known.keys() | last.keys())
+        for name in sorted(registered.keys() | last.keys())
     ]
 
 
-def acted(run: AgentRun) -> dict[int, Row]:
-    """Return what the environment of a task's run made of each turn, by its number."""
+def action_outcomes(run: AgentRun) -> dict[int, Row]:
+    """Return the tool, validity and reward of each turn in an environment, by the turn's number; empty without one."""
     if run.ended is None or run.ended.observed is None or not run.is_whole:
         return {}
-    turns = response_of(run.folded(), run.ended).turns
+    turns = response_of(run.fold(), run.ended).turns
     return {turn.number: {"tool": turn.tool, "ok": turn.ok, "paid": turn.reward} for turn in turns}
 
 
@@ -187,28 +186,28 @@ def read_credit(settings: Settings, run: AgentRun) -> dict[int, float]:
         for member in group.responses:
             if member.response_id == run.trajectory_id:
                 spans = {(span.chain, span.start): span.advantage for span in member.spans}
-                turns = response_of(run.folded(), run.ended).turns
+                turns = response_of(run.fold(), run.ended).turns
                 return {turn.number: spans.get((turn.chain, turn.start), member.advantage) for turn in turns}
     return {}
 
 
 def step_row(step: TrajectoryStep, feedback: dict[str, list[Reward]]) -> Row:
-    """Return one line about a call, now that the whole run is known, and what somebody thinks of its answer."""
+    """Return one line about a call of a whole run, with the feedback on its answer."""
     fate = step.left_out or ("conversation" if step.chain == 0 else f"branch {(step.chain or 0) - 1}")
     fate += ", no loss" if step.constrained else ""
-    said = [opinion(reward) for reward in feedback.get(step.turn.turn_id, ())]
-    return _turn_row(step.turn, step.continuity, _reason(step)) | {"fate": fate, "feedback": said}
+    opinions = [opinion(reward) for reward in feedback.get(step.turn.turn_id, ())]
+    return _turn_row(step.turn, step.continuity, _reason(step)) | {"fate": fate, "feedback": opinions}
 
 
 def _reason(step: TrajectoryStep) -> str:
-    """Return why its tokens are not trained on, else why it is what it is to the calls before it."""
+    """Return the reason that its tokens are not trained on, else the reason of its relation to earlier calls."""
     return HUNG_UP if step.left_out == "undelivered" else step.reason
 
 
 def summary(run: AgentRun, feedback: dict[str, list[Reward]]) -> Row:
-    """Return what a table says of a whole run above its calls."""
+    """Return the head of the table of a run's calls."""
     row = run.row()
-    row["left_out"] = "\n".join(f"turn {one['turn']}: {one['what']}, {one['reason']}" for one in row["left_out"])
+    row["left_out"] = "\n".join(f"turn {call['turn']}: {call['what']}, {call['reason']}" for call in row["left_out"])
     row["feedback"] = ", ".join(opinion(reward) for reward in feedback.get(row["trajectory"], ()))
     return {name: value for name, value in row.items() if value not in (None, "")}
 
@@ -240,18 +239,18 @@ def _turn_row(turn: Turn, continuity: str, reason: str) -> Row:
 
 
 class LiveRuns:
-    """Rows of a tail: calls as they come, and at the end of a run what it came to."""
+    """Rows of a tail: calls as they come, and a summary at the end of a run."""
 
-    def __init__(self, wanted: Callable[[Turn | TrajectoryEvent], bool] = lambda _: True) -> None:
-        """`wanted`: which records."""
-        self._wanted = wanted
+    def __init__(self, accept: Callable[[Turn | TrajectoryEvent], bool] = lambda _: True) -> None:
+        """`accept`: which records to show."""
+        self._accept = accept
         self._runs: dict[str, tuple[AgentRun, Chains]] = {}
-        """Those that are open."""
+        """The open runs."""
 
     def rows(self, events: Iterable[Event | Poison]) -> Iterator[Row]:
-        """Yield a row for each event of a run that is followed. An end waits for the turns that it counts."""
+        """Yield a row for each accepted event. The end of a run waits for the turns that it counts."""
         for event in events:
-            if isinstance(event, Turn | TrajectoryEvent) and self._wanted(event):
+            if isinstance(event, Turn | TrajectoryEvent) and self._accept(event):
                 yield from self._rows(event)
         yield from (_end_row(run, run.ended) for run, _ in self._runs.values() if run.ended is not None)
 
@@ -283,7 +282,7 @@ def _event_row(event: TrajectoryEvent) -> Row:
 
 
 def _end_row(run: AgentRun, ended: TrajectoryEvent) -> Row:
-    return _event_row(ended) | {"answer": str(run.folded()) if run.is_whole else f"{ended.turns} calls"}
+    return _event_row(ended) | {"answer": str(run.fold()) if run.is_whole else f"{ended.turns} calls"}
 
 
 def _short(name: str) -> Callable[[Row], str]:
@@ -316,7 +315,7 @@ STEP_COLUMNS = (
     Column("answer", "answer", optional=True),
 )
 EPISODE_COLUMNS = tuple(Column(name, name) for name in ("turn", "fate", "tool", "ok", "paid", "credit", "answer"))
-"""Of a run in an environment: what it made of each call, and what that was worth."""
+"""Of a run in an environment: the outcome of each call, and its credit."""
 TAIL_COLUMNS = (
     Column("time", "time", 24),
     Column("agent", "agent", 10),

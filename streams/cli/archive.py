@@ -1,14 +1,15 @@
 """The commands that keep the log longer than its retention.
 
-    archive sync ──► what is new, into files      archive verify ──► each byte of them, exit code 1 if one is wrong
-    archive list ──► what there is                archive restore ──► back into empty topics, with every offset
-    archive compact ──► fewer, larger files       archive expire ──► what is older than an age is removed
+    archive sync ──► new records into files       archive verify ──► each byte checked, exit code 1 if one is wrong
+    archive list ──► archived ranges              archive restore ──► back into empty topics, with every offset
+    archive compact ──► fewer, larger files       archive expire ──► records beyond an age removed
 
 Queries, replay and reproduce read the archive by themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ from streams.cli.topics import complete_topic
 
 if TYPE_CHECKING:
     from streams.output import Output
+    from streams.tools.archive.segments import ArchiveReader
 
 
 names_argument = click.argument("names", metavar="[TOPIC]...", nargs=-1, shell_complete=complete_topic)
@@ -32,9 +34,9 @@ def _labels(call: AppContext, names: tuple[str, ...]) -> list[str]:
 
 @click.group()
 def archive() -> None:
-    """Keep topics in files, beyond their retention.
+    """Archive topics beyond their retention.
 
-    The archive is stored in archive.store: a Delta table per topic, which other engines read too.
+    The archive is stored in archive.store: a Delta table per topic, which other engines can read.
     Commands take a TOPIC by label (tasks) or full name; default: all topics.
     """
 
@@ -45,11 +47,10 @@ def archive() -> None:
 @output_option
 @pass_call
 def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output: Output) -> None:
-    """Archive what is new in the log.
+    """Archive new records of the log.
 
-    Prints each partition with new records, and what the archive holds of it now. It may be killed at any moment, and
-    two may run at once. If retention has deleted records that were not archived yet, that is an error: nothing is
-    archived after a gap.
+    Prints each partition with new records, and its archived range. It may be killed at any moment, and two may run at
+    once. If retention has deleted records before they were archived, that is an error: nothing is archived after a gap.
 
     With --follow and metrics.port it serves /metrics, /healthz and /readyz.
     """
@@ -59,9 +60,8 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
     labels = _labels(call, names)
     with until_stopped() as stop:
         call.working = follow
-        done = (
-            syncing.run(call.settings, labels, stop=stop) if follow else syncing.sync(call.settings, labels, stop=stop)
-        )
+        archive_once = syncing.run if follow else syncing.sync
+        partitions = archive_once(call.settings, labels, stop=stop)
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
         show.Column("first", "first", right=True),
@@ -70,16 +70,15 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
         show.Column("not events", "bad", right=True),
         show.Column("new segments", "segments", right=True),
     ]
-    new = [each for each in done if each.records]
-    rows = [{"topic": each.label, **each._asdict()} for each in new]
-    show.rows([{name: row[name] for name in row if name != "label"} for row in rows], columns, output)
-    records, bad = sum(each.records for each in new), sum(each.bad for each in new)
-    headers_left_out = sum(each.headers_left_out for each in new)
+    changed = [partition for partition in partitions if partition.records]
+    show.rows(_rows(changed), columns, output)
+    records, bad = _total(changed, "records"), _total(changed, "bad")
+    headers_left_out = _total(changed, "headers_left_out")
     click.echo(
         f"{records} records archived in {call.settings.archive.store}"
-        + (f"; {bad} of them are not events, and are kept as they are" if bad else "")
+        + (f"; {bad} of them are not events, and are archived as they are" if bad else "")
         + (f"; {headers_left_out} of them are kept without headers: a name is not UTF-8" if headers_left_out else "")
-        + (f"; {len(done) - len(new)} partitions were up to date" if len(new) < len(done) else ""),
+        + (f"; {len(partitions) - len(changed)} partitions were up to date" if len(changed) < len(partitions) else ""),
         err=True,
     )
 
@@ -89,30 +88,14 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
 @output_option
 @pass_call
 def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> None:
-    """Print what is archived of each partition. Needs no broker."""
+    """Print the archived range of each partition. Needs no broker."""
     from streams import output as show
     from streams.tools.archive.segments import ArchiveReader
 
-    kept = ArchiveReader(call.settings)
+    reader = ArchiveReader(call.settings)
     rows = []
     for label in _labels(call, names):
-        for partition in kept.partitions(label):
-            segments = kept.segments(label, partition)
-            rows.append(
-                {
-                    "topic": label,
-                    "partition": partition,
-                    "first": segments[0].first if segments else None,
-                    "next": kept.next_offset(label, partition),
-                    "records": sum(each.records for each in segments),
-                    "bad": sum(each.bad for each in segments),
-                    "segments": len(segments),
-                    "bytes": sum(each.bytes for each in segments),
-                    "from": min((each.from_ms for each in segments), default=None),
-                    "to": max((each.to_ms for each in segments), default=None),
-                    "schema_ids": sorted({number for each in segments for number in each.schema_ids}),
-                }
-            )
+        rows += [_partition_row(reader, label, partition) for partition in reader.partitions(label)]
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
         show.Column("first", "first", right=True),
@@ -126,9 +109,24 @@ def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> No
     ]
     show.rows(rows, columns, output)
     if not rows:
-        click.echo(
-            f"{call.settings.archive.store} holds nothing; `streamward archive sync` archives the log.", err=True
-        )
+        click.echo(f"{call.settings.archive.store} is empty; `streamward archive sync` archives the log.", err=True)
+
+
+def _partition_row(reader: ArchiveReader, label: str, partition: int) -> dict[str, Any]:
+    segments = reader.segments(label, partition)
+    return {
+        "topic": label,
+        "partition": partition,
+        "first": segments[0].first if segments else None,
+        "next": reader.next_offset(label, partition),
+        "records": _total(segments, "records"),
+        "bad": _total(segments, "bad"),
+        "segments": len(segments),
+        "bytes": _total(segments, "bytes"),
+        "from": min((segment.from_ms for segment in segments), default=None),
+        "to": max((segment.to_ms for segment in segments), default=None),
+        "schema_ids": sorted({number for segment in segments for number in segment.schema_ids}),
+    }
 
 
 @archive.command("verify")
@@ -137,14 +135,14 @@ def archive_list(call: AppContext, names: tuple[str, ...], output: Output) -> No
 @click.pass_context
 @pass_call
 def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...], output: Output) -> None:
-    """Name each file that is missing or changed.
+    """Verify every byte of the archive.
 
-    Reads every byte of the archive. The exit code is 0 only if nothing is wrong. Needs no broker.
+    Names each file that is missing or changed. The exit code is 0 only if nothing is wrong. Needs no broker.
     """
     from streams import output as show
     from streams.tools.archive import verify as verifying
 
-    found = verifying.verify(call.settings, _labels(call, names))
+    result = verifying.verify(call.settings, _labels(call, names))
     columns = [
         show.Column(
             "partition", lambda row: row["label"] if row["partition"] is None else f"{row['label']}[{row['partition']}]"
@@ -152,15 +150,15 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
         show.Column("file", "file"),
         show.Column("what", "what"),
     ]
-    if found.findings or output == "jsonl":
-        show.rows([finding._asdict() for finding in found.findings], columns, output)
-    wrong = len({(each.label, each.partition, each.file) for each in found.findings})
+    if result.findings or output == "jsonl":
+        show.rows([finding._asdict() for finding in result.findings], columns, output)
+    wrong = len({(finding.label, finding.partition, finding.file) for finding in result.findings})
     click.echo(
-        f"{found.segments} segments with {found.records} records, of which {found.bad} are not events: "
+        f"{result.segments} segments with {result.records} records, of which {result.bad} are not events: "
         + (f"{wrong} files are missing or damaged" if wrong else "every byte is as it was written"),
         err=True,
     )
-    ctx.exit(1 if found.findings else 0)
+    ctx.exit(1 if result.findings else 0)
 
 
 @archive.command("compact")
@@ -170,22 +168,22 @@ def archive_verify(call: AppContext, ctx: click.Context, names: tuple[str, ...],
 def archive_compact(call: AppContext, names: tuple[str, ...], output: Output) -> None:
     """Merge small files into larger ones.
 
-    `archive sync` does so by itself where a partition has many. Rows stay as they are; files that were replaced are
-    removed a day later, by this command too. It may be killed at any moment. Needs no broker.
+    `archive sync` does so automatically for partitions with many files. Rows do not change; replaced files are removed
+    a day later, also by this command. It may be killed at any moment. Needs no broker.
     """
     from streams import output as show
     from streams.tools.archive import compact as compacting
 
-    done = compacting.compact(call.settings, _labels(call, names))
+    tables = compacting.compact(call.settings, _labels(call, names))
     columns = [
         show.Column("topic", "topic"),
         show.Column("files before", "before", right=True),
         show.Column("files", "after", right=True),
         show.Column("removed", "removed", right=True),
     ]
-    show.rows([{"topic": each.label, **_without_label(each._asdict())} for each in done], columns, output)
-    before, after = sum(each.before for each in done), sum(each.after for each in done)
-    click.echo(f"{before} files were part of the archive, and {after} are now", err=True)
+    show.rows(_rows(tables), columns, output)
+    before, after = _total(tables, "before"), _total(tables, "after")
+    click.echo(f"the archive had {before} files, and has {after} now", err=True)
 
 
 @archive.command("expire")
@@ -197,16 +195,16 @@ def archive_compact(call: AppContext, names: tuple[str, ...], output: Output) ->
 def archive_expire(call: AppContext, names: tuple[str, ...], older_than: str, dry_run: bool, output: Output) -> None:
     """Remove the oldest records from the archive.
 
-    A file is removed once all of its records are older, and with it each before it, so that no gap is left. Queries,
-    replays and restores then begin after it. Its bytes stay for a day, and are removed by the next `archive expire` or
-    `archive compact`. Needs no broker.
+    A file is removed once all its records are older, together with the files before it, so that no gap is left.
+    Queries, replays and restores then begin after it. Its bytes stay for a day; the next `archive expire` or `archive
+    compact` removes them. Needs no broker.
     """
     from streams import output as show
     from streams.kafka.times import parse_time
     from streams.tools.archive import compact as compacting
 
     before_ms = parse_time(older_than, "--older-than")
-    done = compacting.expire(call.settings, before_ms, _labels(call, names), dry_run=dry_run)
+    partitions = compacting.expire(call.settings, before_ms, _labels(call, names), dry_run=dry_run)
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
         show.Column("first left", "first", right=True),
@@ -214,23 +212,35 @@ def archive_expire(call: AppContext, names: tuple[str, ...], older_than: str, dr
         show.Column("segments", "segments", right=True),
         show.Column("bytes", "bytes", right=True),
     ]
-    show.rows([{"topic": each.label, **_without_label(each._asdict())} for each in done], columns, output)
-    records, segments = sum(each.records for each in done), sum(each.segments for each in done)
-    what = "would be removed" if dry_run else "are removed"
-    click.echo(f"{records} records in {segments} segments {what}, all before {show.moment(before_ms)}", err=True)
+    show.rows(_rows(partitions), columns, output)
+    records, segments = _total(partitions, "records"), _total(partitions, "segments")
+    result = "would be removed" if dry_run else "are removed"
+    click.echo(f"{records} records in {segments} segments {result}, all before {show.moment(before_ms)}", err=True)
 
 
-def _without_label(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "label"}
+def _rows(entries: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return named tuples as rows whose `label` is called `topic`."""
+    rows = []
+    for entry in entries:
+        row = entry._asdict()
+        rows.append({"topic": row.pop("label"), **row})
+    return rows
+
+
+def _total(entries: Iterable[Any], field: str) -> int:
+    return sum(getattr(entry, field) for entry in entries)
 
 
 @archive.command("restore")
 @names_argument
 @click.option(
-    "--into-prefix", metavar="PREFIX", default=None, help="Into the topics with this prefix instead of topics.prefix."
+    "--into-prefix",
+    metavar="PREFIX",
+    default=None,
+    help="Restore into topics with this prefix instead of topics.prefix.",
 )
-@click.option("--fill", is_flag=True, help="Also into topics that hold the first records of their archive.")
-@click.option("--set-back", is_flag=True, help="Restore nothing: set the retention of restored topics back.")
+@click.option("--fill", is_flag=True, help="Also restore into topics that hold the first records of their archive.")
+@click.option("--set-back", is_flag=True, help="Only set the retention of restored topics back.")
 @output_option
 @pass_call
 def archive_restore(
@@ -239,53 +249,45 @@ def archive_restore(
     """Restore the archive into empty topics.
 
     Each record returns to its partition and offset, with its key, timestamp and headers; a record with a header name
-    that is not UTF-8 returns without headers. Missing topics are created; one that holds records is refused, unless it
-    holds all of its archive: then nothing is done. An interrupted restore continues when it is repeated.
+    that is not UTF-8 returns without headers. Missing topics are created. A topic that holds records is refused, unless
+    it holds all of its archive: then nothing is done. Repeat an interrupted restore to continue it.
 
-    The retention of the topics is switched off (retention.ms=-1), since it would delete records this old at once. What
-    it was is kept in the archive. When you have what you need, --set-back sets it again, also after a restore that was
-    killed; Kafka then deletes what is older.
+    The retention of the topics is switched off (retention.ms=-1), since it would delete records this old at once. The
+    archive records the old value. When you have what you need, --set-back restores it, also after a killed restore;
+    Kafka then deletes older records.
     """
     from streams import output as show
     from streams.tools.archive import restore as restoring
 
     settings = call.settings_to_write
-    into = settings
+    target = settings
     if into_prefix is not None:
-        into = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": into_prefix})})
+        target = settings.model_copy(update={"topics": settings.topics.model_copy(update={"prefix": into_prefix})})
     if set_back:
-        restored = restoring.set_back(settings, _labels(call, names), into=into)
+        restored = restoring.set_back(settings, _labels(call, names), into=target)
         columns = [show.Column("topic", "topic"), show.Column("retention_ms", "retention_ms", right=True)]
-        show.rows([{"topic": one.label, "retention_ms": one.retention_ms} for one in restored], columns, output)
-        click.echo(f"The retention of {len(restored)} topics {into.topics.prefix}* is what it was.", err=True)
+        show.rows([{"topic": topic.label, "retention_ms": topic.retention_ms} for topic in restored], columns, output)
+        click.echo(f"The retention of {len(restored)} topics {target.topics.prefix}* is what it was.", err=True)
         return
-    done = restoring.restore(settings, _labels(call, names), into=into, fill=fill)
+    partitions = restoring.restore(settings, _labels(call, names), into=target, fill=fill)
     columns = [
         show.Column("partition", lambda row: f"{row['topic']}[{row['partition']}]"),
         show.Column("first", "first", right=True),
         show.Column("next", "next", right=True),
         show.Column("records", "records", right=True),
     ]
-    rows = [
-        {
-            "topic": each.label,
-            "partition": each.partition,
-            "first": each.first,
-            "next": each.next,
-            "records": each.records,
-            "headers_left_out": each.headers_left_out,
-        }
-        for each in done
-    ]
+    fields = ("partition", "first", "next", "records", "headers_left_out")
+    rows = [{"topic": part.label, **{name: getattr(part, name) for name in fields}} for part in partitions]
     show.rows(rows, columns, output)
-    if not (records := sum(each.records for each in done)):
-        click.echo(f"{into.topics.prefix}* holds all of the archive already; nothing was changed.", err=True)
+    records = _total(partitions, "records")
+    if not records:
+        click.echo(f"{target.topics.prefix}* holds all of the archive already; nothing was changed.", err=True)
         return
-    headers_left_out = sum(each.headers_left_out for each in done)
+    headers_left_out = _total(partitions, "headers_left_out")
     if headers_left_out:
         click.echo(f"{headers_left_out} of these records have no headers: a name was not UTF-8.", err=True)
     click.echo(
-        f"{records} records are restored to {into.topics.prefix}*. The retention of these topics is off now "
+        f"{records} records are restored to {target.topics.prefix}*. The retention of these topics is off now "
         "(retention.ms=-1); `streamward archive restore --set-back`, with the same names, sets it back.",
         err=True,
     )

@@ -1,4 +1,4 @@
-"""The commands of whoever talks to the version in force: ask, and reward for feedback."""
+"""The commands that question the primary version and record feedback: ask, reward."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("text", metavar="TEXT")
-@click.option("--system", default=None, metavar="TEXT", help="The system message before it.")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most tokens to answer.")
+@click.option("--system", default=None, metavar="TEXT", help="System message.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Maximum tokens of the answer."
+)
 @click.option(
     "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: always the likeliest token."
 )
 @click.option(
-    "--wait", "wait_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, help="Seconds."
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for the answer.",
 )
 @output_option
 @pass_call
@@ -34,9 +41,9 @@ def ask(
     wait_s: float,
     output: Output,
 ) -> None:
-    """Ask the version in force, and print the answer and its id.
+    """Ask the primary version a question.
 
-    The question is a task of policy.name, answered by its running agent, and like any other in the log.
+    Prints the answer and its id. The question is a task of policy.name in the log, and its running agent answers it.
     """
     from schemas.events import Sampling
     from streams import output as show
@@ -52,22 +59,22 @@ def ask(
 @click.command()
 @click.argument("response_id", metavar="RESPONSE_ID")
 @click.argument("value", type=float)
-@click.option("--source", default=None, metavar="NAME", help="Who says so.  [default: the user's name]")
-@click.option("--reason", default=None, metavar="TEXT", help="Why.")
+@click.option("--source", default=None, metavar="NAME", help="Author of the feedback.  [default: your user name]")
+@click.option("--reason", default=None, metavar="TEXT", help="Reason to record.")
 @output_option
 @pass_call
 def reward(
     call: AppContext, response_id: str, value: float, source: str | None, reason: str | None, output: Output
 ) -> None:
-    """Record what somebody thinks of a response, turn or trajectory.
+    """Record feedback on a response, turn or trajectory.
 
-    It becomes a reward from source feedback/NAME, for queries and exports. No group counts it: GRPO learns from what
-    the scorers of a task say about all its responses.
+    It becomes a reward from source feedback/NAME, for queries and exports. No group counts it: GRPO learns only from
+    the scorers of a task, which score all its responses.
     """
     from streams import output as show
     from streams.tools import asking
 
     settings = call.settings_to_write
     answer = asking.find_answer(settings, response_id)
-    at = asking.give_feedback(settings, answer, value, source=source or user_name(), reason=reason)
-    show.record({"reward": value, "response": response_id, "at": str(at)}, output)
+    coordinates = asking.give_feedback(settings, answer, value, source=source or user_name(), reason=reason)
+    show.record({"reward": value, "response": response_id, "at": str(coordinates)}, output)

@@ -1,6 +1,6 @@
 """The command that recounts the log.
 
-    audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until it is stopped
+    audit ──► one report, exit code 0 if it balances      audit --follow ──► /metrics, until interrupted
 
 It repairs nothing; `streamward dlq` redrives records.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from streams.tools.audit.reading import Audit
     from streams.tools.audit.report import Report
 
-SHOWN = 20
+FINDINGS = 20
 """Findings per category in the table; JSON has all."""
 COUNTED = ("tasks", "responses", "rewards", "groups", "batches", "adapters", "turns", "trajectories", "jobs")
 
@@ -39,7 +39,7 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 @click.option(
     "--settled",
     is_flag=True,
-    help="Nothing is in flight any more, as after draining: what is missing is lost, whatever was committed.",
+    help="Nothing is in flight any more, as after draining: count missing records as lost, whatever was committed.",
 )
 @click.option("--follow", is_flag=True, help="Recount repeatedly, and serve the result as metrics, until Ctrl-C.")
 @click.option(
@@ -51,6 +51,7 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 )
 @click.option(
     "--every",
+    "every_s",
     type=click.FloatRange(min=0.1),
     default=10.0,
     show_default=True,
@@ -72,12 +73,12 @@ def audit(
     settled: bool,
     follow: bool,
     listen: str,
-    every: float,
+    every_s: float,
     output: str,
 ) -> None:
-    """Recount the log: is anything lost, doubled or made up?
+    """Check the log for lost, duplicated or made-up records.
 
-    Uses the topics alone, and none of the code that wrote them. Every record that does not add up is named by
+    Recounts the topics alone, with none of the code that wrote them. Names every record that does not add up by
     topic[partition]@offset. The exit code is 0 only if everything balances. Nothing is committed.
     """
     from streams.kafka.times import parse_time
@@ -87,7 +88,7 @@ def audit(
     look = Audit(call.settings, policy=policy, since_ms=since_ms, settled=settled)
     if follow:
         call.working = True
-        _follow(look, listen, every)
+        _follow(look, listen, every_s)
         return
     report = look.look()
     if output == "json":
@@ -106,22 +107,23 @@ def _table(report: Report) -> None:
     plain = report.plain()
     show.record({name: plain[name] for name in COUNTED}, "table")
     print()
-    for what, text, holds in report.equations():
-        print(f"{what}: {text}{'' if holds else '   does not add up'}")
+    for name, text, holds in report.equations():
+        print(f"{name}: {text}{'' if holds else '   does not add up'}")
     for name in ("in_flight", "dead_letters"):
         print(f"{name.replace('_', ' ')}: {show.cell(plain[name]) or 'none'}")
     if report.headers_left_out:
         print(f"headers left out: those of {report.headers_left_out} records with a name that is not UTF-8")
     for category in CATEGORIES:
-        found = report.of(category)
-        if not found:
+        findings = report.of(category)
+        if not findings:
             continue
-        wrong = sum(not one.accounted for one in found)
-        print(f"\n{category.replace('_', ' ')}: {len(found)}" + (f", {wrong} not accounted for" if wrong else ""))
-        for one in found[:SHOWN]:
-            print(f"  {'  ' if one.accounted else '! '}{one.at}  {show.printable(one.what)}")
-        if len(found) > SHOWN:
-            print(f"    and {len(found) - SHOWN} more; --output json has them all")
+        wrong = sum(not finding.accounted for finding in findings)
+        print(f"\n{category.replace('_', ' ')}: {len(findings)}" + (f", {wrong} not accounted for" if wrong else ""))
+        for finding in findings[:FINDINGS]:
+            mark = "  " if finding.accounted else "! "
+            print(f"  {mark}{finding.at}  {show.printable(finding.what)}")
+        if len(findings) > FINDINGS:
+            print(f"    and {len(findings) - FINDINGS} more; --output json has all of them")
     print(f"\n{'balanced' if report.balanced else f'NOT balanced: {report.imbalance} records do not add up'}")
 
 

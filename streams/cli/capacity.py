@@ -1,4 +1,4 @@
-"""`streamward capacity`: what a load needs, and what is full first.
+"""`streamward capacity`: the processes and bytes that a load needs, and its first bottleneck.
 
 options, settings ──► Load, CapacityPlan ──► tools.capacity.needs ──► a row for each multiple
 """
@@ -22,18 +22,27 @@ _RATE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command()
-@click.option("--responses-per-s", type=_RATE, default=10.0, show_default=True, help="On average.")
-@click.option("--prompt-tokens", type=_COUNT, default=200, show_default=True, help="Of a task.")
-@click.option("--tokens", type=_COUNT, default=256, show_default=True, help="Of a response.")
-@click.option("--slots", type=_COUNT, default=8, show_default=True, help="Responses to a task.")
-@click.option("--scorers", type=_COUNT, default=1, show_default=True, help="Rewards of a response.")
-@click.option("--score-s", type=_RATE, default=0.001, show_default=True, help="CPU seconds of one score.")
-@click.option("--answer-s", type=_RATE, default=10.0, show_default=True, help="From a task to its last reward.")
-@click.option("--policies", type=_COUNT, default=1, show_default=True, help="That share the load equally.")
-@click.option("--sampler-tokens-per-s", type=_RATE, default=None, help="Of one process or device.")
-@click.option("--trainer-tokens-per-s", type=_RATE, default=None, help="Of one process or device, prompts included.")
 @click.option(
-    "--times", default="1,10,100,1000", show_default=True, metavar="N,…", help="Multiples of the responses, a row each."
+    "--responses-per-s", type=_RATE, default=10.0, show_default=True, help="Responses per second, on average."
+)
+@click.option("--prompt-tokens", type=_COUNT, default=200, show_default=True, help="Prompt tokens of a task.")
+@click.option("--tokens", type=_COUNT, default=256, show_default=True, help="Tokens of a response.")
+@click.option("--slots", type=_COUNT, default=8, show_default=True, help="Responses per task.")
+@click.option("--scorers", type=_COUNT, default=1, show_default=True, help="Rewards per response.")
+@click.option("--score-s", type=_RATE, default=0.001, show_default=True, help="CPU seconds of one score.")
+@click.option("--answer-s", type=_RATE, default=10.0, show_default=True, help="Seconds from a task to its last reward.")
+@click.option("--policies", type=_COUNT, default=1, show_default=True, help="Policies that share the load equally.")
+@click.option(
+    "--sampler-tokens-per-s", type=_RATE, default=None, help="Tokens per second that one process or device samples."
+)
+@click.option(
+    "--trainer-tokens-per-s",
+    type=_RATE,
+    default=None,
+    help="Tokens per second that one process or device trains on, prompts included.",
+)
+@click.option(
+    "--times", default="1,10,100,1000", show_default=True, metavar="N,…", help="Multiples of the load, a row each."
 )
 @output_option
 @pass_call
@@ -53,11 +62,11 @@ def capacity(
     times: str,
     output: Output,
 ) -> None:
-    """Print what a load needs, and which setting ends first.
+    """Estimate what a load needs, and its first bottleneck.
 
-    Bytes and the cost of the join are those of this implementation (docs/scale.md). How fast a sampler and a trainer
-    are depends on model and device, so say it, for one process or device; for the model of the demo it is known, for
-    one thread of a CPU. Processes are planned to be busy for 0.7 of their time. Nothing is read from the log.
+    Bytes and the cost of the join are those of this implementation (docs/scale.md). The speed of a sampler and a
+    trainer depends on model and device, so give it, for one process or device; for the demo's model, the speed of one
+    CPU thread is built in. Processes are planned to be busy 0.7 of the time. It does not read the log.
     """
     from streams import output as show
     from streams.tools.capacity import DAY_S, CapacityPlan, Load, needs
@@ -93,18 +102,18 @@ def capacity(
         show.Column("archive GiB/month", lambda row: f"{row['archive_gib_month']:.3g}", right=True),
         show.Column("full", lambda row: "; ".join(row["full"]) or "nothing"),
     ]
-    show.rows([asdict(each) for each in needs(load, plan, _factors(times))], columns, output)
+    show.rows([asdict(need) for need in needs(load, plan, _factors(times))], columns, output)
 
 
 def _rates(base: str, sampler: float | None, trainer: float | None) -> Rates:
     from streams.tools.capacity import MODELS, Rates
 
-    known = MODELS.get(base)
-    if known is not None:
-        return Rates(sampler or known.sampler, trainer or known.trainer)
+    default = MODELS.get(base)
+    if default is not None:
+        return Rates(sampler or default.sampler, trainer or default.trainer)
     if sampler is None or trainer is None:
         raise SettingsError(
-            f"model.base={base}: how fast it is on your devices is not known here; measure, and give both "
+            f"model.base={base} has no built-in speed; measure it on your devices, and give both "
             "--sampler-tokens-per-s and --trainer-tokens-per-s"
         )
     return Rates(sampler, trainer)
@@ -112,9 +121,9 @@ def _rates(base: str, sampler: float | None, trainer: float | None) -> Rates:
 
 def _factors(text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(","))
+        factors = tuple(float(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) <= 0:
+        factors = ()
+    if not factors or min(factors) <= 0:
         raise SettingsError(f"--times={text}: expected numbers above 0 with commas between, e.g. 1,10,100")
-    return found
+    return factors

@@ -1,8 +1,8 @@
-"""The commands that put dashboards into a Grafana.
+"""The commands that install the dashboards in Grafana.
 
-    dashboards apply ──► created or updated, and read back      dashboards check ──► exit code 0 if they are the same
+    dashboards apply ──► created or updated, and read back      dashboards check ──► exit code 0 if they are equal
 
-The Grafana of docker compose and of the chart reads the files itself and needs neither.
+The Grafana of docker compose and of the chart reads the files directly and needs neither.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 URL = click.option(
-    "--grafana", "url", metavar="URL", required=True, help="Where Grafana is, e.g. http://localhost:3000."
+    "--grafana", "url", metavar="URL", required=True, help="Address of Grafana, e.g. http://localhost:3000."
 )
 TOKEN = click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A file with the token of a service account; without it requests are anonymous.",
+    help="File with the token of a service account.  [default: anonymous requests]",
 )
 
 
 @click.group()
 def dashboards() -> None:
-    """Put dashboards into a Grafana."""
+    """Install the dashboards in Grafana."""
 
 
 @dashboards.command("apply")
@@ -42,7 +42,7 @@ def dashboards() -> None:
 def apply(url: str, token_file: Path | None, output: Output) -> None:
     """Create or update each dashboard, and read it back.
 
-    They are put into Grafana's folder Streamward. Changes made there by hand are replaced; `check` shows them.
+    They are in Grafana's folder Streamward. Manual changes there are overwritten; `check` shows them.
     """
     from streams.observability.grafana.dashboards import DASHBOARDS
 
@@ -55,15 +55,15 @@ def apply(url: str, token_file: Path | None, output: Output) -> None:
 @output_option
 @click.pass_context
 def check(ctx: click.Context, url: str, token_file: Path | None, output: Output) -> None:
-    """Check that each dashboard in Grafana equals ours.
+    """Compare each dashboard in Grafana with ours.
 
-    Differences are shown, and nothing is written. The exit code is 0 only if all are the same.
+    Shows differences and writes nothing. The exit code is 0 only if all are equal.
     """
     from streams.observability.grafana.dashboards import DASHBOARDS
 
-    found = _grafana(url, token_file).check(DASHBOARDS)
-    _show(found, output)
-    ctx.exit(0 if all(one.state == "same" for one in found) else 1)
+    states = _grafana(url, token_file).check(DASHBOARDS)
+    _show(states, output)
+    ctx.exit(0 if all(dashboard.state == "same" for dashboard in states) else 1)
 
 
 def _grafana(url: str, token_file: Path | None) -> Grafana:
@@ -81,7 +81,7 @@ def _grafana(url: str, token_file: Path | None) -> Grafana:
     return Grafana(url, token)
 
 
-def _show(found: Sequence[DashboardState], output: Output) -> None:
+def _show(states: Sequence[DashboardState], output: Output) -> None:
     from streams import output as show
 
     columns = [
@@ -89,4 +89,4 @@ def _show(found: Sequence[DashboardState], output: Output) -> None:
         show.Column("state", "state"),
         show.Column("differences", lambda row: "; ".join(row["differences"])),
     ]
-    show.rows((one._asdict() for one in found), columns, output)
+    show.rows((dashboard._asdict() for dashboard in states), columns, output)

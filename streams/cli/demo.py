@@ -21,7 +21,7 @@ from streams.cli.runtime import AppContext, json_object, pass_call
     default="sums",
     show_default=True,
     metavar="NAME",
-    help="What is learned: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.",
+    help="Task family: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.",
 )
 @click.option(
     "--options",
@@ -29,7 +29,7 @@ from streams.cli.runtime import AppContext, json_object, pass_call
     metavar="JSON",
     help='Options of the family, e.g. {"noise": 5}; see `tasks generate --list`.',
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the tasks, held-out ones included.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the tasks, held-out tasks included.")
 @click.option(
     "--engine",
     type=click.Choice(["transformers", "vllm", "scripted"]),
@@ -44,7 +44,7 @@ from streams.cli.runtime import AppContext, json_object, pass_call
     type=click.Path(path_type=Path),
     default=Path(".streamward/demo"),
     show_default=True,
-    help="Where everything is stored.",
+    help="Folder of log, adapters and checkpoints.",
 )
 @click.option(
     "--output", type=click.Choice(["text", "json"]), default="text", help="json: end with one line on stdout."
@@ -60,15 +60,15 @@ def demo(
     """Watch a model learn from a real Kafka log.
 
     Starts Apache Kafka, the stream worker, a scoring agent, a policy agent and the trainer, submits tasks, and shows
-    where every group is. Ctrl-C stops everything cleanly; run the same command again to resume. It leaves its settings
-    in ./streamward.toml, unless that is a file of your own, so that other commands find its log.
+    the state of every group. Ctrl-C stops everything cleanly; run the same command again to resume. It writes its
+    settings to ./streamward.toml, unless that is your own file, so that other commands find its log.
     """
     from rich.console import Console
 
     from streams.demo import demo as loop
 
-    wanted = json_object(options, "--options")
-    plan = loop.DemoOptions(**chosen, options=wanted, config=call.config, overrides=call.overrides)
+    family_options = json_object(options, "--options")
+    plan = loop.DemoOptions(**chosen, options=family_options, config=call.config, overrides=call.overrides)
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")

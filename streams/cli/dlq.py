@@ -1,6 +1,6 @@
-"""The commands about dead letters: records that a stage could not use.
+"""The commands of dead letters: records that a stage could not use.
 
-    dlq list, show ──► what could not be used, why, and its original bytes
+    dlq list, show ──► dead letters with their reasons and original bytes
     dlq retry, drop ──► a decision, once ──► the original redriven to its topic, or not
 
 A retry helps only once the cause is fixed.
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from streams.tools.dead_letters.originals import Original
     from streams.tools.dead_letters.redrive import RedriveOrder, RedriveOutcome
 
-SHOWN_BYTES = 4096
-"""How much of a payload that is not an event is dumped; --raw has all of it."""
+DUMPED_BYTES = 4096
+"""Bytes to dump of a payload that is not an event; --raw writes all of them."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group()
 def dlq() -> None:
-    """Look at dead letters, and retry or drop them.
+    """Inspect, retry or drop dead letters.
 
     A dead letter is a record that a stage could not use. LETTER is its id, six or more of its first characters, or
-    coordinates as topic[partition]@offset: its own, or those of the record it is about.
+    coordinates as topic[partition]@offset: its own, or those of the source record.
     """
 
 
@@ -47,11 +47,13 @@ def _filters(command: F) -> F:
             "--since",
             metavar="TIME",
             default=None,
-            help="Written since this time or age.",
+            help="Only those written since this time or age.",
         ),
-        click.option("--topic", metavar="TOPIC", default=None, help="About records of this topic, by label or name."),
-        click.option("--stage", metavar="STAGE", default=None, help="Written by this stage."),
-        click.option("--reason", metavar="REASON", default=None, help="With this reason."),
+        click.option(
+            "--topic", metavar="TOPIC", default=None, help="Only about records of this topic, by label or name."
+        ),
+        click.option("--stage", metavar="STAGE", default=None, help="Only those of this stage."),
+        click.option("--reason", metavar="REASON", default=None, help="Only with this reason."),
     ):
         command = option(command)
     return command
@@ -73,18 +75,20 @@ def _matching(
 
 @dlq.command("list")
 @_filters
-@click.option("--all", "every", is_flag=True, help="Also those that were retried or dropped.")
+@click.option("--all", "include_decided", is_flag=True, help="Also list those that were retried or dropped.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", default=None, help="Only the newest N.")
 @output_option
 @pass_call
-def dlq_list(call: AppContext, /, every: bool, limit: int | None, output: Output, **filters: str | None) -> None:
-    """Print the dead letters that are open, newest last."""
+def dlq_list(
+    call: AppContext, /, include_decided: bool, limit: int | None, output: Output, **filters: str | None
+) -> None:
+    """Print the open dead letters, newest last."""
     from streams import output as show
     from streams.tools.dead_letters import letters as dead_letters
 
     letters = dead_letters.load(call.settings)
-    wanted = _matching(call, letters, **filters)
-    found = letters.matching(wanted) if every else letters.matching(wanted, "open")
+    criteria = _matching(call, letters, **filters)
+    matches = letters.matching(criteria) if include_decided else letters.matching(criteria, "open")
     columns = [
         show.Column("letter", lambda row: row["letter"][:8]),
         show.Column("when", lambda row: show.moment(row["written_at"])),
@@ -94,9 +98,9 @@ def dlq_list(call: AppContext, /, every: bool, limit: int | None, output: Output
         show.Column("state", "state"),
         show.Column("error", lambda row: row["error"].removeprefix(f"{row['source']}: "), optional=True),
     ]
-    show.rows([_row(letters, letter) for letter in found[-limit if limit else 0 :]], columns, output)
-    if not found:
-        decided = len(letters.matching(wanted))
+    show.rows([_row(letters, letter) for letter in matches[-limit if limit else 0 :]], columns, output)
+    if not matches:
+        decided = len(letters.matching(criteria))
         click.echo(f"No such dead letter is open{f'; {decided} are decided (--all)' if decided else ''}.", err=True)
 
 
@@ -123,14 +127,14 @@ def _row(letters: Letters, letter: Letter) -> dict[str, Any]:
     type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
     metavar="FILE|-",
     default=None,
-    help="Write only the original bytes, unchanged, to FILE or stdout.",
+    help="Write only the original bytes to FILE or stdout.",
 )
 @output_option
 @pass_call
 def dlq_show(call: AppContext, name: str, raw: Path | None, output: Output) -> None:
-    """Print everything about a dead letter, the original record included.
+    """Print a dead letter with its original record.
 
-    Its payload is printed as JSON if it can be decoded here, else as a hex dump, after the fields that can be read. If
+    The payload is printed as JSON if it can be decoded, else as a hex dump, after the fields that can be read. If
     two stages wrote dead letters about the same coordinates, both are printed.
     """
     from streams import output as show
@@ -140,8 +144,8 @@ def dlq_show(call: AppContext, name: str, raw: Path | None, output: Output) -> N
 
     settings = call.settings
     letters = dead_letters.load(settings)
-    found = letters.find(name, prefix=settings.topics.prefix)
-    for number, (letter, original) in enumerate(originals(settings, found)):
+    matches = letters.find(name, prefix=settings.topics.prefix)
+    for number, (letter, original) in enumerate(originals(settings, matches)):
         if isinstance(original, EventError):
             raise original
         if raw is not None:
@@ -149,8 +153,13 @@ def dlq_show(call: AppContext, name: str, raw: Path | None, output: Output) -> N
             return
         row = _row(letters, letter) | {
             "decisions": [
-                {"at": str(made.at), "written_at": made.written_ms, "state": made.verdict, "said": made.said}
-                for made in letters.decisions(letter.source)
+                {
+                    "at": str(decision.at),
+                    "written_at": decision.written_ms,
+                    "state": decision.verdict,
+                    "said": decision.said,
+                }
+                for decision in letters.decisions(letter.source)
             ],
             "key": None if original.key is None else _text(original.key),
             "headers": {header: _text(value) for header, value in original.headers.items()},
@@ -179,7 +188,7 @@ def _write_raw(payload: bytes | None, raw: Path, letter: Letter) -> None:
 
 
 def _payload(call: AppContext, letter: Letter, original: Original) -> dict[str, Any] | None:
-    """Return the original's payload as JSON takes it; None for a tombstone."""
+    """Return the original's payload as a JSON object; None for a tombstone."""
     from schemas.serde import Poison, decode, fields_read
     from streams.kafka.topics import topics
 
@@ -188,7 +197,7 @@ def _payload(call: AppContext, letter: Letter, original: Original) -> dict[str, 
     shape = next((t for t in topics(call.settings.topics).values() if t.name == letter.event.source_topic), None)
     as_text = {"base64": base64.b64encode(original.payload).decode()}
     if shape is None:
-        error = f"{letter.event.source_topic} is not a topic of this deployment, so its events are unknown"
+        error = f"{letter.event.source_topic} is not a topic of this deployment, so the type of its events is unknown"
         return {"poison": {"reason": "unknown_topic", "error": error}} | as_text
     event = decode(original.payload, shape.event)
     if isinstance(event, Poison):
@@ -207,7 +216,7 @@ def _show(row: dict[str, Any], original: Original) -> None:
     show.record(row | times, "table")
     if decisions:
         print("\ndecisions")
-        time = show.Column("time", lambda made: show.moment(made["written_at"]))
+        time = show.Column("time", lambda decision: show.moment(decision["written_at"]))
         show.rows(decisions, [time, *(show.Column(name, name) for name in ("state", "at", "said"))], "table")
     if payload is None:
         print("\nno payload: a tombstone")
@@ -218,7 +227,8 @@ def _show(row: dict[str, Any], original: Original) -> None:
             print(show.printable(line))
     else:
         print(f"\npayload: {payload['poison']['reason']}: {show.printable(payload['poison']['error'])}")
-        if fields := payload.get("fields"):
+        fields = payload.get("fields")
+        if fields:
             print("\nfields that can be read")
             show.record({name: show.json_line(value) for name, value in fields.items()}, "table")
             print()
@@ -227,13 +237,13 @@ def _show(row: dict[str, Any], original: Original) -> None:
 
 
 def hex_dump(data: bytes) -> Iterator[str]:
-    """Yield lines of offset, 16 bytes, and the same as ASCII, as `hexdump -C` prints them; at most `SHOWN_BYTES`."""
-    for start in range(0, min(len(data), SHOWN_BYTES), 16):
+    """Yield lines of offset, 16 bytes, and the same as ASCII, as `hexdump -C` prints them; at most DUMPED_BYTES."""
+    for start in range(0, min(len(data), DUMPED_BYTES), 16):
         part = data[start : start + 16]
         text = "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
         yield f"{start:08x}  {part[:8].hex(' '):23}  {part[8:].hex(' '):23}  |{text}|"
-    if len(data) > SHOWN_BYTES:
-        yield f"... {len(data) - SHOWN_BYTES} bytes more; --raw FILE writes all of them"
+    if len(data) > DUMPED_BYTES:
+        yield f"... {len(data) - DUMPED_BYTES} bytes more; --raw FILE writes all of them"
 
 
 def _text(data: bytes) -> str:
@@ -253,8 +263,10 @@ def _deciding(command: F) -> F:
     for option in (
         output_option,
         click.option("--dry-run", is_flag=True, help="Print what would happen, and write nothing."),
-        click.option("--why", metavar="TEXT", default="", help="A reason, recorded beside your name."),
-        click.option("--all-matching", is_flag=True, help="Instead of LETTER: all open ones that match the filters."),
+        click.option("--why", "note", metavar="TEXT", default="", help="Reason to record with your name."),
+        click.option(
+            "--all-matching", is_flag=True, help="Decide about all open ones that match the filters, instead of LETTER."
+        ),
         _filters,
         click.argument("names", metavar="[LETTER]...", nargs=-1),
     ):
@@ -264,39 +276,39 @@ def _deciding(command: F) -> F:
 
 @dlq.command("retry")
 @_deciding
-@click.option("--force", is_flag=True, help="Also retry what would fail again, and what was dropped.")
-@click.option("--source-gone", is_flag=True, help="Also retry what is no longer on its topic to be compared with.")
-@click.option("--unfinished", is_flag=True, help="With --all-matching: instead, those whose retry was interrupted.")
+@click.option("--force", is_flag=True, help="Also retry records that would fail again or were dropped.")
+@click.option("--source-gone", is_flag=True, help="Also retry records whose source is no longer on its topic.")
+@click.option("--unfinished", is_flag=True, help="With --all-matching: finish interrupted retries instead.")
 @pass_call
-def dlq_retry(call: AppContext, /, output: Output, **given: Any) -> None:
+def dlq_retry(call: AppContext, /, output: Output, **options: Any) -> None:
     """Redrive original records to their topics.
 
     Use it once the cause is fixed. The record keeps its key, payload and headers, and gets the header
-    streamward-retry. Nothing is retried twice, not even by two people at once; an interrupted retry is finished by
-    another one, two minutes later. What would fail again is refused, with exit code 4, and so is a dead letter that
-    the record at its source does not confirm.
+    streamward-retry. Nothing is retried twice, even if two users try at once; a retry finishes another that was
+    interrupted two minutes earlier. A record that would fail again is refused with exit code 4, and so is a dead letter
+    that the record at its source does not confirm.
     """
-    _decide(call, "retried", Choice(**given), output)
+    _decide(call, "retried", Choice(**options), output)
 
 
 @dlq.command("drop")
 @_deciding
 @pass_call
-def dlq_drop(call: AppContext, /, output: Output, **given: Any) -> None:
+def dlq_drop(call: AppContext, /, output: Output, **options: Any) -> None:
     """Close dead letters without a retry.
 
-    They are no longer listed; they stay in the log, with who dropped them and why.
+    They are no longer listed; the log keeps them, with actor and reason.
     """
-    _decide(call, "dropped", Choice(**given), output)
+    _decide(call, "dropped", Choice(**options), output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which dead letters to decide about, and how: the options of `retry` and `drop`."""
+    """The options of `retry` and `drop`: which dead letters to decide about, and how."""
 
     names: tuple[str, ...]
     all_matching: bool
-    why: str
+    note: str
     dry_run: bool
     reason: str | None
     stage: str | None
@@ -308,7 +320,7 @@ class Choice:
 
     @property
     def filters(self) -> dict[str, str | None]:
-        """Those that need --all-matching."""
+        """The filters, which need --all-matching."""
         return {"reason": self.reason, "stage": self.stage, "topic": self.topic, "since": self.since}
 
 
@@ -328,12 +340,12 @@ def _decide(call: AppContext, verdict: Verdict, choice: Choice, output: Output) 
     if choice.names:
         chosen = [letter for name in choice.names for letter in letters.find(name, prefix=settings.topics.prefix)]
     else:
-        wanted = _matching(call, letters, **choice.filters)
-        chosen = letters.matching(wanted, "retried" if choice.unfinished else "open")
+        criteria = _matching(call, letters, **choice.filters)
+        chosen = letters.matching(criteria, "retried" if choice.unfinished else "open")
     order = redrive.RedriveOrder(
         verdict=verdict,
         actor=user_name(),
-        why=choice.why,
+        why=choice.note,
         force=choice.force,
         source_gone=choice.source_gone,
         dry_run=choice.dry_run,
@@ -373,8 +385,7 @@ def _report(outcomes: Iterable[RedriveOutcome], order: RedriveOrder, output: Out
             print(show.json_line(row), flush=True)
         else:
             lines.add(row)
-    done = "retried" if order.verdict == "retried" else "dropped"
-    words = {"already": f"{done} already", "would retry": "would be retried", "would drop": "would be dropped"}
+    words = {"already": f"{order.verdict} already", "would retry": "would be retried", "would drop": "would be dropped"}
     summary = ", ".join(f"{count} {words.get(result, result)}" for result, count in counts.items())
     click.echo(f"{summary}." if summary else "No dead letter matches.", err=True)
     if len(errors) == 1:

@@ -1,7 +1,7 @@
-"""The commands about environments: list, try, replay.
+"""The commands of environments: list, try, replay.
 
 name, seed ──► environments/trial.py ──► the same episode twice, or an error
-tasks, trajectories, turns ──► tools/episodes.py ──► equal to what is recorded, or what differs
+tasks, trajectories, turns ──► tools/episodes.py ──► equal to the recorded episode, or the difference
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def environments() -> None:
-    """What agents act in, the same for the same seed."""
+    """List, try and replay the environments that agents act in."""
 
 
 @environments.command("list")
@@ -27,7 +27,7 @@ def environments() -> None:
 def environments_list(call: AppContext, output: Output) -> None:
     """Print the listed environments, with their settings and defaults.
 
-    Those by reference (module:Class, gymnasium:ID, textarena:ID, openenv:URL, mcp:SERVER) cannot be listed;
+    Environments by reference (module:Class, gymnasium:ID, textarena:ID, openenv:URL, mcp:SERVER) are not listed;
     `environments try` opens one.
     """
     from streams import output as show
@@ -39,7 +39,7 @@ def environments_list(call: AppContext, output: Output) -> None:
         show.Column("turns", "max_turns", right=True),
         show.Column("settings", lambda row: ", ".join(f"{key}={value}" for key, value in row["settings"].items())),
     ]
-    found = [
+    rows = [
         {
             "name": name,
             "version": game.version,
@@ -48,7 +48,7 @@ def environments_list(call: AppContext, output: Output) -> None:
         }
         for name, game in LISTED.items()
     ]
-    show.rows(found, columns, output)
+    show.rows(rows, columns, output)
 
 
 @environments.command("try")
@@ -56,19 +56,23 @@ def environments_list(call: AppContext, output: Output) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same episode.")
 @click.option("--settings", default="{}", metavar="JSON", help="Settings of the environment.")
 @click.option(
-    "--action", "actions", multiple=True, metavar="TEXT", help="What the policy writes, in order; else at random."
+    "--action",
+    "actions",
+    multiple=True,
+    metavar="TEXT",
+    help="Action of the policy; repeat it for more turns.  [default: random actions]",
 )
-@click.option("--max-turns", type=click.IntRange(1, 1024), default=32, show_default=True, help="Most actions.")
+@click.option("--max-turns", type=click.IntRange(1, 1024), default=32, show_default=True, help="Maximum of actions.")
 @output_option
 @pass_call
 def environments_try(
     call: AppContext, name: str, seed: int, settings: str, actions: tuple[str, ...], max_turns: int, output: Output
 ) -> None:
-    """Play an episode, and check that the same seed gives it again.
+    """Play an episode and check that its seed repeats it.
 
-    It is played three times, from two resets and in an object of its own. One by reference runs in a process with the
-    limits of environments.timeout_s and environments.memory_mib, as for tasks; what it prints goes to stderr. Its
-    module has to be in environments.modules, its server in environments.servers.
+    It is played three times: after two resets, and in a new object. An environment by reference runs in a process with
+    the limits environments.timeout_s and environments.memory_mib, as for tasks; its output goes to stderr. Its module
+    must be in environments.modules, its server in environments.servers.
     """
     from contextlib import closing
 
@@ -79,13 +83,13 @@ def environments_try(
     from streams.environments.trial import try_twice
 
     start = EpisodeStart(name=name, settings=settings, seed=seed)
-    written = [Action(text) for text in actions] or None
+    scripted = [Action(text) for text in actions] or None
     with closing(EnvironmentPool(call.settings.environments)) as pool:
-        tried = try_twice(pool.open, start, max_turns, written)
-    rows: list[dict[str, Any]] = [_row("", tried.shown.messages, tried.observed[0].digest)]
-    for (action, result), observed in zip(tried.steps, tried.observed[1:], strict=True):
-        found = {"reward": result.reward, "ok": result.ok, "tool": result.tool, "ended": result.ended}
-        rows.append(_row(action.text, result.shown.messages, observed.digest) | found)
+        trial = try_twice(pool.open, start, max_turns, scripted)
+    rows: list[dict[str, Any]] = [_row("", trial.shown.messages, trial.observed[0].digest)]
+    for (action, result), observed in zip(trial.steps, trial.observed[1:], strict=True):
+        outcome = {"reward": result.reward, "ok": result.ok, "tool": result.tool, "ended": result.ended}
+        rows.append(_row(action.text, result.shown.messages, observed.digest) | outcome)
     columns = [
         show.Column("action", "action"),
         show.Column("reward", lambda row: "" if row.get("reward") is None else f"{row['reward']:g}", right=True),
@@ -93,21 +97,20 @@ def environments_try(
         show.Column("shown", "shown"),
     ]
     show.rows(rows, columns, output)
-    success = {True: "reached", False: "not reached", None: "open"}[tried.success]
-    click.echo(f"The same again from seed {seed}: {len(tried.steps)} actions; goal {success}.", err=True)
+    success = {True: "reached", False: "not reached", None: "open"}[trial.success]
+    click.echo(f"Repeatable from seed {seed}: {len(trial.steps)} actions; goal {success}.", err=True)
 
 
 @environments.command("replay")
-@click.argument("wanted", metavar="[TASK|TRAJECTORY]", required=False)
-@click.option("--all", "all_of_them", is_flag=True, help="Every episode that is in the log.")
+@click.argument("name", metavar="[TASK|TRAJECTORY]", required=False)
+@click.option("--all", "replay_all", is_flag=True, help="Replay every episode in the log.")
 @output_option
 @pass_call
-def environments_replay(call: AppContext, wanted: str | None, all_of_them: bool, output: Output) -> None:
-    """Play episodes of the log again, and compare.
+def environments_replay(call: AppContext, name: str | None, replay_all: bool, output: Output) -> None:
+    """Replay recorded episodes and compare them.
 
-    TASK or TRAJECTORY is an id, or the beginning of one. Nothing is sampled and nothing is written. What an environment
-    shows, its rewards and whether the goal was reached have to be as recorded; where they are not, the command says so
-    and ends with an error.
+    TASK or TRAJECTORY is an id, or the beginning of one. Nothing is sampled and nothing is written. Observations,
+    rewards and success must equal the recorded ones; the command reports each difference and ends with an error.
     """
     from contextlib import closing
 
@@ -116,14 +119,14 @@ def environments_replay(call: AppContext, wanted: str | None, all_of_them: bool,
     from streams.errors import EventError, NotFoundError, SettingsError
     from streams.tools import episodes
 
-    if (wanted is None) != all_of_them:
-        raise SettingsError("name a task or a trajectory, or ask for --all")
-    found = episodes.recorded(call.settings, wanted)
-    if not found:
-        what = "no episode is in the log" if wanted is None else f"no episode begins with {wanted!r}"
-        raise NotFoundError(f"{what}; `streamward agents list environment` shows the runs of the built-in agent")
+    if (name is None) != replay_all:
+        raise SettingsError("name a task or a trajectory, or give --all")
+    recorded = episodes.recorded(call.settings, name)
+    if not recorded:
+        problem = "no episode is in the log" if name is None else f"no episode begins with {name!r}"
+        raise NotFoundError(f"{problem}; `streamward agents list environment` shows the runs of the built-in agent")
     with closing(EnvironmentPool(call.settings.environments)) as pool:
-        runs = list(episodes.replayed(found, pool.open))
+        runs = list(episodes.replayed(recorded, pool.open))
     differ = [run for run in runs if run.differs is not None]
     skipped = [run for run in runs if run.skipped is not None]
     for run in differ:
@@ -133,7 +136,7 @@ def environments_replay(call: AppContext, wanted: str | None, all_of_them: bool,
     counts = {"episodes": len(runs) - len(skipped), "turns": sum(run.turns for run in runs)}
     show.record(counts | {"differ": len(differ), "not_replayed": len(skipped)}, output)
     if differ:
-        raise EventError(f"{len(differ)} of {len(runs)} episodes are not what they were")
+        raise EventError(f"{len(differ)} of {len(runs)} episodes differ from the log")
 
 
 def _row(action: str, messages: Any, digest: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""`streamward evaluate`: give a suite of tasks to a version.
+"""`streamward evaluate`: evaluate a version on a suite of tasks.
 
     evaluate ──► tasks pinned to it, to the primary and to the base ──► (the loop) ──► scores, side by side
 
-It decides nothing: the guard does, or a person with `streamward adapters promote`.
+It decides nothing: the guard does, or a user with `streamward adapters promote`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
-    """Which version of which policy is evaluated, on what, against which others."""
+    """The options that choose policy, versions and suite."""
 
     policy: str | None
     version: int | None
@@ -37,10 +37,8 @@ class EvaluateOptions:
 
 
 @click.command()
-@click.option("--policy", default=None, metavar="NAME", help="The policy, instead of policy.name.")
-@click.option(
-    "--version", type=click.IntRange(min=0), default=None, help="The version to evaluate.  [default: the newest]"
-)
+@click.option("--policy", default=None, metavar="NAME", help="Policy.  [default: policy.name]")
+@click.option("--version", type=click.IntRange(min=0), default=None, help="Version to evaluate.  [default: the newest]")
 @click.option(
     "--against", type=click.IntRange(min=0), multiple=True, help="Compare with this version. May be repeated."
 )
@@ -50,10 +48,10 @@ class EvaluateOptions:
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
     metavar="FILE",
-    help="The suite, as in docs/examples/suite.yaml.  [default: guard.suite]",
+    help="Suite, as in docs/examples/suite.yaml.  [default: guard.suite]",
 )
-@click.option("--no-compare", is_flag=True, help="Do not evaluate the primary and the base model too.")
-@click.option("--wait/--no-wait", default=True, help="Wait until everything is answered and scored.  [default: wait]")
+@click.option("--no-compare", is_flag=True, help="Do not compare with the primary and the base model.")
+@click.option("--wait/--no-wait", default=True, help="Wait until all tasks are answered and scored.  [default: wait]")
 @output_option
 @click.pass_context
 @pass_call
@@ -67,29 +65,30 @@ def evaluate(
 ) -> None:
     """Evaluate a version on a suite of held-out tasks.
 
-    The tasks are pinned to it and answered by the running agents. So are those for the primary and the base model,
-    which it is compared with on the same tasks. Every figure has its interval, at guard.confidence. Running it again
-    submits nothing new, and shows what is there.
+    The tasks are pinned to the version, and the running agents answer them. The primary and the base model get the same
+    tasks for comparison. Every figure has its interval, at guard.confidence. Running it again submits nothing new and
+    shows the present results.
     """
     from streams.adapters import versions as adapters
     from streams.errors import SettingsError
     from streams.evaluation import asking
     from streams.stages.tasks import suites
 
-    settings, asked = call.settings_to_write, EvaluateOptions(**chosen)
-    source = asked.file or settings.guard.suite
+    settings, options = call.settings_to_write, EvaluateOptions(**chosen)
+    source = options.file or settings.guard.suite
     if source is None:
         raise SettingsError(
             "no suite: name its file with --suite, or set guard.suite (docs/examples/suite.yaml is one)"
         )
-    suite, name = suites.load(source, settings.topics), asked.policy or settings.policy.name
+    suite, name = suites.load(source, settings.topics), options.policy or settings.policy.name
     state = adapters.read_state(settings, name)
-    versions = asking.choose(state, asked.version, asked.against, compare=not asked.no_compare)
+    versions = asking.choose(state, options.version, options.against, compare=not options.no_compare)
     missing = asking.open_versions(state, suite.name, versions)
     if missing:
-        sent, known = suites.ask(settings, suite, name, missing)
-        who = f"suite {suite.name} of {len(suite.questions)} tasks, version {', '.join(map(str, missing))} of {name}"
-        _say(f"{who}: {len(sent)} tasks submitted, {len(known)} already there.")
+        sent, present = suites.ask(settings, suite, name, missing)
+        numbers = ", ".join(map(str, missing))
+        subject = f"suite {suite.name} of {len(suite.questions)} tasks, version {numbers} of {name}"
+        _say(f"{subject}: {len(sent)} tasks submitted, {len(present)} already in the log.")
     if missing and wait:
         with until_stopped() as stop:
             state = asking.wait(settings, suite.name, name, versions, stop=stop, told=_say)
@@ -104,46 +103,43 @@ def _say(text: str) -> None:
 
 
 def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple[int, ...], output: Output) -> None:
-    """Print the scores of each version that has some, and the first one against the others."""
+    """Print the scores of each version, and the gains of the first over the others."""
     from streams import output as show
     from streams.evaluation import asking
     from streams.stages.rollouts import guard
 
     confidence = settings.guard.confidence
-    asked = [state.versions[version] for version in versions]
-    first = asked[0]
-    others = dict.fromkeys((*versions[1:], state.primary, 0))
-    rows = [
-        {"version": one.version, "status": one.status, **score}
-        for one in asked
-        for score in asking.scores(one, suite.name, confidence)
-    ]
-    gains = [
-        gain
-        for other in others
-        if other != first.version
-        for gain in asking.gains(first, state.versions[other], suite.name, confidence)
-    ]
-    judged = None
+    first = state.versions[versions[0]]
+    rows: list[dict[str, Any]] = []
+    for number in versions:
+        version = state.versions[number]
+        head = {"version": number, "status": version.status}
+        rows += [head | score for score in asking.scores(version, suite.name, confidence)]
+    gains: list[dict[str, Any]] = []
+    for number in dict.fromkeys((*versions[1:], state.primary, 0)):
+        if number != first.version:
+            gains += asking.gains(first, state.versions[number], suite.name, confidence)
+    ruling = None
     if first.version != state.primary and any(gain["against"] == state.primary for gain in gains):
-        found = guard.judge(
-            first, state.versions[state.primary], settings.guard, suite.name, thresholds=suite.thresholds
-        )
-        judged = {"verdict": found.verdict, "against": state.primary, "reasons": list(found.reasons)}
+        primary = state.versions[state.primary]
+        ruling = guard.judge(first, primary, settings.guard, suite.name, thresholds=suite.thresholds)
     if output == "jsonl":
+        judgement = None
+        if ruling is not None:
+            judgement = {"verdict": ruling.verdict, "against": state.primary, "reasons": list(ruling.reasons)}
         waiting = asking.open_versions(state, suite.name, versions)
         whole = {"policy": state.policy, "version": first.version, "suite": suite.name, "waiting": waiting}
-        print(show.json_line({**whole, "scores": rows, "gains": gains, "guard": judged}))
+        print(show.json_line({**whole, "scores": rows, "gains": gains, "guard": judgement}))
         return
     _tables(rows, gains)
-    if judged is not None:
-        print(f"\nby the rule in [guard], against version {judged['against']}: {judged['verdict']}")
-        for reason in found.reasons:
+    if ruling is not None:
+        print(f"\nby the rule in [guard], against version {state.primary}: {ruling.verdict}")
+        for reason in ruling.reasons:
             print(f"  {show.printable(reason)}")
 
 
 def _tables(rows: list[dict[str, Any]], gains: list[dict[str, Any]]) -> None:
-    """Print scores, cost and comparisons as tables of their own: one would be too wide for a terminal."""
+    """Print scores, cost and comparisons in separate tables: one would be too wide for a terminal."""
     from streams import output as show
 
     for first, second in (("success", "mean_reward"), ("tokens", "latency_ms")):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def events() -> None:
-    """Look at what is stored in the topics."""
+    """Read events from the topics."""
 
 
 @events.command("tail")
@@ -44,8 +44,8 @@ def events_tail(
 ) -> None:
     """Print events as they are written, until Ctrl-C.
 
-    TOPIC is a label (tasks) or a full name. A record that cannot be decoded is shown with its reason, and makes the
-    exit code 1. Nothing is committed.
+    TOPIC is a label (tasks) or a full name. A record that cannot be decoded is shown with the reason; the exit code
+    is then 1. Nothing is committed.
     """
     from itertools import islice
 
@@ -56,13 +56,13 @@ def events_tail(
 
     start = times.parse_begin(begin or ("start" if until_end else "end"))
     shapes = times.named(call.settings, names)
-    table = events_view.EventLines(several=len(shapes) > 1) if output == "table" else None
+    table = events_view.EventLines(many_topics=len(shapes) > 1) if output == "table" else None
     poisoned = False
-    found = times.tail(call.settings, shapes, start, until_end=until_end, each_poll=show.check_reader)
-    for seen in islice(found, count):
+    records = times.tail(call.settings, shapes, start, until_end=until_end, each_poll=show.check_reader)
+    for record in islice(records, count):
         if table is not None:
-            table.add(seen)
+            table.add(record)
         else:
-            print(events_view.json_of(seen), flush=True)
-        poisoned |= isinstance(seen.event, Poison)
+            print(events_view.json_of(record), flush=True)
+        poisoned |= isinstance(record.event, Poison)
     ctx.exit(1 if poisoned else 0)

@@ -1,6 +1,6 @@
-"""Print events one by one.
+"""Print events one by one; imported late, since it needs the schemas.
 
-    TailedRecord ──► {"topic", "partition", "offset", "timestamp", "event" or "poison"}        jsonl: everything
+    TailedRecord ──► {"topic", "partition", "offset", "timestamp", "event" or "poison"}        jsonl: all fields
          └─► time  partition@offset  the columns of its event                       table
 
 With several topics in one table each line names its fields, since no header fits them all.
@@ -18,14 +18,14 @@ from streams.kafka.times import TailedRecord
 from streams.output import Column, Lines, cell, json_line, moment
 
 
-def json_of(seen: TailedRecord) -> str:
+def json_of(tailed: TailedRecord) -> str:
     """Return a record as one line of JSON."""
-    at, event = seen.record.at, seen.event
+    coordinates, event = tailed.record.at, tailed.event
     line: dict[str, Any] = {
-        "topic": at.topic,
-        "partition": at.partition,
-        "offset": at.offset,
-        "timestamp": seen.record.timestamp_ms,
+        "topic": coordinates.topic,
+        "partition": coordinates.partition,
+        "offset": coordinates.offset,
+        "timestamp": tailed.record.timestamp_ms,
     }
     if isinstance(event, Poison):
         line["poison"] = {"reason": event.reason, "error": event.error}
@@ -39,43 +39,46 @@ def json_of(seen: TailedRecord) -> str:
 class EventLines:
     """A table of records that grows at its end."""
 
-    def __init__(self, *, several: bool) -> None:
-        """`several`: whether records of more than one topic will come."""
-        self._several = several
+    def __init__(self, *, many_topics: bool) -> None:
+        """`many_topics`: whether records of more than one topic will come."""
+        self._many_topics = many_topics
         self._lines: Lines | None = None
-        self._where = (
-            Column("time", lambda seen: moment(seen.record.timestamp_ms), 24),
-            Column("at", lambda seen: _at(seen, several), 22 if several else 8),
+        self._leading = (
+            Column("time", lambda tailed: moment(tailed.record.timestamp_ms), 24),
+            Column("at", lambda tailed: _coordinates(tailed, many_topics), 22 if many_topics else 8),
         )
 
-    def add(self, seen: TailedRecord) -> None:
+    def add(self, tailed: TailedRecord) -> None:
         """Print one record."""
         if self._lines is None:
-            self._lines = Lines(self._columns(seen))
-        if isinstance(seen.event, Poison):
-            self._lines.add(seen, instead=f"POISON {seen.event.reason}: {seen.event.error}", after=len(self._where))
+            self._lines = Lines(self._columns(tailed))
+        if isinstance(tailed.event, Poison):
+            self._lines.add(
+                tailed, instead=f"POISON {tailed.event.reason}: {tailed.event.error}", after=len(self._leading)
+            )
         else:
-            self._lines.add(seen)
+            self._lines.add(tailed)
 
-    def _columns(self, seen: TailedRecord) -> list[Column]:
-        if self._several:
-            return [*self._where, Column("event", _fields)]
-        return [*self._where, *(_of_event(column) for column in EVENT_COLUMNS[seen.topic.event.__name__])]
+    def _columns(self, tailed: TailedRecord) -> list[Column]:
+        if self._many_topics:
+            return [*self._leading, Column("event", _fields)]
+        return [*self._leading, *(_of_event(column) for column in EVENT_COLUMNS[tailed.topic.event.__name__])]
 
 
-def _at(seen: TailedRecord, several: bool) -> str:
-    label = f"{seen.topic.label}[{seen.record.at.partition}]" if several else str(seen.record.at.partition)
-    return f"{label}@{seen.record.at.offset}"
+def _coordinates(tailed: TailedRecord, with_topic: bool) -> str:
+    partition = tailed.record.at.partition
+    label = f"{tailed.topic.label}[{partition}]" if with_topic else str(partition)
+    return f"{label}@{tailed.record.at.offset}"
 
 
 def _of_event(column: Column) -> Column:
-    """Return a column of the record that asks its event."""
-    return column._replace(value=lambda seen: column.of(seen.event))
+    """Return a column of the record that shows a column of its event."""
+    return column._replace(value=lambda tailed: column.of(tailed.event))
 
 
-def _fields(seen: TailedRecord) -> str:
+def _fields(tailed: TailedRecord) -> str:
     """Return the event's columns as `title value` pairs."""
-    pairs = ((column.title, column.of(seen.event)) for column in EVENT_COLUMNS[seen.topic.event.__name__])
+    pairs = ((column.title, column.of(tailed.event)) for column in EVENT_COLUMNS[tailed.topic.event.__name__])
     return "  ".join(f"{title} {text}" for title, text in pairs if text)
 
 

@@ -1,4 +1,4 @@
-"""The commands about experiments: experiments list, show, compare.
+"""The commands of experiments: experiments list, show, compare.
 
 To delete an experiment, delete its topics: their names begin with the prefix that `experiments show` prints.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def experiments() -> None:
-    """Look at experiments and their results."""
+    """Show experiments and their results."""
 
 
 @experiments.command("list")
@@ -29,18 +29,26 @@ def experiments_list(call: AppContext, output: Output) -> None:
     from streams.errors import SettingsError
     from streams.tools.replay import comparison, experiments as records
 
-    rows, every = [], records.read(call.settings)
-    for name, one in every.items():
-        newest, state, reason = 0, str(one.kind), one.reason
+    rows, recorded = [], records.read(call.settings)
+    for name, experiment in recorded.items():
+        newest, state, reason = 0, str(experiment.kind), experiment.reason
         try:
-            newest = comparison.side(call.settings, name, every).newest
-        except SettingsError as exc:  # anybody who may write events may write odd ones
+            newest = comparison.side(call.settings, name, recorded).newest
+        except SettingsError as exc:  # any producer may write an odd event
             state, reason = "unreadable", str(exc)
-        counts = {key: one.counts.get(key, 0) for key in ("tasks", "groups", "batches", "steps")}
+        counts = {key: experiment.counts.get(key, 0) for key in ("tasks", "groups", "batches", "steps")}
         rows.append(
-            {"experiment": name, "policy": one.policy, "state": state, "created_at": one.created_at, **counts,
-             "newest": newest, "changed": list(one.changed), "reason": reason}
-        )  # fmt: skip
+            {
+                "experiment": name,
+                "policy": experiment.policy,
+                "state": state,
+                "created_at": experiment.created_at,
+                **counts,
+                "newest": newest,
+                "changed": list(experiment.changed),
+                "reason": reason,
+            }
+        )
     columns = [
         show.Column("experiment", "experiment"),
         show.Column("of", "policy"),
@@ -57,34 +65,35 @@ def experiments_list(call: AppContext, output: Output) -> None:
 @output_option
 @pass_call
 def experiments_show(call: AppContext, name: str, output: Output) -> None:
-    """Print where an experiment came from.
+    """Print the origin of an experiment.
 
-    Which offsets of which topics, under which settings and code, and each of its events.
+    The offsets that it was made from, its settings and code version, and its events.
     """
     from streams import output as show
     from streams.kafka.topics import topics
     from streams.tools.replay import experiments as records
 
-    one = records.find(call.settings, name)
-    own = records.of(call.settings, one)
+    experiment = records.find(call.settings, name)
+    settings = records.of(call.settings, experiment)
     row: dict[str, Any] = {
         "experiment": name,
-        "policy": one.policy,
-        "state": one.kind,
-        "reason": one.reason,
-        "topics": own.topics.prefix,
-        "config": str(one.folder / "streamward.toml"),
-        "code_version": one.code_version,
-        "selection": dict(one.selection),
-        "changed": {key: one.settings.get(key, "") for key in one.changed},
-        "counts": dict(one.counts),
-        "ranges": [f"{r.topic}[{r.partition}]@{r.first}-{r.next - 1}" for r in one.ranges if r.first < r.next],
+        "policy": experiment.policy,
+        "state": experiment.kind,
+        "reason": experiment.reason,
+        "topics": settings.topics.prefix,
+        "config": str(experiment.folder / "streamward.toml"),
+        "code_version": experiment.code_version,
+        "selection": dict(experiment.selection),
+        "changed": {key: experiment.settings.get(key, "") for key in experiment.changed},
+        "counts": dict(experiment.counts),
+        "ranges": [f"{r.topic}[{r.partition}]@{r.first}-{r.next - 1}" for r in experiment.ranges if r.first < r.next],
         "events": [
-            {"created_at": e.created_at, "kind": e.kind, "actor": e.actor, "reason": e.reason} for e in one.events
+            {"created_at": e.created_at, "kind": e.kind, "actor": e.actor, "reason": e.reason}
+            for e in experiment.events
         ],
     }
     if output == "jsonl":
-        print(show.json_line(row | {"settings": dict(one.settings), "labels": list(topics(own.topics))}))
+        print(show.json_line(row | {"settings": dict(experiment.settings), "labels": list(topics(settings.topics))}))
         return
     events = row.pop("events")
     show.record({key: value for key, value in row.items() if value not in ("", {}, [])}, "table")
@@ -110,14 +119,16 @@ def experiments_compare(call: AppContext, first: str, second: str, output: Outpu
     from streams.errors import NotFoundError
     from streams.tools.replay import comparison
 
-    lines = [comparison.side(call.settings, name) for name in (first, second)]
-    for one in lines:
-        if not one.scores:
-            how = f"`streamward replay evaluate {one.name}`" if one.is_experiment else "eval tasks for its versions"
-            click.echo(f"{one.name} has no held-out score; evaluate it with {how}.", err=True)
-    if not any(one.scores for one in lines):
+    sides = [comparison.side(call.settings, name) for name in (first, second)]
+    for side in sides:
+        if not side.scores:
+            way_out = (
+                f"`streamward replay evaluate {side.name}`" if side.is_experiment else "eval tasks for its versions"
+            )
+            click.echo(f"{side.name} has no held-out score; evaluate it with {way_out}.", err=True)
+    if not any(side.scores for side in sides):
         raise NotFoundError(f"neither {first} nor {second} has a held-out score, so there is nothing to compare")
-    rows = comparison.rows(*lines)
+    rows = comparison.rows(*sides)
     names = list(rows[0])[2:4]
     columns = [
         show.Column("suite", "suite"),

@@ -1,8 +1,8 @@
 """The command that writes data sets for other trainers: export FOLDER.
 
-groups, responses, tasks ──────────────────► SQL ──────────────► sft, preference, prompts, openai formats
-groups, trajectories and what they are about ► FinishedReader ─► conversations, interactions
-batches, their groups ─────────────────────► TrainingBatch ──► verl, prime-rl: what their trainers take a step from
+groups, responses, tasks ──────────► SQL ──────────────► sft, preference, prompts, openai formats
+groups, trajectories with turns ───► FinishedReader ───► conversations, interactions
+batches with groups ───────────────► TrainingBatch ────► verl, prime-rl: batches for their trainers
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ if TYPE_CHECKING:
     from streams.tools.query.export import Counts
     from streams.tools.query.session import Session
 
+RUN_FORMATS = ("conversations", "interactions")
+"""Formats that follow responses and agents' runs to their end."""
+TRAINER_FORMATS = ("verl", "prime-rl")
+"""Formats that other trainers take a step from."""
+
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--policy", default=None, metavar="NAME", help="Whose responses. Default: policy.name.")
+@click.option(
+    "--policy", default=None, metavar="NAME", help="Policy whose responses to export.  [default: policy.name]"
+)
 @click.option(
     "--format",
-    type=click.Choice(
-        [
-            *("sft", "preference", "prompts", "openai", "openai-preference"),
-            *("conversations", "interactions"),
-            *("verl", "prime-rl"),
-        ]
-    ),
+    type=click.Choice(["sft", "preference", "prompts", "openai", "openai-preference", *RUN_FORMATS, *TRAINER_FORMATS]),
     default="sft",
     show_default=True,
     help="sft: the best response of each group; preference: best and worst; prompts: every response with its reward; "
-    "conversations: responses and agents' runs whole, with tools; interactions: one line a question and its answer; "
+    "conversations: whole responses and agents' runs, with tools; interactions: one line per question and answer; "
     "verl, prime-rl: training batches with tokens, logprobs and advantages.",
 )
 @click.option(
-    "--batch", default=None, metavar="N[-M]", help="verl, prime-rl: which batches; 4, 4-9, or 4- to the newest."
+    "--batch", default=None, metavar="N[-M]", help="verl, prime-rl: batches to export; 4, 4-9, or 4- to the newest."
 )
 @click.option(
     "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="prime-rl: data-parallel ranks."
@@ -62,21 +63,25 @@ if TYPE_CHECKING:
     "--purpose",
     type=click.Choice(["train", "serve", "eval"]),
     default=None,
-    help="The purpose of the tasks.  [default: train; conversations, interactions: any]",
+    help="Purpose of the tasks.  [default: train; conversations, interactions: any]",
 )
 @click.option("--min-reward", type=float, default=None, metavar="R", help="Only responses with at least this reward.")
-@click.option("--all", "all_responses", is_flag=True, help="Every response that is good enough, not only the best.")
+@click.option(
+    "--all", "all_responses", is_flag=True, help="Export every response that is good enough, not only the best."
+)
 @click.option("--margin", type=float, default=0.0, metavar="R", help="Only pairs whose rewards differ by more.")
-@click.option("--test", "test_share", type=float, default=0.1, show_default=True, help="Share of the tasks in test.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed puts other tasks in test.")
+@click.option(
+    "--test", "test_share", type=float, default=0.1, show_default=True, help="Share of the tasks in the test split."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the test split.")
 @click.option(
     "--files", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True, help="File format."
 )
-@click.option("--since", metavar="TIME", help="Only groups from this time on: ISO 8601 (UTC), or an age (2h, 7d).")
+@click.option("--since", metavar="TIME", help="Only groups since this time: ISO 8601 (UTC), or an age (2h, 7d).")
 @click.option("--until", metavar="TIME", help="Only groups before this time.")
-@click.option("--follow", is_flag=True, help="Interactions: append what comes, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="interactions: append new ones, until Ctrl-C.")
 @source_option
-@click.option("--skip-bad", is_flag=True, help="Exit code 0 although records could not be read or are gone.")
+@click.option("--skip-bad", is_flag=True, help="Exit with 0 even if records could not be read or are gone.")
 @on_option
 @output_option
 @click.pass_context
@@ -98,63 +103,71 @@ def export(
     ranks: int,
     **chosen: Any,
 ) -> None:
-    """Write responses and their rewards as a data set to FOLDER.
+    """Export responses and their rewards as a data set.
 
     Hugging Face's `load_dataset(FOLDER)` reads it; the openai formats are those of OpenAI's fine-tuning. The same
     records under the same options give the same bytes, and manifest.json names the records. No task is in both splits.
-    Exit code 1 means that records could not be read and are left out.
+    Exit code 1 means that unreadable records are left out.
 
-    Interactions are appended to FOLDER/agent_interactions.jsonl, each once: killed and repeated, it loses and doubles
-    nothing. A response is written when its group is in the log, and an agent's run when it has ended.
+    Interactions are appended to FOLDER/agent_interactions.jsonl, each exactly once, even if the command is killed and
+    repeated. A response is written when its group is in the log, and an agent's run when it has ended.
 
     verl and prime-rl get the batches that the trainer here would take its steps from: a DataProto, which verl's
-    `DataProto.load_from_disk` reads, or the files that prime-rl's trainer reads from its output folder. What they make
-    of them comes back with `streamward adapters import`.
+    `DataProto.load_from_disk` reads, or the files that prime-rl's trainer reads from its output folder. `streamward
+    adapters import` imports the adapters that they train.
 
-    With --on, the archive is read on the executors of Ray or Spark, for the formats of groups; the files are the same.
+    With --on, executors of Ray or Spark read the archive, for the formats of groups; the files are the same.
     """
     from streams import output as show
     from streams.errors import SettingsError
     from streams.kafka.times import parse_time
+
+    name = chosen["format"]
+    if name in TRAINER_FORMATS:
+        summary, gaps = _export_batches(call, ctx, folder, policy, batch, ranks, source=source)
+    elif batch is not None or ranks != 1:
+        raise SettingsError(f"--batch and --ranks are for --format verl and prime-rl, not {name}")
+    else:
+        options = _options(call, policy, chosen, follow=follow, on=on)
+        since_ms = None if since is None else parse_time(since, "--since")
+        until_ms = None if until is None else parse_time(until, "--until")
+        times, source = (since_ms, until_ms), archive_for(on, source)
+        if name in RUN_FORMATS:
+            summary, gaps = _export_runs(call, folder, options, source=source, times=times, follow=follow)
+        else:
+            summary, gaps = _export_groups(call, folder, options, source=source, times=times, on=on)
+    for text in gaps:
+        click.echo(text, err=True)
+    show.record(summary, output)
+    ctx.exit(1 if gaps and not skip_bad else 0)
+
+
+def _options(
+    call: AppContext, policy: str | None, chosen: dict[str, Any], *, follow: bool, on: EngineName | None
+) -> ExportOptions:
+    """Return the options of a data set. Raises SettingsError if they contradict each other."""
+    from streams.errors import SettingsError
     from streams.tools.query import examples
 
-    if chosen["format"] in ("verl", "prime-rl"):
-        done, missing = _batches(call, ctx, folder, policy, batch, ranks, source=source)
-        for text in missing:
-            click.echo(text, err=True)
-        show.record(done, output)
-        ctx.exit(1 if missing and not skip_bad else 0)
-    if batch is not None or ranks != 1:
-        raise SettingsError(f"--batch and --ranks are for --format verl and prime-rl, not {chosen['format']}")
-    finished = chosen["format"] in ("conversations", "interactions")
-    chosen["purpose"] = chosen["purpose"] or (None if finished else "train")
-    options = examples.ExportOptions(policy=policy or call.settings.policy.name, **chosen)
+    name = chosen["format"]
+    purpose = chosen["purpose"] or (None if name in RUN_FORMATS else "train")
+    options = examples.ExportOptions(policy=policy or call.settings.policy.name, **(chosen | {"purpose": purpose}))
     examples.check(options)
-    if options.format != "interactions" and follow:
-        raise SettingsError(f"--follow appends lines, and --format {options.format} is a data set; use interactions")
-    since_ms = None if since is None else parse_time(since, "--since")
-    until_ms = None if until is None else parse_time(until, "--until")
-    source = archive_for(on, source)
-    if on is not None and finished:
+    if follow and name != "interactions":
+        raise SettingsError(f"--follow appends lines, and --format {name} is a data set; use interactions")
+    if on is not None and name in RUN_FORMATS:
         raise SettingsError(
-            f"--on {on} exports groups, and --format {options.format} follows agents' runs through the log, on this "
-            "machine; leave --on out, or use one of the other formats"
+            f"--on {on} exports groups, and --format {name} follows agents' runs through the log, on this machine; "
+            "leave --on out, or use one of the other formats"
         )
-    if finished:
-        done, missing = _finished(call, folder, options, source=source, times=(since_ms, until_ms), follow=follow)
-    else:
-        done, missing = _of_groups(call, folder, options, source=source, times=(since_ms, until_ms), on=on)
-    for text in missing:
-        click.echo(text, err=True)
-    show.record(done, output)
-    ctx.exit(1 if missing and not skip_bad else 0)
+    return options
 
 
 Times = tuple[int | None, int | None]
 """Since when and until when, ms since the epoch."""
 
 
-def _of_groups(
+def _export_groups(
     call: AppContext,
     folder: Path,
     options: ExportOptions,
@@ -163,7 +176,7 @@ def _of_groups(
     times: Times,
     on: EngineName | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write a data set of groups. Return what was done, and a sentence for each kind of record that is missing."""
+    """Write a data set of groups. Return a summary, and a sentence for each kind of missing record."""
     from streams.tools.query import export as sets
     from streams.tools.query.prompt import left_out
     from streams.tools.query.session import Session
@@ -175,29 +188,29 @@ def _of_groups(
         session.check(labels)
         if on is not None:
             counts = _on_engine(call, folder, options, session, on)
-            return _done(folder, counts), left_out(session, labels)
+            return _summary(folder, counts), left_out(session, labels)
         rows = (row for batch in session.run(sets.statement(options)).batches for row in batch.to_pylist())
         counts = sets.write(rows, options, folder, ranges=[row for row in session.ranges if row["topic"] in read])
-        return _done(folder, counts), left_out(session, labels)
+        return _summary(folder, counts), left_out(session, labels)
 
 
 def _on_engine(call: AppContext, folder: Path, options: ExportOptions, session: Session, on: EngineName) -> Counts:
-    """Write a data set of groups that an engine makes; the session says what there is."""
+    """Write a data set of groups that an engine computes; the session has the ranges."""
     from streams.tools.distributed import engine as engines
     from streams.tools.query import distributed, export as sets
 
     counts, read = sets.Counts(), sets.sources(call.settings)
     ranges = [row for row in session.ranges if row["topic"] in read]
     with engines.opened(on) as engine:
-        made = distributed.lines(call.settings, engine, options, session.scope, counts)
-        sets.write_lines(made, options, folder, counts, ranges=lambda: ranges)
+        lines = distributed.lines(call.settings, engine, options, session.scope, counts)
+        sets.write_lines(lines, options, folder, counts, ranges=lambda: ranges)
     return counts
 
 
-def _finished(
+def _export_runs(
     call: AppContext, folder: Path, options: ExportOptions, *, source: Source, times: Times, follow: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write conversations or interactions, as `_of_groups` does."""
+    """Write conversations or interactions; returns as `_export_groups`."""
     from streams.errors import SettingsError
     from streams.kafka.history import LogHistory
     from streams.kafka.retry import BrokerOutage
@@ -206,26 +219,28 @@ def _finished(
     from streams.tools.query.finished import FinishedReader, FinishedSelection
 
     if follow and source == "archive":
-        raise SettingsError("--follow reads what comes, and --source archive what was archived; leave one of them out")
-    wanted = FinishedSelection(policy=options.policy, purpose=options.purpose, since_ms=times[0], until_ms=times[1])
-    reader = FinishedReader(call.settings, history.of(call.settings, source), wanted)
+        raise SettingsError(
+            "--follow reads new records, and --source archive only archived ones; leave one of them out"
+        )
+    selection = FinishedSelection(policy=options.policy, purpose=options.purpose, since_ms=times[0], until_ms=times[1])
+    reader = FinishedReader(call.settings, history.of(call.settings, source), selection)
     if options.format == "conversations":
         sets.check_folder(folder)
         counts = sets.Counts()
-        made = conversation_examples.examples(reader.round(), options, counts)
-        sets.write_examples(made, options, folder, counts, ranges=reader.ranges)
-        done = _done(folder, counts)
+        conversations = conversation_examples.examples(reader.round(), options, counts)
+        sets.write_examples(conversations, options, folder, counts, ranges=reader.ranges)
+        summary = _summary(folder, counts)
     else:
         with until_stopped() if follow else nullcontext(Event()) as stop:
             call.working = follow
             live = LogHistory(call.settings, BrokerOutage(call.settings.kafka, stop)) if follow else None
             added = interactions.write(reader, folder / interactions.FILE, live, stop=stop)
-        done = {"file": str(folder / interactions.FILE), "lines": added}
-    gone = f"{reader.unusable} records could not be read and are left out"
-    return done, [gone] if reader.unusable else []
+        summary = {"file": str(folder / interactions.FILE), "lines": added}
+    gaps = [f"{reader.unusable} records could not be read and are left out"] if reader.unusable else []
+    return summary, gaps
 
 
-def _batches(
+def _export_batches(
     call: AppContext,
     ctx: click.Context,
     folder: Path,
@@ -235,23 +250,23 @@ def _batches(
     *,
     source: Source,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Write training batches, as `_of_groups` does."""
+    """Write training batches; returns as `_export_groups`."""
     from streams.cli.runtime import importing
     from streams.errors import SettingsError
     from streams.tools.archive import history
 
     name = ctx.params["format"]
-    given = {one for one in ctx.params if ctx.get_parameter_source(one) is ParameterSource.COMMANDLINE}
-    for option in sorted(given - {"folder", "policy", "format", "batch", "ranks", "source", "skip_bad", "output"}):
+    present = {option for option in ctx.params if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE}
+    for option in sorted(present - {"folder", "policy", "format", "batch", "ranks", "source", "skip_bad", "output"}):
         raise SettingsError(
             f"--{OPTION_OF.get(option, option.replace('_', '-'))} has no effect with --format {name}, which writes "
             "whole batches; leave it out"
         )
     if batch is None:
         raise SettingsError(
-            f"--format {name} writes training batches: say which with --batch, as --batch 0 or --batch 4-9"
+            f"--format {name} writes training batches: name them with --batch, as --batch 0 or --batch 4-9"
         )
-    if name == "verl" and "ranks" in given:
+    if name == "verl" and "ranks" in present:
         raise SettingsError("--ranks is for --format prime-rl: verl deals a batch to its ranks itself; leave it out")
     with importing():
         from trainer.bridges import export_batches as bridge
@@ -259,20 +274,20 @@ def _batches(
     order = bridge.BatchOrder(
         policy=policy or call.settings.policy.name, format=name, span=BatchSpan.parse(batch), ranks=ranks
     )
-    made = bridge.export(call.settings, order, folder, history.of(call.settings, source))
-    counted = {
-        label: sum(one[label] for one in made.batches) for label in ("groups", "responses", "rows", "loss_tokens")
-    }
-    sequences = [one["batch"] for one in made.batches]
-    done = {"folder": made.folder, "batches": [sequences[0], sequences[-1]], **counted, "left_out": len(made.refused)}
-    return done, [f"left out, as the trainer would: {text}" for text in made.refused]
+    result = bridge.export(call.settings, order, folder, history.of(call.settings, source))
+    sequences = [row["batch"] for row in result.batches]
+    summary: dict[str, Any] = {"folder": result.folder, "batches": [sequences[0], sequences[-1]]}
+    for label in ("groups", "responses", "rows", "loss_tokens"):
+        summary[label] = sum(row[label] for row in result.batches)
+    summary["left_out"] = len(result.refused)
+    return summary, [f"left out, as the trainer would: {text}" for text in result.refused]
 
 
 OPTION_OF = {"all_responses": "all", "test_share": "test"}
-"""Names of options whose parameters are called otherwise."""
+"""Options whose parameters have another name."""
 
 
-def _done(folder: Path, counts: Counts) -> dict[str, Any]:
+def _summary(folder: Path, counts: Counts) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "groups": counts.groups,

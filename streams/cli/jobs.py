@@ -1,7 +1,7 @@
-"""The commands of jobs: run the controller; start, list, show, pause, resume, cancel, watch, export; costs.
+"""The commands of jobs: run, start, list, show, pause, resume, cancel, watch, export; costs.
 
-FILE of queries, options ──► JobRequest ──► created ──► jobs         run ──► the controller, which does the rest
-jobs ──► rows                                                         costs ──► what was spent, by whom and when
+FILE of queries, options ──► JobRequest ──► created ──► jobs         run ──► the controller
+jobs ──► rows                                                        costs ──► usage and cost
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 key_option = click.option(
-    "--idempotency-key", "key", metavar="KEY", help="The same command with the same key again has its effect once."
+    "--idempotency-key", "key", metavar="KEY", help="Repeating the command with the same key has no further effect."
 )
 
 
 @click.group()
 def jobs() -> None:
-    """Order training on questions, within a budget."""
+    """Order training jobs within a budget."""
 
 
 @jobs.command("run")
 @pass_call
 def jobs_run(call: AppContext, /) -> None:
-    """Run the controller: it asks for what each job needs next.
+    """Run the controller, which submits the next tasks of each job.
 
-    The processes of the loop do the work, as for any other tasks (`streamward up` starts them all). The controller
-    keeps nothing: killed at any time, it continues where the log says. Several share the jobs. SIGTERM or Ctrl-C ends
-    it.
+    The processes of the loop do the work, as for any other tasks (`streamward up` starts all of them). The controller
+    has no state of its own: after a kill it continues from the log. Several share the jobs. SIGTERM or Ctrl-C ends it.
     """
     from streams.jobs import controller
     from streams.kafka import admin
@@ -54,7 +53,7 @@ def jobs_run(call: AppContext, /) -> None:
     type=click.Choice(["grpo", "sft", "dpo"]),
     default="grpo",
     show_default=True,
-    help="grpo: on questions. sft, dpo: one version by supervised training or preferences.",
+    help="grpo: train on questions. sft, dpo: make one version by supervised training or preferences.",
 )
 @click.option(
     "--queries",
@@ -63,16 +62,16 @@ def jobs_run(call: AppContext, /) -> None:
     metavar="FILE",
     help='grpo: JSON lines: {"query": …, "expected_outcome": …}; - is stdin.',
 )
-@click.option("--iterations", type=int, help="grpo: adapter versions at most.")
+@click.option("--iterations", type=int, help="grpo: maximum of adapter versions.")
 @click.option(
     "--examples",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
     help="sft, dpo: JSON lines, as `streamward tune` takes them.  [default: answers of the log]",
 )
-@click.option("--budget", type=float, metavar="USD", help="Stop when so much is spent.")
-@click.option("--config", "in_json", default="{}", metavar="JSON", help="More of the order (docs/jobs.md).")
-@click.option("--tenant", help="Who pays.")
+@click.option("--budget", type=float, metavar="USD", help="Stop when this much is spent.")
+@click.option("--config", "in_json", default="{}", metavar="JSON", help="Further fields of the order (docs/jobs.md).")
+@click.option("--tenant", help="Tenant that pays.")
 @key_option
 @output_option
 @pass_call
@@ -90,13 +89,13 @@ def jobs_start(
     key: str | None,
     output: Output,
 ) -> None:
-    """Order a job that trains a policy on the questions in FILE.
+    """Order a job that trains a policy on questions.
 
-    A part of them is held out, and every tenth version asked them, beside the version before the job. The job is
-    refused if it would probably cost more than its budget.
+    Some of the questions in FILE are held out; every tenth version answers them, and so does the version from before
+    the job. The job is refused if it would probably cost more than its budget.
 
-    With --method sft or dpo it makes one version from examples: those of a file, which is kept in the adapter store, or
-    answers of the log, which --config chooses among. `streamward tune --jobs` carries it out.
+    With --method sft or dpo it makes one version from examples: those of a file, which is copied to the adapter store,
+    or answers of the log, which --config selects. `streamward tune --jobs` serves such jobs.
     """
     from streams.jobs import job_log, request
 
@@ -105,39 +104,39 @@ def jobs_start(
         config["max_budget_usd"] = budget
     if method != "grpo":
         if file is not None or iterations is not None:
-            raise click.UsageError(f"--queries and --iterations are of grpo; {method} has --examples")
-        asked_for = {"policy": agent_id, "method": method, "config": config, "tenant": tenant}
-        _show([_order_tuning(call, asked_for, examples, key)], output)
+            raise click.UsageError(f"--queries and --iterations are for grpo; {method} takes --examples")
+        body = {"policy": agent_id, "method": method, "config": config, "tenant": tenant}
+        _show([_order_tuning(call, body, examples, key)], output)
         return
     if file is None or iterations is None or examples is not None:
-        raise click.UsageError("grpo needs --queries and --iterations, and has no --examples")
+        raise click.UsageError("grpo needs --queries and --iterations, and takes no --examples")
     config = {"n_iterations": iterations, **config}
-    asked = request.read_request(
+    job_request = request.read_request(
         {"agent_id": agent_id, "training_queries": _queries(file), "config": config, "tenant": tenant}
     )
     settings = call.settings_to_write
     names = {"policies": job_log.known_policies(settings), "agents": job_log.known_agents(settings)}
-    order = request.order(asked, settings, **names)  # type: ignore[arg-type]
+    order = request.order(job_request, settings, **names)  # type: ignore[arg-type]
     with job_log.JobLog(settings) as log:
         _show([log.start(order, actor=user_name(), key=key)], output)
 
 
-def _order_tuning(call: AppContext, given: dict[str, Any], file: Path | None, key: str | None) -> JobState:
-    """Order a job that tunes; its file goes into the adapter store first."""
+def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key: str | None) -> JobState:
+    """Order a job that tunes, after putting its file into the adapter store."""
     from streams.adapters.versions import read_state
     from streams.jobs import job_log, training_files
     from streams.jobs.tuning import tuning_request
     from streams.kafka import times
 
-    settings, asked = call.settings_to_write, tuning_request.read_request(given)
-    now_ms, kept = times.now_ms(), None
+    settings, request = call.settings_to_write, tuning_request.read_request(body)
+    now_ms, stored = times.now_ms(), None
     if file is not None:
         raw, name = _content(file)
-        tuning_request.check_lines(asked.method, training_files.lines_of(raw))
-        kept = training_files.put(
+        tuning_request.check_lines(request.method, training_files.lines_of(raw))
+        stored = training_files.put(
             settings.adapters.store, raw, filename=name, purpose=training_files.PURPOSE, now_ms=now_ms
         )
-    order = tuning_request.order(asked, settings, read_state(settings, asked.policy), kept, now_ms)
+    order = tuning_request.order(request, settings, read_state(settings, request.policy), stored, now_ms)
     with job_log.JobLog(settings) as log:
         return log.start(order, actor=user_name(), key=key)
 
@@ -155,7 +154,7 @@ def _content(file: Path) -> tuple[bytes, str]:
 
 
 def _queries(file: Path) -> list[Any]:
-    """Return the lines of a file. Raises JobRequestError that names the first that is no JSON."""
+    """Return the lines of a file. Raises JobRequestError, which names the first line that is not JSON."""
     from schemas import json_text
     from streams.errors import JobRequestError
 
@@ -164,15 +163,15 @@ def _queries(file: Path) -> list[Any]:
         text = click.get_text_stream("stdin").read() if name == "stdin" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise JobRequestError(f"--queries {name}: {exc}", "training_queries") from exc
-    found = []
+    queries = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            found.append(json_text.parse(line))
+            queries.append(json_text.parse(line))
         except ValueError as exc:
             raise JobRequestError(f"{name}:{number}: not JSON: {exc}", "training_queries") from exc
-    return found
+    return queries
 
 
 @jobs.command("list")
@@ -180,7 +179,7 @@ def _queries(file: Path) -> list[Any]:
 @output_option
 @pass_call
 def jobs_list(call: AppContext, /, policy: str | None, output: Output) -> None:
-    """Print every job, the oldest first: how far it is, its cost."""
+    """Print every job with its progress and cost, oldest first."""
     from streams.jobs.job_log import JobLog
 
     with JobLog(call.settings) as log:
@@ -194,8 +193,8 @@ def jobs_list(call: AppContext, /, policy: str | None, output: Output) -> None:
 def jobs_show(call: AppContext, /, job_id: str, output: str) -> None:
     """Print one job.
 
-    Its order, how far it is and why, what its versions gained, and what it has cost. JOB is its id, or the beginning of
-    it.
+    Its order, its progress with the reason, the gains of its versions, and its cost. JOB is an id, or the beginning of
+    one.
     """
     from streams import output as show
     from streams.jobs import view
@@ -212,7 +211,7 @@ def jobs_show(call: AppContext, /, job_id: str, output: str) -> None:
         columns = [show.Column(name, name) for name in ("iteration", "version")]
         columns += [show.Column("success", lambda row: f"{row['success']:.3f}")]
         columns += [show.Column("gain", lambda row: show.with_interval(row, "success_gain"))]
-        show.rows([view.evaluation(one) for one in job.evaluations], columns, "table")
+        show.rows([view.evaluation(evaluation) for evaluation in job.evaluations], columns, "table")
 
 
 def _command(call: AppContext, job_id: str, kind: JobCommandKind, reason: str, key: str | None, output: Output) -> None:
@@ -222,7 +221,7 @@ def _command(call: AppContext, job_id: str, kind: JobCommandKind, reason: str, k
         _show([log.command(job_id, JobCommand(kind=kind, actor=user_name(), reason=reason, key=key))], output)
 
 
-def _show(found: list[Any], output: Output) -> None:
+def _show(states: list[Any], output: Output) -> None:
     from streams import output as show
     from streams.jobs import view
 
@@ -235,10 +234,10 @@ def _show(found: list[Any], output: Output) -> None:
         show.Column("USD", lambda row: None if row["cost_usd"] is None else f"{row['cost_usd']:.4f}", right=True),
         show.Column("reason", "reason"),
     ]
-    show.rows([view.row(job) for job in found], columns, output)
+    show.rows([view.row(job) for job in states], columns, output)
 
 
-reason_option = click.option("--reason", default="asked for", show_default=True, help="Why; it is recorded.")
+reason_option = click.option("--reason", default="asked for", show_default=True, help="Reason to record.")
 
 
 @jobs.command("pause")
@@ -248,7 +247,10 @@ reason_option = click.option("--reason", default="asked for", show_default=True,
 @output_option
 @pass_call
 def jobs_pause(call: AppContext, /, job_id: str, reason: str, key: str | None, output: Output) -> None:
-    """Ask for no more tasks until the job is resumed. What is in flight is finished, and trained on."""
+    """Submit no more tasks of a job until it is resumed.
+
+    Tasks in flight are finished and trained on.
+    """
     _command(call, job_id, "paused", reason, key, output)
 
 
@@ -259,7 +261,7 @@ def jobs_pause(call: AppContext, /, job_id: str, reason: str, key: str | None, o
 @output_option
 @pass_call
 def jobs_resume(call: AppContext, /, job_id: str, reason: str, key: str | None, output: Output) -> None:
-    """Continue a job that is paused, where it was."""
+    """Resume a paused job."""
     _command(call, job_id, "resumed", reason, key, output)
 
 
@@ -270,7 +272,10 @@ def jobs_resume(call: AppContext, /, job_id: str, reason: str, key: str | None, 
 @output_option
 @pass_call
 def jobs_cancel(call: AppContext, /, job_id: str, reason: str, key: str | None, output: Output) -> None:
-    """End a job. What is in flight is finished; the versions that it made stay."""
+    """Cancel a job.
+
+    Tasks in flight are finished; its versions stay.
+    """
     _command(call, job_id, "cancelled", reason, key, output)
 
 
@@ -281,7 +286,7 @@ def jobs_cancel(call: AppContext, /, job_id: str, reason: str, key: str | None, 
 def jobs_watch(call: AppContext, /, job_id: str, output: Output) -> None:
     """Print the events of a job as they come, until it has ended.
 
-    The exit code is 1 if it has failed. Ctrl-C ends the command, and not the job.
+    Exit code 1 if the job has failed. Ctrl-C ends the command, not the job.
     """
     from streams import output as show
     from streams.errors import StreamwardError
@@ -291,14 +296,14 @@ def jobs_watch(call: AppContext, /, job_id: str, output: Output) -> None:
     call.working = True
     with until_stopped() as stop, JobLog(call.settings) as log:
         job_id = log.get(job_id).job_id
-        seen, ended = 0, False
+        count, ended = 0, False
         while not stop.is_set() and not ended:
-            new, ended = log.wait(job_id, seen)
+            new, ended = log.wait(job_id, count)
             show.check_reader()
             for event in new:
                 line = f"{show.moment(event.created_at)}  {event.kind:<15}  {event.reason}"
                 print(show.json_line(view.event(event)) if output == "jsonl" else line, flush=True)
-            seen += len(new)
+            count += len(new)
         job = log.get(job_id)
     if job.status == "failed":
         action = f". {job.suggested_action}" if job.suggested_action else ""
@@ -307,17 +312,17 @@ def jobs_watch(call: AppContext, /, job_id: str, output: Output) -> None:
 
 @jobs.command("export")
 @click.argument("job_id", metavar="JOB")
-@click.option("--success-only", is_flag=True, help="Only answers that are right.")
+@click.option("--success-only", is_flag=True, help="Only correct answers.")
 @click.option("--min-reward", type=float, help="Only answers with at least this reward.")
-@click.option("--limit", type=click.IntRange(min=0), help="So many at most.")
-@click.option("--offset", type=click.IntRange(min=0), default=0, show_default=True, help="Leave out so many first.")
+@click.option("--limit", type=click.IntRange(min=0), help="At most this many.")
+@click.option("--offset", type=click.IntRange(min=0), default=0, show_default=True, help="Skip this many first.")
 @pass_call
 def jobs_export(
     call: AppContext, /, job_id: str, success_only: bool, min_reward: float | None, limit: int | None, offset: int
 ) -> None:
     """Print the answers to the questions of a job.
 
-    A JSON object a line, with its reward, in the order in which they were grouped.
+    One JSON object per line, with its reward, in the order of the groups.
     """
     from streams import output as show
     from streams.jobs.answers import JobAnswers, answers
@@ -325,8 +330,8 @@ def jobs_export(
 
     with JobLog(call.settings) as log:
         job = log.get(job_id)
-    wanted = JobAnswers(success_only=success_only, min_reward=min_reward, limit=limit, offset=offset)
-    for answer in answers(call.settings, job, wanted):
+    selection = JobAnswers(success_only=success_only, min_reward=min_reward, limit=limit, offset=offset)
+    for answer in answers(call.settings, job, selection):
         sys.stdout.write(show.json_line(answer) + "\n")
 
 
@@ -336,16 +341,15 @@ def jobs_export(
     default="policy,month",
     show_default=True,
     metavar="NAMES",
-    help="Of policy, tenant, job and month, with commas between.",
+    help="Columns to sum by, comma separated: policy, tenant, job, month.",
 )
 @output_option
 @pass_call
 def costs(call: AppContext, /, by: str, output: Output) -> None:
-    """Print what jobs have used and cost, by whom and when.
+    """Print the usage and cost of jobs.
 
-    Tokens and seconds are those of the jobs' events, times the prices that were recorded when each was created. What
-    was used by jobs without prices has no cost. By tenant and month it says which of their months are closed: those
-    do not change any more.
+    The cost is the tokens and seconds in a job's events, times the prices recorded at its creation. Jobs without prices
+    have no cost. By tenant and month, it also marks closed months, whose costs are final.
     """
     from streams import output as show
     from streams.jobs import spending
@@ -353,7 +357,7 @@ def costs(call: AppContext, /, by: str, output: Output) -> None:
 
     names = spending.names(by)
     with JobLog(call.settings) as log:
-        found = log.costs(names)
+        rows = log.costs(names)
     columns = [show.Column(name, name) for name in names]
     if {"tenant", "month"} <= set(names):
         columns += [show.Column("month is", lambda row: "closed" if row["closed"] else "open")]
@@ -362,4 +366,4 @@ def costs(call: AppContext, /, by: str, output: Output) -> None:
     ]
     columns += [show.Column("trainer s", lambda row: f"{row['trainer_s']:.1f}", right=True)]
     columns += [show.Column("USD", lambda row: f"{row['cost_usd']:.4f}", right=True)]
-    show.rows(found, columns, output)
+    show.rows(rows, columns, output)

@@ -1,6 +1,6 @@
-"""The commands about what consumer groups have committed.
+"""The commands of committed offsets.
 
-    offsets list ──► each group's lag, and what retention has deleted before it was read
+    offsets list ──► each group's lag, and records that retention deleted before they were read
     offsets skip ──► accept such a loss, once, by name
 
 No command moves a group back: `streamward replay` reads a range again without any group.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def offsets() -> None:
-    """Look at committed offsets, and accept losses."""
+    """Inspect committed offsets and accept losses."""
 
 
 @offsets.command("list")
@@ -31,7 +31,7 @@ def offsets_list(call: AppContext, output: Output) -> None:
     """Print the lag of each group.
 
     For every partition with a commit: the commit, the first and the next offset, the lag in records, and whether
-    retention has deleted what the group had still to read. A trainer's commit is a hint: its checkpoint counts.
+    retention has deleted unread records. A trainer's commit is a hint: its checkpoint counts.
     """
     from streams import output as show
     from streams.kafka import offsets as positions
@@ -45,11 +45,12 @@ def offsets_list(call: AppContext, output: Output) -> None:
         show.Column("lag", "lag", right=True),
         show.Column("state", "state"),
     ]
-    found = positions.positions(call.settings)
-    show.rows([_row(at) for at in found], columns, output)
-    for group in sorted({at.group for at in found if at.gone and not at.group.startswith("trainer-")}):
+    committed = positions.positions(call.settings)
+    show.rows([_row(position) for position in committed], columns, output)
+    cut_off = {position.group for position in committed if position.gone}
+    for group in sorted(group for group in cut_off if not group.startswith("trainer-")):
         click.echo(
-            f"Group {group} will not start: restore what was deleted, or accept the loss with "
+            f"Group {group} will not start: restore the deleted records, or accept the loss with "
             f"`streamward offsets skip --group {group}`.",
             err=True,
         )
@@ -57,14 +58,14 @@ def offsets_list(call: AppContext, output: Output) -> None:
 
 @offsets.command("skip")
 @click.option("--group", required=True, metavar="GROUP", help="As `offsets list` names it, e.g. policy-default.")
-@click.option("--dry-run", is_flag=True, help="Print what would be given up, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Only print the loss.")
 @output_option
 @pass_call
 def offsets_skip(call: AppContext, group: str, dry_run: bool, output: Output) -> None:
-    """Accept the loss of what retention has deleted before GROUP read it.
+    """Accept the loss of records that GROUP had not read.
 
-    Commits the first offset that exists, in those partitions only, and prints what is given up. The group must have no
-    members: stop its processes first.
+    If retention has deleted them, commits the first offset that exists, in those partitions only, and prints the loss.
+    The group must have no members: stop its processes first.
     """
     from streams import output as show
     from streams.kafka import offsets as positions
@@ -76,25 +77,25 @@ def offsets_skip(call: AppContext, group: str, dry_run: bool, output: Output) ->
         show.Column("first", "first", right=True),
         show.Column("given up", "gone", right=True),
     ]
-    show.rows([_row(at) for at in cut], columns, output)
-    gone = sum(at.gone for at in cut)
+    show.rows([_row(position) for position in cut], columns, output)
+    lost = sum(position.gone for position in cut)
     if not cut:
         click.echo("Nothing was deleted before it was read; nothing is changed.", err=True)
     elif dry_run:
-        click.echo(f"{gone} records would be given up; nothing is changed.", err=True)
+        click.echo(f"{lost} records would be given up; nothing is changed.", err=True)
     else:
-        click.echo(f"{gone} records are given up. The group continues with the first record that exists.", err=True)
+        click.echo(f"{lost} records are given up. The group continues with the first record that exists.", err=True)
 
 
-def _row(at: Position) -> dict[str, Any]:
+def _row(position: Position) -> dict[str, Any]:
     return {
-        "group": at.group,
-        "topic": at.topic,
-        "partition": at.partition,
-        "committed": at.committed,
-        "first": at.first,
-        "next": at.next,
-        "lag": at.lag,
-        "gone": at.gone,
-        "state": at.state,
+        "group": position.group,
+        "topic": position.topic,
+        "partition": position.partition,
+        "committed": position.committed,
+        "first": position.first,
+        "next": position.next,
+        "lag": position.lag,
+        "gone": position.gone,
+        "state": position.state,
     }

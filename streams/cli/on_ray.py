@@ -26,12 +26,12 @@ def options(command: F) -> F:
         "--on",
         type=click.Choice(["ray"]),
         default=None,
-        help="Run agents on the nodes of the Ray cluster in RAY_ADDRESS until this command is stopped (docs/scale.md).",
+        help="Run agents on the nodes of the Ray cluster in RAY_ADDRESS until interrupted (docs/scale.md).",
     )(command)
 
 
 def is_wanted(on: str | None, replicas: int | None) -> bool:
-    """Return whether the agents shall run on Ray. Raises UsageError if only their number is given."""
+    """Return whether the agents run on Ray. Raises UsageError if only their number is given."""
     if on is None and replicas is not None:
         raise click.UsageError(
             "--replicas has no effect without --on ray; here, start the command as often as you like"
@@ -40,13 +40,13 @@ def is_wanted(on: str | None, replicas: int | None) -> bool:
 
 
 def refuse_options(command: str, on: str | None, replicas: int | None) -> None:
-    """Raise UsageError if one was given to a command that does not take it."""
+    """Raise UsageError if a command got an option that it does not take."""
     if on is not None or replicas is not None:
         raise click.UsageError(f"--on and --replicas have no effect on {command}")
 
 
 def agents(call: AppContext, words: Sequence[str], replicas: int) -> int:
-    """Run `streamward WORDS` as so many agents until this process is asked to end; return the exit code."""
+    """Run `streamward WORDS` as `replicas` agents until a signal; return the exit code."""
     from streams.worker.ray import ray_cluster
 
     settings, kind = call.settings, words[0]
@@ -69,7 +69,7 @@ def trainer(call: AppContext, words: Sequence[str], place: Place | None) -> int:
     from streams.worker.ray import ray_cluster
 
     if place is not None:
-        raise SettingsError("--launcher ray, and WORLD_SIZE says that another launcher is at work; use one of them")
+        raise SettingsError("--launcher ray, and WORLD_SIZE is set by another launcher; use one of them")
     settings = call.settings
     room = ray_cluster.room(settings.trainer.processes, settings.trainer.threads, settings.model.device)
     with ray_cluster.joined("train --launcher ray"), until_stopped() as stop:

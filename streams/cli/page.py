@@ -1,4 +1,4 @@
-"""The command that shows what happened in a browser: page."""
+"""The commands that show the log in a browser: page, page export."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 @click.pass_context
 @pass_call
 def page(call: AppContext, ctx: click.Context, /, source: str) -> None:
-    """Serve a page to look at the log with.
+    """Serve a web page of the log.
 
-    Groups answer by answer, versions, dead letters, SQL. It listens at page.host and page.port
-    (http://127.0.0.1:8791/), on this machine only, and asks for no login. It reads the log and changes nothing, and the
-    loop needs it for nothing. SIGTERM or Ctrl-C ends it.
+    It shows groups answer by answer, versions, dead letters and SQL. It listens at page.host and page.port
+    (http://127.0.0.1:8791/), on this machine only, without a login. It reads the log and changes nothing; the loop does
+    not need it. SIGTERM or Ctrl-C ends it.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -41,11 +41,11 @@ def page(call: AppContext, ctx: click.Context, /, source: str) -> None:
 @source_option
 @pass_call
 def page_export(call: AppContext, /, name: str, out: Path, source: str) -> None:
-    """Write the page of a task or policy to a file that opens from disk.
+    """Write the page of a task or policy to a file.
 
-    It has everything inside and loads nothing, so it can be sent to somebody.
+    The file is self-contained: it opens from disk, and can be sent to others.
     """
     from gateway.page import export
 
-    what = export.write(call.settings, cast("Source", source), name, out)
-    click.echo(f"{what} {name} written to {out}", err=True)
+    kind = export.write(call.settings, cast("Source", source), name, out)
+    click.echo(f"{kind} {name} written to {out}", err=True)

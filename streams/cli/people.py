@@ -1,6 +1,6 @@
-"""The commands of people: make, list, change and disable users; make the key that their tokens are signed with.
+"""The commands of users and of the key that signs their tokens.
 
-users create, set-password ──► a password from the terminal or stdin, never from an argument ──► its hash ──► access
+users create, set-password ──► a password from the terminal or stdin, never an argument ──► its hash ──► access
 users list ──► rows        set-roles, disable, enable ──► access ──► every server that follows
 signing-key rotate ──► public half ──► access, private half ──► the file login.signing_key
 """
@@ -21,32 +21,34 @@ if TYPE_CHECKING:
 
 ROLES = ("viewer", "submitter", "trainer", "promoter", "admin")
 roles_option = click.option(
-    "--role", "roles", type=click.Choice(ROLES), multiple=True, required=True, help="What they may do; may be repeated."
+    "--role", "roles", type=click.Choice(ROLES), multiple=True, required=True, help="Role of the user; may be repeated."
 )
-reason_option = click.option("--reason", default="asked for", help="Why, for whoever reads the log.")
+reason_option = click.option("--reason", default="asked for", help="Reason to record in the log.")
 
 
 @click.group("users")
 def access_users() -> None:
-    """Make, list, change and disable users.
+    """Create, list, change and disable users.
 
-    They are people who log in with a password, or by way of OIDC.
+    Users log in with a password or through OIDC.
     """
 
 
 @access_users.command("create")
 @click.argument("name")
 @roles_option
-@click.option("--tenant", help="Whose jobs and files they see; without it, all of them.")
+@click.option("--tenant", help="Tenant whose jobs and files the user sees.  [default: all tenants]")
 @json_option
 @pass_call
 def users_create(call: AppContext, /, name: str, roles: Any, tenant: str | None, output: Output) -> None:
-    """Make a user. The password is asked for, or is the first line of stdin."""
+    """Create a user. The password is prompted for, or is the first line of stdin."""
     from streams.access import people, users
 
     users.checked_name(name)
     password = _password()
-    _shown(call, output, lambda log: people.create_user(log, name, password, roles, actor=user_name(), tenant=tenant))
+    _change_user(
+        call, output, lambda log: people.create_user(log, name, password, roles, actor=user_name(), tenant=tenant)
+    )
 
 
 @access_users.command("list")
@@ -59,7 +61,7 @@ def users_list(call: AppContext, /, output: Output) -> None:
     from streams.access.access_log import AccessLog
 
     with AccessLog(call.settings) as log:
-        found = [users.row(user) for user in log.users.values()]
+        rows = [users.row(user) for user in log.users.values()]
     columns = [
         show.Column("user", "user_id"),
         show.Column("name", "name"),
@@ -68,7 +70,7 @@ def users_list(call: AppContext, /, output: Output) -> None:
         show.Column("issuer", "issuer"),
         show.Column("status", "status"),
     ]
-    show.rows(found, columns, output)
+    show.rows(rows, columns, output)
 
 
 @access_users.command("set-password")
@@ -77,11 +79,14 @@ def users_list(call: AppContext, /, output: Output) -> None:
 @json_option
 @pass_call
 def users_set_password(call: AppContext, /, name: str, reason: str, output: Output) -> None:
-    """Give a user another password, asked for or read from stdin, and end what they are logged in to."""
+    """Change a user's password, and end the user's sessions.
+
+    The password is prompted for, or is the first line of stdin.
+    """
     from streams.access import people
 
     password = _password()
-    _shown(call, output, lambda log: people.set_password(log, name, password, actor=user_name(), reason=reason))
+    _change_user(call, output, lambda log: people.set_password(log, name, password, actor=user_name(), reason=reason))
 
 
 @access_users.command("set-roles")
@@ -91,10 +96,10 @@ def users_set_password(call: AppContext, /, name: str, reason: str, output: Outp
 @json_option
 @pass_call
 def users_set_roles(call: AppContext, /, name: str, roles: Any, reason: str, output: Output) -> None:
-    """Give a user these roles and no other."""
+    """Replace the roles of a user."""
     from streams.access import people
 
-    _shown(call, output, lambda log: people.set_roles(log, name, roles, actor=user_name(), reason=reason))
+    _change_user(call, output, lambda log: people.set_roles(log, name, roles, actor=user_name(), reason=reason))
 
 
 @access_users.command("disable")
@@ -103,10 +108,10 @@ def users_set_roles(call: AppContext, /, name: str, roles: Any, reason: str, out
 @json_option
 @pass_call
 def users_disable(call: AppContext, /, name: str, reason: str, output: Output) -> None:
-    """Shut a user out, and end what they are logged in to."""
+    """Disable a user and end the user's sessions."""
     from streams.access import people
 
-    _shown(call, output, lambda log: people.disable(log, name, actor=user_name(), reason=reason))
+    _change_user(call, output, lambda log: people.disable(log, name, actor=user_name(), reason=reason))
 
 
 @access_users.command("enable")
@@ -115,27 +120,27 @@ def users_disable(call: AppContext, /, name: str, reason: str, output: Output) -
 @json_option
 @pass_call
 def users_enable(call: AppContext, /, name: str, reason: str, output: Output) -> None:
-    """Let a disabled user log in again."""
+    """Enable a disabled user."""
     from streams.access import people
 
-    _shown(call, output, lambda log: people.enable(log, name, actor=user_name(), reason=reason))
+    _change_user(call, output, lambda log: people.enable(log, name, actor=user_name(), reason=reason))
 
 
 @click.group("signing-key")
 def access_signing_key() -> None:
-    """Make the key that access tokens are signed with."""
+    """Manage the key that signs access tokens."""
 
 
 @access_signing_key.command("rotate")
-@click.option("--revoke", is_flag=True, help="Accept no token of earlier keys, which may have been copied.")
+@click.option("--revoke", is_flag=True, help="Refuse the tokens of earlier keys at once, for instance after a leak.")
 @reason_option
 @json_option
 @pass_call
 def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: Output) -> None:
-    """Make a new key in the file login.signing_key, which every server of the log needs.
+    """Replace the key in the file login.signing_key.
 
-    Tokens of the one before are accepted until they expire. Servers read the file again by themselves; where each has a
-    copy, replace all within 5 minutes.
+    Every server of the log needs the file. Tokens of the previous key are accepted until they expire. Servers re-read
+    the file automatically; if each has a copy, replace all copies within 5 minutes.
     """
     from streams import output as show
     from streams.access import people
@@ -143,7 +148,8 @@ def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: O
     from streams.errors import SettingsError
 
     settings = call.settings_to_write
-    if (path := settings.login.signing_key) is None:
+    path = settings.login.signing_key
+    if path is None:
         raise SettingsError(
             "login.signing_key is not set; name the file, e.g. --set login.signing_key=/etc/streamward/signing.pem"
         )
@@ -152,7 +158,7 @@ def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: O
     show.record({"kid": key.kid, "file": str(path), "earlier": "revoked" if revoke else "expire"}, output)
 
 
-def _shown(call: AppContext, output: Output, change: Callable[[AccessLog], User]) -> None:
+def _change_user(call: AppContext, output: Output, change: Callable[[AccessLog], User]) -> None:
     from streams import output as show
     from streams.access import users
     from streams.access.access_log import AccessLog
@@ -162,7 +168,7 @@ def _shown(call: AppContext, output: Output, change: Callable[[AccessLog], User]
 
 
 def _password() -> str:
-    """Return a password that somebody types twice, or the first line of stdin."""
+    """Return a password, typed twice at a terminal, or the first line of stdin."""
     stdin = click.get_text_stream("stdin")
     if stdin.isatty():
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))

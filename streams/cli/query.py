@@ -1,6 +1,6 @@
 """The command that queries the log with SQL.
 
-    query SQL | TOPIC | -  ──► one answer, or with --follow what is written          query ──► a shell
+    query SQL | TOPIC | -  ──► one answer, or with --follow new rows          query ──► a shell
 
 It only reads; `streamward replay` makes new data from old.
 """
@@ -36,7 +36,7 @@ FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 @click.option("--key", metavar="KEY", help="Only records with this key.")
 @click.option("--where", metavar="SQL", help="Only rows of TOPIC for which this holds.")
 @click.option("--limit", type=click.IntRange(min=0), metavar="N", help="At most this many rows.")
-@click.option("--follow", is_flag=True, help="Then print new rows, until Ctrl-C or --limit.")
+@click.option("--follow", is_flag=True, help="Continue to print new rows, until Ctrl-C or --limit.")
 @click.option(
     "--output",
     type=click.Choice(FORMATS),
@@ -48,19 +48,19 @@ FORMATS = ("table", "json", "jsonl", "csv", "parquet", "markdown")
 @click.option("--allow-files", is_flag=True, help="Let the statement read and write files, not only the log.")
 @click.pass_context
 @pass_call
-def query(call: AppContext, ctx: click.Context, /, **given: Any) -> None:
-    """Query the log with SQL, the archive included. Without SQL: a shell.
+def query(call: AppContext, ctx: click.Context, /, **chosen: Any) -> None:
+    """Query the log and its archive with SQL.
 
-    SQL is one statement in DuckDB's dialect that only reads. Its tables are the topics, with _ for -: tasks, responses,
+    SQL is one read-only statement in DuckDB's dialect. Its tables are the topics, with _ for -: tasks, responses,
     rewards, group_control, groups, batches, adapters, dead_letters, experiments, jobs; and the joins group_responses,
-    lineage and rollout. A TOPIC means all of its rows, and - reads SQL from stdin. The range is fixed at the start, and
-    nothing is committed. Records that cannot be read are counted on stderr, and make the exit code 1.
+    lineage and rollout. A TOPIC means all its rows, - reads SQL from stdin, and without SQL a shell starts. The range
+    is fixed at the start, and nothing is committed. Unreadable records are counted on stderr; the exit code is then 1.
     """
     import sys
 
     from streams.tools.query import options
 
-    request = options.checked(call.settings, options.QueryOptions(**given), sys.stdin.read)
+    request = options.checked(call.settings, options.QueryOptions(**chosen), sys.stdin.read)
     if request.statement is None:
         _shell(call, request)
         return
@@ -71,7 +71,7 @@ def query(call: AppContext, ctx: click.Context, /, **given: Any) -> None:
 
 
 def _answer(session: Session, request: QueryRequest, statement: Statement) -> bool:
-    """Print the answer; return whether nothing was left out."""
+    """Print the answer; return whether it is complete."""
     import sys
 
     from streams.tools.query import formats, options
@@ -86,40 +86,40 @@ def _answer(session: Session, request: QueryRequest, statement: Statement) -> bo
         sys.stdout.flush()
     if not count and sys.stderr.isatty():
         click.echo("no rows", err=True)
-    return _tell(session, statement)
+    return _print_gaps(session, statement)
 
 
 def _follow(session: Session, request: QueryRequest, statement: Statement) -> bool:
-    """Print what exists and then what is written; return whether nothing was left out."""
+    """Print the present rows and then new ones; return whether they are complete."""
     import sys
 
     from streams import output
     from streams.tools.query import formats
 
-    printed, complete, limit = 0, True, request.options.limit
+    count, complete, limit = 0, True, request.options.limit
     (name,) = statement.tables
     lines = formats.Following(request.output, sys.stdout)
     with until_stopped() as stop:
         new = True
         while True:
             if new:
-                left = None if limit is None else limit - printed
-                printed += lines.add(session.run(statement.sql, limit=left))
-                complete = _tell(session, statement) and complete
+                remaining = None if limit is None else limit - count
+                count += lines.add(session.run(statement.sql, limit=remaining))
+                complete = _print_gaps(session, statement) and complete
             output.check_reader()
-            if stop.is_set() or (limit is not None and printed >= limit) or stop.wait(FOLLOW_S):
+            if stop.is_set() or (limit is not None and count >= limit) or stop.wait(FOLLOW_S):
                 return complete
             new = session.only_new(name)
 
 
-def _tell(session: Session, statement: Statement) -> bool:
-    """Print to stderr what was left out; return whether nothing was."""
+def _print_gaps(session: Session, statement: Statement) -> bool:
+    """Print to stderr which records are missing; return whether none are."""
     from streams.tools.query import prompt
 
-    found = prompt.left_out(session, session.labels(statement))
-    for text in found:
+    gaps = prompt.left_out(session, session.labels(statement))
+    for text in gaps:
         click.echo(text, err=True)
-    return not found
+    return not gaps
 
 
 def _shell(call: AppContext, request: QueryRequest) -> None:

@@ -1,9 +1,10 @@
-"""The commands that decide about adapter versions.
+"""The commands that change adapter versions: promote, reject, rollback, retire, import, gc.
 
     adapters promote, reject, rollback, retire ──► one event, read back ──► it took effect, or exit code 4
-    adapters gc ──► what would be deleted, and why ──► with --yes: retired by event, then deleted from the store
+    adapters import ──► a folder and a recipe, checked ──► the next version, or exit code 4 and nothing written
+    adapters gc ──► versions to delete, with reasons ──► with --yes: retired by event, then deleted from the store
 
-A canary's share has no command: it grows in `rollouts.mode=canary` alone.
+A canary's share has no command: it grows only in `rollouts.mode=canary`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from streams.cli.adapters import adapters, policy_option, read
-from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+from streams.cli.runtime import AppContext, importing, output_option, pass_call, user_name
 
 if TYPE_CHECKING:
     from schemas.events import AdapterKind
@@ -26,16 +28,16 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 __all__ = ["adapters"]
-"""The group, with the commands of both modules; adapter_import.py adds one more."""
+"""The group of commands, with those of adapters.py."""
 
 version_option = click.option(
-    "--version", type=click.IntRange(min=0), required=True, metavar="N", help="The version this is about."
+    "--version", type=click.IntRange(min=0), required=True, metavar="N", help="Version to decide about."
 )
 
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """What the options of every decision say."""
+    """The options of every decision."""
 
     policy: str | None
     actor: str
@@ -43,49 +45,53 @@ class DecisionOptions:
     output: Output
 
 
-def _by_a_person(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what every decision has: --reason, --actor, --policy and --output; the command gets them as `given`."""
+def decision_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of every decision: --reason, --actor, --policy, --output; the command gets them as `decision`."""
 
     @functools.wraps(command)
-    def collected(*args: Any, policy: str | None, actor: str | None, reason: str, output: Output, **rest: Any) -> None:
-        command(*args, given=DecisionOptions(policy, actor or user_name(), reason, output), **rest)
+    def decide(*args: Any, policy: str | None, actor: str | None, reason: str, output: Output, **rest: Any) -> None:
+        command(*args, decision=DecisionOptions(policy, actor or user_name(), reason, output), **rest)
 
     for option in (
         output_option,
         policy_option,
-        click.option("--actor", default=None, metavar="NAME", help="Who decides.  [default: your user name]"),
-        click.option("--reason", required=True, metavar="TEXT", help="Why. It is recorded in the log."),
+        click.option("--actor", default=None, metavar="NAME", help="Actor to record.  [default: your user name]"),
+        click.option("--reason", required=True, metavar="TEXT", help="Reason to record."),
     ):
-        collected = option(collected)
-    return collected
+        decide = option(decide)
+    return decide
 
 
 @adapters.command("promote")
 @version_option
 @click.option(
-    "--expect", type=int, default=None, metavar="M", help="Only if version M is primary.  [default: the present one]"
+    "--expect",
+    type=int,
+    default=None,
+    metavar="M",
+    help="Only if version M is primary.  [default: the current primary]",
 )
-@_by_a_person
+@decision_options
 @pass_call
-def adapters_promote(call: AppContext, /, version: int, expect: int | None, given: DecisionOptions) -> None:
+def adapters_promote(call: AppContext, /, version: int, expect: int | None, decision: DecisionOptions) -> None:
     """Make a version primary.
 
-    It replaces the primary that served when the command started. If another decision came first, nothing changes and
-    the exit code is 4.
+    It replaces the primary at the start of the command. If another decision came first, nothing changes and the exit
+    code is 4.
     """
-    _decide(call, "promoted", version, given, expect=expect)
+    _decide(call, "promoted", version, decision, expect=expect)
 
 
 @adapters.command("reject")
 @version_option
-@_by_a_person
+@decision_options
 @pass_call
-def adapters_reject(call: AppContext, /, version: int, given: DecisionOptions) -> None:
+def adapters_reject(call: AppContext, /, version: int, decision: DecisionOptions) -> None:
     """Reject a version; if it is the candidate, its canary ends.
 
     Its files stay in the store, and it can no longer be promoted.
     """
-    _decide(call, "rejected", version, given)
+    _decide(call, "rejected", version, decision)
 
 
 @adapters.command("rollback")
@@ -94,31 +100,31 @@ def adapters_reject(call: AppContext, /, version: int, given: DecisionOptions) -
     type=click.IntRange(min=0),
     default=None,
     metavar="N",
-    help="Return to this one.  [default: the previous primary]",
+    help="Version to return to.  [default: the previous primary]",
 )
-@click.option("--expect", type=int, required=True, metavar="M", help="The primary that is rolled back.")
-@_by_a_person
+@click.option("--expect", type=int, required=True, metavar="M", help="Primary to roll back.")
+@decision_options
 @pass_call
-def adapters_rollback(call: AppContext, /, to: int | None, expect: int, given: DecisionOptions) -> None:
+def adapters_rollback(call: AppContext, /, to: int | None, expect: int, decision: DecisionOptions) -> None:
     """Roll back to an older version.
 
     Only if version M is primary: if another decision came first, nothing changes and the exit code is 4. Agents follow
-    at once; responses they have begun end on the version they began with.
+    at once; a response in progress stays on the version it began with.
     """
     from streams.adapters.decisions import rollback_target
 
-    life = read(call, given.policy)
+    history = read(call, decision.policy)
     if to is None:
-        to = rollback_target(life, expect, actor=given.actor, reason=given.reason)
-    _decide(call, "rolled_back", to, given, expect=expect, life=life)
+        to = rollback_target(history, expect, actor=decision.actor, reason=decision.reason)
+    _decide(call, "rolled_back", to, decision, expect=expect, history=history)
 
 
 @adapters.command("retire")
 @version_option
-@_by_a_person
+@decision_options
 @pass_call
-def adapters_retire(call: AppContext, /, version: int, given: DecisionOptions) -> None:
-    """Take a version out of use, for good.
+def adapters_retire(call: AppContext, /, version: int, decision: DecisionOptions) -> None:
+    """Retire a version for good.
 
     Its files stay until `adapters gc` deletes them.
     """
@@ -126,39 +132,113 @@ def adapters_retire(call: AppContext, /, version: int, given: DecisionOptions) -
 
     if version == 0:
         raise RefusedError("version 0 is the base model, which any roll-back may return to; it is never retired")
-    _decide(call, "retired", version, given)
+    _decide(call, "retired", version, decision)
 
 
 def _decide(
     call: AppContext,
     kind: AdapterKind,
     version: int,
-    given: DecisionOptions,
+    decision: DecisionOptions,
     *,
     expect: int | None = None,
-    life: AdapterHistory | None = None,
+    history: AdapterHistory | None = None,
 ) -> None:
     from streams import output as show
     from streams.adapters import decisions
 
-    life = read(call, given.policy) if life is None else life
+    history = read(call, decision.policy) if history is None else history
     proposed = decisions.ProposedDecision(
-        kind=kind, version=version, actor=given.actor, reason=given.reason, expect=expect
+        kind=kind, version=version, actor=decision.actor, reason=decision.reason, expect=expect
     )
-    made = decisions.decide(call.settings_to_write, life, proposed)
-    show.record(_row(made), given.output)
+    show.record(_row(decisions.decide(call.settings_to_write, history, proposed)), decision.output)
 
 
-def _row(made: AdapterDecision) -> dict[str, Any]:
+def _row(decision: AdapterDecision) -> dict[str, Any]:
     return {
-        "policy": made.event.policy,
-        "version": made.event.version,
-        "kind": made.event.kind,
-        "at": str(made.at),
-        "primary": made.state.primary,
-        "before": made.before,
-        "again": made.again,
+        "policy": decision.event.policy,
+        "version": decision.event.version,
+        "kind": decision.event.kind,
+        "at": str(decision.at),
+        "primary": decision.state.primary,
+        "before": decision.before,
+        "again": decision.again,
     }
+
+
+# --- import -----------------------------------------------------------------------------------------------------------
+
+
+@adapters.command("import")
+@click.option(
+    "--parent", type=click.IntRange(min=0), required=True, metavar="V", help="Version that it was trained from."
+)
+@click.option(
+    "--from",
+    "folder",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FOLDER",
+    help="Adapter in peft's layout: adapter_config.json, adapter_model.safetensors.",
+)
+@click.option(
+    "--recipe",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Origin as JSON: framework, framework_version, trained_by; `export --format verl` writes the rest.",
+)
+@click.option("--actor", default=None, metavar="NAME", help="Actor to record.  [default: your user name]")
+@policy_option
+@output_option
+@pass_call
+def adapters_import(
+    call: AppContext,
+    /,
+    parent: int,
+    folder: Path,
+    recipe: Path,
+    actor: str | None,
+    policy: str | None,
+    output: Output,
+) -> None:
+    """Import an adapter that another trainer made.
+
+    It becomes version V + 1, in place of batch V, which must be in the log, and is then treated like any trained
+    version. V must be the newest version: otherwise nothing is written and the exit code is 4, as for an adapter of
+    another base model or shape. Repeating an import changes nothing. The trainer continues from it with a fresh
+    optimizer; `streamward reproduce` cannot remake it.
+    """
+    import os
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process has it; read when torch is loaded
+    from schemas.conventions import trained_elsewhere
+    from streams import output as show
+    from streams.adapters.versions import manifest_digest
+
+    settings = call.settings_to_write
+    with importing():
+        from trainer.bridges import bring, foreign
+
+    order = bring.ImportOrder(
+        policy=policy or settings.policy.name,
+        parent=parent,
+        folder=folder,
+        recipe=foreign.read_recipe(recipe),
+        actor=actor or user_name(),
+    )
+    version = bring.bring(settings, order)
+    row = {
+        "policy": version.event.policy,
+        "version": version.event.version,
+        "parent": version.event.parent_version,
+        "trained": trained_elsewhere(version.event.recipe),
+        "sha256": manifest_digest(version.event.files),
+        "uri": version.event.uri,
+        "left_out": version.left_out,
+        "again": version.again,
+    }
+    show.record(row, output)
 
 
 # --- gc ---------------------------------------------------------------------------------------------------------------
@@ -179,43 +259,45 @@ class GcOptions:
 
 
 @adapters.command("gc")
-@click.option("--keep-best", type=click.IntRange(min=0), required=True, metavar="K", help="Keep the K best versions.")
-@click.option("--by", default=None, metavar="SUITE/METRIC", help="What is best.  [default: the only suite]")
+@click.option(
+    "--keep-best", type=click.IntRange(min=0), required=True, metavar="K", help="Number of best versions to keep."
+)
+@click.option("--by", default=None, metavar="SUITE/METRIC", help="Measure of the best.  [default: the only suite]")
 @click.option(
     "--keep-primaries",
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
     metavar="N",
-    help="Keep the last N primaries, for a roll-back.",
+    help="Number of last primaries to keep, for a roll-back.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would be deleted, and why; the default.")
+@click.option("--dry-run", is_flag=True, help="Only show the versions to delete, with reasons; the default.")
 @click.option("--yes", is_flag=True, help="Delete them.")
-@click.option("--actor", default=None, metavar="NAME", help="Who decides.  [default: your user name]")
+@click.option("--actor", default=None, metavar="NAME", help="Actor to record.  [default: your user name]")
 @policy_option
 @output_option
 @pass_call
 def adapters_gc(call: AppContext, /, **options: Any) -> None:
-    """Show which versions would be deleted; with --yes, delete them.
+    """Delete old versions; without --yes, only show them.
 
-    Kept are the serving version, the primaries before it, versions without a decision, and the best. Each of the others
-    is retired by an event, and then its files are deleted from the store. `streamward reproduce` can recreate them.
+    It keeps the serving version, the primaries before it, versions without a decision, and the best. It retires each of
+    the others by an event, and then deletes its files from the store. `streamward reproduce` can recreate them.
     """
     from streams import output as show
     from streams.adapters import retention
     from streams.errors import SettingsError
 
-    asked = GcOptions(**options)
-    if asked.yes and asked.dry_run:
+    chosen = GcOptions(**options)
+    if chosen.yes and chosen.dry_run:
         raise SettingsError("--yes and --dry-run contradict each other; give one of them")
-    life = read(call, asked.policy)
-    measure = retention.measure(life.state, asked.by) if asked.keep_best or asked.by else None
-    fates = retention.plan(life.state, best=asked.keep_best, primaries=asked.keep_primaries, by=measure)
+    history = read(call, chosen.policy)
+    measure = retention.measure(history.state, chosen.by) if chosen.keep_best or chosen.by else None
+    fates = retention.plan(history.state, best=chosen.keep_best, primaries=chosen.keep_primaries, by=measure)
     rows = []
     for fate in fates:
-        row = _fate(call, life, fate)
-        if asked.yes and row["what"] in ("delete", "retire"):
-            life, row["what"] = _delete(call, life, fate, row["what"], asked.actor or user_name())
+        row = _fate(call, history, fate)
+        if chosen.yes and row["what"] in ("delete", "retire"):
+            history, row["what"] = _delete(call, history, fate, row["what"], chosen.actor or user_name())
         rows.append(row)
     columns = [
         show.Column("version", "version", right=True),
@@ -225,19 +307,19 @@ def adapters_gc(call: AppContext, /, **options: Any) -> None:
         show.Column("score", "score", right=True),
         show.Column("why", "why"),
     ]
-    show.rows(rows, columns, asked.output)
-    _sweep(call, life.state.policy, delete=asked.yes)
+    show.rows(rows, columns, chosen.output)
+    _sweep(call, history.state.policy, delete=chosen.yes)
     going = [row for row in rows if row["what"] in ("delete", "deleted")]
     total = show.size(sum(row["bytes"] for row in going))
     click.echo(
-        f"{len(going)} of {len(rows)} versions {'were' if asked.yes else 'would be'} deleted, {total}."
-        + ("" if asked.yes or not going else " Give --yes to do it."),
+        f"{len(going)} of {len(rows)} versions {'were' if chosen.yes else 'would be'} deleted, {total}."
+        + ("" if chosen.yes or not going else " Give --yes to do it."),
         err=True,
     )
 
 
 def _sweep(call: AppContext, policy: str, *, delete: bool) -> None:
-    """Remove what killed publishers left; without `delete`, say what would be removed."""
+    """Remove half-written folders of killed publishers; without `delete`, only name them."""
     from streams.adapters import store
 
     left = store.abandoned(call.settings.adapters.store, policy)
@@ -251,22 +333,22 @@ def _sweep(call: AppContext, policy: str, *, delete: bool) -> None:
         )
 
 
-def _fate(call: AppContext, life: AdapterHistory, fate: RetentionDecision) -> dict[str, Any]:
+def _fate(call: AppContext, history: AdapterHistory, fate: RetentionDecision) -> dict[str, Any]:
     """Return a version's row; `what` is keep, delete, retire (its files are not in this store) or gone."""
     from streams.adapters import store
 
     version = fate.version
-    here = store.uri_of(call.settings.adapters.store, life.state.policy, version.version)
-    size = store.size_of(here) if version.uri == here else 0  # an event may name any URI
-    what = "keep"
+    uri = store.uri_of(call.settings.adapters.store, history.state.policy, version.version)
+    size = store.size_of(uri) if version.uri == uri else 0  # an event may name any URI
+    action = "keep"
     if fate.goes:
-        what = "delete" if size else "gone" if version.status == "retired" else "retire"
-    elsewhere = f"; its files at {version.uri} are not in this store" if version.uri not in (here, None) else ""
+        action = "delete" if size else "gone" if version.status == "retired" else "retire"
+    elsewhere = f"; its files at {version.uri} are not in this store" if version.uri not in (uri, None) else ""
     return {
-        "policy": life.state.policy,
+        "policy": history.state.policy,
         "version": version.version,
         "status": version.status,
-        "what": what,
+        "what": action,
         "bytes": size,
         "score": fate.score,
         "why": fate.why + elsewhere,
@@ -274,9 +356,9 @@ def _fate(call: AppContext, life: AdapterHistory, fate: RetentionDecision) -> di
 
 
 def _delete(
-    call: AppContext, life: AdapterHistory, fate: RetentionDecision, what: str, actor: str
+    call: AppContext, history: AdapterHistory, fate: RetentionDecision, action: str, actor: str
 ) -> tuple[AdapterHistory, str]:
-    """Retire a version, and delete its files once that took effect. Return the history after it, and what was done."""
+    """Retire a version, and delete its files once that took effect. Return the new history and the action taken."""
     from streams.adapters import decisions, store
     from streams.errors import RefusedError
 
@@ -284,12 +366,12 @@ def _delete(
     if fate.version.status != "retired":
         try:
             retire = decisions.ProposedDecision(kind="retired", version=number, actor=actor, reason=f"gc: {fate.why}")
-            decisions.decide(call.settings_to_write, life, retire)
-        except RefusedError as exc:  # it was put to use meanwhile
+            decisions.decide(call.settings_to_write, history, retire)
+        except RefusedError as exc:  # it came into use meanwhile
             click.echo(f"version {number} stays: {exc}", err=True)
-            return life, "keep"
-        life = read(call, life.state.policy)
-    if what != "delete" or life.state.versions[number].status != "retired":
-        return life, "retired"
-    store.remove(store.uri_of(call.settings.adapters.store, life.state.policy, number))
-    return life, "deleted"
+            return history, "keep"
+        history = read(call, history.state.policy)
+    if action != "delete" or history.state.versions[number].status != "retired":
+        return history, "retired"
+    store.remove(store.uri_of(call.settings.adapters.store, history.state.policy, number))
+    return history, "deleted"

@@ -1,8 +1,8 @@
 """The commands that replay part of the log under other settings, and compare the results.
 
-    replay plan, run, evaluate ──► an experiment: a log of its own ──► experiments list, show, compare
+    replay plan, run, evaluate ──► an experiment with its own log ──► experiments list, show, compare
 
-The commands below `experiments` are in streams/cli/experiments.py.
+The commands of `experiments` are in experiments.py.
 """
 
 from __future__ import annotations
@@ -40,48 +40,50 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = (
     click.argument("name"),
-    click.option("--policy", default=None, metavar="NAME", help="Whose tasks. Default: policy.name."),
-    click.option("--since", default=None, metavar="TIME|AGE", help="Tasks recorded since then: 2026-01-31T12:00, 2h."),
-    click.option("--until", default=None, metavar="TIME|AGE", help="Tasks recorded before then."),
+    click.option("--policy", default=None, metavar="NAME", help="Policy of the tasks.  [default: policy.name]"),
+    click.option(
+        "--since", default=None, metavar="TIME|AGE", help="Only tasks recorded since then: 2026-01-31T12:00, 2h."
+    ),
+    click.option("--until", default=None, metavar="TIME|AGE", help="Only tasks recorded before then."),
     click.option("--from", "first", type=click.IntRange(min=0), default=None, help="First offset in every partition."),
     click.option("--to", "next_", type=click.IntRange(min=0), default=None, help="Offset after the last one."),
     click.option("--key", default=None, metavar="TASK_ID", help="Only this task."),
-    click.option("--scenario", default=None, metavar="NAME", help="Tasks of this family."),
-    click.option("--where", default=None, metavar="SQL", help="Tasks for which this condition on their columns holds."),
-    click.option("--advantage", default=None, metavar="NAME|MODULE:FUNCTION", help="Another advantages.formula."),
-    click.option("--max-policy-lag", type=click.IntRange(min=0), default=None, help="Another batches.max_policy_lag."),
-    click.option("--credit", default=None, metavar="NAME|MODULE:FUNCTION", help="Another advantages.credit."),
-    click.option("--gamma", type=float, default=None, help="Another advantages.gamma."),
-    click.option("--turn-weight", type=float, default=None, help="Another advantages.turn_weight."),
-    click.option("--min-group", type=click.IntRange(min=2), default=None, help="Another advantages.min_group."),
-    click.option("--groups", type=click.IntRange(min=1), default=None, help="Groups in a batch."),
+    click.option("--scenario", default=None, metavar="NAME", help="Only tasks of this family."),
+    click.option("--where", default=None, metavar="SQL", help="Only tasks for which this SQL condition holds."),
+    click.option("--advantage", default=None, metavar="NAME|MODULE:FUNCTION", help="Override advantages.formula."),
+    click.option("--max-policy-lag", type=click.IntRange(min=0), default=None, help="Override batches.max_policy_lag."),
+    click.option("--credit", default=None, metavar="NAME|MODULE:FUNCTION", help="Override advantages.credit."),
+    click.option("--gamma", type=float, default=None, help="Override advantages.gamma."),
+    click.option("--turn-weight", type=float, default=None, help="Override advantages.turn_weight."),
+    click.option("--min-group", type=click.IntRange(min=2), default=None, help="Override advantages.min_group."),
+    click.option("--groups", type=click.IntRange(min=1), default=None, help="Override batches.groups."),
     click.option(
         "--scorer",
         "scorers",
         multiple=True,
         metavar="NAME[=JSON]",
-        help="Score the recorded responses with this instead. May be given again; the rewards are added.",
+        help="Score the recorded responses with this instead. May be repeated; the rewards are added.",
     ),
     click.option(
         "--recipe",
         type=click.Path(path_type=Path),
         default=None,
         metavar="FILE.toml",
-        help="Other settings of the trainer, in its section [trainer].",
+        help="TOML file whose section [trainer] overrides the trainer's settings.",
     ),
-    click.option("--steps", type=click.IntRange(min=1), default=None, help="Train at most this many versions."),
+    click.option("--steps", type=click.IntRange(min=1), default=None, help="Maximum of versions to train."),
     click.option("--no-train", is_flag=True, help="Stop after the batches."),
     click.option(
         "--folder",
         type=click.Path(path_type=Path),
         default=None,
-        help="Folder of its settings, adapters and checkpoints.  [default: .streamward/experiments/NAME]",
+        help="Folder for its settings, adapters and checkpoints.  [default: .streamward/experiments/NAME]",
     ),
     source_option,
 )
 
 
-def _asked(command: F) -> F:
+def _request_options(command: F) -> F:
     """Add the arguments that `plan` and `run` share."""
     for option in reversed(OPTIONS):
         command = option(command)
@@ -90,30 +92,31 @@ def _asked(command: F) -> F:
 
 @click.group()
 def replay() -> None:
-    """Replay recorded tasks under other settings."""
+    """Replay recorded tasks with other settings."""
 
 
 @replay.command("plan")
-@_asked
+@_request_options
 @output_option
 @pass_call
-def replay_plan(call: AppContext, /, output: Output, source: Source, **given: Any) -> None:
-    """Estimate what a replay would produce.
+def replay_plan(call: AppContext, /, output: Output, source: Source, **options: Any) -> None:
+    """Estimate the size and duration of a replay.
 
-    Counts tasks, responses, rewards, groups, batches and steps, and estimates how long it takes. Writes nothing.
+    Counts tasks, responses, rewards, groups, batches and steps, and estimates the time. Writes nothing.
     """
     from streams import output as show
     from streams.tools.replay import plan as planning
 
-    made = planning.plan(call.settings, _request(call.settings, given, source), _history(call.settings, source)).plain()
+    request = _request(call.settings, options, source)
+    row = planning.plan(call.settings, request, _history(call.settings, source)).plain()
     if output == "table":
-        made = {key: value for key, value in made.items() if value not in (None, {}, [])}
-    show.record(made, output)
+        row = {key: value for key, value in row.items() if value not in (None, {}, [])}
+    show.record(row, output)
 
 
 @replay.command("run")
-@_asked
-@click.option("--skip-bad", is_flag=True, help="Exit with 0 although records could not be read.")
+@_request_options
+@click.option("--skip-bad", is_flag=True, help="Exit with 0 even if records could not be read.")
 @on_option
 @output_option
 @click.pass_context
@@ -126,22 +129,22 @@ def replay_run(
     source: Source,
     skip_bad: bool,
     on: EngineName | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Replay tasks into an experiment: a log of its own.
+    """Replay tasks into an experiment with its own log.
 
-    Copies the chosen tasks, their responses and rewards; scores again with --scorer; joins, cuts and trains under the
-    other settings. No live process sees any of it. Ctrl-C stops it cleanly, and the same command resumes it; its
+    Copies the chosen tasks, their responses and rewards; scores again with --scorer; joins, cuts and trains with the
+    other settings. Live processes are not affected. Ctrl-C stops it cleanly, and the same command resumes it; its
     progress is recorded in the topic `experiments`.
 
-    With --on, an archive is read, copied and joined on the executors of Ray or Spark; what comes out has the same
-    bytes. docs/scale.md.
+    With --on, executors of Ray or Spark read, copy and join the archive; the result has the same bytes
+    (docs/scale.md).
     """
     from streams import output as show
     from streams.tools.replay import run as replaying
 
     source = archive_for(on, source)
-    request = _request(call.settings, given, source)
+    request = _request(call.settings, options, source)
     with until_stopped() as stop, _progress() as report:
         result = replaying.run(
             call.settings_to_write, request, _history(call.settings, source), stop=stop, report=report, on=on
@@ -151,7 +154,8 @@ def replay_run(
     if result.kind == "stopped":
         click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)
-    if bad := result.counts.get("unreadable", 0):
+    bad = result.counts.get("unreadable", 0)
+    if bad:
         click.echo(f"{bad} records could not be read and were left out{'' if skip_bad else ' (--skip-bad)'}.", err=True)
         ctx.exit(0 if skip_bad else 1)
 
@@ -165,57 +169,57 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        known: dict[str, Any] = {}
+        stages: dict[str, Any] = {}
 
-        def report(stage: str, done: int, of: int | None) -> None:
-            if stage and stage not in known:
-                known[stage] = bars.add_task(stage, total=of)
+        def report(stage: str, done: int, total: int | None) -> None:
+            if stage and stage not in stages:
+                stages[stage] = bars.add_task(stage, total=total)
             if stage:
-                bars.update(known[stage], completed=done, total=of)
+                bars.update(stages[stage], completed=done, total=total)
 
         yield report
 
 
-def _request(settings: Settings, given: dict[str, Any], source: Source) -> ReplayRequest:
-    """Return what the options ask for. Raises SettingsError."""
+def _request(settings: Settings, options: dict[str, Any], source: Source) -> ReplayRequest:
+    """Return the request that the options make. Raises SettingsError."""
     from streams.kafka.times import parse_time
     from streams.scorers import named_sources
     from streams.tools.replay.run import ReplayRequest
     from streams.tools.replay.selection import Selection
 
-    policy = given["policy"] or settings.policy.name
-    limits = {"since": given["since"], "until": given["until"], "from": given["first"], "to": given["next_"]}
-    limits |= {name: given[name] for name in ("key", "scenario", "where")}
+    policy = options["policy"] or settings.policy.name
+    limits = {"since": options["since"], "until": options["until"], "from": options["first"], "to": options["next_"]}
+    limits |= {name: options[name] for name in ("key", "scenario", "where")}
     selected = Selection(
         policy=policy,
-        since_ms=None if given["since"] is None else parse_time(given["since"], "--since"),
-        until_ms=None if given["until"] is None else parse_time(given["until"], "--until"),
-        first=given["first"],
-        next=given["next_"],
-        key=given["key"],
-        scenario=given["scenario"],
-        where=given["where"],
+        since_ms=None if options["since"] is None else parse_time(options["since"], "--since"),
+        until_ms=None if options["until"] is None else parse_time(options["until"], "--until"),
+        first=options["first"],
+        next=options["next_"],
+        key=options["key"],
+        scenario=options["scenario"],
+        where=options["where"],
         asked=tuple((name, str(text)) for name, text in limits.items() if text is not None),
     )
     changes = {
-        "advantages.formula": given["advantage"],
-        "advantages.credit": given["credit"],
-        "advantages.gamma": given["gamma"],
-        "advantages.turn_weight": given["turn_weight"],
-        "advantages.min_group": given["min_group"],
-        "batches.max_policy_lag": given["max_policy_lag"],
-        "batches.groups": given["groups"],
+        "advantages.formula": options["advantage"],
+        "advantages.credit": options["credit"],
+        "advantages.gamma": options["gamma"],
+        "advantages.turn_weight": options["turn_weight"],
+        "advantages.min_group": options["min_group"],
+        "batches.max_policy_lag": options["max_policy_lag"],
+        "batches.groups": options["groups"],
     }
     return ReplayRequest(
-        name=given["name"],
+        name=options["name"],
         selection=selected,
-        changes={key: value for key, value in changes.items() if value is not None} | _recipe(given["recipe"]),
-        origin="the options" if given["recipe"] is None else str(given["recipe"]),
-        scorers=named_sources(given["scorers"]),
-        steps=given["steps"],
-        train=not given["no_train"],
-        folder=given["folder"],
-        where=partial(_where, source=source) if given["where"] is not None else None,
+        changes={key: value for key, value in changes.items() if value is not None} | _recipe(options["recipe"]),
+        origin="the options" if options["recipe"] is None else str(options["recipe"]),
+        scorers=named_sources(options["scorers"]),
+        steps=options["steps"],
+        train=not options["no_train"],
+        folder=options["folder"],
+        where=partial(_matching_tasks, source=source) if options["where"] is not None else None,
     )
 
 
@@ -231,10 +235,11 @@ def _recipe(file: Path | None) -> dict[str, Any]:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
         raise NotFoundError(f"{file}: {exc.strerror}; give a TOML file with a section [trainer]") from exc
-    except (ValueError, RecursionError) as exc:  # also what is not UTF-8, or nested without end
+    except (ValueError, RecursionError) as exc:  # also bytes that are not UTF-8, and endless nesting
         raise SettingsError(f"{file}: not TOML: {exc}") from exc
-    if other := sorted(data.keys() - {"trainer"}):
-        raise SettingsError(f"{file}: {other[0]} does not belong in a recipe, which has the section [trainer] alone")
+    foreign = sorted(data.keys() - {"trainer"})
+    if foreign:
+        raise SettingsError(f"{file}: {foreign[0]} does not belong in a recipe, which has the section [trainer] alone")
     section = data.get("trainer", {})
     if not isinstance(section, dict):
         raise SettingsError(f"{file}: trainer must be a section; write its settings below [trainer]")
@@ -242,13 +247,13 @@ def _recipe(file: Path | None) -> dict[str, Any]:
 
 
 def _history(settings: Settings, source: Source) -> History:
-    """Return where to read the source."""
+    """Return the history that a source names."""
     from streams.tools.archive import history
 
     return history.of(settings, source)
 
 
-def _where(settings: Settings, condition: str, *, source: Source) -> set[str]:
+def _matching_tasks(settings: Settings, condition: str, *, source: Source) -> set[str]:
     """Return the ids of the tasks for which an SQL condition holds. Raises as `query.Session` does."""
     from streams.tools.query.session import Session
 
@@ -266,18 +271,20 @@ def _where(settings: Settings, condition: str, *, source: Source) -> set[str]:
     default="sums",
     show_default=True,
     metavar="GENERATOR",
-    help="The generator of the questions.",
+    help="Generator of the questions.",
 )
 @click.option("--options", default="{}", metavar="JSON", help="Options of the generator.")
-@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Questions per version.")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Number of questions per version."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same questions.")
-@click.option("--versions", default="0,last", show_default=True, metavar="N,N,last", help="The versions that answer.")
+@click.option("--versions", default="0,last", show_default=True, metavar="N,N,last", help="Versions that answer.")
 @click.option(
     "--scorer",
     "scorers",
     multiple=True,
     metavar="NAME[=JSON]",
-    help="Score the answers with this instead of the suite's own scorer. May be given again.",
+    help="Score the answers with this instead of the suite's own scorer. May be repeated.",
 )
 @output_option
 @click.pass_context
@@ -296,9 +303,9 @@ def replay_evaluate(
 ) -> None:
     """Evaluate an experiment's versions on held-out questions.
 
-    A policy agent and a scoring agent run in this process until all are answered; for a suite of an environment also
-    the server for agents and the built-in agent. `experiments compare` shows the scores. Repeating the command adds
-    nothing.
+    A policy agent and a scoring agent run in this process until all questions are answered; for a suite in an
+    environment, so do the server for agents and the built-in agent. `experiments compare` shows the scores. Repeating
+    the command adds nothing.
     """
     from streams import output as show
     from streams.scorers import named_sources
@@ -314,19 +321,19 @@ def replay_evaluate(
         scorers=named_sources(scorers),
     )
     try:
-        with until_stopped() as stop, _progress() as report, _played(call.settings, name, suite, report) as report:
+        with until_stopped() as stop, _progress() as report, _players(call.settings, name, suite, report) as report:
             results = asking.run(call.settings_to_write, name, suite, stop=stop, report=report)
     except Stopped:
         click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)
-    found = [{"version": number, "suite": event.suite, **event.metrics} for number, event in results.items()]
+    rows = [{"version": number, "suite": event.suite, **event.metrics} for number, event in results.items()]
     columns = [show.Column(title, title) for title in ("version", "exact", "mean_reward", "n", "failed", "suite")]
-    show.rows([{"exact": None, "mean_reward": None, **row} for row in found], columns, output)
+    show.rows([{"exact": None, "mean_reward": None, **row} for row in rows], columns, output)
 
 
 @contextmanager
-def _played(settings: Settings, name: str, suite: HeldOutSuite, report: Report) -> Iterator[Report]:
-    """Have a suite of episodes played while the block runs; yield a report that also restarts whoever ended."""
+def _players(settings: Settings, name: str, suite: HeldOutSuite, report: Report) -> Iterator[Report]:
+    """Play a suite of episodes while the block runs; yield a report that also restarts players that ended."""
     from streams.demo.players import playing
     from streams.tools.replay import experiments
 
@@ -335,9 +342,9 @@ def _played(settings: Settings, name: str, suite: HeldOutSuite, report: Report) 
         return
     with playing(experiments.find(settings, name).folder / "streamward.toml") as check:
 
-        def watched(stage: str, done: int, of: int | None) -> None:
+        def check_and_report(stage: str, done: int, total: int | None) -> None:
             for line in check():
                 click.echo(line, err=True)
-            report(stage, done, of)
+            report(stage, done, total)
 
-        yield watched
+        yield check_and_report

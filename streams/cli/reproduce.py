@@ -1,4 +1,4 @@
-"""The command that trains versions again and compares every byte.
+"""`streamward reproduce`: retrain versions and compare every byte.
 
 reproduce ──► each version on stderr as it comes ──► equal, or the first difference and its likely cause
                                                      exit code 0                                       1
@@ -6,6 +6,7 @@ reproduce ──► each version on stderr as it comes ──► equal, or the f
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,23 +26,26 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
 
 
 @click.command()
-@click.option("--policy", metavar="NAME", default=None, help="Whose versions. Default: policy.name.")
 @click.option(
-    "--version", type=click.IntRange(min=1), default=None, help="The last version to train. Default: the newest."
+    "--policy", metavar="NAME", default=None, help="Policy whose versions to retrain.  [default: policy.name]"
+)
+@click.option(
+    "--version", type=click.IntRange(min=1), default=None, help="Last version to train.  [default: the newest]"
 )
 @click.option(
     "--from-version",
     type=click.IntRange(min=0),
     default=0,
     metavar="M",
-    help="Start from the checkpoint of this version in trainer.checkpoints. Default: 0, the base model.",
+    help="Start from the checkpoint of this version in trainer.checkpoints; 0 is the base model.  [default: 0]",
 )
 @click.option(
     "--into",
+    "checkpoints",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
     default=None,
-    help="Keep the checkpoints here, for a trainer (trainer.checkpoints=FOLDER). Default: keep nothing.",
+    help="Keep the checkpoints here, for a trainer (trainer.checkpoints=FOLDER).  [default: keep none]",
 )
 @click.option(
     "--file",
@@ -49,7 +53,7 @@ def _output(_: click.Context, __: click.Parameter, value: str | None) -> str:
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A file of examples that a version was tuned on. May be given again.",
+    help="File of examples that a version was tuned on. May be repeated.",
 )
 @source_option
 @click.option(
@@ -66,20 +70,20 @@ def reproduce(
     policy: str | None,
     version: int | None,
     from_version: int,
-    into: Path | None,
+    checkpoints: Path | None,
     files: tuple[Path, ...],
     source: Source,
     output: str,
 ) -> None:
-    """Train versions again from the log, and compare every byte.
+    """Retrain versions from the log and compare every byte.
 
-    Starts from the base model, or a checkpoint, with the recorded recipe and batches, in a fresh folder. Every version
-    on the way is compared, and the first that differs is named with its likely cause. A key of model or trainer given
-    with --set replaces the recorded one. Nothing is written to the log. A version that was tuned is tuned again, on the
-    same answers of the log, or on the FILE that has the recorded sha256. One that was trained elsewhere and imported
-    cannot be made again; those behind it are, from its files.
+    Starts from the base model or a checkpoint, with the recorded recipe and batches, in a fresh folder. It compares
+    every version on the way, and names the first that differs with its likely cause. A key of model or trainer given
+    with --set replaces the recorded one. Nothing is written to the log. A tuned version is tuned again, on the same
+    answers of the log, or on the FILE with the recorded sha256. An imported version cannot be remade; later versions
+    are, from its files.
 
-    The exit code is 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted what it needs.
+    Exit code 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted required records.
     """
     import os
     import time
@@ -92,21 +96,21 @@ def reproduce(
         from trainer.reproduce import retrain
 
     began = time.monotonic()
-    settings, origins = call.loaded
+    settings, origins = call.settings_and_origins
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
     planned = retrain.plan(settings, policy or settings.policy.name, version, reader, start=from_version, files=files)
     if planned.brought is not None:
         click.echo(
-            f"starts from version {planned.start}, which was trained elsewhere: none before it is compared", err=True
+            f"starts from version {planned.start}, which was trained elsewhere: earlier versions are not compared",
+            err=True,
         )
     last: ReproducedVersion | None = None
-    for made in retrain.run(planned, settings, reader, into=into, changed=changed):
-        last = made
+    for last in retrain.run(planned, settings, reader, into=checkpoints, changed=changed):
         if output == "jsonl":
-            print(show.json_line(row(planned, made, made.seconds, version=made.version)), flush=True)
+            print(show.json_line(row(planned, last, last.seconds, version=last.version)), flush=True)
         else:
-            click.echo(f"version {made.version} of {planned.version}: {_said(made)}", err=True)
+            click.echo(f"version {last.version} of {planned.version}: {_summary(last)}", err=True)
     assert last is not None  # noqa: S101 - a plan has at least one version
     seconds = time.monotonic() - began
     if output == "json":
@@ -122,57 +126,58 @@ def _is_recipe(key: str) -> bool:
     return key.split(".")[0] in ("model", "trainer") and key not in NOT_RECIPE
 
 
-def row(planned: ReproductionPlan, made: ReproducedVersion, seconds: float, *, version: int) -> dict[str, Any]:
-    """Return the JSON object for `version`, when `made` is the last that was made.
+def row(planned: ReproductionPlan, last: ReproducedVersion, seconds: float, *, version: int) -> dict[str, Any]:
+    """Return the JSON object for `version`, given the last version that was remade.
 
-    `reproduced` is null if an earlier version differed, so that this one was not made.
+    `reproduced` is null if an earlier version differed, so that this one was not remade.
     """
-    import dataclasses
-
     from streams.adapters.versions import manifest_digest
 
     event = planned.events.get(version)
     plain: dict[str, Any] = {
         "version": version,
-        "equal": made.equal,
+        "equal": last.equal,
         "recorded": None if event is None else manifest_digest(event.files),
-        "reproduced": manifest_digest(made.reproduced) if made.version == version else None,
+        "reproduced": manifest_digest(last.reproduced) if last.version == version else None,
         "batches": None if planned.tuned else [planned.start, version - 1],
         "seconds": round(seconds, 3),
     }
-    if not made.equal:
-        plain["differences"] = [dataclasses.asdict(one) for one in made.differences]
+    if not last.equal:
+        plain["differences"] = [dataclasses.asdict(difference) for difference in last.differences]
     return plain
 
 
-def _said(made: ReproducedVersion) -> str:
-    verdict = "not in the log, so not compared" if made.recorded is None else "equal" if made.equal else "DIFFERENT"
-    refused = f" and {made.refused} refused" if made.refused else ""
-    what = f"{made.batch}, {made.groups} groups{refused}" if made.examples is None else f"{made.examples} examples"
-    return f"{verdict}, {what}, {made.seconds:.1f} s"
+def _summary(version: ReproducedVersion) -> str:
+    verdict = "equal" if version.equal else "DIFFERENT"
+    if version.recorded is None:
+        verdict = "not in the log, so not compared"
+    refused = f" and {version.refused} refused" if version.refused else ""
+    batch = f"{version.batch}, {version.groups} groups{refused}"
+    data = batch if version.examples is None else f"{version.examples} examples"
+    return f"{verdict}, {data}, {version.seconds:.1f} s"
 
 
-def _span(first: int, last: int, one: str = "", more: str = "") -> str:
-    return f"{one}{first}" if first == last else f"{more}{first} to {last}"
+def _span(first: int, last: int, singular: str = "", plural: str = "") -> str:
+    return f"{singular}{first}" if first == last else f"{plural}{first} to {last}"
 
 
-def _table(planned: ReproductionPlan, made: ReproducedVersion, seconds: float) -> None:
+def _table(planned: ReproductionPlan, last: ReproducedVersion, seconds: float) -> None:
     from streams import output as show
     from trainer.step.recipe import cause
 
-    plain = row(planned, made, seconds, version=planned.version)
+    plain = row(planned, last, seconds, version=planned.version)
     plain.pop("differences", None)
     batches = plain.pop("batches")
     show.record({"policy": planned.policy, **plain, **({"batches": _span(*batches)} if batches else {})}, "table")
     print()
-    if made.equal:
+    if last.equal:
         first = planned.tuned[0].version if planned.tuned else planned.start + 1
         print(f"equal: every file of {_span(first, planned.version, 'version ', 'versions ')}")
-        if made.other_recipe:
-            print(f"although not as recorded: {', '.join(one.name for one in made.other_recipe)}")
+        if last.other_recipe:
+            print(f"although not as recorded: {', '.join(key.name for key in last.other_recipe)}")
         return
-    by = f"made by the batch at {made.batch}" if made.batch is not None else f"tuned on {made.examples} examples"
-    print(f"NOT equal from version {made.version} on, {by}")
+    origin = f"made by the batch at {last.batch}" if last.batch is not None else f"tuned on {last.examples} examples"
+    print(f"NOT equal from version {last.version} on, {origin}")
     columns = [show.Column(name, name) for name in ("kind", "name", "recorded", "reproduced")]
-    show.rows([{name: getattr(one, name) for name in one.__slots__} for one in made.differences], columns, "table")
-    print(f"\nlikely cause: {show.printable(cause(made.differences))}")
+    show.rows([dataclasses.asdict(difference) for difference in last.differences], columns, "table")
+    print(f"\nlikely cause: {show.printable(cause(last.differences))}")

@@ -1,6 +1,6 @@
-"""The command that shows the state of a rollout.
+"""`streamward rollout status`: the state of a rollout.
 
-rollout status ──► who answers, the canary's evidence, what is waited for     --watch ──► again when it changes
+rollout status ──► serving versions, the canary's evidence, the next step     --watch ──► again at every change
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def rollout() -> None:
 
 @rollout.command("status")
 @policy_option
-@click.option("--watch", is_flag=True, help="Print it again at every change, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Print again at every change, until Ctrl-C.")
 @json_option
 @pass_call
 def rollout_status(call: AppContext, policy: str | None, watch: bool, output: str) -> None:
-    """Show who answers, the canary's evidence, and what is waited for.
+    """Show the serving versions and the canary's evidence.
 
-    Primary, candidate and its share; groups, mean reward, success and guardrail figures of each arm; the gain with its
-    interval, which is valid however often it is looked at; and the last decisions with their reasons. Success is the
-    share of right answers with Wilson's 95 % interval, which is valid for one look. If an agent refused to load a
-    version, it says so, and who answers in its place. It reads the log and changes nothing.
+    Primary, candidate and its share; groups, mean reward, success and guardrail figures of each arm; the gain with an
+    interval that stays valid under repeated looks; what the rollout waits for; and the last decisions with their
+    reasons. Success is the share of correct answers with Wilson's 95 % interval, which is valid for one look. If an
+    agent refused to load a version, it names the version that answers instead. It reads the log and changes nothing.
     """
     from streams.stages.rollouts.status import RolloutWatch
     from streams.tools.dead_letters.refusals import Refusals
@@ -47,8 +47,11 @@ def rollout_status(call: AppContext, policy: str | None, watch: bool, output: st
         rollout = watched.look()
         check_known(call, rollout.state)
         refused = refusals.look(rollout.state)
-        answers = rollout.state.primary_without({one.version for one in refused})
-        return rollout.plain(call.settings) | {"answers": answers, "refused": [one._asdict() for one in refused]}
+        answers = rollout.state.primary_without({refusal.version for refusal in refused})
+        return rollout.plain(call.settings) | {
+            "answers": answers,
+            "refused": [refusal._asdict() for refusal in refused],
+        }
 
     before = look()
     _show(before, output)
@@ -63,28 +66,27 @@ def rollout_status(call: AppContext, policy: str | None, watch: bool, output: st
                 before = now
 
 
-def _show(found: dict[str, Any], output: str, *, again: bool = False) -> None:
+def _show(state: dict[str, Any], output: str, *, again: bool = False) -> None:
     import sys
 
     from streams import output as show
 
     if output == "json":
-        print(show.json_line(found), flush=True)
+        print(show.json_line(state), flush=True)
         return
     if again:
         print("\x1b[2J\x1b[H" if sys.stdout.isatty() else "", end="\n")
-    arms, decisions, gain = found["arms"], found["decisions"], found["gain"]
-    head = {name: found[name] for name in ("policy", "mode", "primary")}
-    in_force = (found["primary"], found["candidate"])
-    if refused := [one for one in found["refused"] if one["version"] in in_force]:
-        who = ", ".join(
-            f"version {one['version']} ({one['reason']}, dead letter {one['letter'][:8]})" for one in refused
-        )
-        head["answers"] = f"version {found['answers']}, since an agent refused {who}"
-    if found["candidate"] is not None:
-        head |= {"candidate": f"{found['candidate']}, at share {found['share']:g}"}
-        head |= {"gain": _gain(gain), "guardrails": "; ".join(found["guardrails"]) or "hold"}
-    show.record(head | {"waits for": found["waits_for"]}, "table")
+    arms, decisions, gain = state["arms"], state["decisions"], state["gain"]
+    head = {name: state[name] for name in ("policy", "mode", "primary")}
+    in_force = (state["primary"], state["candidate"])
+    refused = [refusal for refusal in state["refused"] if refusal["version"] in in_force]
+    if refused:
+        texts = (f"version {r['version']} ({r['reason']}, dead letter {r['letter'][:8]})" for r in refused)
+        head["answers"] = f"version {state['answers']}, since an agent refused {', '.join(texts)}"
+    if state["candidate"] is not None:
+        head |= {"candidate": f"{state['candidate']}, at share {state['share']:g}"}
+        head |= {"gain": _gain(gain), "guardrails": "; ".join(state["guardrails"]) or "hold"}
+    show.record(head | {"waits for": state["waits_for"]}, "table")
     if arms:
         print()
         show.rows(arms, [_arm_column(name) for name in arms[0] if not name.endswith(("_low", "_high"))], "table")
@@ -109,7 +111,7 @@ def _arm_column(name: str) -> Column:
 
 
 def _success(metrics: Mapping[str, float]) -> str:
-    """Return the success of both arms at the time of a decision, if it rests on any."""
+    """Return the success of both arms at a decision; empty if the decision is not based on any."""
     from streams.output import with_interval
 
     candidate, primary = (with_interval(metrics, f"{arm}_success") for arm in ("candidate", "primary"))

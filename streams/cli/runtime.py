@@ -1,10 +1,10 @@
-"""What every command shares: settings, output, exit codes and signals.
+"""Shared by all commands: settings, output, exit codes and signals.
 
     streamward [--config --set --log-level] COMMAND ... ──► AppContext ──► the command
                                         any exception ──► one message on stderr ──► exit code
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 refused,
-5 unreachable, 75 stopped by a watchdog (start it again), 130 interrupted. This is the one place where an error becomes
+5 unreachable, 75 stopped by a watchdog (start it again), 130 interrupted. Only this module turns an error into
 a message and a code. A reader that leaves early (`| head`) is not an error.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from streams.tools.distributed.engine import EngineName
 
 DEMO = Path(".streamward/demo")
-"""Where `streamward demo` keeps its log unless it is given another folder."""
+"""Default folder of `streamward demo`."""
 INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 
@@ -52,10 +52,10 @@ class AppContext:
     working: bool = False
     """Whether this is a long-running process, whose stderr is kept."""
     source: str | None = None
-    """Where the command reads, if that is to be chosen with --source."""
+    """The value of --source, for commands that have it."""
 
     @functools.cached_property
-    def loaded(self) -> tuple[Settings, dict[str, str]]:
+    def settings_and_origins(self) -> tuple[Settings, dict[str, str]]:
         """The settings, and the origin of each that is not a default. Raises SettingsError."""
         from streams.observability import logging as program_log
         from streams.settings.load import load_with_origins
@@ -71,32 +71,34 @@ class AppContext:
     @property
     def settings(self) -> Settings:
         """The settings. Raises SettingsError."""
-        return self.loaded[0]
+        return self.settings_and_origins[0]
 
     @functools.cached_property
     def settings_to_write(self) -> Settings:
-        """The settings of a command that writes to the log. If nothing names a Kafka, says so on stderr.
+        """The settings of a command that writes to the log. Warns on stderr if nothing names a Kafka.
 
         Raises SettingsError.
         """
         from streams.settings.load import default_address
 
-        settings, origins = self.loaded
-        if unnamed := default_address(settings, origins):
-            click.echo(f"warning: {unnamed}", err=True)
+        settings, origins = self.settings_and_origins
+        warning = default_address(settings, origins)
+        if warning:
+            click.echo(f"warning: {warning}", err=True)
         return settings
 
     def refuse_one_policy(self, command: str) -> None:
-        """Raise SettingsError if a policy is named for a process that is to serve them all."""
-        settings, origins = self.loaded
-        if (origin := origins.get("policy.name")) is not None:
+        """Raise SettingsError if the settings name a policy for a process that serves all of them."""
+        settings, origins = self.settings_and_origins
+        origin = origins.get("policy.name")
+        if origin is not None:
             raise SettingsError(
                 f"{command} --fleet serves every policy, and policy.name={settings.policy.name} ({origin}) names one: "
-                "leave --fleet out, or policy.name; which policies a fleet serves is fleet.policies"
+                "leave out --fleet or policy.name; fleet.policies selects the policies of a fleet"
             )
 
     def again(self, *command: str) -> list[str]:
-        """Return the command line of a process with the same global options that runs `command`."""
+        """Return the command line that runs `command` in another process with the same global options."""
         config = [] if self.config is None else ["--config", str(self.config)]
         overrides = [part for override in self.overrides for part in ("--set", override)]
         return [sys.executable, "-m", "streams.cli", "--log-level", self.log_level, *config, *overrides, *command]
@@ -106,10 +108,10 @@ pass_call = click.make_pass_decorator(AppContext, ensure=True)
 
 
 class Guarded(click.Group):
-    """The root group: whatever a command raises ends here."""
+    """The root group, which handles every exception of a command."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, and turn what it raises into a message on stderr and an exit code."""
+        """Run the command, and turn an exception into a message on stderr and an exit code."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
@@ -120,21 +122,21 @@ class Guarded(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
-            # the reader of stdout has left: nothing more may be written to it, not even at exit
+            # the reader of stdout has closed it: write nothing more, not even at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             ctx.exit(0)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except StreamwardError as exc:
-            _say(stopped_node_hint(exc, ctx.find_object(AppContext)) or str(exc))
+            _print_error(stopped_node_hint(exc, ctx.find_object(AppContext)) or str(exc))
             ctx.exit(exc.exit_code)
-        except Exception as exc:  # nobody else is left to catch it
-            _say(str(exc) if _is_ours(exc) else _unexpected(exc, ctx.find_object(AppContext) or AppContext()))
+        except Exception as exc:  # the last handler: any command may raise anything
+            _print_error(str(exc) if _is_ours(exc) else _bug_report(exc, ctx.find_object(AppContext) or AppContext()))
             ctx.exit(1)
 
 
 def _name_nearest_command(exc: click.UsageError) -> None:
-    """Add to the message about an unknown command those whose names are near, or all there are."""
+    """Add the nearest commands to the message about an unknown command, or else all commands."""
     group = None if exc.ctx is None else exc.ctx.command
     unknown = re.fullmatch(r"No such command '(.+)'\.", exc.message)
     if unknown is None or not isinstance(group, click.Group):
@@ -147,8 +149,8 @@ def _name_nearest_command(exc: click.UsageError) -> None:
 
 
 def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | None:
-    """Return the way out if the broker that does not answer is an embedded node that is stopped, a demo's included."""
-    if exc.exit_code != LogError.exit_code or call is None or "loaded" not in vars(call):
+    """Return the way out if the unreachable broker is a stopped embedded node, here or of a demo."""
+    if exc.exit_code != LogError.exit_code or call is None or "settings_and_origins" not in vars(call):
         return None
     from streams.kafka.node.config import remembered
     from streams.kafka.retry import BrokerUnreachable
@@ -156,48 +158,48 @@ def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | No
 
     if not isinstance(exc, BrokerUnreachable):
         return None
-    kafka, here = call.settings.kafka, call.settings.broker.data_dir
-    for folder in dict.fromkeys((here, DEMO / "kafka")):
-        node, own = remembered(folder), folder.parent / CONFIG_FILE
+    kafka, data_dir = call.settings.kafka, call.settings.broker.data_dir
+    for folder in dict.fromkeys((data_dir, DEMO / "kafka")):
+        node, config_file = remembered(folder), folder.parent / CONFIG_FILE
         if node is None or _is_running(folder):
             continue
-        if folder == here:
+        if folder == data_dir:
             config = [] if call.config is None else ["--config", str(call.config)]
             options = [*config, *(part for override in call.overrides for part in ("--set", override))]
         else:
-            options = ["--config", str(own)] if own.exists() else ["--set", f"broker.data_dir={folder}"]
+            options = ["--config", str(config_file)] if config_file.exists() else ["--set", f"broker.data_dir={folder}"]
         start = shlex.join(["streamward", *options, "broker", "start"])
         if node.bootstrap == kafka.bootstrap.replace("localhost", "127.0.0.1"):
-            archived = call.source == "auto" and _is_there(call.settings.archive.store)
-            instead = ", or read only what is archived with --source archive" if archived else ""
+            archived = call.source == "auto" and _may_exist(call.settings.archive.store)
+            instead = ", or read only the archive with --source archive" if archived else ""
             return f"the node in {folder}, which is {kafka.bootstrap}, is stopped; start it with `{start}`{instead}"
-        if folder != here and own.exists() and "kafka.bootstrap" not in call.loaded[1]:
+        if folder != data_dir and config_file.exists() and "kafka.bootstrap" not in call.settings_and_origins[1]:
             return f"{exc}. A demo ran here; start its node with `{start}`, and give this command the same --config"
     return None
 
 
 def _is_running(folder: Path) -> bool:
-    """Return whether the node of this folder runs. The image has not all that this imports, and never had a node."""
+    """Return whether the node of this folder runs; imported late, since the images have no node."""
     from streams.kafka.node import process
     from streams.settings.model import Broker
 
     return process.status(Broker(data_dir=folder)) is not None
 
 
-def _is_there(store: str) -> bool:
-    """Return whether there may be an archive; an object store is not asked."""
+def _may_exist(store: str) -> bool:
+    """Return whether there may be an archive; an object store is not queried."""
     return "://" in store or Path(os.path.expanduser(store)).is_dir()
 
 
 def _is_ours(exc: Exception) -> bool:
-    """Whether `schemas` raised it on purpose: its errors are outside our tree, since it imports nothing of ours."""
+    """Return whether `schemas` raised it on purpose: its errors are outside our tree, since it imports none of it."""
     from schemas.serde import EncodeError
     from schemas.versions import SchemaError
 
     return isinstance(exc, EncodeError | SchemaError)
 
 
-def _say(message: str, label: str = "Error: ") -> None:
+def _print_error(message: str, label: str = "Error: ") -> None:
     import logging
 
     from streams.observability import logging as program_log
@@ -208,27 +210,27 @@ def _say(message: str, label: str = "Error: ") -> None:
         click.echo(line, err=True)
 
 
-def _unexpected(exc: Exception, call: AppContext) -> str:
-    """Return one line about an unforeseen error; its traceback goes to stderr, or to a file that the line names."""
+def _bug_report(exc: Exception, call: AppContext) -> str:
+    """Return one line about an unexpected error; its traceback goes to stderr, or to a file that the line names."""
     import tempfile
     import traceback
 
     text = "".join(traceback.format_exception(exc))
     first = str(exc).partition("\n")[0]
-    what = f"this should not happen: {type(exc).__name__}: {first}"
+    message = f"this should not happen: {type(exc).__name__}: {first}"
     if call.working or call.log_level == "debug":
-        _say(text, label="")
-        return what
+        _print_error(text, label="")
+        return message
     try:
         with tempfile.NamedTemporaryFile("w", prefix="streamward-", suffix=".traceback", delete=False) as file:
             file.write(text)
     except OSError:
-        return f"{what}. See the traceback with `streamward --log-level debug ...`"
-    return f"{what}. The traceback is in {file.name}; `streamward --log-level debug ...` prints it"
+        return f"{message}. See the traceback with `streamward --log-level debug ...`"
+    return f"{message}. The traceback is in {file.name}; `streamward --log-level debug ...` prints it"
 
 
 def user_name() -> str:
-    """Return the name of who runs this; in a container, whose user may have none, its number."""
+    """Return the user's name, or in a container without one the user's number."""
     import getpass
 
     try:
@@ -238,16 +240,16 @@ def user_name() -> str:
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:
-    """Return what `option` was given. Raises SettingsError if it is no JSON object."""
+    """Return the value of `option`. Raises SettingsError if it is not a JSON object."""
     from schemas import json_text
 
     try:
-        found = json_text.parse(text)
+        value = json_text.parse(text)
     except ValueError as exc:
         raise SettingsError(f"{option} {text}: not JSON: {exc}") from exc
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise SettingsError(f'{option} {text}: expected a JSON object, e.g. {{"terms": 3}}')
-    return found
+    return value
 
 
 def output_option(command: F) -> F:
@@ -260,7 +262,7 @@ def json_option(command: F) -> F:
     return _output_option("json", "one JSON object")(command)
 
 
-def _output_option(machine: str, what: str) -> Callable[[F], F]:
+def _output_option(machine: str, description: str) -> Callable[[F], F]:
     def settle(_: click.Context, __: click.Parameter, value: str | None) -> str:
         from streams.output import output_or_default
 
@@ -270,7 +272,7 @@ def _output_option(machine: str, what: str) -> Callable[[F], F]:
         "--output",
         type=click.Choice(["table", machine]),
         callback=settle,
-        help=f"How to print.  [default: table on a terminal, {what} in a pipe]",
+        help=f"Output format.  [default: table on a terminal, {description} in a pipe]",
     )
 
 
@@ -287,35 +289,35 @@ def source_option(command: F) -> F:
         default="auto",
         show_default=True,
         callback=note,
-        help="Where to read; auto: the archive, then the log after it.",
+        help="Source of the records; auto: the archive, then the log after it.",
     )(command)
 
 
 def on_option(command: F) -> F:
-    """Add `--on`; the command gets `on`, which is ray, spark or None. Give it to `archive_for` with the source."""
+    """Add `--on`; the command gets `on`, which is ray, spark or None, and passes it to `archive_for`."""
     return click.option(
         "--on",
         type=click.Choice(["ray", "spark"]),
         default=None,
-        help="Spread the work on the archive over a cluster. [default: this machine]",
+        help="Distribute the work on the archive over a cluster.  [default: this machine]",
     )(command)
 
 
 def archive_for(on: EngineName | None, source: Source) -> Source:
-    """Return where a command reads that may run on an engine, which reads the archive. Raises SettingsError."""
+    """Return the source of a command: an engine reads the archive. Raises SettingsError if --source contradicts it."""
     if on is not None and source == "log":
         raise SettingsError(
             f"--on {on} reads the archive, and --source log the broker; leave one of them out (`streamward archive "
-            "sync` archives what is new)"
+            "sync` archives new records)"
         )
     return source if on is None else "archive"
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import large libraries in this block: a fifth of the time was the search for garbage, of which they have none.
+    """Import large libraries in this block without garbage collection, which took a fifth of the time.
 
-    They are left out of every later search, too, also of the one at the end of the process, which took torch a second.
+    Their objects are frozen: later collections skip them, also the one at exit, which took a second with torch.
     """
     atexit.register(gc.freeze)
     gc.disable()
@@ -340,47 +342,47 @@ def end_at_signals() -> None:
 def until_stopped() -> Iterator[Event]:
     """Yield an event that SIGTERM or Ctrl-C sets. A second Ctrl-C kills; a second SIGTERM changes nothing.
 
-    A supervisor's SIGTERM often follows a Ctrl-C that the terminal sent to every process, and must not cut draining
-    short.
+    A supervisor's SIGTERM often follows a Ctrl-C that the terminal sent to every process, and must not interrupt
+    draining.
     """
     import logging
 
     from streams.observability import logging as program_log
     from streams.processes.signals import SignalledEvent
 
-    stop, asked = SignalledEvent(), False
-    before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}
+    stop, stopping = SignalledEvent(), False
+    previous = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGINT)}
 
-    def ask(number: int, _: object) -> None:
-        nonlocal asked
+    def request_stop(number: int, _: object) -> None:
+        nonlocal stopping
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if not asked:
-            asked = True
+        if not stopping:
+            stopping = True
             stop.set_in_handler()
             hint = "; Ctrl-C again kills" if number == signal.SIGINT else ""
-            line = f"stopping, in-flight work is finished first{hint}"
+            line = f"stopping once in-flight work is finished{hint}"
             if program_log.is_json():
                 line = program_log.json_line(logging.INFO, "streamward", line)
             with contextlib.suppress(OSError):
                 os.write(2, f"{line}\n".encode())
 
-    for sign in before:
-        signal.signal(sign, ask)
+    for sign in previous:
+        signal.signal(sign, request_stop)
     try:
         yield stop
     finally:
-        for sign, handler in before.items():
+        for sign, handler in previous.items():
             signal.signal(sign, handler)
 
 
-def begin(call: AppContext, what: str, reads: str) -> None:
-    """Refuse to run without topics, and log what starts, so that silence afterwards means waiting."""
+def begin(call: AppContext, process: str, topics: str) -> None:
+    """Check the topics and log the start of a process, so that silence afterwards means waiting."""
     import logging
 
     from streams.kafka import admin
 
     settings = call.settings
     admin.check_topics(settings, patient=True)
-    where = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
-    logging.getLogger("streams.cli").info("%s starts, reads %s of %s", what, reads, where)
+    address = f"{settings.topics.prefix}* at {settings.kafka.bootstrap}"
+    logging.getLogger("streams.cli").info("%s starts, reads %s of %s", process, topics, address)

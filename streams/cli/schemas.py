@@ -1,4 +1,4 @@
-"""The commands about the Avro schemas: schemas list, check, register, serve."""
+"""The commands of the Avro schemas: schemas list, check, register, serve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def schemas() -> None:
-    """Look at the Avro schemas, register and serve them."""
+    """Show, register and serve the Avro schemas."""
 
 
 @schemas.command("list")
@@ -60,31 +60,31 @@ def schemas_check(ctx: click.Context) -> None:
 
 
 @schemas.command("register")
-@click.option("--dry-run", is_flag=True, help="Check everything, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Only check.")
 @output_option
 @pass_call
 def schemas_register(call: AppContext, dry_run: bool, output: Output) -> None:
     """Register every schema version in the Schema Registry.
 
-    In that of schemas.registry_url, under <topic>-value, each subject FULL_TRANSITIVE. All versions of all subjects are
-    checked first: if one cannot read another, nothing is changed and the exit code is 4. What is registered already
-    stays, so it may be run again.
+    Uses the registry at schemas.registry_url, with subjects <topic>-value and compatibility FULL_TRANSITIVE. All
+    versions of all subjects are checked first: if one cannot read another, nothing is changed and the exit code is 4.
+    Registered versions stay, so it may be run again.
     """
     from streams import output as show
     from streams.kafka.registry import register
 
-    done, other_level = register.register(call.settings, dry_run=dry_run)
+    results, other_level = register.register(call.settings, dry_run=dry_run)
     columns = [
         show.Column("subject", "subject"),
         show.Column("version", "version", right=True),
         show.Column("id", lambda row: "" if row["id"] is None else row["id"], right=True),
         show.Column("result", "result"),
     ]
-    show.rows([one._asdict() for one in done], columns, output)
+    show.rows([result._asdict() for result in results], columns, output)
     for subject, before in other_level.items():
         change = "would be set to" if dry_run else "is now"
-        was = f" (was {before})" if before else ""
-        click.echo(f"compatibility of {subject} {change} {register.LEVEL}{was}", err=True)
+        previous = f" (was {before})" if before else ""
+        click.echo(f"compatibility of {subject} {change} {register.LEVEL}{previous}", err=True)
 
 
 @schemas.command("serve")

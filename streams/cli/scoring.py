@@ -1,7 +1,4 @@
-"""The commands about scorers beside the agent: `scoring try` before a scorer is used, `rescore` after it was repaired.
-
-The agent itself is started in root.py.
-"""
+"""The commands of scorers: `scoring` runs an agent, `scoring try` tries a scorer, `rescore` writes missing scores."""
 
 from __future__ import annotations
 
@@ -10,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, user_name
+from streams.cli import on_ray
+from streams.cli.runtime import AppContext, begin, output_option, pass_call, until_stopped, user_name
 from streams.cli.task_file import TaskFileOptions, map_option, split_option
 
 if TYPE_CHECKING:
@@ -18,27 +16,50 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 
-@click.command("try")
+@click.group(invoke_without_command=True)
+@on_ray.options
+@click.pass_context
+@pass_call
+def scoring(call: AppContext, ctx: click.Context, on: str | None, replicas: int | None) -> None:
+    """Run a scoring agent: responses in, rewards out.
+
+    SIGTERM or Ctrl-C ends it, once in-flight work is finished. Several agents share the partitions. `scoring try` tries
+    a scorer without a broker.
+    """
+    if ctx.invoked_subcommand is not None:
+        on_ray.refuse_options(f"scoring {ctx.invoked_subcommand}", on, replicas)
+        return
+    call.working = True
+    if on_ray.is_wanted(on, replicas):
+        ctx.exit(on_ray.agents(call, ["scoring"], replicas or 1))
+    with until_stopped() as stop:
+        begin(call, "scoring agent", "responses")
+        from streams.stages.scoring import agent
+
+        agent.run(call.settings, stop=stop)
+
+
+@scoring.command("try")
 @click.argument("name", metavar="NAME[=JSON]")
 @click.option(
     "--task",
     "place",
     required=True,
     metavar="FILE[:LINE]",
-    help="The task, as `tasks submit` reads it; else the first.",
+    help="Task to score, as `tasks submit` reads it.  [default: the first of the file]",
 )
 @map_option
 @split_option
-@click.option("--text", required=True, metavar="TEXT", help="The response to be scored.")
+@click.option("--text", required=True, metavar="TEXT", help="Response to score.")
 @output_option
 @pass_call
 def scoring_try(
     call: AppContext, /, name: str, place: str, names: tuple[str, ...], split: str | None, text: str, output: Output
 ) -> None:
-    """Score a text with a scorer, without a broker, and print what it says.
+    """Score a text with a scorer, without a broker.
 
-    It runs as in the agent: your own function MODULE:FUNCTION in a process with the time limit scoring.timeout_s. JSON
-    are its settings; without, those that the task gives it. What the scorer prints goes to stderr.
+    The scorer runs as in the agent: your own function MODULE:FUNCTION runs in a process with the time limit
+    scoring.timeout_s. JSON holds its settings.  [default: the settings in the task] Its own output goes to stderr.
     """
     from streams import output as show
     from streams.errors import EventError
@@ -46,11 +67,11 @@ def scoring_try(
 
     task = _task(call, place, TaskFileOptions(names=names, split=split))
     source = trial.source_of(name, task)
-    found = trial.try_scorer(call.settings.scoring, task, source, text)
-    if found.error is not None:
-        raise EventError(f"{source.name} gave no score: {found.error}")
-    said = {"value": found.value, "components": found.components, "rationale": found.rationale}
-    show.record(said | {"version": found.version, "latency_ms": round(found.latency_ms, 1)}, output)
+    verdict = trial.try_scorer(call.settings.scoring, task, source, text)
+    if verdict.error is not None:
+        raise EventError(f"{source.name} gave no score: {verdict.error}")
+    score = {"value": verdict.value, "components": verdict.components, "rationale": verdict.rationale}
+    show.record(score | {"version": verdict.version, "latency_ms": round(verdict.latency_ms, 1)}, output)
 
 
 def _task(call: AppContext, place: str, options: TaskFileOptions) -> Task:
@@ -62,7 +83,7 @@ def _task(call: AppContext, place: str, options: TaskFileOptions) -> Task:
 
     name, colon, number = place.rpartition(":")
     file, line = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), None)
-    row = next(((at, row) for at, row in rows(file, options.split) if line in (at, None)), None)
+    row = next((row for row in rows(file, options.split) if line in (row[0], None)), None)
     if row is None and line == 1 and file.suffix.lower() in SEPARATED:
         raise NotFoundError(f"{file}: line 1 is the header; the first task is in line 2")
     if row is None:
@@ -81,17 +102,17 @@ def _task(call: AppContext, place: str, options: TaskFileOptions) -> Task:
 
 
 @click.command()
-@click.option("--failed", is_flag=True, help="What scoring agents could not score: the only choice so far.")
-@click.option("--since", metavar="TIME|AGE", default=None, help="What failed since then: 2026-01-31T12:00, 2h.")
+@click.option("--failed", is_flag=True, help="Score what scoring agents could not score; the only choice so far.")
+@click.option("--since", metavar="TIME|AGE", default=None, help="Only failures since then: 2026-01-31T12:00, 2h.")
 @output_option
 @click.pass_context
 @pass_call
 def rescore(call: AppContext, ctx: click.Context, failed: bool, since: str | None, output: Output) -> None:
-    """Write scores that are missing, once their scorer is repaired.
+    """Write missing scores, once their scorer is repaired.
 
-    The responses are those of the dead letters `score_failed`, `no_judge` and `module_not_listed`. Their groups wait
-    until their deadline; for those that have left there is `streamward tasks resubmit --unscored`. The exit code is 1
-    if a score failed again. Use `replay run --scorer` to score whole groups again with another scorer.
+    Scores the responses of the dead letters `score_failed`, `no_judge` and `module_not_listed`. Their groups wait until
+    their deadline; for groups that timed out, use `streamward tasks resubmit --unscored`. Exit code 1 if a score fails
+    again. `replay run --scorer` scores whole groups again with another scorer.
     """
     from streams import output as show
     from streams.errors import SettingsError
@@ -99,14 +120,14 @@ def rescore(call: AppContext, ctx: click.Context, failed: bool, since: str | Non
     from streams.tools.missing_scores import rescore_failed
 
     if not failed:
-        raise SettingsError("say what to score: --failed; `replay run --scorer` scores groups again that have left")
+        raise SettingsError("name what to score: --failed; `replay run --scorer` scores finished groups again")
     since_ms = None if since is None else parse_time(since, "--since")
-    found = rescore_failed(call.settings_to_write, since_ms=since_ms, actor=user_name())
-    counts = {"rewards": found.rewards, "responses": len(found.whole)}
-    show.record(counts | {"failed": len(found.errors), "too_late": found.too_late}, output)
-    if found.too_late:
+    result = rescore_failed(call.settings_to_write, since_ms=since_ms, actor=user_name())
+    counts = {"rewards": result.rewards, "responses": len(result.whole)}
+    show.record(counts | {"failed": len(result.errors), "too_late": result.too_late}, output)
+    if result.too_late:
         way_out = "`streamward tasks resubmit --unscored` sends their tasks again"
-        click.echo(f"The groups of {found.too_late} responses have left: {way_out}.", err=True)
-    if found.errors:
-        click.echo(f"Failed again, the last: {found.errors[-1]}", err=True)
+        click.echo(f"The groups of {result.too_late} responses have timed out: {way_out}.", err=True)
+    if result.errors:
+        click.echo(f"{len(result.errors)} failed again, the last: {result.errors[-1]}", err=True)
         ctx.exit(1)

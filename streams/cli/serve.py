@@ -1,4 +1,4 @@
-"""The commands around the server for agents: serve, and chat with it in a terminal."""
+"""The commands of the server for agents: serve, and chat in a terminal."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ if TYPE_CHECKING:
     import httpx
 
 OPINIONS = {"/good": 1.0, "/bad": 0.0}
-"""What a line of `chat` may say of the answer before it."""
+"""Commands of `chat` that rate the last answer."""
 ANSWER_S = 600.0
-"""How long `chat` waits for the next piece of an answer."""
+"""Time that `chat` waits for the next piece of an answer."""
 
 
 @click.command()
-@click.option(
-    "--fleet", is_flag=True, help="Answer for every policy in the log (fleet.policies), not policy.name alone."
-)
+@click.option("--fleet", is_flag=True, help="Serve every policy in the log (fleet.policies), not only policy.name.")
 @pass_call
 def serve(call: AppContext, /, fleet: bool) -> None:
-    """Serve the policy to agents, and record every call.
+    """Serve a policy to agents and record every call.
 
     It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages, at serve.host and
-    serve.port (http://127.0.0.1:8790/v1). Each call is a turn in the log before its answer ends. An agent's name is in
-    the base URL, /agents/NAME/v1, or in the header X-Agent-ID. Jobs are ordered at /api/v1/jsonrpc. A browser gets the
-    page, at /page/. SIGTERM or Ctrl-C ends it, once answers in progress are finished and recorded.
+    serve.port (http://127.0.0.1:8790/v1). Each call is a turn in the log before its answer ends. The agent's name is in
+    the base URL, /agents/NAME/v1, or in the header X-Agent-ID. /api/v1/jsonrpc takes jobs, and /page/ shows the page in
+    a browser. SIGTERM or Ctrl-C ends it, once answers in progress are finished and recorded.
 
-    With --fleet the model of a call says which policy answers, or a registered agent whose policy it is: one base
-    model, and fleet.states policies in memory (docs/fleet.md).
+    With --fleet the model of a call names the policy, or a registered agent does: one base model, and fleet.states
+    policies in memory (docs/fleet.md).
     """
     call.working = True
     if fleet:
@@ -50,19 +48,26 @@ def serve(call: AppContext, /, fleet: bool) -> None:
 
 
 @click.command()
-@click.option("--system", default=None, metavar="TEXT", help="The system message before the conversation.")
-@click.option("--model", default=None, metavar="NAME", help="POLICY@7: one version.  [default: whoever serves]")
-@click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most tokens to answer.")
+@click.option("--system", default=None, metavar="TEXT", help="System message of the conversation.")
+@click.option(
+    "--model",
+    default=None,
+    metavar="NAME",
+    help="Model to call, such as POLICY@7 for one version.  [default: the serving version]",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Maximum tokens of an answer."
+)
 @click.option(
     "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: always the likeliest token."
 )
 @pass_call
 def chat(call: AppContext, /, system: str | None, model: str | None, max_tokens: int, temperature: float) -> None:
-    """Talk to the policy that `streamward serve` answers for.
+    """Chat with a policy through `streamward serve`.
 
-    It reads lines. An empty one is skipped; the end of the input (Ctrl-D) ends the conversation, which is recorded as
-    that of agent `chat`. A line `/good` or `/bad`, with or without a reason behind it, says so of the last answer: it
-    becomes a reward of 1 or 0.
+    Each line of input is a message; empty lines are skipped, and the end of the input (Ctrl-D) ends the conversation,
+    which is recorded under the agent `chat`. A line `/good` or `/bad`, optionally followed by a reason, rates the last
+    answer: it becomes a reward of 1 or 0.
     """
     url = f"{call.settings.serve.url}/agents/chat/v1"
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -93,7 +98,7 @@ def _answer(url: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the id of an answer and its text as it comes. Raises ServerError."""
     from schemas import json_text
 
-    for line in _posted(f"{url}/chat/completions", body):
+    for line in _post(f"{url}/chat/completions", body):
         data = line.removeprefix("data: ").strip()
         if not data or data == "[DONE]":
             continue
@@ -109,19 +114,19 @@ def _answer(url: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _give_feedback(url: str, answer_id: str, value: float, reason: str) -> None:
-    """Record what the user thinks of the last answer, or say why not."""
+    """Record the user's rating of the last answer, or print the reason that it was not recorded."""
     if not answer_id:
-        click.echo("There is no answer yet that it could be about.", err=True)
+        click.echo("There is no answer to rate yet.", err=True)
         return
     body = {"id": answer_id, "value": value, "reason": reason or None, "source": user_name()}
     try:
-        list(_posted(f"{url}/feedback", body))
+        list(_post(f"{url}/feedback", body))
         click.echo(f"Recorded as a reward of {value:g}.", err=True)
     except ServerError as exc:
         click.echo(str(exc), err=True)
 
 
-def _posted(url: str, body: dict[str, Any]) -> Iterator[str]:
+def _post(url: str, body: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the server's answer as they come. Raises ServerError."""
     import httpx
 

@@ -1,4 +1,4 @@
-"""The command that shows the state of the loop: status."""
+"""The commands that show the state of the loop and check its set-up: status, doctor."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streams.cli.runtime import AppContext, json_option, pass_call
+from streams.cli.runtime import AppContext, json_option, output_option, pass_call
 
 if TYPE_CHECKING:
+    from streams.output import Output
     from streams.tools.doctor import DoctorFinding
     from streams.tools.status import LoopStatus
 
@@ -20,15 +21,14 @@ if TYPE_CHECKING:
 def status(call: AppContext, output: str) -> None:
     """Show the whole loop on one screen.
 
-    Who lives, what each process waits for, which scorers are paused, what was dropped and who serves. It reads the log
-    and changes nothing. A process is alive while it is a member of its consumer group. Drops are those of the last
-    hour: dead letters, and groups that were not trained on, with the reason.
+    Shows which processes are alive and what each waits for, paused scorers, drops, and the serving versions. It reads
+    the log and changes nothing. A process is alive while it is a member of its consumer group. Drops are those of the
+    last hour: dead letters, and groups that were not trained on, with the reason.
     """
     from streams.tools import status as loop
     from streams.tools.doctor import disk
 
-    found, rooms = loop.look(call.settings), list(disk(call.settings))
-    plain = _plain(call, found, rooms)
+    plain = _plain(call, loop.look(call.settings), list(disk(call.settings)))
     if output == "json":
         from streams import output as show
 
@@ -37,35 +37,35 @@ def status(call: AppContext, output: str) -> None:
     _show(plain)
 
 
-def _plain(call: AppContext, found: LoopStatus, rooms: list[DoctorFinding]) -> dict[str, Any]:
+def _plain(call: AppContext, state: LoopStatus, disks: list[DoctorFinding]) -> dict[str, Any]:
     settings = call.settings
     return {
         "bootstrap": settings.kafka.bootstrap,
         "prefix": settings.topics.prefix,
-        "processes": [asdict(process) for process in found.processes],
+        "processes": [asdict(process) for process in state.processes],
         "policies": [
             {
                 "policy": name,
-                "primary": one.state.primary,
-                "candidate": one.state.serving.candidate,
-                "share": one.state.serving.share,
-                "newest": one.state.newest,
-                "batches": one.admission.sequence,
-                "waiting_batches": one.waiting_batches,
-                "next_batch_groups": one.admission.pending,
+                "primary": policy.state.primary,
+                "candidate": policy.state.serving.candidate,
+                "share": policy.state.serving.share,
+                "newest": policy.state.newest,
+                "batches": policy.admission.sequence,
+                "waiting_batches": policy.waiting_batches,
+                "next_batch_groups": policy.admission.pending,
             }
-            for name, one in found.policies.items()
+            for name, policy in state.policies.items()
         ],
-        "dropped": [asdict(one) for one in found.dropped],
-        "paused": found.paused,
-        "disk": [{"state": room.state, "what": room.what} for room in rooms],
+        "dropped": [asdict(drop) for drop in state.dropped],
+        "paused": state.paused,
+        "disk": [{"state": finding.state, "what": finding.what} for finding in disks],
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(state: dict[str, Any]) -> None:
     from streams import output as show
 
-    print(f"{found['prefix']}* at {found['bootstrap']}\n")
+    print(f"{state['prefix']}* at {state['bootstrap']}\n")
     columns = [
         show.Column(
             "process", lambda row: " ".join(part for part in (row["process"], row["policy"], row["agent"]) if part)
@@ -74,7 +74,7 @@ def _show(found: dict[str, Any]) -> None:
         show.Column("lag", "lag", right=True),
         show.Column("what it waits for", "waits_for"),
     ]
-    show.rows(found["processes"], columns, "table")
+    show.rows(state["processes"], columns, "table")
     print()
     columns = [
         show.Column("policy", "policy"),
@@ -84,18 +84,41 @@ def _show(found: dict[str, Any]) -> None:
         show.Column("untrained", "waiting_batches", right=True),
         show.Column("groups in the next", "next_batch_groups", right=True),
     ]
-    show.rows(found["policies"], columns, "table")
-    for error in found["paused"]:
+    show.rows(state["policies"], columns, "table")
+    for error in state["paused"]:
         print(f"\nscoring: {error}")
-    print("\ndropped in the last hour" + ("" if found["dropped"] else ": nothing"))
-    if found["dropped"]:
+    print("\ndropped in the last hour" + ("" if state["dropped"] else ": nothing"))
+    if state["dropped"]:
         names = ("what", "stage", "reason", "count")
-        show.rows(found["dropped"], [show.Column(name, name, right=name == "count") for name in names], "table")
+        show.rows(state["dropped"], [show.Column(name, name, right=name == "count") for name in names], "table")
     print()
-    show.rows(found["disk"], [show.Column("disk", "state"), show.Column("what", "what")], "table")
+    show.rows(state["disk"], [show.Column("disk", "state"), show.Column("what", "what")], "table")
 
 
 def _serves(row: dict[str, Any]) -> str:
     if row["candidate"] is None:
         return str(row["primary"])
     return f"{row['primary']}, and {row['candidate']} for {row['share']:.0%}"
+
+
+@click.command()
+@output_option
+@click.pass_context
+@pass_call
+def doctor(call: AppContext, ctx: click.Context, output: Output) -> None:
+    """Check this set-up and say how to fix it.
+
+    Checks broker, topics, schemas, model and disk, and changes nothing. The exit code is that of the worst finding;
+    warnings are 0.
+    """
+    from streams import output as show
+    from streams.tools.doctor import examine
+
+    findings = examine(lambda: call.settings_and_origins)
+    columns = [
+        show.Column("check", "check"),
+        show.Column("state", "state"),
+        show.Column("what", lambda row: f"{row['what']}. {row['do']}" if row["do"] else row["what"]),
+    ]
+    show.rows([finding.row() for finding in findings], columns, output)
+    ctx.exit(max(finding.exit_code for finding in findings))

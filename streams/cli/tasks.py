@@ -1,4 +1,4 @@
-"""The commands that put tasks into the log: submit, resubmit and generate."""
+"""The commands that submit tasks: submit, resubmit, generate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def tasks() -> None:
-    """Put tasks into the log."""
+    """Submit tasks from a file or a generator."""
 
 
 @tasks.command("submit")
@@ -30,11 +30,11 @@ def tasks() -> None:
 @output_option
 @pass_call
 def tasks_submit(call: AppContext, file: Path, reading: TaskFileOptions, output: Output) -> None:
-    """Submit the tasks in a file, or in the folder of a data set.
+    """Submit the tasks of a file or a data set's folder.
 
     A file is JSON lines, CSV or Parquet; - is stdin. A line is {"prompt": "...", "answer": "..."}, or a whole task as
-    schemas/README.md describes it. The columns of a table are a task's fields, and --map says which columns have other
-    names. Options such as --group-size are for lines that do not say it themselves.
+    schemas/README.md describes it. The columns of a table are a task's fields; --map translates other column names.
+    Options such as --group-size are defaults for lines that do not set them.
 
     Every line is checked first, and nothing is sent if one is bad. Submitting the same lines again adds nothing. Tasks
     join the trace in the environment variable TRACEPARENT, except where a line has its own.
@@ -51,20 +51,20 @@ def tasks_submit(call: AppContext, file: Path, reading: TaskFileOptions, output:
 
 
 @tasks.command("resubmit")
-@click.option("--unscored", is_flag=True, help="Whose group was dropped because scores were missing.")
-@click.option("--unanswered", is_flag=True, help="Whose group was dropped because answers were missing.")
-@click.option("--since", default=None, metavar="TIME|AGE", help="Lost since then: 2026-01-31T12:00, 2h.")
-@click.option("--policy", default=None, metavar="NAME", help="Tasks of this policy.  [default: policy.name]")
+@click.option("--unscored", is_flag=True, help="Tasks whose group was dropped for missing scores.")
+@click.option("--unanswered", is_flag=True, help="Tasks whose group was dropped for missing answers.")
+@click.option("--since", default=None, metavar="TIME|AGE", help="Only tasks lost since then: 2026-01-31T12:00, 2h.")
+@click.option("--policy", default=None, metavar="NAME", help="Policy of the tasks.  [default: policy.name]")
 @output_option
 @pass_call
 def tasks_resubmit(
     call: AppContext, unscored: bool, unanswered: bool, since: str | None, policy: str | None, output: Output
 ) -> None:
-    """Send train tasks again that were lost.
+    """Submit lost train tasks again.
 
-    Their groups were dropped, and taught nothing. They are new tasks with ids of their own, and the lost one's in their
-    metadata as resubmitted_from. A deadline of their own is as far away as it was. The same command again adds nothing,
-    except for those that were lost again.
+    Tasks are lost if their group was dropped untrained. The new tasks have new ids, and the lost task's id in their
+    metadata as resubmitted_from. A deadline is moved by the same distance. Repeating the command adds only tasks that
+    were lost again.
     """
     from streams.kafka.times import now_ms, parse_time
     from streams.stages.tasks.resubmit import Loss, Wanted, resubmit
@@ -75,39 +75,42 @@ def tasks_resubmit(
     if unanswered:
         losses.add("unanswered")
     if not losses:
-        raise SettingsError("say what was lost: --unscored, --unanswered, or both")
+        raise SettingsError("name the loss: --unscored, --unanswered, or both")
     since_ms = None if since is None else parse_time(since, "--since")
-    wanted = Wanted(policy or call.settings.policy.name, losses, since_ms)
-    _show_submitted(call, resubmit(call.settings_to_write, wanted, now_ms=now_ms(), under=_trace()), {}, output)
+    request = Wanted(policy or call.settings.policy.name, losses, since_ms)
+    _show_submitted(call, resubmit(call.settings_to_write, request, now_ms=now_ms(), under=_trace()), {}, output)
 
 
 @tasks.command("generate")
 @click.argument("family", metavar="[sums|reasoning-gym:NAME|ENVIRONMENT]", required=False)
-@click.option("--list", "listed", is_flag=True, help="Print every family with its options and their defaults.")
-@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="How many tasks.")
+@click.option("--list", "list_families", is_flag=True, help="Print every family with its options and their defaults.")
+@click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Number of tasks.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same tasks.")
 @click.option(
     "--purpose",
     type=click.Choice(["train", "serve", "eval"]),
     default="train",
     show_default=True,
-    help="The tasks' purpose; eval asks held-out questions, greedily and once each.",
+    help="Purpose of the tasks; eval samples held-out questions greedily, once each.",
 )
-@click.option("--policy", default=None, metavar="NAME", help="The policy that answers.  [default: policy.name]")
+@click.option("--policy", default=None, metavar="NAME", help="Policy that answers.  [default: policy.name]")
 @click.option(
     "--group-size", type=click.IntRange(min=1), default=8, show_default=True, help="Responses per task; 1 for eval."
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), default=None, help="Of an answer.  [default: the family's own]"
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Maximum tokens of an answer.  [default: the family's]",
 )
 @click.option("--options", default="{}", metavar="JSON", help='Settings of the family, e.g. {"terms": 3}.')
-@click.option("--submit", is_flag=True, help="Send the tasks to the log instead of printing them.")
+@click.option("--submit", is_flag=True, help="Submit the tasks instead of printing them.")
 @output_option
 @pass_call
 def tasks_generate(
     call: AppContext,
     family: str | None,
-    listed: bool,
+    list_families: bool,
     count: int,
     seed: int,
     purpose: Purpose,
@@ -120,22 +123,15 @@ def tasks_generate(
 ) -> None:
     """Generate tasks of a family, and print or submit them.
 
-    They are printed as `tasks submit` takes them. The same arguments give the same tasks with the same ids, so
+    They are printed as `tasks submit` reads them. The same arguments give the same tasks with the same ids, so
     submitting them again adds nothing.
     """
     from streams import output as show
     from streams.kafka.times import now_ms
     from streams.stages.tasks import generators, submit as stage
 
-    if listed:
-        columns = [
-            show.Column("family", "family"),
-            show.Column("options", lambda row: ", ".join(f"{key}={value}" for key, value in row["options"].items())),
-        ]
-        found = generators.families()
-        show.rows([{"family": name, "options": given} for name, given in found.items()], columns, output)
-        if not any(name.startswith(generators.GYM) for name in found):
-            click.echo("reasoning-gym is not installed; `make setup-gym` adds its families.", err=True)
+    if list_families:
+        _list_families(output)
         return
     if family is None:
         raise click.UsageError("name a family; `streamward tasks generate --list` shows them")
@@ -149,11 +145,11 @@ def tasks_generate(
         options=json_object(options, "--options"),
         max_tokens=max_tokens,
     )
-    made = generators.generate(spec, now_ms=now_ms())
+    generated = generators.generate(spec, now_ms=now_ms())
     if submit:
-        _show_submitted(call, stage.submit(call.settings_to_write, made, under=_trace()), {}, output)
+        _show_submitted(call, stage.submit(call.settings_to_write, generated, under=_trace()), {}, output)
     elif output == "jsonl":
-        for task in made:
+        for task in generated:
             print(show.json_line(task), flush=True)
     else:
         columns = [
@@ -162,35 +158,49 @@ def tasks_generate(
             show.Column("sources", lambda task: [source.name for source in task.reward_sources]),
             show.Column("asks", lambda task: task.messages[-1].content),
         ]
-        show.rows(made, columns, output)
+        show.rows(generated, columns, output)
 
 
-def _show_submitted(call: AppContext, submitted: Submitted, more: dict[str, int], output: Output) -> None:
-    """Print how many tasks there were; as JSON lines each task with its id, and the counts on stderr.
+def _list_families(output: Output) -> None:
+    from streams import output as show
+    from streams.stages.tasks import generators
 
-    If more wait now than will be answered, say so on stderr.
+    columns = [
+        show.Column("family", "family"),
+        show.Column("options", lambda row: ", ".join(f"{key}={value}" for key, value in row["options"].items())),
+    ]
+    families = generators.families()
+    show.rows([{"family": name, "options": options} for name, options in families.items()], columns, output)
+    if not any(name.startswith(generators.GYM) for name in families):
+        click.echo("reasoning-gym is not installed; `make setup-gym` adds its families.", err=True)
+
+
+def _show_submitted(call: AppContext, submitted: Submitted, counts: dict[str, int], output: Output) -> None:
+    """Print the counts of tasks; as JSON lines each task with its id, and the counts on stderr.
+
+    Warns on stderr of tasks that no running agent will answer.
     """
     from streams import output as show
     from streams.tools.unreachable_tasks import unreached
 
-    counts = {"sent": len(submitted.sent), "known": len(submitted.known), **more}
+    counts = {"sent": len(submitted.sent), "known": len(submitted.known), **counts}
     if output == "table":
         show.record(counts, output)
     else:
-        for state, found in (("sent", submitted.sent), ("known", submitted.known)):
-            for task in found:
+        for state, tasks in (("sent", submitted.sent), ("known", submitted.known)):
+            for task in tasks:
                 print(show.json_line({"task_id": task.task_id, "state": state, "source": task.metadata.get("source")}))
         click.echo(", ".join(f"{count} {name}" for name, count in counts.items()), err=True)
     try:
         warnings = unreached(call.settings, [*submitted.sent, *submitted.known])
-    except StreamwardError as exc:  # the tasks are there, and who may write them may not be allowed to read the rest
-        warnings = [f"Whether they will be answered could not be checked: {exc}"]
+    except StreamwardError as exc:  # the tasks are sent; the principal may be allowed to write tasks alone
+        warnings = [f"Could not check whether agents will answer them: {exc}"]
     for warning in warnings:
         click.echo(warning, err=True)
 
 
 def _trace() -> Context | None:
-    """Return the trace that this command is part of, from TRACEPARENT."""
+    """Return the trace context in TRACEPARENT."""
     from streams.observability.tracing import context
 
     return context.parse(os.environ.get("TRACEPARENT"))

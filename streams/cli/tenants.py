@@ -1,8 +1,8 @@
-"""The commands of tenants that have a log of their own: give them rights on it at the broker, look, take them away.
+"""The commands of tenants with their own logs: create, list, show, remove.
 
-create ──► what is missing ──► access and the broker        --dry-run ──► printed, and nothing changed
-list, show ◄── what is recorded, beside what the broker enforces
-remove ──► asks, or --yes ──► the broker and access
+create ──► missing rights ──► access and the broker        --dry-run ──► printed, and nothing changed
+list, show ◄── recorded rights, compared with those that the broker enforces
+remove ──► confirmed, or --yes ──► the broker and access
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from streams.kafka.acls import AclRight
     from streams.output import Output
 
-reason_option = click.option("--reason", default="asked for", help="Why, for whoever reads the log.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what would change.")
+reason_option = click.option("--reason", default="asked for", help="Reason to record in the log.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only print the changes.")
 
 
 @click.group("tenants")
 def access_tenants() -> None:
-    """Give tenants logs of their own, which the broker divides.
+    """Manage tenants that have their own logs.
 
     A tenant's topics, groups and transactional ids begin with topics.prefix, its name and a dot, and its principals
-    have rights on these alone. It needs a Kafka with an authorizer. Tenants of one log are those of keys and people.
+    have rights on these only, which the broker enforces. It needs a Kafka with an authorizer. Tenants that share a log
+    are set on keys and users instead.
     """
 
 
@@ -39,7 +40,7 @@ def access_tenants() -> None:
     metavar="User:NAME",
     multiple=True,
     required=True,
-    help="Who gets the rights, as the broker calls it; may be repeated.",
+    help="Kafka principal that gets the rights; may be repeated.",
 )
 @reason_option
 @dry_run_option
@@ -54,9 +55,9 @@ def tenants_create(
     dry_run: bool,
     output: Output,
 ) -> None:
-    """Let principals read, write and create a tenant's own topics, and nothing else.
+    """Let principals read, write and create a tenant's topics, and no others.
 
-    What they have already stays. Run it again to mend what `list` says is missing.
+    Existing rights stay. Run it again to restore rights that `list` shows as missing.
     """
     from streams.access.access_log import AccessLog
     from streams.access.tenants import tenant_grants, tenant_names as tenants
@@ -68,12 +69,12 @@ def tenants_create(
         is_new = tenant not in log.tenant_logs
         if not dry_run:
             tenant_grants.carry_out(log, settings, plan, actor=user_name(), reason=reason)
-    given = "would be created" if dry_run else "created"
-    _print_rights([*((right, given) for right in plan.gives), *((right, "unchanged") for right in plan.has)], output)
+    result = "would be created" if dry_run else "created"
+    _print_rights([*((right, result) for right in plan.gives), *((right, "unchanged") for right in plan.has)], output)
     prefix = tenants.own_prefix(settings.topics.prefix, tenant)
-    there = [name for name in admin.describe(settings) if name.startswith(prefix)]
-    if is_new and there:
-        click.echo(f"warning: {len(there)} topics begin with {prefix} already, such as {there[0]}", err=True)
+    existing = [name for name in admin.describe(settings) if name.startswith(prefix)]
+    if is_new and existing:
+        click.echo(f"warning: {len(existing)} topics begin with {prefix} already, such as {existing[0]}", err=True)
     if not dry_run:
         click.echo(f"tenant {tenant} sets topics.prefix={prefix} and logs in to Kafka as its principal", err=True)
 
@@ -82,9 +83,10 @@ def tenants_create(
 @output_option
 @pass_call
 def tenants_list(call: AppContext, /, output: Output) -> None:
-    """List tenants with logs of their own, and say where the broker differs from what is recorded.
+    """List tenants with their own logs.
 
-    `reached by` are other principals, of the operator, whose rights are on more topics than these.
+    Shows where the broker differs from the recorded rights. `reached by` lists the operator's principals, whose rights
+    also cover other topics.
     """
     from streams import output as show
 
@@ -115,19 +117,22 @@ def tenants_list(call: AppContext, /, output: Output) -> None:
 @output_option
 @pass_call
 def tenants_show(call: AppContext, /, tenant: str, output: Output) -> None:
-    """Print every right of a tenant's principals, and every other one on its topics alone."""
+    """Print every right of a tenant's principals.
+
+    Also prints other rights that are limited to its topics.
+    """
     from streams.access.tenants import tenant_rights
     from streams.errors import NotFoundError
 
-    state = next((one for one in _states(call) if one.tenant == tenant), None)
+    state = next((state for state in _states(call) if state.tenant == tenant), None)
     if state is None:
         raise NotFoundError(
-            f"tenant {tenant[:80]!r} has no log of its own, here or at the broker; "
+            f"tenant {tenant[:80]!r} has no log of its own, recorded or at the broker; "
             "`streamward access tenants create` gives it one"
         )
-    wanted = tenant_rights.rights_of(state.prefix, state.principals)
+    expected = tenant_rights.rights_of(state.prefix, state.principals)
     rows = [
-        *((right, "missing" if right in state.missing else "enforced") for right in wanted),
+        *((right, "missing" if right in state.missing else "enforced") for right in expected),
         *((right, "not recorded") for right in state.unrecorded),
         *((right, "more than a tenant gets") for right in state.beyond),
         *((right, "denied") for right in state.denied),
@@ -139,8 +144,8 @@ def tenants_show(call: AppContext, /, tenant: str, output: Output) -> None:
 
 @access_tenants.command("remove")
 @click.argument("tenant", metavar="NAME")
-@click.option("--principal", "principals", metavar="User:NAME", multiple=True, help="Only from this one.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--principal", "principals", metavar="User:NAME", multiple=True, help="Only from this principal.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @reason_option
 @dry_run_option
 @output_option
@@ -155,7 +160,7 @@ def tenants_remove(
     dry_run: bool,
     output: Output,
 ) -> None:
-    """Take the rights on a tenant's own topics away, from all who have them or from some.
+    """Remove the rights on a tenant's topics, from all principals or some.
 
     Topics and records stay.
     """
@@ -170,21 +175,21 @@ def tenants_remove(
         plan = tenant_grants.plan_to_remove(log, settings, tenant, principals)
         if not dry_run:
             if not yes:
-                _ask(plan.takes, tenant)
+                _confirm(plan.takes, tenant)
             tenant_grants.carry_out(log, settings, plan, actor=user_name(), reason=reason)
     _print_rights([(right, "would be removed" if dry_run else "removed") for right in plan.takes], output)
     for right in plan.left:
         click.echo(f"warning: there is still {tenant_rights.said(right)}", err=True)
 
 
-def _ask(takes: tuple[AclRight, ...], tenant: str) -> None:
-    """Return if somebody agrees. Raises SettingsError if nobody can be asked, Abort if not."""
+def _confirm(takes: tuple[AclRight, ...], tenant: str) -> None:
+    """Ask for confirmation. Raises Abort if the user declines, SettingsError without a terminal."""
     from streams.errors import SettingsError
 
     if not click.get_text_stream("stdin").isatty():
         raise SettingsError(f"`tenants remove {tenant}` asks before it takes rights away; in a script, give --yes")
-    who = ", ".join(sorted({right.principal for right in takes})) or "nobody"
-    click.confirm(f"Take {len(takes)} rights on the log of tenant {tenant} from {who}?", abort=True, err=True)
+    principals = ", ".join(sorted({right.principal for right in takes})) or "no principal"
+    click.confirm(f"Remove {len(takes)} rights on the log of tenant {tenant} from {principals}?", abort=True, err=True)
 
 
 def _states(call: AppContext) -> list[TenantState]:

@@ -1,4 +1,4 @@
-"""The commands that create the topics and look at them: topics apply, list, describe."""
+"""The commands of topics: topics apply, list, describe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Return the labels that begin so, for the shell."""
+    """Return the labels with this beginning, for shell completion."""
     from streams.kafka.topics import LABELS
 
     return [label for label in LABELS if label.startswith(incomplete)]
@@ -21,16 +21,16 @@ def complete_topic(_: click.Context, __: click.Parameter, incomplete: str) -> li
 
 @click.group()
 def topics() -> None:
-    """Create the topics, and look at them."""
+    """Create and inspect the topics."""
 
 
 @topics.command("apply")
 @output_option
 @pass_call
 def topics_apply(call: AppContext, output: Output) -> None:
-    """Create the topics that are missing.
+    """Create missing topics.
 
-    A topic that exists with other partitions is an error, and is never changed.
+    An existing topic with a different number of partitions is an error, and is never changed.
     """
     from streams import output as show
     from streams.kafka import admin
@@ -44,15 +44,15 @@ def topics_apply(call: AppContext, output: Output) -> None:
 @output_option
 @pass_call
 def topics_list(call: AppContext, output: Output) -> None:
-    """Print each topic: its event, its key, how many records."""
+    """Print each topic with its event, key and number of records."""
     from streams import output as show
     from streams.kafka import admin
     from streams.kafka.topics import topics as shapes
 
     settings = call.settings
-    wanted = shapes(settings.topics)
+    expected = shapes(settings.topics)
     existing = admin.describe(settings)
-    bounds = admin.offsets(settings, [label for label, topic in wanted.items() if topic.name in existing])
+    bounds = admin.offsets(settings, [label for label, topic in expected.items() if topic.name in existing])
     data = [
         {
             "label": label,
@@ -64,7 +64,7 @@ def topics_list(call: AppContext, output: Output) -> None:
             "event": topic.event.__name__,
             "key": topic.key or "as in the source",
         }
-        for label, topic in wanted.items()
+        for label, topic in expected.items()
     ]
     columns = [
         show.Column("label", "label"),

@@ -1,10 +1,11 @@
-"""The command that makes a version by supervised training or preferences: tune.
+"""`streamward tune`: make a version by supervised training or preferences.
 
-groups of the log, or a file ──► examples ──► the next version ──► what it was made of
+groups of the log, or a file ──► examples ──► the next version, with its figures
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,32 +24,40 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("method", required=False, type=click.Choice(["sft", "dpo"]))
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--policy", default=None, metavar="NAME", help="Whose next version.  [default: policy.name]")
+@click.option("--policy", default=None, metavar="NAME", help="Policy to train.  [default: policy.name]")
 @click.option(
     "--start",
     default=None,
     metavar="[POLICY:]VERSION",
-    help="The version to start from; 0 is the base model.  [default: the newest of the policy]",
+    help="Version to start from; 0 is the base model.  [default: the newest of the policy]",
 )
-@click.option("--groups-of", default=None, metavar="NAME", help="Whose groups.  [default: the policy's own]")
+@click.option("--groups-of", default=None, metavar="NAME", help="Take groups of this policy.  [default: the same]")
 @click.option(
     "--purpose",
     type=click.Choice(["train", "serve", "eval"]),
     default="train",
     show_default=True,
-    help="The purpose of the tasks whose groups are looked at.",
+    help="Purpose of the tasks.",
 )
 @click.option(
     "--min-reward", type=float, default=None, metavar="R", help="sft: only answers with at least this reward."
 )
-@click.option("--all", "every", is_flag=True, help="sft: every answer that is good enough, not only the best.")
+@click.option("--all", "every", is_flag=True, help="sft: use every answer that is good enough, not only the best.")
 @click.option("--margin", type=float, default=0.0, metavar="R", help="dpo: only pairs whose rewards differ by more.")
 @click.option("--since", default=None, metavar="TIME", help="Only groups from this time on: ISO 8601 (UTC), or an age.")
 @click.option("--until", default=None, metavar="TIME", help="Only groups before this time.")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How often each is seen.")
-@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Examples of a step.")
-@click.option("--beta", type=float, default=0.1, show_default=True, help="dpo: how strongly the start is held on to.")
-@click.option("--jobs", "for_jobs", is_flag=True, help="Carry out the jobs that ask for it, until it is stopped.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of passes through the examples."
+)
+@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Examples per step.")
+@click.option(
+    "--beta",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="KL strength (DPO's beta): how close to stay to the start model.",
+)
+@click.option("--jobs", "for_jobs", is_flag=True, help="Serve fine-tuning jobs until interrupted.")
 @source_option
 @output_option
 @pass_call
@@ -70,25 +79,23 @@ def tune(
     for_jobs: bool,
     **rule: Any,
 ) -> None:
-    """Make a version by supervised training or preferences.
+    """Train a version by supervised fine-tuning or DPO.
 
-    It is the next version of its policy, by sft or by dpo. Without FILE the examples are answers of the log: for sft
-    the best of each group, for dpo the best against the worst, with the tokens that were sampled. FILE is JSON lines:
+    It becomes the next version of its policy. Without FILE the examples are answers of the log: for sft the best of
+    each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines:
     {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]}, or OpenAI's preference format,
     for dpo. `streamward export` writes such files.
 
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
-    like any other, and `reproduce` makes it again. A policy that a trainer trains is not tuned: name another one with
-    --policy, and start from a version of the first with --start.
+    like any other, and `reproduce` can remake it. A policy with a running trainer cannot be tuned: name another one
+    with --policy, and start from a version of the first with --start.
 
-    With --jobs and nothing else it carries out what `streamward jobs start --method` has ordered, one job after the
-    other. SIGTERM or Ctrl-C ends it.
+    With --jobs alone it serves the jobs of `streamward jobs start --method`, one after the other. SIGTERM or Ctrl-C
+    ends it.
     """
-    import os
-
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process has it; read when torch is loaded
     if for_jobs:
-        _carry_out_jobs(call)
+        _serve_jobs(call)
         return
     if method is None:
         raise click.UsageError("expected sft or dpo, or --jobs alone")
@@ -113,18 +120,17 @@ def tune(
         file=file,
         start=None if start is None else tuning.StartVersion.parse(start, name),
     )
-    made = tuning.tune(settings, order, history.of(settings, source))
-    show.record(_row(made), output)
+    show.record(_row(tuning.tune(settings, order, history.of(settings, source))), output)
 
 
-def _carry_out_jobs(call: AppContext) -> None:
-    """Carry out the jobs that tune, until the process is asked to stop."""
+def _serve_jobs(call: AppContext) -> None:
+    """Serve fine-tuning jobs until a signal."""
     from streams.kafka import admin
 
     context = click.get_current_context()
-    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if given != ["for_jobs"]:
-        raise click.UsageError("--jobs stands alone: what a job is told is in its order")
+    present = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if present != ["for_jobs"]:
+        raise click.UsageError("--jobs takes no other options: the order of a job has them")
     call.working = True
     with until_stopped() as stop:
         admin.check_topics(call.settings, patient=True)
@@ -133,13 +139,13 @@ def _carry_out_jobs(call: AppContext) -> None:
         tuner.run(call.settings, stop=stop)
 
 
-def _row(made: TunedVersion) -> dict[str, Any]:
+def _row(version: TunedVersion) -> dict[str, Any]:
     from streams.adapters.versions import manifest_digest
 
-    event, tuning = made.event, made.event.tuning
+    event, tuning = version.event, version.event.tuning
     assert tuning is not None  # noqa: S101 - `tune` makes no other
     start = f"{tuning.start_policy or event.policy}:{tuning.start_version}"
-    of_groups = {"groups_looked_at": made.looked_at, "left_out": dict(sorted(made.left_out.items()))}
+    of_groups = {"groups_looked_at": version.looked_at, "left_out": dict(sorted(version.left_out.items()))}
     return {
         "policy": event.policy,
         "version": event.version,
@@ -147,7 +153,7 @@ def _row(made: TunedVersion) -> dict[str, Any]:
         "method": tuning.method,
         "examples": tuning.examples,
         "loss_tokens": tuning.loss_tokens,
-        **({"file_sha256": tuning.file_sha256} if made.looked_at is None else of_groups),
+        **({"file_sha256": tuning.file_sha256} if version.looked_at is None else of_groups),
         **{name: event.metrics[name] for name in ("steps", "loss_first", "loss", "accuracy") if name in event.metrics},
         "sha256": manifest_digest(event.files),
     }

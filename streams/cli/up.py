@@ -1,4 +1,4 @@
-"""`streamward up`: the loop of streams/demo on tasks of one's own."""
+"""`streamward up`: the loop of streams/demo on a user's tasks."""
 
 from __future__ import annotations
 
@@ -12,28 +12,35 @@ import click
 
 from streams.cli.runtime import AppContext, pass_call
 from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
+from streams.errors import SettingsError
 
 if TYPE_CHECKING:
+    from schemas.events import Task
+    from streams.demo.up import UpPlan
     from streams.settings.model import Settings
 
 
 @click.command()
-@click.option("--tasks", "file", type=click.Path(path_type=Path), metavar="FILE|FOLDER", help="The tasks to train on.")
+@click.option("--tasks", "file", type=click.Path(path_type=Path), metavar="FILE|FOLDER", help="Tasks to train on.")
 @click.option(
     "--held-out",
     type=click.Path(path_type=Path),
     metavar="FILE|FOLDER",
-    help="Questions never trained on; every second version is asked them, as the tasks are.",
+    help="Held-out questions; every second version answers them. Read as --tasks is.",
 )
 @click.option(
     "--environment",
     metavar="NAME|REFERENCE",
-    help="Train on episodes in this environment, as `environments try` takes it, instead of tasks from a file.",
+    help="Train on episodes in this environment, named as for `environments try`, instead of tasks from a file.",
 )
 @click.option("--settings", "in_json", default="{}", metavar="JSON", help="Settings of the environment.")
-@click.option("--episodes", type=click.IntRange(min=1), default=1000, show_default=True, help="Seeds to train on.")
 @click.option(
-    "--max-turns", type=click.IntRange(1, 1024), help="Most actions of an episode.  [default: its own, else 8]"
+    "--episodes", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of seeds to train on."
+)
+@click.option(
+    "--max-turns",
+    type=click.IntRange(1, 1024),
+    help="Maximum of actions in an episode.  [default: the environment's, else 8]",
 )
 @task_file_options
 @click.option("--steps", type=click.IntRange(min=1), help="Stop after this many adapter versions.")
@@ -60,24 +67,21 @@ def up(
     model: str | None,
     output: str,
 ) -> None:
-    """Run the whole loop, on tasks of your own.
+    """Run the whole loop on your own tasks.
 
     Starts the stream worker, a scoring agent, a policy agent and the trainer, on the embedded Kafka node or on the
-    Kafka in kafka.bootstrap; submits the tasks, read as `tasks submit` does; shows where every group is; and ends when
-    all tasks are done. Without --tasks it works on what others submit, until it is stopped. A scorer that cannot be
-    loaded is an error before anything is started. Where tasks are episodes in an environment, the server for agents and
-    the built-in agent answer them.
+    Kafka in kafka.bootstrap; submits the tasks, read as `tasks submit` does; shows the state of every group; and ends
+    when all tasks are done. Without --tasks it serves tasks from other producers until interrupted. A scorer that
+    cannot be loaded is an error before anything starts. Tasks that are episodes in an environment are answered by the
+    server for agents and the built-in agent.
 
-    Ctrl-C stops everything cleanly; run the same command again to resume. Settings that you leave open are as one
-    machine learns best, and ./streamward.toml gets them, unless that is a file of your own.
+    Ctrl-C stops everything cleanly; run the same command again to resume. Settings that you do not set get values for
+    one machine, and are written to ./streamward.toml, unless that is your own file.
     """
     from rich.console import Console
 
     from streams.demo import run as loop
     from streams.demo.up import UpPlan
-    from streams.errors import SettingsError
-    from streams.scorers import named_sources
-    from streams.stages.scoring.trial import load_scorers
 
     policy = () if reading.policy is None else (f"policy.name={reading.policy}",)
     scorers = (text.partition("=")[0].partition(":") for text in reading.scorers)
@@ -94,29 +98,40 @@ def up(
     if environment is not None:
         if file is not None or held_out is not None:
             raise SettingsError("--environment makes the tasks: leave out --tasks and --held-out")
-        plan = replace(
-            plan, **_episodes(settings, environment, in_json, count=episodes, max_turns=max_turns, reading=reading)
-        )
+        tasks = _episodes(settings, environment, in_json, count=episodes, max_turns=max_turns, reading=reading)
+        plan = replace(plan, **tasks)
     if file is not None:
-        tasks = read_tasks(settings, file, reading).tasks
-        if not tasks:
-            raise SettingsError(f"--tasks {file}: there is no task in it")
-        plan = replace(plan, train=tuple(tasks))
+        plan = replace(plan, train=_read_train_tasks(settings, file, reading))
     if held_out is not None:
-        asked = read_tasks(settings, held_out, replace(reading, epochs=1))
-        plan = replace(plan, held_out=tuple(asked.tasks))
-    asked_of = (*(plan.train or ()), *plan.held_out)
-    sources = (*named_sources(reading.scorers), *(source for task in asked_of for source in task.reward_sources))
-    load_scorers(settings.scoring, sources)
+        plan = replace(plan, held_out=tuple(read_tasks(settings, held_out, replace(reading, epochs=1)).tasks))
+    _check_scorers(settings, plan, reading)
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
 
 
+def _read_train_tasks(settings: Settings, file: Path, reading: TaskFileOptions) -> tuple[Task, ...]:
+    tasks = read_tasks(settings, file, reading).tasks
+    if not tasks:
+        raise SettingsError(f"--tasks {file}: there is no task in it")
+    return tuple(tasks)
+
+
+def _check_scorers(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -> None:
+    """Load the scorers of all tasks. Raises SettingsError if one cannot be loaded."""
+    from streams.scorers import named_sources
+    from streams.stages.scoring.trial import load_scorers
+
+    sources = list(named_sources(reading.scorers))
+    for task in (*(plan.train or ()), *plan.held_out):
+        sources += task.reward_sources
+    load_scorers(settings.scoring, sources)
+
+
 def _episodes(
     settings: Settings, name: str, in_json: str, *, count: int, max_turns: int | None, reading: TaskFileOptions
 ) -> dict[str, Any]:
-    """Return the tasks of a plan in an environment. Raises SettingsError if it cannot be opened."""
+    """Return the episodes of an environment as the tasks of a plan. Raises SettingsError if it cannot be opened."""
     from contextlib import closing
 
     from streams.environments.environment_pool import EnvironmentPool

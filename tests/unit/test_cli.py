@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 from schemas.events import Coordinates
 from schemas.versions import FIRST_ID
 from streams import output as show
-from streams.cli.root import cli
+from streams.cli.root import SECTIONS, cli
 from streams.cli.runtime import AppContext, Guarded, pass_call, stopped_node_hint, user_name
 from streams.errors import EventError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.kafka.node.config import Node, remember
@@ -102,9 +102,17 @@ def test_every_command_and_option_has_a_sentence() -> None:
 def test_no_list_of_commands_cuts_a_sentence_on_a_terminal_of_80_columns() -> None:
     groups = [[name] for name, command in cli.commands.items() if isinstance(command, click.Group)]
     for path in [[], *groups]:
-        listed = run(*path, "--help").stdout.partition("Commands:")[2]
+        listed = run(*path, "--help").stdout.partition("--help ")[2]
         cut = [line for line in listed.splitlines() if line.endswith("...")]
-        assert cut == [], path
+        assert "Show" in listed and cut == [], path
+
+
+def test_help_lists_every_command_in_one_section_and_status_doctor_and_up_first() -> None:
+    listed = [str(command.name) for commands in SECTIONS.values() for command in commands]
+    assert sorted(listed) == sorted(cli.commands) and listed[:3] == ["status", "doctor", "up"]
+    printed = run("--help").stdout
+    assert re.findall(r"^  ([a-z]+)  ", printed.partition("Start here:")[2], re.MULTILINE) == listed
+    assert [title for title in SECTIONS if f"\n{title}:\n" not in printed] == []
 
 
 def test_version_is_printed() -> None:
@@ -222,7 +230,7 @@ def test_a_user_without_a_name_decides_under_its_number() -> None:
         ([*NOBODY, "topics", "list"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
         ([*NOBODY, "policy"], 5, "Kafka at 127.0.0.1:1 did not answer within 0.3 s"),
         (["--set", "policy.name=p", "train", "--fleet"], 2, "train --fleet serves every policy, and policy.name=p"),
-        (["--set", "policy.name=p", "policy", "--fleet"], 2, "leave --fleet out, or policy.name"),
+        (["--set", "policy.name=p", "policy", "--fleet"], 2, "leave out --fleet or policy.name"),
         (["broker", "status"], 3, "no node runs in .streamward/kafka; start it with `streamward broker start`"),
     ],
 )
@@ -261,7 +269,7 @@ def test_a_stopped_node_is_no_obstacle_to_what_is_archived() -> None:
     stopped_node(Path(".streamward/kafka"), port=1)
     assert "--source" not in run("query", "tasks").stderr
     Path(".streamward/archive").mkdir()
-    way_out = "`streamward broker start`, or read only what is archived with --source archive\n"
+    way_out = "`streamward broker start`, or read only the archive with --source archive\n"
     assert run("query", "tasks").stderr.endswith(way_out)
     assert "--source" not in run("topics", "list").stderr
 
@@ -338,7 +346,7 @@ def test_a_demo_with_another_port_is_mentioned_when_no_broker_was_named(
     stopped_node(Path(".streamward/demo/kafka"), port=1)
     Path(".streamward/demo/streamward.toml").write_text("")
     call = AppContext()
-    vars(call)["loaded"] = Settings(), origins
+    vars(call)["settings_and_origins"] = Settings(), origins
     found = stopped_node_hint(BrokerUnreachable("no answer"), call)
     start = "start its node with `streamward --config .streamward/demo/streamward.toml broker start`"
     assert (found is not None and found.startswith("no answer. A demo ran here") and start in found) is mentioned
