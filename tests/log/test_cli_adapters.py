@@ -385,7 +385,7 @@ def test_a_policy_that_the_log_does_not_know_names_those_that_it_does(made: Sett
     for typed in ("list", "lineage 1", "promote --version 1 --reason x"):
         result = run(made, *typed.split(), "--policy", "defualt")
         assert result.exit_code == 3
-        assert "the log knows no policy 'defualt'; it knows default, lab" in result.stderr
+        assert "the log has no policy 'defualt', only default, lab" in result.stderr
 
 
 def test_list_shows_digest_age_and_the_share_of_a_canary(made: Settings, tmp_path: Path) -> None:

@@ -95,9 +95,9 @@ def answered(task: Task, right: bool) -> AdvantagedGroup:
 def test_a_version_the_primary_and_the_base_are_asked_waited_for_and_compared(source: Settings, file: Path) -> None:
     first = run(source, file, "--no-wait")
     assert (row(first)["waiting"], row(first)["scores"]) == ([2, 1, 0], [])
-    assert "version 2, 1, 0 of p: 120 tasks submitted, 0 already there" in first.stderr
+    assert "version 2, 1, 0 of p: 120 tasks submitted, 0 already in the log" in first.stderr
     again = run(source, file, "--no-wait")
-    assert "0 tasks submitted, 120 already there" in again.stderr
+    assert "0 tasks submitted, 120 already in the log" in again.stderr
     asked = [task for _, task in read(source, Task)]
     assert {(task.adapter_version, task.purpose, task.policy) for task in asked} == {
         (number, "eval", "p") for number in (0, 1, 2)

@@ -452,7 +452,7 @@ def test_the_broker_is_started_found_refused_twice_and_stopped(tmp_path: Path) -
     try:
         assert started.exit_code == 0, started.stderr
         (node,) = lines(started)
-        assert "which STREAMWARD_KAFKA__BOOTSTRAP names: leave it out to use this node" in started.stderr
+        assert "from STREAMWARD_KAFKA__BOOTSTRAP: leave it out to use this node" in started.stderr
         assert started.stderr.endswith("Next: streamward topics apply\n")
         assert lines(run(settings, "broker", "status")) == [node]
 

@@ -77,7 +77,7 @@ def test_a_scorer_that_raises_spends_nothing_and_after_its_repair_every_group_is
         assert shares(settings) == [], "an error in rewards would be final"
         again = CliRunner().invoke(cli, ["rescore", "--failed", "--output", "jsonl"], env=to_env(settings))
         assert (again.exit_code, json.loads(again.stdout)["failed"]) == (1, 2)
-        assert "Failed again, the last: exception: shares:share raised KeyError: 'anwser'" in again.stderr
+        assert "2 failed again, the last: exception: shares:share raised KeyError: 'anwser'" in again.stderr
         scorer.write_text(REPAIRED)
         until(lambda: len(shares(settings)) == 7, "the scores that were held", folder=tmp_path)
         assert streamward(settings, "rescore", "--failed") == {

@@ -198,7 +198,7 @@ def test_what_the_log_says_of_it_and_that_it_cannot_be_made_again(
     made = command(settings, "reproduce", "--output", "jsonl")
     assert made.exit_code == 0, made.stderr
     assert [json.loads(line)["version"] for line in made.stdout.splitlines()] == [2, 3]
-    assert "starts from version 1, which was trained elsewhere: none before it is compared" in made.stderr
+    assert "starts from version 1, which was trained elsewhere: earlier versions are not compared" in made.stderr
     behind = command(settings, "reproduce", "--from-version", "2", "--output", "jsonl")
     assert [json.loads(line)["version"] for line in behind.stdout.splitlines()] == [3]
     assert about_adapters(settings) == []
@@ -563,7 +563,7 @@ def test_a_group_that_no_step_may_use_is_left_out_as_here_and_the_exit_code_says
 
 
 WRONG: dict[str, tuple[tuple[str, ...], int, str]] = {
-    "no batch named": ((), 2, "say which with --batch"),
+    "no batch named": ((), 2, "name them with --batch"),
     "no such batch": (("--batch", "4"), 3, "policy default has no batch 4 in "),
     "a range beyond the end": (("--batch", "0-4"), 3, "has no batch 2 in "),
     "no number": (("--batch", "last"), 2, "expected a number, as 4, or a range"),

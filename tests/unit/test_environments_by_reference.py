@@ -241,7 +241,7 @@ def test_an_episode_is_tried_with_the_actions_that_are_given() -> None:
     rows = [json.loads(row) for row in result.stdout.splitlines()]
     assert [row["shown"].splitlines()[-1] for row in rows] == ["98 * 53", "result: 5194", "right"]
     assert [row.get("reward") for row in rows] == [None, 0.2, 0.8]
-    assert result.stderr == "The same again from seed 1: 2 actions; goal reached.\n"
+    assert result.stderr == "Repeatable from seed 1: 2 actions; goal reached.\n"
 
 
 def test_the_environment_in_the_docs_has_twenty_lines_at_most() -> None:

@@ -71,7 +71,7 @@ def test_two_launchers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     done = run("--set", "trainer.processes=2", "train", "--launcher", "ray")
-    assert done.exit_code == 2 and "another launcher is at work; use one of them" in done.stderr
+    assert done.exit_code == 2 and "WORLD_SIZE is set by another launcher; use one of them" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("train", "--launcher", "ray"), ("policy", "--on", "ray")])
