@@ -1,13 +1,13 @@
-"""What your code imports from Streamward; everything else is an application's own.
+"""The public names of Streamward; other packages are internal.
 
-    AgentManager         agents in the place of a trainer's generate        streams.tools.agent_manager
+    AgentManager         agents in place of a trainer's generate            streams.tools.agent_manager
     connect              SQL over topics and archive, for a notebook        streams.tools.query
-    ConversationTracker  what an agent and the policy said to each other    streams.tools.agent_manager
-    entry_point          marks a function of yours as a scorer              streams.scorers
-    loss                 marks a function of yours as a trainer's loss      trainer.step.loss
+    ConversationTracker  the messages between an agent and the policy       streams.tools.agent_manager
+    entry_point          marks your function as a scorer                    streams.scorers
+    loss                 marks your function as a trainer's loss             trainer.step.loss
     main                 the command line                                   streams.cli
 
-Each is loaded when it is first used, so `import streamward` costs nothing.
+Each is loaded at its first use, so `import streamward` is cheap.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load what is asked for; `__version__` is the installed package's."""
+    """Load a public name; `__version__` is that of the installed package."""
     if name == "__version__":
         return import_module("importlib.metadata").version("streamward")
     if name not in HOMES:

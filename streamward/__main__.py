@@ -1,4 +1,4 @@
-"""`python -m streamward`, and what launchers for torch start: `torchrun -m streamward train`."""
+"""`python -m streamward`, also for torch's launchers: `torchrun -m streamward train`."""
 
 from streamward import main
 

@@ -28,10 +28,10 @@ def config_show(call: AppContext, only: str | None, output: Output) -> None:
     Secrets are masked.
     """
     from streams import output as show
-    from streams.settings.load import described
+    from streams.settings.load import describe
 
     settings, origins = call.settings_and_origins
-    rows = [row for row in described(settings, origins) if only in (None, row["key"], row["key"].partition(".")[0])]
+    rows = [row for row in describe(settings, origins) if only in (None, row["key"], row["key"].partition(".")[0])]
     if not rows:
         raise NotFoundError(f"no setting or section is called {only!r}; `streamward config show` lists all of them")
     columns = [

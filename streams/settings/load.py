@@ -1,14 +1,14 @@
 """Load the settings, one frozen tree, and save them as the TOML file that loads them again.
 
     defaults  <  streamward.toml  <  STREAMWARD_SECTION__KEY in the environment  <  --set section.key=value
-                      └── save: what differs from the defaults, without secrets
+                      └── save: the values that differ from the defaults, without secrets
 
 A relative path in a file is relative to the folder of that file; anywhere else, to the current folder.
 Where none of them names `kafka.bootstrap`, it is the address of the embedded node in `broker.data_dir`, if it has one.
 STREAMWARD_SECTION__KEY_FILE names a file that holds the value, such as a mounted secret. The variable itself wins.
-streams/settings/model.py describes each setting. An unknown variable or key is refused: a misspelt setting must not
-silently be the default. Secrets are `SecretStr`; they print as stars, and so does what came from a _FILE. Settings are
-read once, when a process starts.
+streams/settings/model.py describes each setting. Unknown variables and keys are refused, so that a misspelt
+setting does not silently keep its default. Secrets are `SecretStr`; they and values from a _FILE are printed as stars.
+Settings are read once, when a process starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENV_CONFIG = "STREAMWARD_CONFIG"
 NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT")
 """Variables with our prefix that are no settings; the second is for streams/output.py."""
 NODE_FILE = "node.json"
-"""In `broker.data_dir`: what is remembered of the embedded node, such as its port."""
+"""In `broker.data_dir`: the recorded state of the embedded node, such as its port."""
 BOOTSTRAP = "kafka.bootstrap"
 NODE_FOLDER = "broker.data_dir"
 STORES = ("adapters.store", "archive.store")
@@ -59,14 +59,14 @@ def load(
     return load_with_origins(file=file, env=env, overrides=overrides)[0]
 
 
-def changed(settings: Settings, changes: Mapping[str, Any], origin: str) -> Settings:
+def override(settings: Settings, changes: Mapping[str, Any], origin: str) -> Settings:
     """Return the settings with other values by dotted key, checked as when they are loaded.
 
     Raises SettingsError, naming `origin`, for an unknown key or a bad value.
     """
     tree = {name: dict(getattr(settings, name)) for name in type(settings).model_fields}
     for key, value in changes.items():
-        section, name = _known(key, origin)
+        section, name = _split_key(key, origin)
         tree[section][name] = value
     try:
         return Settings.model_validate(tree)
@@ -85,7 +85,7 @@ def load_with_origins(
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for key, value, origin in [*_from_file(file, env), *_from_env(env), *_from_overrides(overrides)]:
-        section, name = _known(key, origin)
+        section, name = _split_key(key, origin)
         tree.setdefault(section, {})[name] = value
         origins[key] = origin
     try:
@@ -96,7 +96,7 @@ def load_with_origins(
     if node is None:
         return settings, origins
     origins[BOOTSTRAP] = f"the node in {settings.broker.data_dir}"
-    return changed(settings, {BOOTSTRAP: node}, origins[BOOTSTRAP]), origins
+    return override(settings, {BOOTSTRAP: node}, origins[BOOTSTRAP]), origins
 
 
 def _node_address(data_dir: Path) -> str | None:
@@ -109,7 +109,7 @@ def _node_address(data_dir: Path) -> str | None:
 
 
 def default_address(settings: Settings, origins: Mapping[str, str]) -> str | None:
-    """Return what to say if nothing names a Kafka: what answers at the default address may be another folder's node."""
+    """Return a warning if nothing names a Kafka: another folder's node may answer at the default address."""
     if BOOTSTRAP in origins:
         return None
     return (
@@ -121,8 +121,8 @@ def default_address(settings: Settings, origins: Mapping[str, str]) -> str | Non
 def to_env(settings: Settings) -> dict[str, str]:
     """Return the environment variables with which a child process loads these same settings.
 
-    Only what differs from the default is named, and the address of the log; a `streamward.toml` where the child runs is
-    not read. Secrets are included, since the child needs them.
+    They hold the values that differ from the defaults, and the address of the log; the child does not read a
+    `streamward.toml` in its folder. Secrets are included, since the child needs them.
     """
     default = Settings()
     variables = {ENV_CONFIG: os.devnull}
@@ -152,7 +152,7 @@ def secret_variable(override: str) -> str | None:
     return f"{ENV_PREFIX}{section}__{name}".upper() if is_secret else None
 
 
-def dotted(settings: Settings) -> Iterator[tuple[str, Any]]:
+def flatten(settings: Settings) -> Iterator[tuple[str, Any]]:
     """Yield every (section.key, value), in the order of the tree."""
     for section_name in type(settings).model_fields:
         section = getattr(settings, section_name)
@@ -160,9 +160,9 @@ def dotted(settings: Settings) -> Iterator[tuple[str, Any]]:
             yield f"{section_name}.{name}", getattr(section, name)
 
 
-def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def describe(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield key, value, from and about of every setting, for tables and JSON. Secrets are stars."""
-    for key, value in dotted(settings):
+    for key, value in flatten(settings):
         section, _, name = key.partition(".")
         field = type(getattr(settings, section)).model_fields[name]
         origin = origins.get(key, "default")
@@ -180,21 +180,21 @@ def described(settings: Settings, origins: Mapping[str, str]) -> Iterator[dict[s
 
 
 def save(settings: Settings, folder: Path, *, by: str) -> Path:
-    """Write where the log is and what differs from the defaults to `folder`, which exists; return the file.
+    """Write the address of the log and the changed settings to `folder`, which exists; return the file.
 
-    `by` is the command. Paths are written whole, so that a copy of the file in another folder means the same. Of an
-    embedded node the folder is written, not the address: a node whose port is taken moves to another one.
+    `by` is the command. Paths are absolute, so that a copy of the file in another folder means the same. For an
+    embedded node the file has its folder, not its address: a node whose port is taken moves to another port.
 
-    Secrets are left out, and the file names them: give them in the environment, as for any other log.
+    Secrets are left out, and the file names them: set them in the environment.
     """
     import tomli_w
 
-    default = dict(dotted(Settings()))
+    default = dict(flatten(Settings()))
     is_node = _node_address(settings.broker.data_dir) == settings.kafka.bootstrap
     log = NODE_FOLDER if is_node else BOOTSTRAP
     sections: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
-    for key, value in dotted(settings):
+    for key, value in flatten(settings):
         if key != log and (key == BOOTSTRAP or value == default[key]):
             continue
         section, _, name = key.partition(".")
@@ -208,7 +208,7 @@ def save(settings: Settings, folder: Path, *, by: str) -> Path:
         else:
             sections.setdefault(section, {})[name] = str(value) if isinstance(value, Path) else value
     head = [f"# Written by `{by}`; use it with `streamward --config THIS_FILE …`."]
-    head += [f"# A secret that is not written here, to be given in the environment: {name}" for name in left_out]
+    head += [f"# A secret that is left out here; set it in the environment: {name}" for name in left_out]
     path = folder / CONFIG_FILE
     path.write_text("\n".join(head) + "\n\n" + tomli_w.dumps(sections))
     return path
@@ -227,7 +227,7 @@ def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str,
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise SettingsError(f"{path}: cannot be read: {exc.strerror}; give a TOML file, or leave --config out") from exc
-    except (ValueError, RecursionError) as exc:  # also what is not UTF-8, or nested without end
+    except (ValueError, RecursionError) as exc:  # also bytes that are not UTF-8, and endless nesting
         raise SettingsError(f"{path}: not TOML: {exc}") from exc
     for section, values in data.items():
         if not isinstance(values, dict):
@@ -261,7 +261,7 @@ def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _is_file_variable(origin: str) -> bool:
-    """Return whether a value came from the file that a variable names: then it is nobody's to print."""
+    """Return whether a value came from the file that a variable names: such values are never printed."""
     key = origin.removeprefix(ENV_PREFIX).lower().replace("__", ".", 1)
     return origin.startswith(ENV_PREFIX) and not _is_known(key) and _is_known(key.removesuffix("_file"))
 
@@ -286,7 +286,7 @@ def _from_overrides(overrides: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
 
 def _parse(key: str, text: str, origin: str) -> Any:
     """Return JSON as a mapping where the field is one, else the text itself, which pydantic converts."""
-    section, name = _known(key, origin)
+    section, name = _split_key(key, origin)
     if dict[str, SecretStr] in _types(section, name):
         try:
             return TypeAdapter(dict[str, str]).validate_json(text)
@@ -296,7 +296,7 @@ def _parse(key: str, text: str, origin: str) -> Any:
 
 
 def _types(section: str, name: str) -> tuple[Any, ...]:
-    """Return the type of a setting, and what it is made of if it is a union."""
+    """Return the type of a setting, and the members of a union."""
     annotation = Settings.model_fields[section].annotation.model_fields[name].annotation  # type: ignore[union-attr]
     return (annotation, *get_args(annotation))
 
@@ -307,12 +307,12 @@ def _is_known(key: str) -> bool:
     return field is not None and name in field.annotation.model_fields  # type: ignore[union-attr]
 
 
-def _known(key: str, origin: str) -> tuple[str, str]:
+def _split_key(key: str, origin: str) -> tuple[str, str]:
+    """Return section and name. Raises SettingsError, with the nearest key, for an unknown key."""
     section, _, name = key.partition(".")
     if _is_known(key):
         return section, name
-    every = [known for known, _ in dotted(Settings())]
-    close = difflib.get_close_matches(key, every, n=1)
+    close = difflib.get_close_matches(key, [name for name, _ in flatten(Settings())], n=1)
     hint = f"did you mean {close[0]}?" if close else "see `streamward config show` for every key"
     raise SettingsError(f"{origin}: no setting is called {key!r}; {hint}")
 
@@ -321,11 +321,11 @@ def _explain(exc: ValidationError, origins: Mapping[str, str]) -> str:
     lines = []
     for error in exc.errors():
         key = ".".join(str(part) for part in error["loc"])
-        at = [k for k in origins if k == key or k.startswith(key + ".") or key.startswith(k + ".")]
-        where = ", ".join(dict.fromkeys(origins[k] for k in at)) or "the defaults"
-        hidden = _is_secret(error["loc"]) or any(_is_file_variable(origins[k]) for k in at)
-        got = "" if hidden else f" (got {without_user(str(error['input']))!r})"
-        lines.append(f"{key}, from {where}: {error['msg'].removeprefix('Value error, ')}{got}")
+        related = [k for k in origins if k == key or k.startswith(key + ".") or key.startswith(k + ".")]
+        sources = ", ".join(dict.fromkeys(origins[k] for k in related)) or "the defaults"
+        hidden = _is_secret(error["loc"]) or any(_is_file_variable(origins[k]) for k in related)
+        value = "" if hidden else f" (got {without_user(str(error['input']))!r})"
+        lines.append(f"{key}, from {sources}: {error['msg'].removeprefix('Value error, ')}{value}")
     return "\n".join(lines)
 
 

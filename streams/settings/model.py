@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -29,7 +29,7 @@ from schemas.events import AccessRole
 from streams.references import REFERENCE, checked_name, is_reference
 
 FOLDER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-"""What names a folder or a file of ours: a policy, a version, a part of an adapter."""
+"""Names that may become folders or files: of policies, versions, parts of adapters."""
 SECRET_NAME = re.compile(
     r"password|secret|token|\.key$|\.pem$|credential|sasl\.jaas|oauthbearer\.config", re.IGNORECASE
 )
@@ -74,6 +74,11 @@ CREDITS = ("trajectory", "return_to_go", "gigpo", "turn_outcome")
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 
 
+def _split(text: str) -> tuple[str, ...]:
+    """Return the names in a comma separated list."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys, and passwords in URLs."""
 
@@ -85,8 +90,8 @@ class Section(BaseModel):
         """URLs are printed, in errors and by `config show`; secrets have settings of their own."""
         if isinstance(value, str) and USER_IN_URL.search(value):
             raise ValueError(
-                "a URL must hold no user and no password, since URLs are printed; give them by the settings for user, "
-                "password or key beside it, or as the driver of the store documents"
+                "a URL must hold no user and no password, since URLs are printed; use the separate settings for user, "
+                "password or key, or what the driver of the store documents"
             )
         return value
 
@@ -101,29 +106,31 @@ class Kafka(Section):
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
-    ssl_ca_location: Path | None = Field(None, description="PEM file; empty: the system's authorities")
+    ssl_ca_location: Path | None = Field(None, description="PEM file; empty: the system's certificate authorities")
     ssl_certificate_location: Path | None = Field(None, description="PEM file of the client certificate")
     ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
     client: dict[str, SecretStr] = Field(
         default_factory=dict,
-        description="further librdkafka settings, passed through as they are, and secret: ssl.key.password is one",
+        description="further librdkafka settings, passed through unchanged, and secret, e.g. ssl.key.password",
     )
-    request_timeout_s: float = Field(10.0, gt=0, le=300, description="how long a broker may take to answer, seconds")
+    request_timeout_s: float = Field(10.0, gt=0, le=300, description="time limit of a broker's answer, seconds")
     outage_s: float = Field(
-        600.0, ge=1, le=43_200, description="how long a running process waits for its broker, seconds"
+        600.0, ge=1, le=43_200, description="time that a running process waits for its broker, seconds"
     )
-    session_timeout_s: float = Field(6.0, gt=0, description="a silent group member is replaced after this, seconds")
+    session_timeout_s: float = Field(
+        6.0, gt=0, description="time after which a silent group member is replaced, seconds"
+    )
 
     @model_validator(mode="after")
     def _sasl_is_whole(self) -> Kafka:
-        wanted = self.security_protocol.startswith("SASL")
-        given = (self.sasl_mechanism, self.sasl_username, self.sasl_password)
-        if wanted and None in given:
+        is_sasl = self.security_protocol.startswith("SASL")
+        credentials = (self.sasl_mechanism, self.sasl_username, self.sasl_password)
+        if is_sasl and None in credentials:
             raise ValueError(
                 f"security_protocol is {self.security_protocol}, so sasl_mechanism, sasl_username and sasl_password "
                 "must all be set"
             )
-        if not wanted and any(value is not None for value in given):
+        if not is_sasl and any(value is not None for value in credentials):
             raise ValueError(
                 f"SASL settings are given but security_protocol is {self.security_protocol}; "
                 "set it to SASL_SSL (or SASL_PLAINTEXT on a trusted network)"
@@ -147,11 +154,13 @@ class Topics(Section):
     """Names and shapes of the topics."""
 
     prefix: str = Field("streamward.", pattern=r"^[A-Za-z0-9._-]*$", description="prefix of each topic name")
-    partitions: int = Field(8, ge=1, description="of tasks, responses, rewards and group-control, which must agree")
-    policy_partitions: int = Field(4, ge=1, description="of the other topics")
+    partitions: int = Field(
+        8, ge=1, description="partitions of tasks, responses, rewards and group-control, which must agree"
+    )
+    policy_partitions: int = Field(4, ge=1, description="partitions of the other topics")
     replication: int = Field(1, ge=1, description="copies of each partition")
     retention_days: float = Field(
-        30.0, ge=0, description="0: for ever, as adapters, experiments, agents and jobs always are"
+        30.0, ge=0, description="0: for ever; adapters, experiments, agents and jobs are always kept for ever"
     )
     max_record_bytes: int = Field(
         4 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024, description="largest record the topics take, bytes"
@@ -163,8 +172,8 @@ class Worker(Section):
 
     driver: Literal["faust", "loop"] = Field(
         "faust",
-        description="what runs the stages: faust is the reference, loop takes many records at once, for load; each "
-        "takes over from the other (docs/architecture.md)",
+        description="driver of the stages: faust is the reference, loop handles many records at once, for high load; "
+        "either can take over from the other (docs/architecture.md)",
     )
 
 
@@ -178,27 +187,27 @@ class Advantages(Section):
     ddof: int = Field(1, ge=0, le=1, description="1 divides the variance by n - 1, as TRL does; 0 by n")
     credit: Annotated[str, OneOf(CREDITS)] = Field(
         "trajectory",
-        description="what the turns of a response are compared by: trajectory gives each the response's advantage, the "
-        "others look at what each turn earned (docs/credit.md); a name, or module:function of your own",
+        description="how the turns of a response get advantages: trajectory gives each the response's advantage, the "
+        "others compare the rewards of turns (docs/credit.md); a name, or module:function of your own",
     )
-    gamma: float = Field(1.0, gt=0, le=1, description="discount of what a turn earns later, for each turn between")
+    gamma: float = Field(1.0, gt=0, le=1, description="discount of later rewards, per turn between")
     turn_weight: float = Field(
-        1.0, ge=0, description="weight of the comparison of turns beside that of responses: gigpo and turn_outcome"
+        1.0,
+        ge=0,
+        description="weight of the comparison of turns, relative to that of responses: gigpo and turn_outcome",
     )
     partial: Literal["emit", "drop"] = Field(
         "emit", description="what to do with a group that is incomplete at its deadline"
     )
-    min_group: int = Field(2, ge=2, description="fewest scored responses a partial group may have")
+    min_group: int = Field(2, ge=2, description="minimum of scored responses in a partial group")
     deadline_s: float = Field(
         600.0,
         ge=0,
-        description="for tasks without deadline, seconds: of a train task from its first response, so that it may wait "
-        "for the trainer, of any other from its record; 0 waits for ever",
+        description="for tasks without a deadline, seconds: from its first response for a train task, which may wait "
+        "for the trainer, from its record for any other; 0: no deadline",
     )
-    grace_s: float = Field(5.0, ge=0, description="wait after the deadline before the group is closed, seconds")
-    evict_after_s: float = Field(
-        3600.0, ge=0, description="how long a closed group is remembered, seconds; 0: for ever"
-    )
+    grace_s: float = Field(5.0, ge=0, description="delay between the deadline and the close of a group, seconds")
+    evict_after_s: float = Field(3600.0, ge=0, description="time to remember a closed group, seconds; 0: for ever")
 
     @model_validator(mode="after")
     def _credit_is_served(self) -> Advantages:
@@ -226,14 +235,16 @@ class Batches(Section):
         description="groups whose rewards are all equal: drop, so that every group of a batch teaches something "
         "(dynamic sampling of DAPO, arXiv:2503.14476), or keep, as plain GRPO does",
     )
-    max_policy_lag: int = Field(1, ge=0, description="versions a group may be behind its batch; 0: on-policy only")
+    max_policy_lag: int = Field(
+        1, ge=0, description="maximum of versions between a group and its batch; 0: on-policy only"
+    )
 
 
 class Model(Section):
     """The language model that is trained."""
 
     base: str = Field(
-        "smollm2-135m-instruct", description="a name known here, a hub id, or a folder with config.json and safetensors"
+        "smollm2-135m-instruct", description="a built-in name, a hub id, or a folder with config.json and safetensors"
     )
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = Field("cpu", description="cpu, cuda, cuda:1, ...")
@@ -245,41 +256,45 @@ class Policy(Section):
     name: str = Field(
         "default",
         pattern=f"^{FOLDER_NAME}$",
-        description="the policy whose versions this process serves or trains; part of the names of folders",
+        description="policy that this process serves or trains; part of folder names",
     )
     engine: Literal["transformers", "scripted", "vllm"] = "transformers"
-    threads: int = Field(1, ge=0, description="torch threads; 0: as many as there are cores")
-    round_tasks: int = Field(16, ge=1, description="most tasks decoded together")
+    threads: int = Field(1, ge=0, description="torch threads; 0: one per core")
+    round_tasks: int = Field(16, ge=1, description="maximum of tasks decoded together")
     max_waiting: int = Field(
         10_000,
         ge=1,
-        description="most tasks in memory before reading pauses; half as many of train tasks, others are read again",
+        description="maximum of tasks in memory before reading pauses; at most half are train tasks, others are "
+        "re-read later",
     )
-    round_timeout_s: float = Field(600.0, ge=0, description="an engine that takes longer ends its process; 0: never")
+    round_timeout_s: float = Field(
+        600.0, ge=0, description="time limit of a round, after which the process ends, seconds; 0: none"
+    )
     script: str = Field("{}", description="JSON settings of the scripted engine")
-    servers: str | None = Field(None, description="base URLs of vLLM servers, comma separated; engine vllm asks them")
+    servers: str | None = Field(None, description="base URLs of the vLLM servers of engine vllm, comma separated")
     server_key: SecretStr | None = Field(None, description="API key for the servers")
-    server_model: str | None = Field(None, description="the base model's name there; empty: the one it lists")
+    server_model: str | None = Field(
+        None, description="name of the base model at the servers; empty: the one that they list"
+    )
     server_folder: Path = Field(
-        Path(".streamward/served"), description="shared with the servers: adapters are put here for them to load"
+        Path(".streamward/served"), description="folder shared with the servers, which load adapters from it"
     )
-    server_adapters: str | None = Field(
-        None, description="server_folder as the servers see it; empty: under the same path"
-    )
-    server_timeout_s: float = Field(120.0, gt=0, description="how long a server may take for one task, seconds")
+    server_adapters: str | None = Field(None, description="path of server_folder at the servers; empty: the same path")
+    server_timeout_s: float = Field(120.0, gt=0, description="time limit of a server for one task, seconds")
     server_retries: int = Field(3, ge=0, description="retries of a task after a server's error or malformed answer")
-    max_concurrent: int = Field(32, ge=1, description="most tasks in flight at one server")
+    max_concurrent: int = Field(32, ge=1, description="maximum of tasks in flight at one server")
     verify: Literal["logprobs", "listed"] = Field(
         "logprobs",
-        description="what shows that a server serves an adapter: its logprobs, compared with those computed here from "
-        "model.base (held in memory), or its own list of models",
+        description="how to verify that a server serves an adapter: by its logprobs, compared with those computed here "
+        "from model.base (in memory), or by its list of models",
     )
 
     @model_validator(mode="after")
     def _servers_are_whole(self) -> Policy:
         if self.engine == "vllm" and not self.server_urls:
             raise ValueError("engine is vllm and servers is not set; name the servers, e.g. http://127.0.0.1:8000")
-        if bad := [url for url in self.server_urls if not url.startswith(("http://", "https://"))]:
+        bad = [url for url in self.server_urls if not url.startswith(("http://", "https://"))]
+        if bad:
             raise ValueError(f"servers: {bad[0]!r} is no URL; write it as http://host:port")
         fields = type(self).model_fields
         for_servers = [name for name in fields if name.startswith("server") or name in ("max_concurrent", "verify")]
@@ -289,7 +304,7 @@ class Policy(Section):
         longest_s = self.server_timeout_s * (self.server_retries + 1)
         if self.engine == "vllm" and 0 < self.round_timeout_s < longest_s:
             raise ValueError(
-                f"server_timeout_s times the tries comes to {longest_s:g} s, and round_timeout_s ends the process "
+                f"server_timeout_s times the tries is {longest_s:g} s, and round_timeout_s ends the process "
                 f"after {self.round_timeout_s:g} s; raise round_timeout_s, or lower server_timeout_s or server_retries"
             )
         return self
@@ -304,20 +319,21 @@ class Policy(Section):
 class Scoring(Section):
     """The agent that judges responses."""
 
-    timeout_s: float = Field(10.0, gt=0, description="for one score, seconds")
-    retries: int = Field(
-        2, ge=0, description="retries after a failed score; a worker process that ran out of time is not tried again"
-    )
-    processes: int = Field(1, ge=1, description="worker processes for scorers that are slow or not trusted")
+    timeout_s: float = Field(10.0, gt=0, description="time limit for one score, seconds")
+    retries: int = Field(2, ge=0, description="retries after a failed score; none after a timeout of a worker process")
+    processes: int = Field(1, ge=1, description="worker processes for slow or untrusted scorers")
     max_failures: int = Field(
-        20, ge=0, description="a scorer that fails so often in a row is paused; 0: never, each failure is spent"
+        20,
+        ge=0,
+        description="consecutive failures after which a scorer is paused; 0: never, and each failed response goes "
+        "unscored",
     )
-    pause_s: float = Field(10.0, gt=0, description="how often a paused scorer is tried again, seconds")
+    pause_s: float = Field(10.0, gt=0, description="interval between retries of a paused scorer, seconds")
     modules: str = Field(
         "",
         pattern=r"^[\w., ]*$",
-        description="what tasks may name as scorers of your own (module:function): modules and packages, comma "
-        "separated; `.` lets them be in the working folder; empty: none",
+        description="modules and packages whose functions tasks may name as scorers (module:function), comma "
+        "separated; `.` also finds them in the working folder; empty: none",
     )
     judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
     judge_model: str | None = None
@@ -326,44 +342,44 @@ class Scoring(Section):
     @property
     def importable(self) -> tuple[str, ...]:
         """The modules and packages that may be imported, and `.`."""
-        return tuple(one.strip() for one in self.modules.split(",") if one.strip())
+        return _split(self.modules)
 
     @model_validator(mode="after")
     def _judge_is_whole(self) -> Scoring:
         if self.judge_url is None and (self.judge_model is not None or self.judge_key is not None):
             raise ValueError("judge_model and judge_key have no effect without judge_url; set it, up to /v1")
         if self.judge_url is not None and self.judge_model is None:
-            raise ValueError("judge_url is set but judge_model is not; name the model the judge should ask for")
+            raise ValueError("judge_url is set but judge_model is not; name the model of the judge")
         return self
 
 
 class Environments(Section):
-    """What agents act in, where it is not built in: each episode of such an environment has a process of its own."""
+    """Environments that are not built in: each episode runs in its own process."""
 
     modules: str = Field(
         "",
         pattern=r"^[\w., ]*$",
-        description="what tasks may name as environments of your own (module:Class): modules and packages, comma "
-        "separated; `.` lets them be in the working folder; empty: none",
+        description="modules and packages whose classes tasks may name as environments (module:Class), comma "
+        "separated; `.` also finds them in the working folder; empty: none",
     )
     servers: str = Field(
         "",
-        description="servers that tasks may name, comma separated, as they name them: openenv:URL, mcp:URL, or "
-        "mcp:COMMAND, which is started; no other connection is opened for them; empty: none",
+        description="servers that tasks may name, comma separated and spelt as in tasks: openenv:URL, mcp:URL, or "
+        "mcp:COMMAND, which is started; environments may connect to no other; empty: none",
     )
-    timeout_s: float = Field(10.0, gt=0, description="for one reset or step, seconds")
-    memory_mib: int = Field(2048, ge=64, description="of data one process may have, MiB")
-    network: bool = Field(False, description="whether they may open connections")
+    timeout_s: float = Field(10.0, gt=0, description="time limit for one reset or step, seconds")
+    memory_mib: int = Field(2048, ge=64, description="memory limit of a process, MiB")
+    network: bool = Field(False, description="whether environments may open connections")
 
     @property
     def importable(self) -> tuple[str, ...]:
         """The modules and packages that may be imported, and `.`."""
-        return tuple(one.strip() for one in self.modules.split(",") if one.strip())
+        return _split(self.modules)
 
     @property
     def allowed_servers(self) -> tuple[str, ...]:
         """The servers that tasks may name."""
-        return tuple(one.strip() for one in self.servers.split(",") if one.strip())
+        return _split(self.servers)
 
 
 class Rollouts(Section):
@@ -372,26 +388,26 @@ class Rollouts(Section):
     mode: Literal["direct", "guarded", "canary", "manual"] = Field(
         "direct",
         description="direct: the newest version serves at once; guarded: once it passes the guard's suite; canary: "
-        "on a growing share of the tasks first, after the guard if it has a suite; manual: when a person promotes it",
+        "first on a growing share of the tasks, after the guard if it has a suite; manual: when a user promotes it",
     )
     follow_s: float = Field(
         10.0,
         gt=0,
-        description="how long after it was replaced a version may begin an answer before `audit` reports it, seconds: "
-        "allows for clocks that differ and for events that an outage delays",
+        description="time after its replacement during which a version may still begin an answer without a report by "
+        "`audit`, seconds: allows for clock skew and for events delayed by an outage",
     )
 
 
 class Guard(Section):
-    """What a version must prove on a suite of held-out tasks, in modes `guarded` and `canary`."""
+    """The test of a version on a suite of held-out tasks, in modes `guarded` and `canary`."""
 
-    suite: Path | None = Field(None, description="YAML file of the suite that every candidate answers")
+    suite: Path | None = Field(None, description="YAML file of the suite")
     every: int = Field(1, ge=1, description="evaluate every n-th version")
     decide: Literal["auto", "ask", "never"] = Field(
-        "auto", description="auto: the verdict is carried out; ask: a person carries it out; never: it is only recorded"
+        "auto", description="auto: apply the verdict; ask: a user applies it; never: only record it"
     )
-    confidence: float = Field(0.95, gt=0.5, lt=1, description="of every interval the verdict rests on")
-    min_tasks: int = Field(30, ge=1, description="fewest paired tasks for a verdict; with fewer, a person is asked")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="confidence level of every interval in the verdict")
+    min_tasks: int = Field(30, ge=1, description="minimum of paired tasks for a verdict; with fewer, a user decides")
     min_improvement: float = Field(0.0, description="lower bound of the gain in mean reward over the primary")
     max_scenario_loss: float = Field(0.05, ge=0, description="largest loss in mean reward on any one scenario")
     max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
@@ -403,15 +419,11 @@ class Canary(Section):
     """How a candidate's share of the tasks grows, in mode `canary`."""
 
     steps: str = Field("0.05,0.25,0.5,1", description="growing shares of the tasks; promotion follows the last")
-    alpha: float = Field(
-        0.05, gt=0, lt=0.5, description="probability of a false verdict, however often it is looked at"
-    )
+    alpha: float = Field(0.05, gt=0, lt=0.5, description="probability of a false verdict, under any number of looks")
     min_improvement: float = Field(0.0, description="gain in mean reward that a promotion must prove")
-    step_groups: int = Field(20, ge=1, description="groups of each arm before a share may grow, or the test may speak")
-    max_groups: int = Field(
-        2000, ge=1, description="groups of the candidate without a verdict before a person is asked"
-    )
-    decide: Literal["auto", "ask"] = Field("auto", description="ask: a person promotes; a roll-back never waits")
+    step_groups: int = Field(20, ge=1, description="groups of each arm before a share may grow or a verdict may fall")
+    max_groups: int = Field(2000, ge=1, description="groups of the candidate without a verdict before a user decides")
+    decide: Literal["auto", "ask"] = Field("auto", description="ask: a user promotes; a roll-back is always automatic")
     max_truncated: float = Field(0.1, ge=0, le=1, description="rise of the share of responses cut at max_tokens")
     max_failed: float = Field(0.05, ge=0, le=1, description="rise of the share of slots without a score")
     max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
@@ -428,13 +440,13 @@ class Canary(Section):
             shares = self.shares
         except ValueError:
             raise ValueError(
-                f"canary.steps is {self.steps!r}; expected shares with commas between, e.g. 0.05,0.25,0.5,1"
+                f"canary.steps is {self.steps!r}; expected comma separated shares, e.g. 0.05,0.25,0.5,1"
             ) from None
         if not all(low < high for low, high in pairwise((0.0, *shares))) or not shares[-1] <= 1:
             raise ValueError(f"canary.steps is {self.steps!r}; expected shares above 0 that grow, up to 1 at most")
         if shares[0] == 1:
             raise ValueError(
-                f"canary.steps is {self.steps!r}, which leaves the primary no task to compare with; begin with a share "
+                f"canary.steps is {self.steps!r}, which leaves the primary no tasks for comparison; begin with a share "
                 "below 1, or set rollouts.mode=direct"
             )
         return self
@@ -443,7 +455,7 @@ class Canary(Section):
 NOT_RECIPE = frozenset(
     f"trainer.{name}" for name in ("checkpoints", "keep_checkpoints", "shard_base", "gradient_checkpointing")
 )
-"""Settings of the trainer about storage and memory, which change no byte of an adapter."""
+"""Settings of storage and memory, which change no byte of an adapter."""
 
 
 class Trainer(Section):
@@ -454,13 +466,13 @@ class Trainer(Section):
         1,
         ge=1,
         le=64,
-        description="each computes a fixed share of every batch, on a device of its own if model.device=cuda; part of "
-        "what makes bytes equal",
+        description="number of processes: each computes a fixed share of every batch, on its own device if "
+        "model.device=cuda; affects the bytes of the result",
     )
     shard_base: bool = Field(
         False,
         description="each process holds its part of the base model's weights and gathers the rest layer by layer "
-        "(FSDP2), for a base that no device holds whole; the bytes stay the same",
+        "(FSDP2), for a base that fits on no single device; the bytes stay the same",
     )
     gradient_checkpointing: bool = Field(
         False,
@@ -468,21 +480,24 @@ class Trainer(Section):
         "memory for more time; the bytes stay the same",
     )
     threads: int = Field(
-        1, ge=0, description="torch threads of a process; part of what makes bytes equal; 0: all cores, shared equally"
+        1, ge=0, description="torch threads of a process; affects the bytes of the result; 0: all cores, shared equally"
     )
     loss: Annotated[str, OneOf(LOSSES)] = Field(
         "dapo", description="the loss of a step (docs/algorithms.md); a name, or module:function of your own"
     )
     learning_rate: float = Field(1e-3, gt=0)
-    epsilon_low: float = Field(0.2, ge=0, description="clip below 1 - this")
-    epsilon_high: float = Field(0.28, ge=0, description="clip above 1 + this; for cispo the cap itself, e.g. 5.0")
-    beta: float = Field(0.0, ge=0, description="weight of the KL term; 0 leaves it out")
-    max_grad_norm: float = Field(1.0, ge=0, description="0 does not clip")
-    importance: Literal["none", "truncate", "mask"] = Field(
-        "none", description="correction for sampler and trainer disagreeing on a logprob, folded into the advantages"
+    epsilon_low: float = Field(0.2, ge=0, description="clip the ratio below 1 - epsilon_low")
+    epsilon_high: float = Field(
+        0.28, ge=0, description="clip the ratio above 1 + epsilon_high; for cispo the cap itself, e.g. 5.0"
     )
-    importance_cap: float = Field(2.0, gt=0, description="largest importance ratio kept")
-    micro_groups: int = Field(16, ge=1, description="most groups forwarded together; fewer when they are long")
+    beta: float = Field(0.0, ge=0, description="weight of the KL term; 0: no KL term")
+    max_grad_norm: float = Field(1.0, ge=0, description="maximum of the gradient's norm; 0: no clipping")
+    importance: Literal["none", "truncate", "mask"] = Field(
+        "none",
+        description="correction of the difference of sampler's and trainer's logprobs, folded into the advantages",
+    )
+    importance_cap: float = Field(2.0, gt=0, description="cap of the importance ratio")
+    micro_groups: int = Field(16, ge=1, description="maximum of groups per forward pass; fewer when they are long")
     lora_rank: int = Field(8, ge=1)
     lora_alpha: int = Field(16, ge=1)
     lora_targets: str = Field("all-linear", description="as peft's target_modules; comma separated, or all-linear")
@@ -490,8 +505,8 @@ class Trainer(Section):
     keep_checkpoints: int = Field(2, ge=1)
     off_policy: bool = Field(
         False,
-        description="the groups were sampled by another policy's versions, as in an experiment: these are not "
-        "compared with this policy's, and their lag is the one recorded with them (metadata policy_lag)",
+        description="the groups were sampled by another policy's versions, as in an experiment: their lag is the "
+        "recorded one (metadata policy_lag), not computed from this policy's versions",
     )
 
     @model_validator(mode="after")
@@ -516,39 +531,40 @@ class Fleet(Section):
     name: str = Field(
         "default",
         pattern=f"^{FOLDER_NAME}$",
-        description="processes of one name share the policies between them; a fleet of another base model needs "
-        "another name",
+        description="processes with the same name share the policies; a fleet with another base model needs another "
+        "name",
     )
-    policies: str = Field("*", description="the policies of this fleet: patterns of names, comma separated")
+    policies: str = Field("*", description="policies of this fleet: name patterns, comma separated")
     states: int = Field(
         16,
         ge=1,
-        description="most policies whose adapter stays in memory, in the trainer with the optimizer's state; of others "
-        "it is read again, from checkpoint or store",
+        description="maximum of policies with their adapter in memory, in the trainer with the optimizer's state; "
+        "others are re-read from checkpoint or store",
     )
     mixed: int = Field(
         4,
         ge=1,
-        description="most policies whose tasks the policy agent samples together, where the engine can; 1: by turns",
+        description="maximum of policies that the policy agent samples together, if the engine can; 1: one after the "
+        "other",
     )
     weights: str = Field(
         "",
-        description="shares of the turns while several policies wait: PATTERN=WEIGHT, comma separated, e.g. "
-        "chat=2,test-*=0.5; the first that matches counts, and any other policy has 1",
+        description="weights of policies in the scheduling: PATTERN=WEIGHT, comma separated, e.g. chat=2,test-*=0.5; "
+        "the first match counts, and other policies have weight 1",
     )
 
     def serves(self, policy: str) -> bool:
-        """Whether a policy is one of this fleet's; one that policy.name could not name is nobody's."""
+        """Whether the fleet includes a policy; none has a name that policy.name does not allow."""
         return re.fullmatch(FOLDER_NAME, policy) is not None and any(
             fnmatchcase(policy, pattern.strip()) for pattern in self.policies.split(",")
         )
 
     def weight_of(self, policy: str) -> float:
-        """Return the weight of a policy's turns."""
-        return next((weight for pattern, weight in self.weighed if fnmatchcase(policy, pattern)), 1.0)
+        """Return the scheduling weight of a policy."""
+        return next((weight for pattern, weight in self.weight_patterns if fnmatchcase(policy, pattern)), 1.0)
 
     @property
-    def weighed(self) -> tuple[tuple[str, float], ...]:
+    def weight_patterns(self) -> tuple[tuple[str, float], ...]:
         """The patterns of `weights` with their weights."""
         parts = (part.rpartition("=") for part in self.weights.split(",") if part.strip())
         return tuple((pattern.strip(), float(weight)) for pattern, _, weight in parts)
@@ -558,74 +574,73 @@ class Fleet(Section):
         if not any(pattern.strip() for pattern in self.policies.split(",")):
             raise ValueError("policies is empty, so the fleet has none; name some, or * for all")
         try:
-            good = all(pattern and 0.001 <= weight <= 1000 for pattern, weight in self.weighed)
+            good = all(pattern and 0.001 <= weight <= 1000 for pattern, weight in self.weight_patterns)
         except ValueError:
             good = False
         if not good:
             raise ValueError(
-                f"weights is {self.weights!r}; expected PATTERN=WEIGHT with commas between, e.g. chat=2,test-*=0.5, "
+                f"weights is {self.weights!r}; expected comma separated PATTERN=WEIGHT, e.g. chat=2,test-*=0.5, "
                 "and weights from 0.001 to 1000"
             )
         return self
 
 
 class Ray(Section):
-    """A Ray cluster's share in it: `train --launcher ray`, `policy --on ray`, `scoring --on ray`."""
+    """Processes on a Ray cluster: `train --launcher ray`, `policy --on ray`, `scoring --on ray`."""
 
     wait_s: float = Field(
         60.0,
         ge=1,
-        description="how long the cluster may take to have room for all processes, seconds; more where nodes are added "
-        "on demand",
+        description="time to wait for room for all processes, seconds; increase it for a cluster that autoscales",
     )
-    restarts: int = Field(
-        -1, ge=-1, description="how often Ray restarts what was lost, with its node or without; 0: never; -1: always"
-    )
+    restarts: int = Field(-1, ge=-1, description="maximum of restarts of a lost process; 0: none; -1: unlimited")
 
 
 class Adapters(Section):
-    """Where adapters are kept."""
+    """The store of adapters."""
 
-    store: str = Field(".streamward/adapters", description="a folder, or any URL fsspec knows, e.g. s3://bucket/path")
+    store: str = Field(".streamward/adapters", description="a folder, or any fsspec URL, e.g. s3://bucket/path")
     signing_key: Path | None = Field(None, description="PEM file of the private key that the trainer signs with")
     verify_key: Path | None = Field(
-        None, description="PEM file of the public key; an adapter that it did not sign is served by no agent"
+        None, description="PEM file of the public key; agents refuse adapters without its signature"
     )
 
 
 class Archive(Section):
-    """Where topics are kept beyond their retention."""
+    """The archive, which keeps topics beyond their retention."""
 
     store: str = Field(".streamward/archive", description="a folder, or an object store, e.g. s3://bucket/path")
-    segment_records: int = Field(200_000, ge=1, description="most records in one file")
+    segment_records: int = Field(200_000, ge=1, description="maximum of records per file")
     segment_bytes: int = Field(
-        64 * 1024 * 1024, ge=1, description="most payload bytes in one file; four times as many are in memory for it"
+        64 * 1024 * 1024,
+        ge=1,
+        description="maximum of payload bytes per file; writing one takes four times as much memory",
     )
     follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two syncs")
 
 
 class Schemas(Section):
-    """Where the schema ids in records come from."""
+    """The source of the schema ids in records."""
 
     registry_url: str | None = Field(
         None,
-        description="of a Schema Registry with Confluent's API, or several with commas between; empty: the ids are "
+        description="URL of a Schema Registry with Confluent's API, or several, comma separated; empty: the ids are "
         "those of schemas/lock.json",
     )
     registry_username: str | None = None
     registry_password: SecretStr | None = None
-    registry_ca_location: Path | None = Field(None, description="PEM file; empty: the authorities that certifi knows")
+    registry_ca_location: Path | None = Field(None, description="PEM file; empty: certifi's certificate authorities")
     own_ids: bool = Field(
         True,
-        description="with a registry: older records may carry ids of schemas/lock.json. false: they may not, and every "
-        "id is the registry's",
+        description="with a registry: whether older records may carry ids of schemas/lock.json; false: every id is the "
+        "registry's",
     )
 
     @model_validator(mode="after")
     def _registry_is_whole(self) -> Schemas:
         urls = [url.strip() for url in (self.registry_url or "").split(",") if url.strip()]
-        beside = (self.registry_username, self.registry_password, self.registry_ca_location)
-        if not urls and (any(value is not None for value in beside) or not self.own_ids):
+        options = (self.registry_username, self.registry_password, self.registry_ca_location)
+        if not urls and (any(value is not None for value in options) or not self.own_ids):
             raise ValueError(
                 "settings of a Schema Registry have no effect without registry_url; set it, or leave them out"
             )
@@ -641,61 +656,65 @@ class Schemas(Section):
 TENANT_SCORERS = (
     "exact", "numeric", "regex", "format", "length", "mix", "environment", "tools", "verified", "reasoning-gym",
 )  # fmt: skip
-"""The built-in scorers that cost the operator nothing; the judge does."""
+"""The built-in scorers without a cost for the operator: all but the judge."""
 
 
 class Serve(Section):
-    """The server that answers agents, and records what they ask."""
+    """The server that answers agents and records their calls."""
 
-    host: str = Field("127.0.0.1", description="where to listen; without keys 127.0.0.1, ::1 or localhost")
+    host: str = Field("127.0.0.1", description="address to listen on; without keys 127.0.0.1, ::1 or localhost")
     auth: Literal["none", "keys"] = Field(
-        "none", description="keys: only who sends one of `streamward access keys create` is answered"
+        "none", description="keys: every request needs a key of `streamward access keys create`"
     )
-    port: int = Field(8790, ge=0, le=65535, description="0: any free one, which is printed")
+    port: int = Field(8790, ge=0, le=65535, description="0: any free port, which is printed")
     tls_certificate: Path | None = Field(
         None,
-        description="PEM file of a certificate and of those up to its authority; the server then speaks https",
+        description="PEM file of the certificate chain; the server then speaks https",
     )
     tls_key: Path | None = Field(None, description="PEM file of its private key")
-    idle_s: float = Field(1800.0, gt=0, description="a trajectory without a call for this long has ended, seconds")
+    idle_s: float = Field(1800.0, gt=0, description="idle time after which a trajectory ends, seconds")
     longest_s: float = Field(
         86400.0,
         gt=0,
-        description="a trajectory ends when it is this old, seconds, and no call continues it",
+        description="maximum age of a trajectory, seconds; later calls start a new one",
     )
     remembered_mb: float = Field(
         1000.0,
         gt=0,
-        description="most memory for recorded turns, megabytes; beyond it the trajectory that was unused for longest "
-        "ends, and no call continues it",
+        description="memory for recorded turns, megabytes; beyond it the least recently used trajectory ends, and "
+        "later calls start a new one",
     )
-    max_calls: int = Field(256, ge=1, description="most calls at once; another is refused with status 503")
-    max_body_mb: float = Field(16.0, gt=0, description="largest body of a request, megabytes; another gets status 413")
+    max_calls: int = Field(256, ge=1, description="maximum of concurrent calls; others get status 503")
+    max_body_mb: float = Field(
+        16.0, gt=0, description="maximum body of a request, megabytes; larger ones get status 413"
+    )
     acknowledge_s: float = Field(
         15.0,
         gt=0,
-        description="an answer that the broker has not acknowledged after this long gets status 503, seconds",
+        description="time limit of the broker's acknowledgement, after which an answer gets status 503, seconds",
     )
     body_s: float = Field(
-        60.0, gt=0, description="a body that has not arrived after this long gets status 408, seconds"
+        60.0, gt=0, description="time limit of receiving a body, after which it gets status 408, seconds"
     )
     answer_s: float = Field(
-        900.0, ge=0, description="a request without an end after this long gets status 504, seconds; 0: no limit"
+        900.0, ge=0, description="time limit of a request, after which it gets status 504, seconds; 0: no limit"
     )
     key_per_s: float = Field(
         50.0,
         ge=0,
-        description="requests a second that one key may send, in the long run; others get status 429; 0: any",
+        description="sustained requests per second of one key; further ones get status 429; 0: no limit",
     )
-    key_burst: int = Field(200, ge=1, description="requests that one key may send at once, after a pause")
+    key_burst: int = Field(200, ge=1, description="burst of requests of one key, after a pause")
     key_at_once: int = Field(
-        128, ge=0, description="requests of one key in progress, streams among them; another gets status 429; 0: any"
+        128,
+        ge=0,
+        description="concurrent requests of one key, streams included; further ones get status 429; 0: no limit",
     )
 
     requests: Literal["lossy", "required", "off"] = Field(
         "lossy",
-        description="events of what is asked with keys: lossy loses some while the broker is unreachable; required "
-        "answers nothing while none can be written; off writes none",
+        description="record requests with keys as events: lossy loses some while the broker is unreachable; required "
+        "refuses requests that cannot be recorded; off records none",
     )
     tenant_scorers: str = Field(
         "built-in",
@@ -705,27 +724,29 @@ class Serve(Section):
     outside_scorers: str = Field(
         "",
         pattern=r"^[\w.:, ]*$",
-        description="reward sources of tasks, module:function, comma separated, whose scores come by POST /rewards "
-        "and enter the group; scoring.modules must not list them; any other score is feedback; empty: none",
+        description="reward sources of tasks, module:function, comma separated, whose scores come by POST /rewards and "
+        "enter the group; scoring.modules must not list them; any other score is feedback; empty: none",
     )
     key: SecretStr | None = Field(
-        None, description="what `streamward agents run` and its programs send to a server that asks for keys"
+        None, description="key that `streamward agents run` and its programs send to a server that requires keys"
     )
 
     @property
     def scorers_of_tenants(self) -> tuple[str, ...]:
         """The scorers that tenants may name."""
-        named = [one.strip() for one in self.tenant_scorers.split(",") if one.strip()]
-        return tuple(name for one in named for name in (TENANT_SCORERS if one == "built-in" else (one,)))
+        scorers: list[str] = []
+        for name in _split(self.tenant_scorers):
+            scorers += TENANT_SCORERS if name == "built-in" else (name,)
+        return tuple(scorers)
 
     @property
     def scorers_outside(self) -> tuple[str, ...]:
         """The reward sources whose scores come by POST /rewards."""
-        return tuple(one.strip() for one in self.outside_scorers.split(",") if one.strip())
+        return _split(self.outside_scorers)
 
     @property
     def url(self) -> str:
-        """Where it answers, without a path."""
+        """The server's address, without a path."""
         scheme = "http" if self.tls_certificate is None else "https"
         return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
@@ -739,8 +760,8 @@ class Serve(Section):
     def _is_guarded(self) -> Serve:
         if self.auth == "none" and self.host not in ("127.0.0.1", "::1", "localhost"):
             raise ValueError(
-                f"host {self.host!r} is reached from other machines, and there are no keys: whoever reaches it may "
-                "call. Use 127.0.0.1, and from elsewhere an ssh tunnel; or serve.auth=keys, and make keys with "
+                f"host {self.host!r} is reachable from other machines, and without keys any client may call it. Use "
+                "127.0.0.1, with an ssh tunnel from other machines; or serve.auth=keys, and create keys with "
                 "`streamward access keys create`"
             )
         of_keys = ("key_per_s", "key_burst", "key_at_once", "requests", "tenant_scorers")
@@ -751,40 +772,40 @@ class Serve(Section):
 
 
 class Page(Section):
-    """The page to look at the log with, which `streamward page` serves."""
+    """The web page of the log, which `streamward page` serves."""
 
     host: Literal["127.0.0.1", "::1", "localhost"] = Field(
-        "127.0.0.1", description="where to listen: this machine alone, as the page asks for no login"
+        "127.0.0.1", description="address to listen on: this machine only, since the page has no login"
     )
-    port: int = Field(8791, ge=0, le=65535, description="0: any free one, which is printed")
+    port: int = Field(8791, ge=0, le=65535, description="0: any free port, which is printed")
 
 
 class Login(Section):
-    """How people log in at the server, with serve.auth=keys."""
+    """How users log in to the server, with serve.auth=keys."""
 
     signing_key: Path | None = Field(
         None,
-        description="PEM file of the private key that access tokens are signed with, the same for every server of a "
-        "log; `streamward access signing-key rotate` makes it. Without it nobody logs in, and keys alone open",
+        description="PEM file of the private key that signs access tokens, the same for every server of a log; "
+        "`streamward access signing-key rotate` creates it. Without it there is no login, only keys",
     )
     public_url: str = Field(
-        "", description="how people reach the server, e.g. https://streamward.example.org; empty: at its own address"
+        "", description="public address of the server, e.g. https://streamward.example.org; empty: its own address"
     )
-    session_h: float = Field(720.0, gt=0, description="after so long a person logs in again, hours")
-    oidc_issuer: str = Field(
-        "", description="URL of an issuer of OpenID Connect, as it calls itself; empty: people have passwords alone"
-    )
-    oidc_client_id: str = Field("", description="what the issuer calls this deployment")
-    oidc_client_secret: SecretStr | None = Field(None, description="of that client; empty: it is a public one")
-    oidc_scopes: str = Field("openid profile email", description="what is asked for, divided by spaces")
+    session_h: float = Field(720.0, gt=0, description="lifetime of a login, hours")
+    oidc_issuer: str = Field("", description="issuer URL of an OpenID Connect provider; empty: only passwords")
+    oidc_client_id: str = Field("", description="client id of this deployment at the issuer")
+    oidc_client_secret: SecretStr | None = Field(None, description="secret of that client; empty: a public client")
+    oidc_scopes: str = Field("openid profile email", description="scopes to request, separated by spaces")
     oidc_roles_claim: str = Field(
-        "roles", min_length=1, description="claim that roles are made of; dots go deeper: realm_access.roles"
+        "roles", min_length=1, description="claim to map to roles; dots go deeper: realm_access.roles"
     )
     oidc_roles: str = Field(
-        "", description="which value of that claim gives which role: ml-team=trainer, leads=promoter. Others give none"
+        "", description="role for each value of that claim: ml-team=trainer, leads=promoter. Other values give none"
     )
     oidc_tenant_claim: str = Field(
-        "", description="claim that names a person's tenant; empty: people are of none, and see all of them"
+        "",
+        description="claim with a user's tenant. If set, users without this claim are refused; if unset, every user "
+        "sees all tenants",
     )
 
     @property
@@ -793,25 +814,24 @@ class Login(Section):
         roles: dict[str, AccessRole] = {}
         for pair in filter(None, map(str.strip, self.oidc_roles.split(","))):
             value, is_pair, role = (part.strip() for part in pair.rpartition("="))
-            known = next((each for each in get_args(AccessRole) if each == role), None)
-            if not is_pair or not value or known is None:
+            if not is_pair or not value or role not in get_args(AccessRole):
                 raise ValueError(
-                    f"oidc_roles has {pair!r}; expected VALUE=ROLE, divided by commas, and as ROLE one of "
+                    f"oidc_roles has {pair!r}; expected comma separated VALUE=ROLE, with ROLE one of "
                     f"{', '.join(get_args(AccessRole))}"
                 )
-            roles[value] = known
+            roles[value] = cast(AccessRole, role)
         return roles
 
     @field_validator("public_url")
     @classmethod
     def _is_a_url(cls, value: str) -> str:
         if value and (not value.startswith(("http://", "https://")) or value.endswith("/")):
-            raise ValueError(f"{value!r} is no address; write it as https://host, without a / at the end")
+            raise ValueError(f"{value!r} is not an address; write it as https://host, without a / at the end")
         return value
 
     @field_validator("oidc_issuer")
     @classmethod
-    def _nobody_can_speak_for_it(cls, value: str) -> str:
+    def _is_secure(cls, value: str) -> str:
         if value and not re.match(r"https://|http://(127\.0\.0\.1|\[::1\]|localhost)(?=[:/]|$)", value):
             raise ValueError(f"oidc_issuer is {value!r}; expected an address that begins with https://")
         return value
@@ -834,16 +854,16 @@ class Login(Section):
 
 
 class Jobs(Section):
-    """What jobs cost, unless they say otherwise. Prices are recorded in each job when it is created."""
+    """Default prices of jobs, recorded in each job at its creation."""
 
-    prompt_usd: float | None = Field(None, ge=0, description="USD a million tokens of prompts")
-    completion_usd: float | None = Field(None, ge=0, description="USD a million sampled tokens")
-    trainer_hour_usd: float | None = Field(None, ge=0, description="USD an hour of training")
-    max_budget_usd: float = Field(100.0, gt=0, description="of a job that has prices and names no budget, USD")
+    prompt_usd: float | None = Field(None, ge=0, description="USD per million prompt tokens")
+    completion_usd: float | None = Field(None, ge=0, description="USD per million sampled tokens")
+    trainer_hour_usd: float | None = Field(None, ge=0, description="USD per hour of training")
+    max_budget_usd: float = Field(100.0, gt=0, description="budget of a job with prices that names none, USD")
     tenant_month_usd: float = Field(
         100.0,
         ge=0,
-        description="what the jobs of a tenant that have prices may cost in a month of UTC, USD; 0: no limit",
+        description="spending limit of a tenant per month (UTC), for jobs with prices, USD; 0: no limit",
     )
 
     @model_validator(mode="after")
@@ -860,15 +880,17 @@ class Jobs(Section):
 
 
 class Metrics(Section):
-    """What each process of the loop serves over HTTP: /metrics, /healthz, /readyz."""
+    """The endpoints of each process of the loop: /metrics, /healthz, /readyz."""
 
-    host: str = Field("127.0.0.1", description="where to listen; 0.0.0.0 is every address, without any access check")
-    port: int = Field(0, ge=0, le=65535, description="one for each process of a machine; 0 serves nothing")
-    stuck_s: float = Field(300.0, gt=0, description="a process without progress for this long is unhealthy, seconds")
+    host: str = Field(
+        "127.0.0.1", description="address to listen on; 0.0.0.0 is every address, without any access check"
+    )
+    port: int = Field(0, ge=0, le=65535, description="port, different for each process of a machine; 0: no endpoints")
+    stuck_s: float = Field(300.0, gt=0, description="time without progress after which a process is unhealthy, seconds")
 
 
 class Logging(Section):
-    """What each process prints on stderr while it works."""
+    """The log lines of each process on stderr."""
 
     format: Literal["text", "json"] = Field(
         "text", description="json: an object per line, with time, level, logger, coordinates and trace id"
@@ -876,16 +898,18 @@ class Logging(Section):
 
 
 class Tracing(Section):
-    """Where each process sends its spans. Records keep the trace they came with, whether or not spans are sent."""
+    """The receiver of spans. Records keep their trace whether or not spans are sent."""
 
     otlp_endpoint: str = Field(
-        "", description="URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; empty: nothing is sent, none begins"
+        "",
+        description="URL of an OTLP/HTTP receiver, e.g. http://127.0.0.1:4318; empty: no spans are sent and no trace "
+        "begins",
     )
     sample_ratio: float = Field(
-        1.0, ge=0, le=1, description="share of the tasks without a trace that begin one; the same for every process"
+        1.0, ge=0, le=1, description="share of tasks without a trace that begin one; the same for every process"
     )
-    queue_spans: int = Field(4096, ge=1, description="longest queue of spans to be sent; more are dropped, and counted")
-    timeout_s: float = Field(10.0, gt=0, description="how long the receiver may take, tries included, seconds")
+    queue_spans: int = Field(4096, ge=1, description="maximum queue of spans; further ones are dropped and counted")
+    timeout_s: float = Field(10.0, gt=0, description="time limit of sending, retries included, seconds")
 
     @model_validator(mode="after")
     def _has_a_receiver(self) -> Tracing:
@@ -901,7 +925,7 @@ class Tracing(Section):
 class Broker(Section):
     """The embedded Kafka node."""
 
-    data_dir: Path = Field(Path(".streamward/kafka"), description="its folder; one node per folder")
+    data_dir: Path = Field(Path(".streamward/kafka"), description="folder of the node; one node per folder")
     heap_mb: int = Field(384, ge=128, description="JVM heap, megabytes")
 
 

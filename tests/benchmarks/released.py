@@ -31,7 +31,7 @@ from streams.evaluation.sequential import ARMS
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.output import with_interval
-from streams.settings.load import changed
+from streams.settings.load import override
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import TaskSpec, generate
 from tests.benchmarks.loop import REPO, node, process
@@ -66,8 +66,8 @@ def main(arguments: list[str]) -> int:
 def _trail() -> list[list[str]]:
     with node() as on_node, tempfile.TemporaryDirectory(prefix="streamward-bench-") as folder:
         own = {"adapters.store": f"{folder}/adapters", "trainer.checkpoints": f"{folder}/checkpoints"}
-        by_hand = changed(on_node, {**ONE_MACHINE, **own, "rollouts.mode": "manual"}, "this benchmark")
-        by_canary = changed(by_hand, RELEASE, "this benchmark")
+        by_hand = override(on_node, {**ONE_MACHINE, **own, "rollouts.mode": "manual"}, "this benchmark")
+        by_canary = override(by_hand, RELEASE, "this benchmark")
         _train(by_hand, range(1, BETTER + 1), weight=1.0)
         _return_to(by_hand, 0)
         _release(by_canary, BETTER)

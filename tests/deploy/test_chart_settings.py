@@ -17,7 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from streams.settings.load import dotted
+from streams.settings.load import flatten
 from streams.settings.model import Settings
 from tests.support.deploy.chart_files import FROM_SECRETS, SCHEMA
 from tests.support.deploy.command_lines import loaded
@@ -111,7 +111,7 @@ def fields() -> dict[str, FieldInfo]:
     """Return every setting by its dotted key."""
     return {
         key: type(getattr(Settings(), key.partition(".")[0])).model_fields[key.partition(".")[2]]
-        for key, _ in dotted(Settings())
+        for key, _ in flatten(Settings())
     }
 
 

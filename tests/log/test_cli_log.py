@@ -410,7 +410,7 @@ def test_adapters_show_tells_the_whole_life_of_a_version(trained: Settings) -> N
 def test_adapters_show_of_an_unknown_version_is_not_found(trained: Settings) -> None:
     for args, says in (
         (["3"], "the newest is"),
-        (["1", "--policy", "other"], "knows no policy 'other'; it knows default"),
+        (["1", "--policy", "other"], "has no policy 'other', only default"),
     ):
         result = run(trained, "adapters", "show", *args)
         assert (result.exit_code, result.stdout) == (3, "")

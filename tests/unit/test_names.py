@@ -15,18 +15,18 @@ import pytest
 from tests import house, import_graph
 from tests.names import bound_names
 
-FILLER_SHARE = 0.0895
+FILLER_SHARE = 0.0750
 """Of bound names. The goal is 0.05, later 0.01."""
-PARTICIPLES = 564
+PARTICIPLES = 507
 LONGEST_FUNCTION = 92
 """In lines. The goal is house.LONG_LINES."""
-LONG_FUNCTIONS = 6
+LONG_FUNCTIONS = 2
 MANY_PARAMETERS = 10
 BROAD_EXCEPTS = 19
 CIRCLES_OF_PACKAGES = 9
-CIRCLES_OF_ROOMS = 9
+CIRCLES_OF_ROOMS = 7
 CIRCLES_OF_MODULES = 2
-FILE_NAMES_TWICE = 72
+FILE_NAMES_TWICE = 65
 """The goal is under 40."""
 
 

@@ -127,7 +127,7 @@ def test_an_issuer_that_answers_otherwise_is_an_error_that_names_it(changes: dic
 )
 def test_claims_give_the_roles_that_the_setting_names(claims: Any, changes: Any, roles: Any) -> None:
     if roles is None:
-        with pytest.raises(ValidationError, match="expected VALUE=ROLE"):
+        with pytest.raises(ValidationError, match="expected comma separated VALUE=ROLE"):
             rule(**changes)
         return
     assert vouched({"sub": "17", **claims}, rule(**changes)).roles == roles
@@ -157,7 +157,7 @@ def test_only_tls_or_this_machine_is_safe() -> None:
         ({"oidc_issuer": ""}, "no effect without oidc_issuer"),
         ({"public_url": ""}, "needs public_url"),
         ({"signing_key": None}, "needs signing_key"),
-        ({"oidc_roles": "lab=king"}, "as ROLE one of viewer"),
+        ({"oidc_roles": "lab=king"}, "with ROLE one of viewer"),
         ({"public_url": "https://streamward.example/"}, "without a / at the end"),
     ],
 )

@@ -259,9 +259,9 @@ def test_the_rule_has_the_suite_of_the_file() -> None:
         ("0,0.5", "above 0"),
         ("0.5,2", "up to 1"),
         ("nan", "grow"),
-        ("5%", "commas"),
-        ("", "commas"),
-        ("1", "no task to compare"),
+        ("5%", "comma separated"),
+        ("", "comma separated"),
+        ("1", "no tasks for comparison"),
     ],
 )
 def test_steps_that_cannot_be_are_refused(steps: str, says: str) -> None:

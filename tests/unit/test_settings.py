@@ -14,8 +14,8 @@ from streams.kafka.client import client_config
 from streams.kafka.node import config as node
 from streams.settings.load import (
     ENV_CONFIG,
-    described,
-    dotted,
+    describe,
+    flatten,
     load,
     load_with_origins,
     save,
@@ -278,14 +278,14 @@ def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
             "no effect on a registry_url that begins",
         ),
         (["scoring.judge_model=m"], "no effect without judge_url; set it, up to /v1"),
-        (["scoring.judge_url=http://j/v1"], "name the model the judge should ask for"),
-        (["serve.host=0.0.0.0"], "there are no keys: whoever reaches it may call. Use 127.0.0.1"),
+        (["scoring.judge_url=http://j/v1"], "name the model of the judge"),
+        (["serve.host=0.0.0.0"], "without keys any client may call it. Use 127.0.0.1"),
         (["policy.engine=vllm"], "name the servers, e.g. http://127.0.0.1:8000"),
         (["policy.servers=http://a:1"], "set engine=vllm, or leave it out"),
         (["policy.max_concurrent=1"], "set engine=vllm, or leave it out"),
         (["policy.engine=vllm", "policy.servers=a:1"], "write it as http://host:port"),
         (["policy.engine=vllm", "policy.servers=http://a:1", "policy.server_retries=9"], "raise round_timeout_s, or"),
-        (["fleet.weights=chat"], "expected PATTERN=WEIGHT with commas between"),
+        (["fleet.weights=chat"], "expected comma separated PATTERN=WEIGHT"),
         (["fleet.weights=chat=0"], "weights from 0.001 to 1000"),
         (["fleet.policies=,"], "name some, or * for all"),
         (["trainer.loss=cispo"], "set trainer.epsilon_high=5.0"),
@@ -320,8 +320,8 @@ def test_settings_do_not_change_under_a_running_process() -> None:
 
 def test_no_secret_is_shown() -> None:
     settings = Settings(kafka=SECURED, scoring=Scoring(judge_url="u", judge_model="m", judge_key=SecretStr("hunter4")))
-    shown = [repr(settings), str(settings), repr(list(dotted(settings))), settings.model_dump_json()]
-    shown += [repr(list(described(settings, {})))]
+    shown = [repr(settings), str(settings), repr(list(flatten(settings))), settings.model_dump_json()]
+    shown += [repr(list(describe(settings, {})))]
     assert all("hunter" not in text for text in shown)
 
 
@@ -364,7 +364,7 @@ def test_the_content_of_a_file_that_a_variable_names_is_not_shown(tmp_path: Path
     assert "hunter2" not in str(refused.value)
     loaded = load_with_origins(env={"STREAMWARD_POLICY__NAME_FILE": str(tmp_path / "value")})
     assert loaded[0].policy.name == "hunter2"
-    assert "hunter2" not in repr(list(described(*loaded)))
+    assert "hunter2" not in repr(list(describe(*loaded)))
 
 
 @pytest.mark.parametrize("given", [{"prompt_usd": 1.0}, {"max_budget_usd": 5.0}])
@@ -497,7 +497,7 @@ OTHER: dict[str, Any] = {
 ALONE = {"kafka.sasl_mechanism", "kafka.sasl_username", "kafka.sasl_password", "trainer.importance_cap"}
 ALONE |= {f"kafka.ssl_{what}_location" for what in ("ca", "certificate", "key")}
 ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key")}
-ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("policy.server")}
+ALONE |= {key for key, _ in flatten(Settings()) if key.startswith("policy.server")}
 ALONE |= {"policy.max_concurrent", "policy.verify", "schemas.own_ids"}
 ALONE |= {"jobs.prompt_usd", "jobs.completion_usd", "jobs.trainer_hour_usd", "jobs.max_budget_usd"}
 ALONE |= {"advantages.gamma", "advantages.turn_weight"}
@@ -505,13 +505,13 @@ ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
 ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", "requests", "key", "tenant_scorers")}
 ALONE |= {"serve.tls_certificate", "serve.tls_key"}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
-ALONE |= {key for key, _ in dotted(Settings()) if key.startswith("login.oidc_")}
+ALONE |= {key for key, _ in flatten(Settings()) if key.startswith("login.oidc_")}
 """These mean nothing without others; the test above has them together."""
 
 
-@pytest.mark.parametrize("key", [key for key, _ in dotted(Settings()) if key not in ALONE])
+@pytest.mark.parametrize("key", [key for key, _ in flatten(Settings()) if key not in ALONE])
 def test_every_setting_can_be_changed_and_reaches_a_child(key: str) -> None:
-    default = dict(dotted(Settings()))[key]
+    default = dict(flatten(Settings()))[key]
     section, _, name = key.partition(".")
     choices = get_args(type(getattr(Settings(), section)).model_fields[name].annotation)
     if key in OTHER:

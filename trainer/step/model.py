@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from streams.errors import SettingsError
 from streams.references import is_reference, source_digest
-from streams.settings.load import dotted
+from streams.settings.load import flatten
 from streams.settings.model import NOT_RECIPE, Settings, Trainer
 from trainer.step.totals import STEP_VERSION
 
@@ -126,7 +126,7 @@ def recipe(settings: Settings) -> dict[str, str]:
     """Return what decides the bytes of an adapter besides the batches. Call `pin` first: the thread count is read."""
     chosen = {
         key: str(value)
-        for key, value in dotted(settings)
+        for key, value in flatten(settings)
         if key.split(".")[0] in ("trainer", "model") and key not in NOT_RECIPE
     }
     libraries = {f"version.{name}": version(name) for name in LIBRARIES}

@@ -20,7 +20,7 @@ from schemas.conventions import OPTIMIZER
 from schemas.events import AdapterFile
 from streams.errors import SettingsError
 from streams.references import is_reference
-from streams.settings.load import dotted
+from streams.settings.load import flatten
 from streams.settings.model import Model, Settings, Trainer
 
 DATA = ("groups", "groups_refused", "responses", "tokens", "reward")
@@ -97,7 +97,7 @@ def in_recipe(version: int, recorded: Mapping[str, str], here: Mapping[str, str]
     A setting that the recipe lacks counts as recorded with its default. Where a step began with a fresh optimizer is
     not compared: it follows from the version before it.
     """
-    defaults = {key: str(value) for key, value in dotted(Settings()) if key in here}
+    defaults = {key: str(value) for key, value in flatten(Settings()) if key in here}
     then = {name: value for name, value in recorded.items() if name != OPTIMIZER}
     return _between(version, "recipe", {**defaults, **then}, here)
 

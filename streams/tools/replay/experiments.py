@@ -28,7 +28,7 @@ from streams.kafka import times
 from streams.kafka.admin import read_topic
 from streams.kafka.producer import Producer
 from streams.scorers.verdict import nearest
-from streams.settings.load import changed, dotted
+from streams.settings.load import flatten, override
 from streams.settings.model import NOT_RECIPE, Settings
 
 PREFIX = "experiment."
@@ -84,7 +84,7 @@ def settings_of(source: Settings, name: str, folder: Path, changes: Mapping[str,
     }
     if taken := sorted(own.keys() & changes.keys()):
         raise SettingsError(f"{origin}: {taken[0]} is set by the experiment itself; leave it out")
-    return changed(source, {**changes, **own}, origin)
+    return override(source, {**changes, **own}, origin)
 
 
 def of(source: Settings, experiment: Experiment) -> Settings:
@@ -98,7 +98,7 @@ def deciding(settings: Settings) -> dict[str, str]:
     """Return every setting that decides the result of an experiment, as text."""
     return {
         key: str(value)
-        for key, value in dotted(settings)
+        for key, value in flatten(settings)
         if key.partition(".")[0] in DECIDING and key not in NOT_RECIPE
     }
 

@@ -120,10 +120,12 @@ def settings(folder: Path) -> Check:
 def _without_secrets(found: Settings) -> dict[str, object]:
     from pydantic import SecretStr
 
-    from streams.settings.load import dotted
+    from streams.settings.load import flatten
 
     return {
-        key: str(value) for key, value in dotted(found) if not isinstance(value, SecretStr | dict) and value is not None
+        key: str(value)
+        for key, value in flatten(found)
+        if not isinstance(value, SecretStr | dict) and value is not None
     }
 
 
@@ -131,13 +133,13 @@ def _without_secrets(found: Settings) -> dict[str, object]:
 def recipes(folder: Path) -> Check:
     """The recipe of a replay is settings of the trainer, or an error."""
     from streams.cli.replay import _recipe
-    from streams.settings.load import changed
+    from streams.settings.load import override
 
     path = folder / "recipe.toml"
 
     def check(data: bytes) -> str | None:
         path.write_bytes(data)
-        changed(Settings(), _recipe(path), str(path))
+        override(Settings(), _recipe(path), str(path))
         return None
 
     return check

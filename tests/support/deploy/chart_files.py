@@ -48,7 +48,7 @@ and what each part does.
 | a RayJob and a NetworkPolicy, instead of the Deployment `trainer` | `trainer.ray.workers` |
 | a StatefulSet of vLLM servers, its Service and a volume claim | `vllm.enabled` |
 | a Deployment `jobs`, the controller | `jobs.enabled` |
-| a Deployment `tuner`, which carries out the jobs that tune | `tuner.enabled` |
+| a Deployment `tuner`, which serves fine-tuning jobs | `tuner.enabled` |
 | a Deployment `serve`, its Service, NetworkPolicy and, with `serve.ingress`, Ingress | `serve.enabled` |
 | a Deployment `audit` | `audit.enabled` |
 | a Deployment `archive`, and a volume claim, kept too | `archive.enabled` |
