@@ -11,9 +11,9 @@ are not deleted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
-
-import httpx
+from urllib.parse import urlsplit
 
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.observability.grafana.model import TAG, Dashboard, model
@@ -36,26 +36,28 @@ class DashboardState(NamedTuple):
 
 
 class Grafana:
-    """One Grafana, through its HTTP API (https://grafana.com/docs/grafana/latest/developers/http_api/)."""
+    """One Grafana, through the library grafana-client."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """Take the address, with a path if Grafana has one, and the token of a service account.
 
-        Raises SettingsError for a malformed address.
+        Raises SettingsError for a malformed address, or if the library is missing.
         """
-        self.shown = _without_password(url)
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise SettingsError(f"--grafana {_shown(url)}: expected http(s)://HOST[:PORT][/PATH]")
         try:
-            address = httpx.URL(f"{url.rstrip('/')}/api")
-        except httpx.InvalidURL as exc:
-            raise SettingsError(f"--grafana {self.shown}: {exc}") from exc
-        if address.scheme not in ("http", "https") or not address.host or address.query or address.fragment:
-            raise SettingsError(f"--grafana {self.shown}: expected http(s)://HOST[:PORT][/PATH]")
-        headers = {"Authorization": f"Bearer {token}"} if token else None
-        self._client = httpx.Client(base_url=address, headers=headers, timeout=TIMEOUT_S, follow_redirects=True)
+            from grafana_client import GrafanaApi
+        except ModuleNotFoundError as exc:
+            raise SettingsError(f"{exc.name} is not installed here; pip install grafana-client") from exc
+        self.shown = _shown(url)
+        self._api = GrafanaApi.from_url(
+            f"{url.rstrip('/')}/" if parts.path.strip("/") else url.rstrip("/"), token, TIMEOUT_S
+        )
 
     def check(self, dashboards: Sequence[Dashboard]) -> list[DashboardState]:
         """Return the state of each. Raises LogError if Grafana does not answer, RefusedError if it refuses."""
-        return [self._state(dashboard, self._read(dashboard)) for dashboard in dashboards]
+        return [self._state(one, self._read(one)) for one in dashboards]
 
     def apply(self, dashboards: Sequence[Dashboard]) -> list[DashboardState]:
         """Create or update each, read it back, and return what was done.
@@ -63,81 +65,82 @@ class Grafana:
         Raises LogError if Grafana does not answer, RefusedError if it refuses or somebody changed one meanwhile, and
         StreamwardError if it reads back something else than was written.
         """
-        self._create_folder()
-        return [self._write(dashboard) for dashboard in dashboards]
+        self._make_folder()
+        return [self._put(one) for one in dashboards]
 
-    def _write(self, dashboard: Dashboard) -> DashboardState:
-        stored = self._read(dashboard)
-        before = self._state(dashboard, stored)
+    def _put(self, dashboard: Dashboard) -> DashboardState:
+        found = self._read(dashboard)
+        before = self._state(dashboard, found)
         if before.state == "same":
             return before
         wanted = model(dashboard)
-        if stored is not None:
-            wanted |= {"id": stored["dashboard"]["id"], "version": stored["dashboard"]["version"]}
+        if found is not None:
+            wanted |= {"id": found["dashboard"]["id"], "version": found["dashboard"]["version"]}
         message = "streamward dashboards apply"
-        body = {"dashboard": wanted, "folderUid": TAG, "message": message, "overwrite": False}
-        self._request("POST", "/dashboards/db", f"write {dashboard.uid}", body)
+        with self._asking(f"write {dashboard.uid}"):
+            self._api.dashboard.update_dashboard(
+                {"dashboard": wanted, "folderUid": TAG, "message": message, "overwrite": False}
+            )
         after = self._state(dashboard, self._read(dashboard))
         if after.state != "same":
             raise StreamwardError(
                 f"{self.shown}: {dashboard.uid} reads back differently: {'; '.join(after.differences)}. "
                 "Is there a proxy in between, or a Grafana older than 11?"
             )
-        return DashboardState(dashboard.uid, "created" if stored is None else "updated", before.differences)
+        return DashboardState(dashboard.uid, "created" if found is None else "updated", before.differences)
 
-    def _create_folder(self) -> None:
+    def _make_folder(self) -> None:
         try:
-            self._request("GET", f"/folders/{TAG}", "read its folders")
+            with self._asking("read its folders"):
+                self._api.folder.get_folder(TAG)
         except NotFoundError:
-            self._request("POST", "/folders", f"create the folder {FOLDER_TITLE}", {"title": FOLDER_TITLE, "uid": TAG})
+            with self._asking(f"make the folder {FOLDER_TITLE}"):
+                self._api.folder.create_folder(FOLDER_TITLE, uid=TAG)
 
     def _read(self, dashboard: Dashboard) -> dict[str, Any] | None:
         try:
-            stored = self._request("GET", f"/dashboards/uid/{dashboard.uid}", f"read {dashboard.uid}")
+            with self._asking(f"read {dashboard.uid}"):
+                found: dict[str, Any] = self._api.dashboard.get_dashboard(dashboard.uid)
         except NotFoundError:
             return None
-        if not isinstance(stored.get("dashboard"), dict):
-            raise StreamwardError(f"{self.shown}: what answers is not Grafana: {str(stored)[:80]!r}")
-        return stored
+        if not isinstance(found, dict) or not isinstance(found.get("dashboard"), dict):
+            raise StreamwardError(f"{self.shown}: what answers is not Grafana: {str(found)[:80]!r}")
+        return found
 
-    def _state(self, dashboard: Dashboard, stored: Mapping[str, Any] | None) -> DashboardState:
-        if stored is None:
+    def _state(self, dashboard: Dashboard, found: Mapping[str, Any] | None) -> DashboardState:
+        if found is None:
             return DashboardState(dashboard.uid, "missing", ("it does not exist",))
-        changes = tuple(differences(model(dashboard), stored["dashboard"]))
-        if stored.get("meta", {}).get("folderUid", TAG) != TAG:
-            changes += (f"folder: got {stored['meta']['folderUid']!r}, expected {TAG!r}",)
-        return DashboardState(dashboard.uid, "differs" if changes else "same", changes)
+        found_differences = tuple(differences(model(dashboard), found["dashboard"]))
+        if found.get("meta", {}).get("folderUid", TAG) != TAG:
+            found_differences += (f"folder: got {found['meta']['folderUid']!r}, expected {TAG!r}",)
+        return DashboardState(dashboard.uid, "differs" if found_differences else "same", found_differences)
 
-    def _request(self, method: str, path: str, action: str, body: object = None) -> dict[str, Any]:
-        """Return the answer, a JSON object. Raises LogError, NotFoundError, RefusedError, StreamwardError."""
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Translate what the library raises."""
+        import requests
+        from grafana_client.client import GrafanaClientError, GrafanaException
+
         try:
-            response = self._client.request(method, path, json=body)
-        except httpx.HTTPError as exc:
-            raise LogError(f"{self.shown} does not answer: {exc}. Check the address, and that Grafana runs") from exc
-        status = response.status_code
-        if status == 404:
-            raise NotFoundError(f"{self.shown}: cannot {action}: it does not exist")
-        if status >= 500:
-            raise LogError(f"{self.shown} could not {action}: {status} {_message(response)}. Its log says more")
-        if status >= 400:
-            raise RefusedError(
-                f"{self.shown} refused to {action}: {status} {_message(response)}{_ADVICE.get(status, '')}"
-            )
-        try:
-            answer = response.json()
-        except ValueError as exc:
+            yield
+        except GrafanaClientError as exc:
+            if exc.status_code == 404:
+                raise NotFoundError(f"{self.shown}: cannot {what}: it does not exist") from exc
+            raise RefusedError(f"{self.shown} refused to {what}: {exc.status_code} {_said(exc)}{_advice(exc)}") from exc
+        except GrafanaException as exc:
+            raise LogError(f"{self.shown} could not {what}: {exc.status_code} {_said(exc)}. Its log says more") from exc
+        except ValueError as exc:  # of JSON; requests' own is one of these and of RequestException
             raise StreamwardError(f"{self.shown}: what answers is not Grafana: {exc}") from exc
-        if not isinstance(answer, dict):
-            raise StreamwardError(f"{self.shown}: what answers is not Grafana: {str(answer)[:80]!r}")
-        return answer
+        except requests.RequestException as exc:
+            raise LogError(f"{self.shown} does not answer: {exc}. Check the address, and that Grafana runs") from exc
 
 
 def differences(wanted: Any, got: Any, where: str = "") -> Iterator[str]:
     """Yield where `got` differs from `wanted`; beyond MOST_DIFFERENCES, how many more."""
-    lines = list(_differences(wanted, got, where))
-    yield from lines[:MOST_DIFFERENCES]
-    if len(lines) > MOST_DIFFERENCES:
-        yield f"and {len(lines) - MOST_DIFFERENCES} more"
+    found = list(_differences(wanted, got, where))
+    yield from found[:MOST_DIFFERENCES]
+    if len(found) > MOST_DIFFERENCES:
+        yield f"and {len(found) - MOST_DIFFERENCES} more"
 
 
 def _differences(wanted: Any, got: Any, where: str) -> Iterator[str]:
@@ -147,8 +150,8 @@ def _differences(wanted: Any, got: Any, where: str) -> Iterator[str]:
     elif isinstance(wanted, list) and isinstance(got, list):
         if len(wanted) != len(got):
             yield f"{where}: got {len(got)} entries, expected {len(wanted)}"
-        for index, (item, other) in enumerate(zip(wanted, got, strict=False)):
-            yield from _differences(item, other, f"{where}[{index}]")
+        for index, (one, other) in enumerate(zip(wanted, got, strict=False)):
+            yield from _differences(one, other, f"{where}[{index}]")
     elif wanted != got and not (got is None and (wanted is False or wanted in ("", [], {}))):  # left out what is empty
         yield f"{where}: got {_short(got)}, expected {_short(wanted)}"
 
@@ -158,23 +161,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-_ADVICE = {
-    401: ". Give the token of a service account with --token-file",
-    403: ". The token's service account needs the role Editor",
-    412: ". Somebody changed it meanwhile; look at it, then apply again",
-}
+def _said(exc: Any) -> str:
+    response = exc.response
+    return str(response.get("message", response) if isinstance(response, dict) else response)[:200].strip()
 
 
-def _message(response: httpx.Response) -> str:
-    """Return Grafana's own message, else the start of the body."""
-    try:
-        message = response.json()["message"]
-    except (ValueError, LookupError, TypeError):
-        message = response.text
-    return str(message)[:200].strip()
+def _advice(exc: Any) -> str:
+    return {
+        401: ". Give the token of a service account with --token-file",
+        403: ". The token's service account needs the role Editor",
+        412: ". Somebody changed it meanwhile; look at it, then apply again",
+    }.get(exc.status_code, "")
 
 
-def _without_password(url: str) -> str:
+def _shown(url: str) -> str:
     """Return the address without the password that may be in it."""
     head, sign, rest = url.partition("://")
     return f"{head}{sign}{rest.rpartition('@')[2]}"
