@@ -135,7 +135,7 @@ def _mixed() -> Iterator[dict[str, Any]]:
     from streams.stages.tasks.generators import TaskSpec, generate
 
     base = load_base(Model())
-    engine = TransformersEngine(base, 1, kept=MIXED + 1)
+    engine = TransformersEngine(base, 1, capacity=MIXED + 1)
     with tempfile.TemporaryDirectory(prefix="streamward-bench-") as root:
         folders = []
         for number in range(MIXED):

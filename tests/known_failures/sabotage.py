@@ -23,7 +23,7 @@ from gateway.http import body as bodies
 from schemas.events import Message, Tool, Turn
 from schemas.tokens import Logprobs, TokenIds
 from streams import advantage_formulas
-from streams.engines.local import token_draw
+from streams.engines.local import decoding_row
 from streams.engines.rendering import template_rendering as rendering
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.stages.advantages.reducer import GroupReducer
@@ -263,7 +263,7 @@ def what_is_unknown_is_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def logprobs_are_those_of_the_model_before_sampling(patch: pytest.MonkeyPatch) -> None:
-    whole = token_draw.draw
+    whole = decoding_row.draw
 
     def draw(logits: Any, *rest: Any) -> Any:
         raw = torch.log_softmax(logits, dim=-1)

@@ -117,7 +117,7 @@ def test_the_same_seed_draws_the_same_again(url: str, files: Path, tmp_path: Pat
 def test_other_weights_under_the_name_of_a_version_are_caught(url: str, files: Path, tmp_path: Path) -> None:
     with engine_of(url, files, tmp_path) as engine:
         engine.serve(1, files / "1")
-        (name,) = engine._known
+        (name,) = engine._loaded
         engine.serve(0, None)
         for path, body in (
             ("unload_lora_adapter", {"lora_name": name}),

@@ -19,9 +19,9 @@ from schemas.events import Message, Sampling
 from streams.engines.base_model import load_base
 from streams.engines.local import packed_decoder
 from streams.engines.local.continuous import ContinuousEngine
-from streams.engines.local.few_rows import MOST_ROWS, FewRows
 from streams.engines.local.key_values import BLOCK, CacheShape
 from streams.engines.local.packed_decoder import PackedDecoder, PackedRow
+from streams.engines.local.packed_linear import MOST_ROWS, PackedLinears
 from streams.engines.local.self_check import AGREEMENT
 from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.token_stream import Generation, TokenStream
@@ -405,22 +405,22 @@ def test_smollm2_gives_the_tokens_of_sample_in_company_and_from_kept_prefixes() 
         engine.close()
 
 
-# --- few rows --------------------------------------------------------------------------------------------------------
+# --- packed linear layers ---------------------------------------------------------------------------------------------
 
 
-def test_few_rows_give_what_torchs_own_product_gives_and_many_are_left_to_it() -> None:
+def test_packed_layers_give_what_torchs_own_product_gives_and_many_rows_are_left_to_it() -> None:
     layer = nn.Linear(96, 160)
     inputs = torch.randn(1, MOST_ROWS + 1, 96, generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         plain = {rows: layer(inputs[:, :rows]) for rows in (1, 4, 8, MOST_ROWS, MOST_ROWS + 1)}
-        few_rows = FewRows(layer)
-        assert few_rows.changes, "oneDNN is part of torch on every CPU that the tests run on"
+        linears = PackedLinears(layer)
+        assert linears.changes, "oneDNN is part of torch on every CPU that the tests run on"
         for rows, expected in plain.items():
             torch.testing.assert_close(layer(inputs[:, :rows]), expected, rtol=1e-4, atol=1e-5)
         assert layer(inputs).equal(plain[MOST_ROWS + 1])
-        few_rows.remove()
+        linears.remove()
         assert all(layer(inputs[:, :rows]).equal(expected) for rows, expected in plain.items())
 
 
 def test_a_layer_of_another_type_is_left_as_it_is() -> None:
-    assert not FewRows(nn.Linear(8, 8, dtype=torch.bfloat16)).changes
+    assert not PackedLinears(nn.Linear(8, 8, dtype=torch.bfloat16)).changes

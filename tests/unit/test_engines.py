@@ -21,8 +21,8 @@ from streams.engines import base_model
 from streams.engines.base_model import Base, digest_of_weights, load_base
 from streams.engines.build import build
 from streams.engines.local import transformers_engine
-from streams.engines.local.token_draw import draw
-from streams.engines.local.transformers_engine import KEPT, TransformersEngine
+from streams.engines.local.decoding_row import draw
+from streams.engines.local.transformers_engine import CAPACITY, TransformersEngine
 from streams.engines.protocol import NONE, Completion, EnginePart, SamplingRequest, uniform
 from streams.engines.scripted.scripted_engine import END_OF_TURN, ScriptedEngine
 from streams.engines.sharing import SharedEngine
@@ -327,16 +327,16 @@ def test_versions_mixed_in_one_round_each_answer_as_if_alone(engine: Transformer
 
 
 def test_a_version_that_was_not_served_for_long_is_forgotten(engine: TransformersEngine, tmp_path: Path) -> None:
-    for version in range(1, KEPT + 2):
+    for version in range(1, CAPACITY + 2):
         engine.serve(version, save_adapter(tmp_path / str(version)))
     (tmp_path / "1" / "adapter_model.safetensors").unlink()
     with pytest.raises(EventError, match="cannot be read"):
         engine.serve(1, tmp_path / "1")
-    assert engine.served_version == KEPT + 1
+    assert engine.served_version == CAPACITY + 1
 
 
-@pytest.mark.parametrize("kept", [1, 3])
-def test_policies_that_share_an_engine_sample_what_each_would_alone(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("capacity", [1, 3])
+def test_policies_that_share_an_engine_sample_what_each_would_alone(tmp_path: Path, capacity: int) -> None:
     """Both have a version 1; with one version in memory it is read again at every turn."""
     asked = [request("a", f"{HEADER} 1"), request("b", f"{HEADER} 2")]
     folders = {
@@ -348,7 +348,7 @@ def test_policies_that_share_an_engine_sample_what_each_would_alone(tmp_path: Pa
         fresh.serve(1, folder)
         alone[policy] = [fresh.sample(asked) for _ in range(2)]
     meter = Meter("policy")
-    shared = SharedEngine(TransformersEngine(base(), kept=kept), kept, meter)
+    shared = SharedEngine(TransformersEngine(base(), capacity=capacity), capacity, meter)
     shares = {policy: shared.share(policy) for policy in folders}
     for turn in range(2):
         for policy, share in shares.items():
@@ -356,8 +356,8 @@ def test_policies_that_share_an_engine_sample_what_each_would_alone(tmp_path: Pa
             share.serve(1, folders[policy])
             assert share.served_version == 1
             assert share.sample(asked) == alone[policy][turn]
-    assert meter.value(catalog.FLEET_SWAPS, "memory") == (None if kept == 1 else 2)
-    assert meter.value(catalog.FLEET_SWAPS, "store") == (4 if kept == 1 else 2)
+    assert meter.value(catalog.FLEET_SWAPS, "memory") == (None if capacity == 1 else 2)
+    assert meter.value(catalog.FLEET_SWAPS, "store") == (4 if capacity == 1 else 2)
 
 
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -245,7 +245,7 @@ def test_going_back_to_a_version_that_is_loaded_asks_the_server_nothing(
 def test_versions_out_of_use_are_unloaded_and_the_rest_at_the_end(
     server: Replay, start: Callable[..., VllmEngine], files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_engine, "KEPT", 2)
+    monkeypatch.setattr(vllm_engine, "CAPACITY", 2)
     engine = start(server)
     for version in (1, 2, 1, 3):
         serve(engine, files, version)
@@ -257,7 +257,7 @@ def test_versions_out_of_use_are_unloaded_and_the_rest_at_the_end(
 def test_a_round_of_several_versions_asks_for_each_by_its_name_and_what_is_served_stays_served(
     server: Replay, start: Callable[..., VllmEngine], files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_engine, "KEPT", 2)
+    monkeypatch.setattr(vllm_engine, "CAPACITY", 2)
     engine = start(server)
     assert isinstance(engine, MixedEngine)
     serve(engine, files, 1)

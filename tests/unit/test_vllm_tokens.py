@@ -14,7 +14,7 @@ import pytest
 
 from streams.engines.base_model import Base, load_base
 from streams.engines.token_stream import TokenStream
-from streams.engines.vllm.responses import seed_of, streamed_body
+from streams.engines.vllm.responses import seed_of, stream_body
 from streams.engines.vllm.tokens import VllmTokenEngine
 from streams.errors import EventError, RefusedError
 from tests.support.processes import until
@@ -86,7 +86,7 @@ def test_what_is_drawn_is_what_the_server_streamed_under_the_version_asked_for(
 
 
 def test_each_slot_has_the_seed_that_it_has_among_those_of_a_task() -> None:
-    asked = streamed_body(replace(FIRST, slot=3), 5, [2])
+    asked = stream_body(replace(FIRST, slot=3), 5, [2])
     assert (asked["seed"], asked["n"], asked["max_tokens"]) == (seed_of(FIRST.draw_key) + 3, 1, 5)
 
 

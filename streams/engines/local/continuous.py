@@ -9,7 +9,7 @@ lies behind the longest beginning whose keys and values are kept, or in a runnin
 prompt still being run waits for that, so the slots of one prompt run it once. Rows of several adapter versions are in
 one pass, each with its own factors beside the shared weights (lora.py).
 
-Tokens depend on the draw key, the slot and their number alone (token_draw.py), and so are those of
+Tokens depend on the draw key, the slot and their number alone (decoding_row.py), so they are those of
 `TransformersEngine.sample`, as far as rounding allows: logprobs agree to self_check.AGREEMENT. When memory runs out,
 kept prefixes go first, then the youngest row waits again with what it has drawn.
 
@@ -28,9 +28,9 @@ import torch
 from streams.engines.base_model import Base, load_base
 from streams.engines.constraint import Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
-from streams.engines.local.few_rows import FewRows
 from streams.engines.local.lora import read_lora
 from streams.engines.local.packed_decoder import LoadedVersion, PackedDecoder
+from streams.engines.local.packed_linear import PackedLinears
 from streams.engines.local.self_check import check_decoding
 from streams.engines.protocol import EngineCounts, check_folder, check_generation
 from streams.engines.rendering.prompts import Prompts
@@ -70,15 +70,15 @@ class ContinuousEngine:
         self._versions = {0: LoadedVersion(None, {})}
         self._decoder = PackedDecoder(self._model, prompts, self._versions, cache_bytes, weight)
         check_decoding(self._model, self._decoder.check)
-        self._few_rows = FewRows(self._model)
+        self._linears = PackedLinears(self._model)
         self._loop = DecodingLoop(self._decoder)
         self._constraints = ConstraintCompiler(lambda: self._vocabulary(base.tokenizer))
 
     def load(self, version: int, adapter: Path | None) -> None:
         """Make `version` ready from its verified local folder; see `TokenEngine.load`."""
         check_folder(version, adapter)
-        known = self._versions.get(version)
-        if known is None or known.folder != adapter:
+        loaded = self._versions.get(version)
+        if loaded is None or loaded.folder != adapter:
             self.unload(version)
             self._versions[version] = LoadedVersion(adapter, read_lora(adapter, self._model) if adapter else {})
 
@@ -88,7 +88,7 @@ class ContinuousEngine:
             self._loop.post(lambda: self._decoder.forget(loaded))
 
     def constrain(self, grammar: str) -> Constraint:
-        """Compile what an answer may be; see `TokenEngine.constrain`."""
+        """Compile a grammar; see `TokenEngine.constrain`."""
         return self._constraints.compile(grammar)
 
     def submit(self, generation: Generation) -> TokenStream:
@@ -104,7 +104,7 @@ class ContinuousEngine:
         """End every stream, and restore the model."""
         self._loop.close()
         self._decoder.close()
-        self._few_rows.remove()
+        self._linears.remove()
         self._model.config._attn_implementation = self._plain_attention
 
     def _vocabulary(self, tokenizer: Any) -> Any:

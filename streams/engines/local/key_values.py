@@ -1,6 +1,6 @@
-"""Keys and values of single rows, and those that are kept for the next turn of a conversation.
+"""Keys and values of single rows, and those that are cached for the next turn of a conversation.
 
-a row is done ──► kept, by version and tokens ──► the next prompt that begins with them continues in the same memory
+a row is done ──► cached, by version and tokens ──► the next prompt that begins with them continues in the same memory
                       │ the longest unused leaves     └ one that shares only a beginning gets a copy of that
                       ▼ when the bound is reached
 """
@@ -68,7 +68,7 @@ class KeyValues:
             old, self.data = self.data, self._empty(capacity)
             self.data[..., : self.length, :] = old[..., : self.length, :]
 
-    def beginning(self, length: int) -> KeyValues:
+    def copy_beginning(self, length: int) -> KeyValues:
         """Return a copy of the first `length` tokens."""
         copy = KeyValues(self._shape)
         copy.make_room(length)
@@ -77,10 +77,10 @@ class KeyValues:
         return copy
 
     def _capacity(self, count: int) -> int:
-        held, needed = int(self.data.shape[3]), self.length + count
-        if needed <= held:
-            return held
-        return -(-max(needed, held + held // 4) // BLOCK) * BLOCK
+        capacity, needed = int(self.data.shape[3]), self.length + count
+        if needed <= capacity:
+            return capacity
+        return -(-max(needed, capacity + capacity // 4) // BLOCK) * BLOCK
 
     def _empty(self, capacity: int) -> Tensor:
         shape = self._shape
@@ -92,23 +92,23 @@ Tokens = npt.NDArray[np.int32]
 
 
 def as_tokens(ids: Sequence[int]) -> Tokens:
-    """Return token ids as `common` compares them."""
+    """Return token ids as `common_length` compares them."""
     return np.array(ids, dtype=np.int32)
 
 
-def common(one: Tokens, other: Tokens) -> int:
+def common_length(left: Tokens, right: Tokens) -> int:
     """Return how many tokens both begin with.
 
-    >>> common(as_tokens([1, 2, 3]), as_tokens([1, 2, 4, 5]))
+    >>> common_length(as_tokens([1, 2, 3]), as_tokens([1, 2, 4, 5]))
     2
     """
-    length = min(len(one), len(other))
-    same = one[:length] == other[:length]
-    return length if same.all() else int(same.argmin())
+    length = min(len(left), len(right))
+    equal = left[:length] == right[:length]
+    return length if equal.all() else int(equal.argmin())
 
 
 @dataclass(eq=False, slots=True)
-class KeptPrefix:
+class CachedPrefix:
     """The keys and values of a conversation that may continue."""
 
     owner: object  # the weights they were computed with; compared by identity
@@ -117,50 +117,58 @@ class KeptPrefix:
 
 
 class PrefixStore:
-    """Kept prefixes, the one that was not used for the longest time first."""
+    """Cached prefixes, the one unused for longest first."""
 
     def __init__(self) -> None:
-        self._kept: list[KeptPrefix] = []
+        self._prefixes: list[CachedPrefix] = []
         self.nbytes = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens kept."""
-        return sum(len(kept.tokens) for kept in tuple(self._kept))
+        """Tokens whose keys and values are stored."""
+        return sum(len(prefix.tokens) for prefix in tuple(self._prefixes))
 
-    def find(self, owner: object, tokens: Tokens) -> tuple[KeptPrefix | None, int]:
+    def find(self, owner: object, tokens: Tokens) -> tuple[CachedPrefix | None, int]:
         """Return the prefix of `owner` that shares the most tokens, and how many those are."""
-        shared = ((kept, common(kept.tokens, tokens)) for kept in self._kept if kept.owner is owner)
-        return max(shared, key=lambda each: each[1], default=(None, 0))
+        longest: CachedPrefix | None = None
+        length = 0
+        for prefix in self._of_owner(owner):
+            shared = common_length(prefix.tokens, tokens)
+            if shared > length:
+                longest, length = prefix, shared
+        return longest, length
 
     def keep(self, owner: object, tokens: Tokens, cache: KeyValues) -> None:
-        """Keep a row's keys and values; those of its beginnings are no longer needed."""
-        for kept in [kept for kept in self._kept if kept.owner is owner]:
-            shared = common(kept.tokens, tokens)
+        """Store a row's keys and values; those of its beginnings are no longer needed."""
+        for prefix in self._of_owner(owner):
+            shared = common_length(prefix.tokens, tokens)
             if shared == len(tokens):  # a longer one serves as well
-                self.touch(kept)
+                self.touch(prefix)
                 return
-            if shared == len(kept.tokens):
-                self.remove(kept)
-        self._kept.append(KeptPrefix(owner, tokens, cache))
+            if shared == len(prefix.tokens):
+                self.remove(prefix)
+        self._prefixes.append(CachedPrefix(owner, tokens, cache))
         self.nbytes += cache.nbytes
 
-    def touch(self, kept: KeptPrefix) -> None:
+    def touch(self, prefix: CachedPrefix) -> None:
         """Count it as just used."""
-        self._kept.remove(kept)
-        self._kept.append(kept)
+        self._prefixes.remove(prefix)
+        self._prefixes.append(prefix)
 
-    def remove(self, kept: KeptPrefix) -> None:
-        """Let go of one."""
-        self._kept.remove(kept)
-        self.nbytes -= kept.cache.nbytes
+    def remove(self, prefix: CachedPrefix) -> None:
+        """Remove one."""
+        self._prefixes.remove(prefix)
+        self.nbytes -= prefix.cache.nbytes
 
     def shrink(self, most_bytes: int) -> None:
-        """Let the longest unused go until at most so many bytes are kept."""
-        while self._kept and self.nbytes > most_bytes:
-            self.remove(self._kept[0])
+        """Remove those unused for longest until at most so many bytes are stored."""
+        while self._prefixes and self.nbytes > most_bytes:
+            self.remove(self._prefixes[0])
 
     def forget(self, owner: object) -> None:
-        """Let go of all that were computed with these weights."""
-        for kept in [kept for kept in self._kept if kept.owner is owner]:
-            self.remove(kept)
+        """Remove all that were computed with these weights."""
+        for prefix in self._of_owner(owner):
+            self.remove(prefix)
+
+    def _of_owner(self, owner: object) -> list[CachedPrefix]:
+        return [prefix for prefix in self._prefixes if prefix.owner is owner]

@@ -68,7 +68,7 @@ def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
     except (OSError, SafetensorError) as exc:
         raise _bad(folder, f"{WEIGHTS} cannot be read: {exc}", "publish the adapter again") from exc
     modules = dict(model.named_modules())
-    found: dict[str, dict[str, Tensor]] = {}
+    factors_of: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, factor = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
         module = modules.get(name)
@@ -81,14 +81,16 @@ def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
             )
         if not tensor.isfinite().all():
             raise _bad(folder, f"{key} holds values that are not finite", "train again from an earlier version")
-        found.setdefault(name, {})[factor] = tensor.to(module.weight)
-    halves = [name for name, factors in found.items() if len(factors) != 2]
-    if halves or not found:
-        what = f"{halves[0]} has only one of lora_A and lora_B" if halves else f"{WEIGHTS} holds no tensors"
-        raise _bad(folder, what, "publish the adapter again")
-    return {
-        name: LoraPair(f["lora_A"].T.contiguous(), (f["lora_B"] * scaling).T.contiguous()) for name, f in found.items()
-    }
+        factors_of.setdefault(name, {})[factor] = tensor.to(module.weight)
+    if not factors_of:
+        raise _bad(folder, f"{WEIGHTS} holds no tensors", "publish the adapter again")
+    pairs = {}
+    for name, factors in factors_of.items():
+        if len(factors) != 2:
+            raise _bad(folder, f"{name} has only one of lora_A and lora_B", "publish the adapter again")
+        a, b = factors["lora_A"], factors["lora_B"]
+        pairs[name] = LoraPair(a.T.contiguous(), (b * scaling).T.contiguous())
+    return pairs
 
 
 def _scaling(folder: Path) -> tuple[float, int]:
@@ -108,8 +110,8 @@ def _scaling(folder: Path) -> tuple[float, int]:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), rank
 
 
-def _bad(folder: Path, what: str, do: str) -> EventError:
-    return EventError(f"adapter {folder}: {what}; {do}", reason="bad_adapter")
+def _bad(folder: Path, error: str, remedy: str) -> EventError:
+    return EventError(f"adapter {folder}: {error}; {remedy}", reason="bad_adapter")
 
 
 class Lora:
@@ -163,21 +165,21 @@ class PackedLora:
         self._head = model.get_output_embeddings()
         self._hooks: dict[str, Any] = {}
         self._spans: Sequence[Span] = ()
-        self._wanted: Sequence[Span] = ()
+        self._head_spans: Sequence[Span] = ()
 
-    def use(self, tokens: Sequence[Span], wanted: Sequence[Span]) -> None:
-        """Apply these from now on: which tokens of the pass, and which of those whose logits are wanted."""
-        self._spans, self._wanted = tokens, wanted
-        named = {name for _, pairs in tokens for name in pairs}
-        for name in [name for name in self._hooks if name not in named]:
+    def use(self, tokens: Sequence[Span], logits: Sequence[Span]) -> None:
+        """Apply these from now on: to which tokens of the pass, and to which of those that logits are computed for."""
+        self._spans, self._head_spans = tokens, logits
+        changed = {name for _, pairs in tokens for name in pairs}
+        for name in self._hooks.keys() - changed:
             self._hooks.pop(name).remove()
-        for name in named - self._hooks.keys():
+        for name in changed - self._hooks.keys():
             module = self._model.get_submodule(name)
             self._hooks[name] = module.register_forward_hook(self._adding(name))
 
     def _adding(self, name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            for span, pairs in self._wanted if module is self._head else self._spans:
+            for span, pairs in self._head_spans if module is self._head else self._spans:
                 if name in pairs:
                     _add(pairs[name], inputs[0][0, span], output[0, span])
             return output

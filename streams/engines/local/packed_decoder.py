@@ -25,13 +25,13 @@ from streams.engines.fair_share import Turns, next_turn, took
 from streams.engines.local.decoding_row import DecodingRow, draw_next
 from streams.engines.local.key_values import (
     BLOCK,
+    CachedPrefix,
     CacheShape,
-    KeptPrefix,
     KeyValues,
     PrefixStore,
     Tokens,
     as_tokens,
-    common,
+    common_length,
 )
 from streams.engines.local.lora import LoraPair, PackedLora, Span
 from streams.engines.local.packed_pass import ATTENTION, PackedPass
@@ -67,14 +67,14 @@ class PackedRow:
     row: DecodingRow
     loaded: LoadedVersion
     cache: KeyValues
-    known: Tokens
+    tokens: Tokens
     """Prompt and drawn tokens."""
     admitted_before: bool = False
 
     @property
     def pending(self) -> int:
         """Tokens that have no keys and values yet; 1 in a row that decodes."""
-        return len(self.known) - self.cache.length
+        return len(self.tokens) - self.cache.length
 
 
 Piece = tuple[PackedRow, int]
@@ -99,7 +99,7 @@ class PackedDecoder:
         self._lora = PackedLora(model)
         self._waiting: list[PackedRow] = []
         self._running: list[PackedRow] = []  # in the order of their admission
-        self._kept = PrefixStore()
+        self._prefixes = PrefixStore()
         self._turns, self._weight = Turns(), weight
         self._run_tokens = self._reused_tokens = self._drawn_tokens = 0
 
@@ -107,15 +107,16 @@ class PackedDecoder:
 
     def admit(self, stream: TokenStream) -> None:
         """Have the stream wait for its place."""
-        asked = stream.generation
-        loaded = self._versions.get(asked.version)
+        generation = stream.generation
+        loaded = self._versions.get(generation.version)
         if loaded is None:
-            stream.finish("error", error=f"adapter version {asked.version} was unloaded before the answer began")
+            stream.finish("error", error=f"adapter version {generation.version} was unloaded before the answer began")
             return
-        prompt = asked.prompt_token_ids
-        room = min(asked.sampling.max_tokens, self._prompts.context_tokens - len(prompt))
-        row = DecodingRow(0, asked.slot, prompt, asked.sampling, asked.draw_key, room)
-        row.allowed = None if asked.constraint is None else asked.constraint.begin()
+        prompt, sampling = generation.prompt_token_ids, generation.sampling
+        room = min(sampling.max_tokens, self._prompts.context_tokens - len(prompt))
+        row = DecodingRow(0, generation.slot, prompt, sampling, generation.draw_key, room)
+        if generation.constraint is not None:
+            row.allowed = generation.constraint.begin()
         self._waiting.append(PackedRow(stream, row, loaded, KeyValues(self._shape), as_tokens(prompt)))
 
     def drop(self, stream: TokenStream) -> None:
@@ -128,7 +129,7 @@ class PackedDecoder:
         """Forget every stream, and every prefix: a failed step may have run out of memory."""
         self._waiting.clear()
         self._running.clear()
-        self._kept = PrefixStore()
+        self._prefixes = PrefixStore()
 
     def step(self) -> None:
         """Run one pass; see above."""
@@ -142,7 +143,7 @@ class PackedDecoder:
 
     def forget(self, loaded: LoadedVersion) -> None:
         """Let go of what was kept for a version that is no longer served."""
-        self._kept.forget(loaded)
+        self._prefixes.forget(loaded)
 
     def close(self) -> None:
         """Restore the model."""
@@ -154,8 +155,8 @@ class PackedDecoder:
         return EngineCounts(
             rows_running=len(self._running),
             rows_waiting=len(self._waiting),
-            cached_tokens=self._kept.tokens,
-            cached_bytes=self._kept.nbytes,
+            cached_tokens=self._prefixes.tokens,
+            cached_bytes=self._prefixes.nbytes,
             prompt_tokens_run=self._run_tokens,
             prompt_tokens_reused=self._reused_tokens,
             tokens_drawn=self._drawn_tokens,
@@ -171,7 +172,7 @@ class PackedDecoder:
             source, shared = self._source(row)
             if self._soon_shared(row) >= shared + SHORTEST_REUSED:
                 continue
-            needed = row.cache.grown_bytes(len(row.known) + BLOCK)
+            needed = row.cache.grown_bytes(len(row.tokens) + BLOCK)
             if self._running and self._running_bytes() + needed > self._most_bytes:
                 return
             self._waiting.remove(row)
@@ -180,7 +181,7 @@ class PackedDecoder:
             self._turns = took(self._turns, row.stream.generation.owner, self._weight)
 
     def _by_turns(self) -> Iterator[PackedRow]:
-        """Yield each row that waits once. Whose turn it is depends on what was admitted meanwhile."""
+        """Yield each row that waits once; the next owner depends on the rows admitted meanwhile."""
         queues: dict[str, deque[PackedRow]] = {}
         for row in self._waiting:
             queues.setdefault(row.stream.generation.owner, deque()).append(row)
@@ -189,39 +190,39 @@ class PackedDecoder:
             if not queues[owner]:
                 del queues[owner]
 
-    def _source(self, row: PackedRow) -> tuple[KeptPrefix | PackedRow | None, int]:
+    def _source(self, row: PackedRow) -> tuple[CachedPrefix | PackedRow | None, int]:
         """Return where the row's beginning has been computed, and how much of it; one token is always left to run."""
-        source: KeptPrefix | PackedRow | None
-        source, shared = self._kept.find(row.loaded, row.known)
+        source: CachedPrefix | PackedRow | None
+        source, shared = self._prefixes.find(row.loaded, row.tokens)
         for other in self._running:
             if other.loaded is row.loaded:
-                there = min(common(other.known, row.known), other.cache.length)
-                if there > shared:
-                    source, shared = other, there
-        shared = min(shared, len(row.known) - 1)
+                computed = min(common_length(other.tokens, row.tokens), other.cache.length)
+                if computed > shared:
+                    source, shared = other, computed
+        shared = min(shared, len(row.tokens) - 1)
         return (source, shared) if shared >= SHORTEST_REUSED else (None, 0)
 
     def _soon_shared(self, row: PackedRow) -> int:
         """Return how much of the row's beginning a prompt that is being run will have, and does not have yet."""
-        found = 0
+        longest = 0
         for other in self._running:
             if other.loaded is row.loaded and other.pending > 1:
-                there = min(common(other.known, row.known), len(row.known) - 1)
-                if there > other.cache.length:
-                    found = max(found, there)
-        return found
+                shared = min(common_length(other.tokens, row.tokens), len(row.tokens) - 1)
+                if shared > other.cache.length:
+                    longest = max(longest, shared)
+        return longest
 
-    def _begin(self, row: PackedRow, source: KeptPrefix | PackedRow | None, shared: int) -> None:
+    def _begin(self, row: PackedRow, source: CachedPrefix | PackedRow | None, shared: int) -> None:
         """Give the row the keys and values of its beginning."""
-        if isinstance(source, KeptPrefix):
+        if isinstance(source, CachedPrefix):
             if shared == len(source.tokens):
-                self._kept.remove(source)
+                self._prefixes.remove(source)
                 row.cache = source.cache  # it continues in the same memory
             else:
-                self._kept.touch(source)
-                row.cache = source.cache.beginning(shared)
+                self._prefixes.touch(source)
+                row.cache = source.cache.copy_beginning(shared)
         elif source is not None:
-            row.cache = source.cache.beginning(shared)
+            row.cache = source.cache.copy_beginning(shared)
         if not row.admitted_before:
             row.admitted_before, row.stream.cached_tokens = True, shared
             self._reused_tokens += shared
@@ -231,11 +232,11 @@ class PackedDecoder:
     def _pieces(self) -> list[Piece]:
         """Return what to run: a token of each row that decodes, and the prompts' even shares of a piece."""
         decoding = [row for row in self._running if row.pending == 1]
-        begun = [row for row in self._running if row.pending > 1]
+        prefilling = [row for row in self._running if row.pending > 1]
         left = PIECE_BESIDE if decoding else PIECE_ALONE
         pieces = [(row, 1) for row in decoding]
-        for index, row in enumerate(begun):
-            share = max(SMALLEST_PIECE, left // (len(begun) - index))
+        for index, row in enumerate(prefilling):
+            share = max(SMALLEST_PIECE, left // (len(prefilling) - index))
             count = min(row.pending, share, left)
             if count:
                 pieces.append((row, count))
@@ -246,7 +247,7 @@ class PackedDecoder:
         """Make room for the pieces: kept prefixes leave first, then the youngest rows wait again."""
         while True:
             needed = self._running_bytes() + sum(row.cache.grown_bytes(count) for row, count in pieces)
-            self._kept.shrink(max(0, self._most_bytes - needed))
+            self._prefixes.shrink(max(0, self._most_bytes - needed))
             if needed <= self._most_bytes or len(self._running) == 1:
                 return sorted(pieces, key=lambda piece: piece[0].stream.generation.version)
             youngest = self._running.pop()
@@ -259,7 +260,7 @@ class PackedDecoder:
         counts = [count for _, count in pieces]
         ready = [row for row, count in pieces if count == row.pending]
         ends = [end for end, (row, count) in zip(accumulate(counts), pieces, strict=True) if count == row.pending]
-        ids = np.concatenate([row.known[row.cache.length :][:count] for row, count in pieces])
+        ids = np.concatenate([row.tokens[row.cache.length :][:count] for row, count in pieces])
         self._lora.use(_spans(pieces), _spans([(row, 1) for row in ready]))
         packed = PackedPass([row.cache for row, _ in pieces], counts)
         device = self._shape.device
@@ -273,24 +274,23 @@ class PackedDecoder:
 
     def _advance(self, row: PackedRow) -> None:
         """Hand the row's new token to its stream, and end the row if it is done."""
-        drawn, stream = row.row, row.stream
-        if drawn.finish == "error":
+        answer, stream = row.row, row.stream
+        if answer.finish == "error":
             self._running.remove(row)  # and its keys and values with it: they may not be finite
-            stream.finish("error", error=drawn.error)
+            stream.finish("error", error=answer.error)
             return
         self._drawn_tokens += 1
-        row.known = np.append(row.known, np.int32(drawn.tokens[-1]))
-        stream.push(drawn.tokens[-1], drawn.logprobs[-1])
-        if drawn.finish is not None:
+        row.tokens = np.append(row.tokens, np.int32(answer.tokens[-1]))
+        stream.push(answer.tokens[-1], answer.logprobs[-1])
+        if answer.finish is not None:
             self._release(row)
-            stopped = None if drawn.text is None else self._prompts.stopped_by(drawn.tokens, drawn.sampling.stop)
-            stream.finish(drawn.finish, stop=stopped and stopped[1])
+            stream.finish(answer.finish, stop=None if answer.stop is None else answer.stop.stop)
 
     def _release(self, row: PackedRow) -> None:
         """End the row, and keep what it has computed for the next turn, if its version is still served."""
         self._running.remove(row)
         if self._versions.get(row.stream.generation.version) is row.loaded:
-            self._kept.keep(row.loaded, row.known[: row.cache.length], row.cache)
+            self._prefixes.keep(row.loaded, row.tokens[: row.cache.length], row.cache)
 
     def _running_bytes(self) -> int:
         return sum(row.cache.nbytes for row in self._running)
@@ -309,16 +309,16 @@ class PackedDecoder:
             ids = answers.new_tensor([token for piece in pieces for token in piece])
             counts = [len(piece) for piece in pieces]
             after = PackedPass(caches, counts).run(self._model, ids, torch.arange(len(ids), device=ids.device))
-            for seen, part in zip(logits, after.split(counts), strict=True):
-                seen.append(part)
+            for parts, part in zip(logits, after.split(counts), strict=True):
+                parts.append(part)
         return torch.stack([torch.cat(parts)[-1 - answers.shape[1] :] for parts in logits])
 
 
 def _spans(pieces: Sequence[Piece]) -> list[Span]:
     """Return the neighbouring tokens that are changed by one version, and how."""
     spans, begin = [], 0
-    for loaded, same in groupby(pieces, key=lambda piece: piece[0].loaded):
-        end = begin + sum(count for _, count in same)
+    for loaded, neighbours in groupby(pieces, key=lambda piece: piece[0].loaded):
+        end = begin + sum(count for _, count in neighbours)
         if loaded.pairs:
             spans.append((slice(begin, end), loaded.pairs))
         begin = end

@@ -4,7 +4,7 @@
     the pass      [1, 42]: linear layers see 42 tokens; attention takes each row's queries to that row's own cache
 
 A row's keys and values are one tensor of its own (key_values.py), so a row is admitted, put aside or dropped without
-touching the others. The heads that share a key head stand one behind another as queries of it: nothing is repeated.
+touching the others. The heads that share a key head follow one another as queries of it: nothing is repeated.
 
 It only works for attention that is softmax(q k) v over all earlier tokens: no sliding windows, soft caps or state
 spaces. At its start the engine compares it with plain forwards, and refuses a model for which they differ.
@@ -38,28 +38,28 @@ class PackedPass(Cache):  # type: ignore[misc]
         self.counts = list(counts)
         self._caches = caches
         self._length = max(cache.length for cache in caches)
-        known: list[list[tuple[Tensor, ...]]] = [[], []]
+        whole: list[list[tuple[Tensor, ...]]] = [[], []]
         fresh: list[list[tuple[Tensor, ...]]] = [[], []]
         for cache, count in zip(caches, counts, strict=True):
             cache.make_room(count)
             begin, end = cache.length, cache.length + count
             for part in (0, 1):
-                known[part].append(cache.data[:, None, part, :, :end].unbind(0))
+                whole[part].append(cache.data[:, None, part, :, :end].unbind(0))
                 fresh[part].append(cache.data[:, part, :, begin:end].unbind(0))
-        self.keys, self.values = ([*zip(*rows, strict=True)] for rows in known)  # [layer][row]: [1, heads, tokens, d]
+        self.keys, self.values = ([*zip(*rows, strict=True)] for rows in whole)  # [layer][row]: [1, heads, tokens, d]
         self._fresh = [[*zip(*rows, strict=True)] for rows in fresh]
-        self._unseen: dict[int, list[Tensor | None]] = {}
+        self._masks: dict[int, list[Tensor | None]] = {}
 
-    def run(self, model: Any, ids: Tensor, wanted: Tensor) -> Tensor:
-        """Run the new tokens `ids` [sum of counts] and return the logits after those at `wanted` [rows], [rows, V]."""
-        begun = [cache.length for cache in self._caches]
-        spans = [torch.arange(begin, begin + count) for begin, count in zip(begun, self.counts, strict=True)]
+    def run(self, model: Any, ids: Tensor, last: Tensor) -> Tensor:
+        """Run the new tokens `ids` [sum of counts] and return the logits after those at `last` [rows], [rows, V]."""
+        pieces = zip(self._caches, self.counts, strict=True)
+        spans = [torch.arange(cache.length, cache.length + count) for cache, count in pieces]
         logits: Tensor = model(
             input_ids=ids[None],
             position_ids=torch.cat(spans).to(ids.device)[None],
             attention_mask=ids.new_zeros(1, 1, 1, 1),  # of four dimensions: taken as it is, `attend_packed` has its own
             past_key_values=self,
-            logits_to_keep=wanted,
+            logits_to_keep=last,
             packed=self,
         ).logits[0]
         for cache, count in zip(self._caches, self.counts, strict=True):
@@ -75,19 +75,19 @@ class PackedPass(Cache):  # type: ignore[misc]
                 room.copy_(state)
         return key_states, value_states
 
-    def unseen(self, per_key: int) -> list[Tensor | None]:
+    def masks(self, per_key: int) -> list[Tensor | None]:
         """Return, for each row, what is added to the scores of its new tokens, `per_key` query heads to a key head."""
-        if per_key not in self._unseen:  # the same in every layer of a model
+        if per_key not in self._masks:  # the same in every layer of a model
             pairs = zip(self._caches, self.counts, strict=True)
-            self._unseen[per_key] = [_unseen(cache, count, per_key) for cache, count in pairs]
-        return self._unseen[per_key]
+            self._masks[per_key] = [_causal_mask(cache, count, per_key) for cache, count in pairs]
+        return self._masks[per_key]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the tokens before this pass, in the longest row."""
         return self._length
 
 
-def _unseen(cache: KeyValues, count: int, per_key: int) -> Tensor | None:
+def _causal_mask(cache: KeyValues, count: int, per_key: int) -> Tensor | None:
     """Return 0 or, for a token that comes later, -inf: [per_key * count, tokens]; None for one, which sees all."""
     if count == 1:
         return None
@@ -101,24 +101,27 @@ def attend_packed(
     key: Tensor,  # [1, kv heads, tokens, d], the new ones
     value: Tensor,
     attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    packed: PackedPass | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the attention of each token on its own row, [1, tokens, heads, d]; SDPA without `packed`."""
+    """Return the attention of each token on its own row, [1, tokens, heads, d].
+
+    `options` are those of transformers, and `packed`, the `PackedPass`; without one this is plain SDPA.
+    """
+    packed: PackedPass | None = options.pop("packed", None)
     if packed is None:
-        output, weights = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        output, weights = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, weights
     heads, width = query.shape[1], query.shape[3]
     per_key = heads // key.shape[1]
     queries = query[0].split(packed.counts, dim=1)
     keys, values = packed.keys[module.layer_idx], packed.values[module.layer_idx]
     outputs = []
-    for asked, known, held, mask in zip(queries, keys, values, packed.unseen(per_key), strict=True):
-        count = asked.shape[1]
-        asked = asked.reshape(1, -1, per_key * count, width)
-        output = scaled_dot_product_attention(asked, known, held, attn_mask=mask, scale=scaling)
+    for row_query, row_key, row_value, mask in zip(queries, keys, values, packed.masks(per_key), strict=True):
+        count = row_query.shape[1]
+        row_query = row_query.reshape(1, -1, per_key * count, width)
+        output = scaled_dot_product_attention(
+            row_query, row_key, row_value, attn_mask=mask, scale=options.get("scaling")
+        )
         outputs.append(output.reshape(heads, count, width))
     return torch.cat(outputs, dim=1).transpose(0, 1)[None].contiguous(), None
 

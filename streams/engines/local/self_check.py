@@ -44,13 +44,13 @@ def check_decoding(model: Any, decode: Decode) -> None:
                     for prompt, row in zip(prompt_of_row.tolist(), answers, strict=True)
                 ]
             )
-            ours = decode(prompts, answers, prompt_of_row)
-            apart = (plain.log_softmax(-1) - ours.log_softmax(-1)).abs().max().item()
+            decoded = decode(prompts, answers, prompt_of_row)
+            difference = (plain.log_softmax(-1) - decoded.log_softmax(-1)).abs().max().item()
     except (TypeError, AttributeError, IndexError, RuntimeError) as exc:  # an architecture of another shape
         raise SettingsError(f"model.base: the transformers engine cannot run this architecture: {exc}") from exc
     allowed = AGREEMENT if model.dtype == torch.float32 else AGREEMENT_HALF
-    if not apart <= allowed:
+    if not difference <= allowed:
         raise SettingsError(
-            f"model.base: with this architecture the engine's decoding differs by {apart:.2g} nats from plain, and "
-            f"at most {allowed} is expected; use a model with plain softmax attention, e.g. a Llama or a Qwen2"
+            f"model.base: with this architecture the engine's decoding differs by {difference:.2g} nats from plain, "
+            f"and at most {allowed} is expected; use a model with plain softmax attention, e.g. a Llama or a Qwen2"
         )

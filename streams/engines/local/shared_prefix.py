@@ -61,10 +61,10 @@ class FanOut(Cache):  # type: ignore[misc]
         capacity = self.own_keys[0].shape[2] if self.own_keys else 0
         if self.length == capacity:
             rows = len(self.task_of_row)
-            more = capacity or FIRST_CAPACITY
-            for own, like in ((self.own_keys, self.prompt_keys), (self.own_values, self.prompt_values)):
-                fresh = [layer.new_empty((rows, layer.shape[1], more, layer.shape[3])) for layer in like]
-                own[:] = [torch.cat(pair, dim=2) for pair in zip(own, fresh, strict=True)] if own else fresh
+            added = capacity or FIRST_CAPACITY
+            for layers, prompts in ((self.own_keys, self.prompt_keys), (self.own_values, self.prompt_values)):
+                fresh = [layer.new_empty((rows, layer.shape[1], added, layer.shape[3])) for layer in prompts]
+                layers[:] = [torch.cat(pair, dim=2) for pair in zip(layers, fresh, strict=True)] if layers else fresh
         self.length += 1
 
     def update(
@@ -85,12 +85,12 @@ class FanOut(Cache):  # type: ignore[misc]
         tasks, task_of_row = torch.unique_consecutive(self.task_of_row[rows], return_inverse=True)
         if len(tasks) < self.bias.shape[0]:
             self.bias = self.bias[tasks]
-            for prompt in (self.prompt_keys, self.prompt_values):
-                for index, layer in enumerate(prompt):
-                    prompt[index] = layer[tasks]
-        for own in (self.own_keys, self.own_values):
-            for index, layer in enumerate(own):
-                own[index] = layer[rows]
+            for layers in (self.prompt_keys, self.prompt_values):
+                for index, layer in enumerate(layers):
+                    layers[index] = layer[tasks]
+        for layers in (self.own_keys, self.own_values):
+            for index, layer in enumerate(layers):
+                layers[index] = layer[rows]
         self._place(task_of_row)
 
 
@@ -100,20 +100,22 @@ def attend(
     key: Tensor,  # [rows, kv heads, t, d], the rows' own
     value: Tensor,
     attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    fanout: FanOut | None = None,
-    **kwargs: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the attention of each row on its prompt and its own tokens, [rows, 1, heads, d]; SDPA without `fanout`."""
+    """Return the attention of each row on its prompt and its own tokens, [rows, 1, heads, d].
+
+    `options` are those of transformers, and `fanout`, the `FanOut`; without one this is plain SDPA.
+    """
+    fanout: FanOut | None = options.pop("fanout", None)
     if fanout is None:
-        output, weights = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        output, weights = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, weights
+    scaling = options.get("scaling") or query.shape[3] ** -0.5
     prompt_key, prompt_value = fanout.prompt_keys[module.layer_idx], fanout.prompt_values[module.layer_idx]
     tasks, kv_heads, prompt_length, width = prompt_key.shape
     rows, heads = query.shape[:2]
     per_kv = heads // kv_heads
-    query = query.reshape(rows, kv_heads, per_kv, width) * (width**-0.5 if scaling is None else scaling)
+    query = query.reshape(rows, kv_heads, per_kv, width) * scaling
 
     def to_grid(x: Tensor) -> Tensor:  # [rows, kv heads, g, n] -> [tasks, kv heads, slots * g, n]
         if not fanout.dense:

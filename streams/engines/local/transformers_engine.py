@@ -7,14 +7,15 @@
 A prompt is run once however many slots it has (shared_prefix.py), the beginning that all prompts share (system message,
 template) is run once per adapter version, and an adapter is applied beside the weights (lora.py). The last few versions
 stay in memory, so that two that take turns are swapped without reading files. What a slot draws depends on its key,
-slot and step (token_draw.py), not on its neighbours.
+slot and step (decoding_row.py), not on its neighbours.
 
 A round may have requests of several versions, of one policy or of several: rows of one version stand together, and each
 version's factors are applied to its own rows (`sample_mixed`). The weights are read once for all of them, which is what
 a step takes its time for; a row draws from the distribution that it would have alone, to rounding.
 
 Requests do not join a running round: the policy agent hands over the next round when this one is done (continuous.py
-admits them at any step). All tensors are on one device.
+admits them at any step, and takes 1.3 to 1.5 times as long for a round; `make bench BENCH=sampling` measures both). All
+tensors are on one device.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from streams.engines.local.self_check import check_decoding
 from streams.engines.local.shared_prefix import ATTENTION, FanOut
 from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed
 from streams.engines.rendering.prompts import Prompts
+from streams.errors import EventError
 from streams.settings.model import Settings
 
 CACHE_BYTES = 1 << 30
@@ -48,7 +50,7 @@ ROUND_ROWS = 256
 """Most slots decoded together: bounds the logits."""
 SHORTEST_SHARED = 8
 """A shared beginning with fewer tokens than this is not worth a pass of its own."""
-KEPT = 3
+CAPACITY = 3
 """Versions whose factors and cached beginning of prompts stay in memory: primary, candidate, and a pinned one. In a
 fleet, whose policies take turns, there are fleet.states."""
 COMPACT_SHARE = 8
@@ -56,36 +58,38 @@ COMPACT_SHARE = 8
 
 
 @dataclass(slots=True)
-class Kept:
-    """A version that was served recently."""
+class ResidentVersion:
+    """A version in memory."""
 
     folder: Path | None
     pairs: Mapping[str, LoraPair]
-    shared: tuple[tuple[int, ...], DynamicCache] | None = None
-    """The beginning that all prompts share, and its cache under this version."""
+    beginning: tuple[int, ...] = ()
+    """The beginning that all prompts share, as far as it was run under this version."""
+    cache: DynamicCache | None = None
+    """Its keys and values."""
     last_prompt: tuple[int, ...] = ()
 
 
 class MixedVersions(NamedTuple):
-    """The versions of a round, and whose each request is."""
+    """The versions of a round, and which of them answers each request."""
 
     lora: BatchedLora
-    versions: Sequence[Kept]
-    part_of: Sequence[int]
-    """By request: which of the versions answers it."""
+    versions: Sequence[ResidentVersion]
+    version_of: Sequence[int]
+    """By request: the index of its version."""
 
     def apply(self, requests: Sequence[int]) -> None:
         """Have each row of a batch changed by its version; `requests` are those of the rows."""
-        spans, at = [], 0
-        for kept, count in self.counts(requests):
-            spans.append((slice(at, at + count), kept.pairs))
-            at += count
+        spans, start = [], 0
+        for version, count in self.counts(requests):
+            spans.append((slice(start, start + count), version.pairs))
+            start += count
         self.lora.use(spans)
 
-    def counts(self, requests: Sequence[int]) -> list[tuple[Kept, int]]:
-        """Return each version with how many of these requests, which stand together, are its own."""
-        groups = itertools.groupby(requests, key=lambda request: self.part_of[request])
-        return [(self.versions[part], len(list(group))) for part, group in groups]
+    def counts(self, requests: Sequence[int]) -> list[tuple[ResidentVersion, int]]:
+        """Return each version with the number of its requests, which stand together."""
+        groups = itertools.groupby(requests, key=lambda request: self.version_of[request])
+        return [(self.versions[index], len(list(group))) for index, group in groups]
 
 
 class TransformersEngine:
@@ -93,10 +97,10 @@ class TransformersEngine:
 
     name = "transformers"
 
-    def __init__(self, base: Base, threads: int = 1, kept: int = KEPT) -> None:
+    def __init__(self, base: Base, threads: int = 1, capacity: int = CAPACITY) -> None:
         """Take over `base`: nothing else may run its model until `close`. `threads` 0 uses all cores.
 
-        `kept` versions stay in memory.
+        `capacity` versions stay in memory.
 
         Raises SettingsError for a model without chat template, or whose attention cannot be fanned out.
         """
@@ -104,8 +108,8 @@ class TransformersEngine:
         self.served_version = 0
         self._model: Any = base.model
         self._lora: Lora | None = None
-        self._now, self._most = Kept(None, {}), kept
-        self._kept: dict[tuple[int, Path | None], Kept] = {(0, None): self._now}
+        self._served, self._capacity = ResidentVersion(None, {}), capacity
+        self._resident: dict[tuple[int, Path | None], ResidentVersion] = {(0, None): self._served}
         """In the order in which they were last served. Several policies may have a version of one number."""
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self._prompts = Prompts(self._model, base.tokenizer)
@@ -115,22 +119,22 @@ class TransformersEngine:
 
     def serve(self, version: int, adapter: Path | None) -> None:
         """Serve `version` from now on. Raises EventError (bad_adapter) and keeps the old one if it cannot be used."""
-        kept = self._keep(version, adapter)
+        resident = self._load(version, adapter)
         if self._lora is not None:
             self._lora.remove()
-        self._lora, self._now = Lora(self._model, kept.pairs), kept
+        self._lora, self._served = Lora(self._model, resident.pairs), resident
         self.served_version = version
 
-    def _keep(self, version: int, adapter: Path | None) -> Kept:
-        """Return a version that is in memory from now on; who was used the longest ago leaves. Raises EventError."""
+    def _load(self, version: int, adapter: Path | None) -> ResidentVersion:
+        """Return a version that is in memory from now on; the one unused for longest leaves. Raises EventError."""
         check_folder(version, adapter)
-        kept = self._kept.pop((version, adapter), None)
-        if kept is None:
-            kept = Kept(adapter, read_lora(adapter, self._model) if adapter else {})
-        self._kept[version, adapter] = kept
-        for oldest in list(self._kept)[: -self._most]:
-            del self._kept[oldest]
-        return kept
+        resident = self._resident.pop((version, adapter), None)
+        if resident is None:
+            resident = ResidentVersion(adapter, read_lora(adapter, self._model) if adapter else {})
+        self._resident[version, adapter] = resident
+        for oldest in list(self._resident)[: -self._capacity]:
+            del self._resident[oldest]
+        return resident
 
     def close(self) -> None:
         """Restore the model."""
@@ -139,130 +143,129 @@ class TransformersEngine:
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         """Answer every slot of every request; see `Engine.sample`."""
-        return self._sampled(requests, None)
+        return self._answer(requests, None)
 
     def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
         """Answer requests of several versions in one round; see `MixedEngine`."""
-        versions = [self._keep(part.version, part.adapter) for part in parts]
-        part_of = [number for number, part in enumerate(parts) for _ in part.requests]
+        versions = [self._load(part.version, part.adapter) for part in parts]
+        version_of = [index for index, part in enumerate(parts) for _ in part.requests]
         if self._lora is not None:
             self._lora.remove()
-        mixed = MixedVersions(BatchedLora(self._model), versions, part_of)
+        mixed = MixedVersions(BatchedLora(self._model), versions, version_of)
         try:
-            answers = iter(self._sampled([request for part in parts for request in part.requests], mixed))
+            answers = iter(self._answer([request for part in parts for request in part.requests], mixed))
         finally:
             mixed.lora.remove()
-            self._lora = Lora(self._model, self._now.pairs)
+            self._lora = Lora(self._model, self._served.pairs)
         return [list(itertools.islice(answers, len(part.requests))) for part in parts]
 
-    def _sampled(self, requests: Sequence[SamplingRequest], mixed: MixedVersions | None) -> list[list[Completion]]:
+    def _answer(self, requests: Sequence[SamplingRequest], mixed: MixedVersions | None) -> list[list[Completion]]:
         answers: list[list[Completion]] = [[] for _ in requests]
         rows: list[DecodingRow] = []
         for index, request in enumerate(requests):
-            prompt, error = self._prompts.tokens(request)
             slots = range(request.task.group_size)
-            if error:
-                answers[index] = [failed(slot, error) for slot in slots]
+            try:
+                prompt = self._prompts.tokens(request.messages)
+            except EventError as exc:
+                answers[index] = [failed(slot, f"task {request.task.task_id}: {exc}") for slot in slots]
                 continue
             sampling = request.sampling
             room = min(sampling.max_tokens, self.context_tokens - len(prompt))
             rows += [DecodingRow(index, slot, prompt, sampling, request.draw_key, room) for slot in slots]
         # stable: the slots of a request stay adjacent, and so do the requests of a version
-        rows.sort(key=lambda row: (0 if mixed is None else mixed.part_of[row.request], len(row.prompt)))
-        for together in self._rounds(rows):
+        rows.sort(key=lambda row: (0 if mixed is None else mixed.version_of[row.request], len(row.prompt)))
+        for batch in self._batches(rows):
             with torch.inference_mode():
-                self._decode(together, mixed)
-            for row in together:
+                self._decode(batch, mixed)
+            for row in batch:
                 answers[row.request].append(self._completion(row))
         return answers
 
     # --- prompts -----------------------------------------------------------------------------------------------------
 
-    def _rounds(self, rows: Sequence[DecodingRow]) -> Iterator[list[DecodingRow]]:
+    def _batches(self, rows: Sequence[DecodingRow]) -> Iterator[list[DecodingRow]]:
         """Yield rows that fit together, none empty."""
         token_bytes = CacheShape.of(self._model).token_bytes
-        together: list[DecodingRow] = []
+        batch: list[DecodingRow] = []
         cached = prefill = 0
         for row in rows:
-            new = 0 if together and together[-1].request == row.request else len(row.prompt)
-            full = (cached + new + row.room) * token_bytes > CACHE_BYTES or prefill + new > PREFILL_TOKENS
-            if together and (full or len(together) == ROUND_ROWS):
-                yield together
-                together, cached, prefill, new = [], 0, 0, len(row.prompt)
-            together.append(row)
+            new = 0 if batch and batch[-1].request == row.request else len(row.prompt)
+            is_full = (cached + new + row.room) * token_bytes > CACHE_BYTES or prefill + new > PREFILL_TOKENS
+            if batch and (is_full or len(batch) == ROUND_ROWS):
+                yield batch
+                batch, cached, prefill, new = [], 0, 0, len(row.prompt)
+            batch.append(row)
             cached, prefill = cached + new + row.room, prefill + new
-        if together:
-            yield together
+        if batch:
+            yield batch
 
     def _begin(
-        self, prompts: Sequence[tuple[int, ...]], mixed: MixedVersions | None = None, asked: Sequence[int] = ()
+        self, prompts: Sequence[tuple[int, ...]], mixed: MixedVersions | None = None, requests: Sequence[int] = ()
     ) -> tuple[Tensor, DynamicCache, Tensor]:
         """Run each prompt once: return the logits after it [tasks, V], the caches, and their mask [tasks, P].
 
-        In a mixed round, `asked` has the requests of the prompts.
+        In a mixed round, `requests` are those of the prompts.
         """
         device = self._model.device
         if mixed is None:
-            shared, cache = self._begin_shared(prompts, [(self._now, len(prompts))])
+            shared, cache = self._begin_shared(prompts, [(self._served, len(prompts))])
         else:
-            shared, cache = self._begin_shared(prompts, mixed.counts(asked), mixed.lora)
-            mixed.apply(asked)
-        own = [prompt[len(shared) :] for prompt in prompts]
-        longest = max(map(len, own))
-        ids = torch.tensor([[0] * (longest - len(o)) + list(o) for o in own], device=device)
-        lengths = torch.tensor([len(o) for o in own], device=device)
+            shared, cache = self._begin_shared(prompts, mixed.counts(requests), mixed.lora)
+            mixed.apply(requests)
+        rests = [prompt[len(shared) :] for prompt in prompts]
+        longest = max(map(len, rests))
+        ids = torch.tensor([[0] * (longest - len(rest)) + list(rest) for rest in rests], device=device)
+        lengths = torch.tensor([len(rest) for rest in rests], device=device)
         real = torch.arange(longest, device=device) >= longest - lengths[:, None]  # padding is on the left
         positions = len(shared) + (real.cumsum(1) - 1).clamp(min=0)
-        mask = torch.cat((real.new_ones(len(own), len(shared)), real), dim=1)
+        mask = torch.cat((real.new_ones(len(rests), len(shared)), real), dim=1)
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
         seen = causal & real[:, None, :] | torch.eye(longest, dtype=torch.bool, device=device)  # no row sees nothing
-        seen = torch.cat((seen.new_ones(len(own), longest, len(shared)), seen), dim=2)[:, None]
+        seen = torch.cat((seen.new_ones(len(rests), longest, len(shared)), seen), dim=2)[:, None]
         logits = self._model(
             input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache, logits_to_keep=1
         ).logits[:, -1]
         return logits, cache, mask
 
     def _begin_shared(
-        self, prompts: Sequence[tuple[int, ...]], versions: Sequence[tuple[Kept, int]], lora: BatchedLora | None = None
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        versions: Sequence[tuple[ResidentVersion, int]],
+        lora: BatchedLora | None = None,
     ) -> tuple[tuple[int, ...], DynamicCache]:
         """Return the beginning that all prompts share, and its cache, expanded to one row per prompt.
 
-        `versions`: whose prompts they are, and how many of each; several need `lora`.
+        `versions`: those of the prompts, each with the number of its own; several need `lora`.
         """
-        lasts = [kept.last_prompt for kept, _ in versions if kept.last_prompt]
-        shared = _common([*prompts, *lasts])[: min(map(len, prompts)) - 1]  # each keeps a token of its own, for logits
-        at = 0
-        for kept, count in versions:
-            kept.last_prompt = prompts[at]
-            at += count
-        cache = DynamicCache()
+        last_prompts = [version.last_prompt for version, _ in versions if version.last_prompt]
+        shared = _common([*prompts, *last_prompts])
+        shared = shared[: min(map(len, prompts)) - 1]  # each prompt keeps a token of its own, for logits
+        start = 0
+        for version, count in versions:
+            version.last_prompt = prompts[start]
+            start += count
         if len(shared) < SHORTEST_SHARED:
-            return (), cache
-        begun = (kept.shared for kept, _ in versions if kept.shared is not None)
-        shared = next((known for known, _ in begun if _is_nearly(known, shared)), shared)
-        fresh = [kept for kept, _ in versions if kept.shared is None or kept.shared[0] != shared]
+            return (), DynamicCache()
+        begun = (version.beginning for version, _ in versions if version.cache is not None)
+        shared = next((beginning for beginning in begun if _is_nearly(beginning, shared)), shared)
+        fresh = [version for version, _ in versions if version.beginning != shared]
         if fresh:
             self._run_shared(shared, fresh, lora)
-        caches = [(kept.shared[1], count) for kept, count in versions if kept.shared is not None]
-        for index in range(len(caches[0][0].layers)):
-            layers = [(one.layers[index], count) for one, count in caches]
-            keys = [layer.keys.expand(count, -1, -1, -1) for layer, count in layers]
-            values = [layer.values.expand(count, -1, -1, -1) for layer, count in layers]
-            cache.update(*(one[0] if len(one) == 1 else torch.cat(one) for one in (keys, values)), index)
-        return shared, cache
+        return shared, _expanded([(version.cache, count) for version, count in versions if version.cache is not None])
 
-    def _run_shared(self, shared: tuple[int, ...], versions: Sequence[Kept], lora: BatchedLora | None) -> None:
+    def _run_shared(
+        self, shared: tuple[int, ...], versions: Sequence[ResidentVersion], lora: BatchedLora | None
+    ) -> None:
         """Run a beginning once for each of these versions, in one pass."""
         if lora is not None:
-            lora.use([(slice(row, row + 1), kept.pairs) for row, kept in enumerate(versions)])
-        run = DynamicCache()
+            lora.use([(slice(row, row + 1), version.pairs) for row, version in enumerate(versions)])
+        caches = DynamicCache()
         ids = torch.tensor([shared] * len(versions), device=self._model.device)
-        self._model(input_ids=ids, past_key_values=run, logits_to_keep=1)
-        for row, kept in enumerate(versions):
-            own = DynamicCache()
-            for index, layer in enumerate(run.layers):
-                own.update(layer.keys[row : row + 1], layer.values[row : row + 1], index)
-            kept.shared = (shared, own)
+        self._model(input_ids=ids, past_key_values=caches, logits_to_keep=1)
+        for row, version in enumerate(versions):
+            version.beginning, version.cache = shared, DynamicCache()
+            for index, layer in enumerate(caches.layers):
+                version.cache.update(layer.keys[row : row + 1], layer.values[row : row + 1], index)
 
     # --- decoding ----------------------------------------------------------------------------------------------------
 
@@ -272,8 +275,8 @@ class TransformersEngine:
         ends = [*first[1:], len(rows)]
         counts = torch.tensor([end - start for start, end in zip(first, ends, strict=True)], device=self._model.device)
         task_of_row = torch.arange(len(first), device=counts.device).repeat_interleave(counts)
-        asked = [rows[index].request for index in first]
-        logits, cache, mask = self._begin([rows[index].prompt for index in first], mixed, asked)
+        requests = [rows[index].request for index in first]
+        logits, cache, mask = self._begin([rows[index].prompt for index in first], mixed, requests)
         live = list(rows)
         if mixed is not None:
             mixed.apply([row.request for row in live])
@@ -281,13 +284,13 @@ class TransformersEngine:
         fanout = FanOut(cache, mask, task_of_row)
         tokens = draw_next(live, logits[task_of_row].float(), self._prompts)
         while True:
-            stay = [index for index, row in enumerate(live) if row.finish is None]
-            if not stay:
+            unfinished = [index for index, row in enumerate(live) if row.finish is None]
+            if not unfinished:
                 return
-            if (len(live) - len(stay)) * COMPACT_SHARE >= len(live):
-                kept = torch.tensor(stay, device=counts.device)
-                fanout.keep(kept)
-                live, tokens, positions = [live[index] for index in stay], tokens[kept], positions[kept]
+            if (len(live) - len(unfinished)) * COMPACT_SHARE >= len(live):
+                places = torch.tensor(unfinished, device=counts.device)
+                fanout.keep(places)
+                live, tokens, positions = [live[index] for index in unfinished], tokens[places], positions[places]
                 if mixed is not None:
                     mixed.apply([row.request for row in live])
             tokens = draw_next(live, self._step(fanout, tokens, positions).float(), self._prompts)
@@ -308,7 +311,7 @@ class TransformersEngine:
     def _completion(self, row: DecodingRow) -> Completion:
         if row.error or row.finish is None:
             return failed(row.slot, row.error or "the slot was never decoded")
-        text = self._prompts.text(row.tokens) if row.text is None else row.text
+        text = self._prompts.text(row.tokens) if row.stop is None else row.stop.text
         return Completion(
             slot=row.slot,
             text=text,
@@ -326,21 +329,21 @@ class TransformersEngine:
         def decode(prompts: list[tuple[int, ...]], answers: Tensor, task_of_row: Tensor) -> Tensor:
             self._model.config._attn_implementation = ATTENTION
             logits, cache, mask = self._begin(prompts)
-            fanout, ours = FanOut(cache, mask, task_of_row), [logits[task_of_row]]
+            fanout, steps = FanOut(cache, mask, task_of_row), [logits[task_of_row]]
             positions = torch.tensor([len(prompts[task]) for task in task_of_row.tolist()], device=answers.device)
             for step in range(answers.shape[1]):
-                ours.append(self._step(fanout, answers[:, step], positions + step))
-            return torch.stack(ours, dim=1)
+                steps.append(self._step(fanout, answers[:, step], positions + step))
+            return torch.stack(steps, dim=1)
 
         try:
             check_decoding(self._model, decode)
         finally:
-            self._now.shared, self._now.last_prompt = None, ()
+            self._served.beginning, self._served.cache, self._served.last_prompt = (), None, ()
 
 
 def build_engine(settings: Settings, capacity: int | None) -> TransformersEngine:
     """Return the engine of `model.base`. Raises SettingsError if it cannot start."""
-    return TransformersEngine(load_base(settings.model), settings.policy.threads, capacity or KEPT)
+    return TransformersEngine(load_base(settings.model), settings.policy.threads, capacity or CAPACITY)
 
 
 def _common(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -354,6 +357,20 @@ def _common(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return low[:length]
 
 
-def _is_nearly(known: tuple[int, ...], shared: tuple[int, ...]) -> bool:
-    """Whether `known` can stand for `shared`: it begins it, and little would be gained by running the rest."""
-    return shared[: len(known)] == known and len(shared) - len(known) < SHORTEST_SHARED
+def _is_nearly(beginning: tuple[int, ...], shared: tuple[int, ...]) -> bool:
+    """Whether `beginning` can stand for `shared`: it begins it, and little would be gained by running the rest."""
+    return shared[: len(beginning)] == beginning and len(shared) - len(beginning) < SHORTEST_SHARED
+
+
+def _expanded(caches: Sequence[tuple[DynamicCache, int]]) -> DynamicCache:
+    """Return one cache with `count` rows of each of these, which have one row and as many tokens."""
+    expanded = DynamicCache()
+    for index in range(len(caches[0][0].layers)):
+        keys = [cache.layers[index].keys.expand(count, -1, -1, -1) for cache, count in caches]
+        values = [cache.layers[index].values.expand(count, -1, -1, -1) for cache, count in caches]
+        expanded.update(_concatenated(keys), _concatenated(values), index)
+    return expanded
+
+
+def _concatenated(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(tuple(rows))  # an expanded tensor is not copied if it is alone

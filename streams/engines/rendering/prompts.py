@@ -6,12 +6,19 @@ messages ──► chat template ──► prompt ids ──► (an engine draws
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.events import Message
-from streams.engines.protocol import SamplingRequest
 from streams.engines.rendering.chat_template import ChatTemplate
-from streams.errors import SettingsError
+from streams.errors import EventError, SettingsError
+
+
+class StopMatch(NamedTuple):
+    """A stop text in a completion."""
+
+    text: str
+    """The text before it."""
+    stop: str
 
 
 class Prompts:
@@ -29,27 +36,21 @@ class Prompts:
         ends = generation if isinstance(generation, list) else [generation]
         self.ends = frozenset(token for token in (*ends, tokenizer.eos_token_id) if token is not None)
 
-    def tokens(self, request: SamplingRequest) -> tuple[tuple[int, ...], str | None]:
-        """Return the prompt's tokens, or why it cannot be tokenized or answered."""
-        where = f"task {request.task.task_id}"
-        characters = sum(len(message.content) for message in request.messages)
-        if (
-            characters > self.context_tokens * self._longest_token
-        ):  # too long even for the longest tokens: do not tokenize
-            return (
-                (),
-                f"{where}: {characters} characters never fit the context of {self.context_tokens} tokens; shorten it",
-            )
+    def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return a prompt that leaves room for an answer. Raises EventError: prompt_too_long, template_refuses."""
+        characters = sum(len(message.content) for message in messages)
+        if characters > self.context_tokens * self._longest_token:  # too long however it is tokenized
+            error = f"{characters} characters never fit the context of {self.context_tokens} tokens; shorten it"
+            raise EventError(error, reason="prompt_too_long")
         try:
-            tokens = self.templated(request.messages)
+            tokens = self.templated(messages)
         except Exception as exc:  # a template is a program, and a task chooses what it runs on
-            return (), f"{where}: the chat template refuses the messages: {exc}; check their roles and order"
+            error = f"the chat template refuses the messages: {exc}; check their roles and order"
+            raise EventError(error, reason="template_refuses") from exc
         if len(tokens) >= self.context_tokens:
-            return (
-                (),
-                f"{where}: {len(tokens)} prompt tokens do not fit the context of {self.context_tokens}; shorten it",
-            )
-        return tokens, None
+            error = f"{len(tokens)} prompt tokens do not fit the context of {self.context_tokens}; shorten it"
+            raise EventError(error, reason="prompt_too_long")
+        return tokens
 
     def templated(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
@@ -64,18 +65,13 @@ class Prompts:
         spoken = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         return str(self._tokenizer.decode(list(spoken), skip_special_tokens=True))
 
-    def cut(self, tokens: Sequence[int], stop: Sequence[str]) -> str | None:
-        """Return the text before the first stop text in it, None if there is none."""
-        found = self.stopped_by(tokens, stop)
-        return None if found is None else found[0]
-
-    def stopped_by(self, tokens: Sequence[int], stop: Sequence[str]) -> tuple[str, str] | None:
-        """Return the text before the first stop text in it, and that stop text; None if there is none."""
-        if not stop:
+    def first_stop(self, tokens: Sequence[int], stops: Sequence[str]) -> StopMatch | None:
+        """Return the first stop text in a completion, None if there is none."""
+        if not stops:
             return None
         text = self.text(tokens)
-        places = [(place, each) for each in stop if each and (place := text.find(each)) >= 0]
+        places = [(place, stop) for stop in stops if stop and (place := text.find(stop)) >= 0]
         if not places:
             return None
-        place, found = min(places)
-        return text[:place], found
+        place, stop = min(places)
+        return StopMatch(text[:place], stop)

@@ -13,18 +13,23 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
+from schemas.events import Sampling
 from streams.engines.base_model import Base
 from streams.engines.rendering.prompts import Prompts
 from streams.engines.vllm.client import VllmServer, VllmServers
 from streams.engines.vllm.probe import Probe
+from streams.engines.vllm.responses import needs_processed, unprocessed
 from streams.engines.vllm.verify import Loaded, Proof
 from streams.errors import (
     BadAnswer,
     EventError,
     ModelServerError,
+    RequestRejected,
     ServerError,
     ServerUnavailable,
     SettingsError,
@@ -34,6 +39,7 @@ from streams.errors import (
 from streams.files import sha256_of
 from streams.settings.model import Policy
 
+T = TypeVar("T")
 log = logging.getLogger("streamward.vllm")
 
 MOST_THREADS = 256
@@ -45,7 +51,7 @@ class VllmAdapters:
     """The servers in `policy.servers`, and what they serve. One thread at a time puts and loads."""
 
     def __init__(self, policy: Policy, base: Base) -> None:
-        """Verify the servers with `base`, whose model nobody else may run until `close`.
+        """Verify the servers with `base`; nothing else may run its model until `close`.
 
         Raises SettingsError if one wants another key, has no model to ask for, serves another base than model.base, or
         the folder cannot be written; StreamwardError if none answers.
@@ -59,9 +65,9 @@ class VllmAdapters:
         self.servers = VllmServers(policy)
         workers = min(MOST_THREADS, policy.max_concurrent * len(self.servers.all))
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="vllm")
-        """What asks the servers."""
+        """The threads that send requests."""
         self._loaders = ThreadPoolExecutor(len(self.servers.all), thread_name_prefix="vllm-load")
-        self._each(None)
+        self._verify_everywhere(None)
         try:
             self.servers.run(b"", lambda server: self.proof.ready(server, None))
         except (WrongModel, ServerError, BadAnswer) as exc:
@@ -103,7 +109,7 @@ class VllmAdapters:
         """
         if self._is_verified(loaded):
             return
-        self._each(loaded)
+        self._verify_everywhere(loaded)
         try:
             self.servers.run(loaded.name.encode(), lambda server: self.proof.ready(server, loaded))
         except (WrongModel, ServerError, BadAnswer) as exc:
@@ -116,22 +122,40 @@ class VllmAdapters:
         """
         if self._is_verified(loaded):
             return
-        failures = self._each(loaded)
+        failures = self._verify_everywhere(loaded)
         if self._is_verified(loaded):
             return
         paused = [server.url for server in self.servers.all if server.is_paused()]
         if paused:
-            what = f"adapter {loaded.name}: {', '.join(paused)} cannot be asked now; start what is in policy.servers"
-            raise EventError(what, reason="store_unreachable")
+            error = f"adapter {loaded.name}: {', '.join(paused)} cannot be asked now; start what is in policy.servers"
+            raise EventError(error, reason="store_unreachable")
         raise not_served(loaded, failures[-1], 0) from failures[-1]
+
+    def request(self, server: VllmServer, loaded: Loaded | None, sampling: Sampling, send: Callable[[str], T]) -> T:
+        """Return what `send` does with the model's name, once this server is verified to serve `loaded`.
+
+        Raises WrongModel if the server cannot draw like this, BadAnswer if it has lost the adapter, and whatever
+        `Proof.ready` and `send` raise.
+        """
+        model = self.proof.ready(server, loaded)
+        if needs_processed(sampling) and not server.is_processed:
+            raise WrongModel(unprocessed(sampling, server.url))
+        try:
+            with server.answering():
+                return send(model)
+        except RequestRejected as exc:
+            if exc.status != 404:
+                raise
+            server.forget()  # it was restarted, or another agent unloaded the adapter
+            raise BadAnswer(f"{exc}; it will be verified again") from exc
 
     def unload(self, loaded: Loaded) -> None:
         """Unload an adapter from the servers that answer, and delete our copy."""
         for server in self.servers.all:
             server.verified.discard(loaded.name)
-            if loaded.name not in server.ours or server.is_paused():
+            if loaded.name not in server.loaded_here or server.is_paused():
                 continue
-            server.ours.discard(loaded.name)
+            server.loaded_here.discard(loaded.name)
             try:
                 server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": loaded.name}, timeout_s=UNLOAD_S)
             except StreamwardError as exc:
@@ -141,12 +165,12 @@ class VllmAdapters:
     def _is_verified(self, loaded: Loaded) -> bool:
         return any(loaded.name in server.verified for server in self.servers.all)
 
-    def _each(self, loaded: Loaded | None) -> list[ModelServerError]:
-        """Load and verify on every server ahead of its first task, as far as possible, and return what went wrong."""
-        tried = self._loaders.map(lambda server: self._try(server, loaded), self.servers.all)
-        return [failure for failure in tried if failure is not None]
+    def _verify_everywhere(self, loaded: Loaded | None) -> list[ModelServerError]:
+        """Load and verify on every server ahead of its first task, as far as possible, and return the failures."""
+        failures = self._loaders.map(lambda server: self._verify(server, loaded), self.servers.all)
+        return [failure for failure in failures if failure is not None]
 
-    def _try(self, server: VllmServer, loaded: Loaded | None) -> ModelServerError | None:
+    def _verify(self, server: VllmServer, loaded: Loaded | None) -> ModelServerError | None:
         if server.is_paused():
             return None
         try:
@@ -160,10 +184,10 @@ class VllmAdapters:
         return None
 
 
-def not_served(loaded: Loaded, why: ModelServerError, served: int) -> EventError:
+def not_served(loaded: Loaded, cause: ModelServerError, served: int) -> EventError:
     """Return the error of an adapter that no server serves."""
     return EventError(
-        f"adapter {loaded.name}: no server in policy.servers serves it: {why}; version {served} continues: look into "
+        f"adapter {loaded.name}: no server in policy.servers serves it: {cause}; version {served} continues: look into "
         "the server's output, or train the version again",
         reason="not_served",
     )

@@ -61,7 +61,7 @@ class VllmServer:
         self.lock = threading.Lock()
         self.in_flight = 0
         self.paused_until, self.falls = 0.0, 0
-        self.ours: set[str] = set()  # adapters that it loaded from our folder
+        self.loaded_here: set[str] = set()  # adapters that it loaded from this agent's folder
         self.forget()
         self._client, self._timeout_s = client, timeout_s
         self._places, self._counting = threading.BoundedSemaphore(most), threading.Lock()

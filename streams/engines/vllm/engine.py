@@ -15,37 +15,30 @@ VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Its logprobs are those before temperature an
 servers that are. On a CPU it needs --no-enable-chunked-prefill as well: version 0.32.0 ends when a seeded prompt is run
 in two parts there (it rewinds a generator that a CPU cannot rewind). launch.py starts a server with all of this.
 
+One request for all slots of a task takes the client a tenth of the CPU time that a stream for each slot takes, at 12
+tokens a slot, and a twentieth at 128 (tokens.py); and it is tried again as a whole, so that a server that fails in the
+middle of its answers loses no task. Therefore rounds are not made of streams.
+
 An agent killed by SIGKILL leaves its copies in policy.server_folder, and its names on the servers.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 
 from streams.engines.base_model import load_base
-from streams.engines.protocol import Completion, EnginePart, SamplingRequest, failed
-from streams.engines.vllm import responses
+from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed
 from streams.engines.vllm.adapters import VllmAdapters
 from streams.engines.vllm.client import VllmServer
-from streams.engines.vllm.responses import completions, needs_processed, unanswerable, unprocessed
+from streams.engines.vllm.responses import completions, completions_body, needs_processed, unanswerable
 from streams.engines.vllm.verify import Loaded
-from streams.errors import (
-    BadAnswer,
-    EventError,
-    RequestRejected,
-    ServerError,
-    StreamwardError,
-    WrongModel,
-)
+from streams.errors import BadAnswer, EventError, RequestRejected, ServerError, StreamwardError, WrongModel
 from streams.settings.model import Settings
 
-log = logging.getLogger("streamward.vllm")
-
-KEPT = 4
+CAPACITY = 4
 """Versions of a policy that stay loaded: the primary, a candidate, the one before, and one that a task is pinned to."""
 
 
@@ -54,8 +47,8 @@ class VllmEngine:
 
     name = "vllm"
 
-    def __init__(self, settings: Settings, kept: int | None = None) -> None:
-        """`kept` versions stay loaded; None: KEPT. Load the base (for the probe's predictions) and verify the servers.
+    def __init__(self, settings: Settings, capacity: int | None = None) -> None:
+        """Load the base (for the probe's predictions) and verify the servers. `capacity` versions stay loaded.
 
         Raises SettingsError if one wants another key, has no model to ask for, serves another base than model.base, or
         the folder cannot be written; StreamwardError if none answers.
@@ -63,9 +56,9 @@ class VllmEngine:
         base = load_base(settings.model.model_copy(update={"device": "cpu"}))
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self.served_version = 0
-        self._now: Loaded | None = None
-        self._kept = kept
-        self._known: dict[str, Loaded] = {}  # by name, in the order of use
+        self._served: Loaded | None = None
+        self._capacity = capacity or CAPACITY
+        self._loaded: dict[str, Loaded] = {}  # by name, in the order of use
         self._names: dict[tuple[int, Path], str] = {}
         self._adapters = VllmAdapters(settings.policy, base)
         self._prompts, self._proof = self._adapters.prompts, self._adapters.proof
@@ -73,9 +66,9 @@ class VllmEngine:
 
     def close(self) -> None:
         """Unload our adapters from the servers that answer, and release everything else."""
-        for loaded in self._known.values():
+        for loaded in self._loaded.values():
             self._adapters.unload(loaded)
-        self._known.clear()
+        self._loaded.clear()
         self._adapters.close()
 
     # --- serving -----------------------------------------------------------------------------------------------------
@@ -86,33 +79,28 @@ class VllmEngine:
         Raises EventError: bad_adapter if it does not fit the base, not_served if no server shows that it serves it;
         SettingsError if the servers take no adapters, StreamwardError if none answers.
         """
-        if (adapter is None) != (version == 0):
-            raise EventError(
-                f"adapter version {version} with folder {adapter}: version 0 is the base model and has no folder, "
-                "any other has one; check the uri of the adapter event",
-                reason="bad_adapter",
-            )
-        self._now, self.served_version = None if adapter is None else self._loaded(version, adapter), version
+        check_folder(version, adapter)
+        self._served, self.served_version = None if adapter is None else self._load(version, adapter), version
         self._unload_unused()
 
-    def _loaded(self, version: int, adapter: Path) -> Loaded:
+    def _load(self, version: int, adapter: Path) -> Loaded:
         """Return an adapter that at least one server serves. Raises as `serve`."""
-        loaded = self._known.get(self._names.get((version, adapter), "")) or self._adapters.put(version, adapter)
+        loaded = self._loaded.get(self._names.get((version, adapter), "")) or self._adapters.put(version, adapter)
         try:
             self._adapters.load(loaded, served=self.served_version)
         except StreamwardError:
-            if loaded.name not in self._known:
+            if loaded.name not in self._loaded:
                 self._adapters.unload(loaded)
             raise
-        self._known.pop(loaded.name, None)
-        self._known[loaded.name], self._names[version, adapter] = loaded, loaded.name
+        self._loaded.pop(loaded.name, None)
+        self._loaded[loaded.name], self._names[version, adapter] = loaded, loaded.name
         return loaded
 
     def _unload_unused(self) -> None:
-        others = [loaded for loaded in self._known.values() if loaded is not self._now]
-        for loaded in others[: max(0, len(self._known) - (self._kept or KEPT))]:
-            self._adapters.unload(self._known.pop(loaded.name))
-        self._names = {place: name for place, name in self._names.items() if name in self._known}
+        others = [loaded for loaded in self._loaded.values() if loaded is not self._served]
+        for loaded in others[: max(0, len(self._loaded) - self._capacity)]:
+            self._adapters.unload(self._loaded.pop(loaded.name))
+        self._names = {place: name for place, name in self._names.items() if name in self._loaded}
 
     # --- sampling ----------------------------------------------------------------------------------------------------
 
@@ -121,71 +109,75 @@ class VllmEngine:
 
         Raises StreamwardError if no server gives a usable answer; no task is lost then.
         """
-        jobs = self._asked(self._now, requests)
+        jobs = self._submit(self._served, requests)
         wait(jobs)
         return [job.result() for job in jobs]
 
     def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
         """Answer requests of several versions in one round; see `MixedEngine`. Raises as `serve` and `sample`.
 
-        The base model is asked apart: vLLM 0.32.0 on a CPU answers for it with the weights of adapters beside it.
+        The base model answers apart: vLLM 0.32.0 on a CPU answers for it with the weights of adapters in the same step.
         """
-        loaded = [None if part.adapter is None else self._loaded(part.version, part.adapter) for part in parts]
+        loaded = [None if part.adapter is None else self._load(part.version, part.adapter) for part in parts]
         jobs: list[list[Future[list[Completion]]]] = [[] for _ in parts]
         for of_base in (False, True):
             for number, part in enumerate(parts):
                 if (loaded[number] is None) is of_base:
-                    jobs[number] = self._asked(loaded[number], part.requests)
-            wait([job for each in jobs for job in each])
+                    jobs[number] = self._submit(loaded[number], part.requests)
+            wait([job for part_jobs in jobs for job in part_jobs])
         self._unload_unused()
-        return [[job.result() for job in each] for each in jobs]
+        return [[job.result() for job in part_jobs] for part_jobs in jobs]
 
-    def _asked(self, loaded: Loaded | None, requests: Sequence[SamplingRequest]) -> list[Future[list[Completion]]]:
-        """Begin to ask the servers."""
+    def _submit(self, loaded: Loaded | None, requests: Sequence[SamplingRequest]) -> list[Future[list[Completion]]]:
+        """Send the requests, in threads."""
         jobs: list[Future[list[Completion]]] = []
-        for request in requests:  # here, not in the threads: tokenizers are not thread-safe
-            prompt, error = self._prompts.tokens(request)
-            if error is None and len(prompt) >= self._proof.context_tokens:
-                error = (
-                    f"task {request.task.task_id}: {len(prompt)} prompt tokens do not fit the context of "
-                    f"{self._proof.context_tokens} that the servers have; shorten it, or raise their --max-model-len"
-                )
-            if error is None and (unfit := unanswerable(request.sampling)) is not None:
-                error = f"task {request.task.task_id}: {unfit}"
-            jobs.append(self._adapters.pool.submit(self._answer, loaded, request, prompt, error))
+        for request in requests:
+            try:
+                prompt = self._prompt(request)  # here, not in the threads: tokenizers are not thread-safe
+            except EventError as exc:
+                job = Future[list[Completion]]()
+                job.set_result(_failed_slots(request, exc))
+            else:
+                job = self._adapters.pool.submit(self._answer, loaded, request, prompt)
+            jobs.append(job)
         return jobs
 
-    def _answer(
-        self, loaded: Loaded | None, request: SamplingRequest, prompt: tuple[int, ...], error: str | None
-    ) -> list[Completion]:
-        slots = range(request.task.group_size)
-        if error is not None:
-            return [failed(slot, error) for slot in slots]
-        room = min(request.sampling.max_tokens, self._proof.context_tokens - len(prompt))
-        asked = responses.body(request, prompt, room, sorted(self._prompts.ends))
-        is_unreported = False
+    def _prompt(self, request: SamplingRequest) -> tuple[int, ...]:
+        """Return the tokens of a prompt. Raises EventError if it can never be answered."""
+        prompt = self._prompts.tokens(request.messages)
+        if len(prompt) >= self._proof.context_tokens:
+            raise EventError(
+                f"{len(prompt)} prompt tokens do not fit the context of {self._proof.context_tokens} that the servers "
+                "have; shorten it, or raise their --max-model-len",
+                reason="prompt_too_long",
+            )
+        if (unfit := unanswerable(request.sampling)) is not None:
+            raise EventError(unfit, reason="bad_sampling")
+        return prompt
 
-        def on(server: VllmServer) -> list[Completion]:
-            model = self._proof.ready(server, loaded)
-            if needs_processed(request.sampling) and not server.is_processed:
-                nonlocal is_unreported
-                is_unreported = True
-                raise WrongModel(f"task {request.task.task_id}: {unprocessed(request.sampling, server.url)}")
+    def _answer(self, loaded: Loaded | None, request: SamplingRequest, prompt: tuple[int, ...]) -> list[Completion]:
+        room = min(request.sampling.max_tokens, self._proof.context_tokens - len(prompt))
+        body = completions_body(request, prompt, room, sorted(self._prompts.ends))
+
+        def complete(server: VllmServer) -> list[Completion]:
+            def post(model: str) -> list[Completion]:
+                reply = server.ask("POST", "/v1/completions", {"model": model, **body}, trace=request.trace)
+                return completions(reply, request, model=model, prompt=prompt, room=room, prompts=self._prompts)
+
             try:
-                with server.answering():
-                    answer = server.ask("POST", "/v1/completions", {"model": model, **asked}, trace=request.trace)
-                return completions(answer, request, model=model, prompt=prompt, room=room, prompts=self._prompts)
-            except RequestRejected as exc:
-                if exc.status != 404:
-                    raise
-                server.forget()  # it was restarted, or another agent unloaded the adapter
-                raise BadAnswer(f"{exc}; it will be verified again") from exc
+                return self._adapters.request(server, loaded, request.sampling, post)
             except BadAnswer as exc:
                 raise BadAnswer(f"task {request.task.task_id}: {server.url} gave an unusable answer: {exc}") from exc
 
         try:
-            return self._servers.run(hashlib.sha256(str(prompt).encode()).digest(), on)
-        except (RequestRejected, ServerError, WrongModel) as exc:
-            if isinstance(exc, WrongModel) and not is_unreported:
-                raise
-            return [failed(slot, str(exc)) for slot in slots]
+            return self._servers.run(hashlib.sha256(str(prompt).encode()).digest(), complete)
+        except WrongModel as exc:
+            if needs_processed(request.sampling) and any(server.reports_unprocessed for server in self._servers.all):
+                return _failed_slots(request, exc)
+            raise
+        except (RequestRejected, ServerError) as exc:
+            return _failed_slots(request, exc)
+
+
+def _failed_slots(request: SamplingRequest, error: StreamwardError) -> list[Completion]:
+    return [failed(slot, f"task {request.task.task_id}: {error}") for slot in range(request.task.group_size)]

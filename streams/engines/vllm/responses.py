@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from schemas.events import Sampling
 from streams.engines.protocol import Completion, SamplingRequest, failed
-from streams.engines.rendering.prompts import Prompts
+from streams.engines.rendering.prompts import Prompts, StopMatch
 from streams.engines.token_stream import Drawn, Generation
 from streams.errors import BadAnswer, ServerError
 
@@ -43,31 +43,31 @@ def seed_of(draw_key: str) -> int:
     return int.from_bytes(digest[:8], "big") >> (64 - SEED_BITS)
 
 
-def body(request: SamplingRequest, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
+def completions_body(request: SamplingRequest, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
     """Return the request for all slots of a task, without the model; `room` is the most tokens of each."""
     sampling = request.sampling
     return {
-        **_drawing(sampling, prompt, room, ends),
-        "n": _draws(request),
+        **_sampling_body(sampling, prompt, room, ends),
+        "n": _choice_count(request),
         "seed": seed_of(request.draw_key),
         "stop": [text for text in sampling.stop if text],
     }
 
 
-def streamed_body(asked: Generation, room: int, ends: Sequence[int]) -> dict[str, Any]:
+def stream_body(generation: Generation, room: int, ends: Sequence[int]) -> dict[str, Any]:
     """Return the request for one streamed answer, without the model.
 
-    Without its stop texts: whoever reads the tokens looks for them as every engine does, and ends the request.
+    Without its stop texts: the reader of the tokens looks for them as every engine does, and ends the request.
     """
     return {
-        **_drawing(asked.sampling, asked.prompt_token_ids, room, ends),
+        **_sampling_body(generation.sampling, generation.prompt_token_ids, room, ends),
         "n": 1,
-        "seed": seed_of(asked.draw_key) + asked.slot,
+        "seed": seed_of(generation.draw_key) + generation.slot,
         "stream": True,
     }
 
 
-def _drawing(sampling: Sampling, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
+def _sampling_body(sampling: Sampling, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
     return {
         "prompt": list(prompt),
         "max_tokens": room,
@@ -80,8 +80,8 @@ def _drawing(sampling: Sampling, prompt: Sequence[int], room: int, ends: Sequenc
     }
 
 
-def _draws(request: SamplingRequest) -> int:
-    """Return how many answers to ask for: greedy answers are equal, and vLLM gives one."""
+def _choice_count(request: SamplingRequest) -> int:
+    """Return how many choices to request: greedy answers are equal, and vLLM gives one."""
     return request.task.group_size if request.sampling.temperature > 0 else 1
 
 
@@ -129,13 +129,13 @@ def completions(
     """Return every slot of `request` from a server's answer. Raises BadAnswer if the answer does not match it."""
     _check(isinstance(answer, dict) and isinstance(answer.get("choices"), list), "it holds no list of choices")
     _check(answer.get("model") == model, f"it was answered by model {answer.get('model')!r}, and {model!r} was asked")
-    choices, draws = answer["choices"], _draws(request)
-    _check(len(choices) == draws, f"it holds {len(choices)} choices, and {draws} were asked for")
-    found = [
+    choices, count = answer["choices"], _choice_count(request)
+    _check(len(choices) == count, f"it holds {len(choices)} choices, and {count} were asked for")
+    slots = [
         _completion(choice, slot, request.sampling.stop, tuple(prompt), room, prompts)
         for slot, choice in enumerate(choices)
     ]
-    return found if draws > 1 else [replace(found[0], slot=slot) for slot in range(request.task.group_size)]
+    return slots if count > 1 else [replace(slots[0], slot=slot) for slot in range(request.task.group_size)]
 
 
 def _completion(
@@ -143,36 +143,35 @@ def _completion(
 ) -> Completion:
     """Return one slot. Raises BadAnswer."""
     _check(isinstance(choice, dict) and choice.get("index") == slot, f"choice {slot} is not there in its place")
-    _check("token_ids" in choice, "it holds no token ids; use a vLLM that knows return_token_ids")
-    tokens, asked = choice["token_ids"], choice.get("prompt_token_ids")
-    _check(asked == list(prompt), "its prompt_token_ids are not those that were sent")
+    _check_prompt(choice, prompt)
+    tokens = choice["token_ids"]
     _check(_are_ids(tokens) and 0 < len(tokens) <= room, f"choice {slot} holds no list of 1 to {room} token ids")
     logprobs = _logprobs(choice, len(tokens))
     _check(logprobs is not None, f"choice {slot} lacks the logprob of a token, or holds one that is none")
     assert logprobs is not None  # noqa: S101  # for the type checker: `_check` has raised
     end = next((index + 1 for index, token in enumerate(tokens) if token in prompts.ends), len(tokens))
-    tokens, text = _cut(tokens[:end], stop, prompts)
-    ended = text is not None or tokens[-1] in prompts.ends
+    tokens, match = _cut(tokens[:end], stop, prompts)
+    has_ended = match is not None or tokens[-1] in prompts.ends
     reason = choice.get("finish_reason")
-    if not ended and (reason != "length" or len(tokens) < room):
-        said = f"finish_reason {reason!r} after {len(tokens)} of {room} tokens, the last of them {tokens[-1]}"
-        return failed(slot, f"the server gave {said}, where model.base ends no turn; do both have the same files?")
+    if not has_ended and (reason != "length" or len(tokens) < room):
+        ending = f"finish_reason {reason!r} after {len(tokens)} of {room} tokens, the last of them {tokens[-1]}"
+        return failed(slot, f"the server gave {ending}, where model.base ends no turn; do both have the same files?")
     return Completion(
         slot=slot,
-        text=prompts.text(tokens) if text is None else text,
-        finish_reason="stop" if ended else "length",
+        text=prompts.text(tokens) if match is None else match.text,
+        finish_reason="stop" if has_ended else "length",
         prompt_token_ids=prompt,
         completion_token_ids=tuple(tokens),
         logprobs=logprobs[: len(tokens)],
     )
 
 
-def _cut(tokens: list[int], stop: Sequence[str], prompts: Prompts) -> tuple[list[int], str | None]:
-    """Return the tokens up to the one that completed a stop text, and the text before it (None without one)."""
-    text = prompts.cut(tokens, stop)
-    while text is not None and len(tokens) > 1 and (shorter := prompts.cut(tokens[:-1], stop)) is not None:
-        tokens, text = tokens[:-1], shorter
-    return tokens, text
+def _cut(tokens: list[int], stop: Sequence[str], prompts: Prompts) -> tuple[list[int], StopMatch | None]:
+    """Return the tokens up to the one that completed a stop text, and that stop text."""
+    match = prompts.first_stop(tokens, stop)
+    while match is not None and len(tokens) > 1 and (earlier := prompts.first_stop(tokens[:-1], stop)) is not None:
+        tokens, match = tokens[:-1], earlier
+    return tokens, match
 
 
 def _are_ids(value: Any) -> bool:
@@ -181,8 +180,8 @@ def _are_ids(value: Any) -> bool:
 
 def _logprobs(choice: dict[str, Any], count: int) -> tuple[float, ...] | None:
     """Return the logprobs of the drawn tokens as float32 values, None if any is missing or impossible."""
-    holder = choice.get("logprobs")
-    values = holder.get("token_logprobs") if isinstance(holder, dict) else None
+    logprobs = choice.get("logprobs")
+    values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(values, list) or len(values) != count:
         return None
     if not all(type(value) in (int, float) and FLOORED < value <= SLACK for value in values):  # NaN is in no range
@@ -197,23 +196,27 @@ class StreamChunk(NamedTuple):
     finish_reason: str | None
 
 
-def stream_chunk(said: Any, *, model: str, prompt: Sequence[int], is_first: bool) -> StreamChunk:
+def stream_chunk(event: Any, *, model: str, prompt: Sequence[int], is_first: bool) -> StreamChunk:
     """Return the tokens in an event of a streamed answer. Raises BadAnswer, or ServerError for an error in it."""
-    if isinstance(said, dict) and "error" in said:
-        raise ServerError(f"the server failed in the middle of its answer: {str(said['error'])[:300]}")
-    _check(isinstance(said, dict) and said.get("model") == model, f"it is no answer of model {model!r}")
-    choices = said.get("choices")
+    if isinstance(event, dict) and "error" in event:
+        raise ServerError(f"the server failed in the middle of its answer: {str(event['error'])[:300]}")
+    _check(isinstance(event, dict) and event.get("model") == model, f"it is no answer of model {model!r}")
+    choices = event.get("choices")
     _check(isinstance(choices, list) and len(choices) == 1, "an event holds another number of choices than one")
     choice = choices[0]
     _check(isinstance(choice, dict) and choice.get("index") == 0, "the choice of an event is not the first")
     if is_first:
-        _check("token_ids" in choice, "it holds no token ids; use a vLLM that knows return_token_ids")
-        _check(choice.get("prompt_token_ids") == list(prompt), "its prompt_token_ids are not those that were sent")
+        _check_prompt(choice, prompt)
     tokens, reason = choice.get("token_ids") or [], choice.get("finish_reason")
     _check(_are_ids(tokens), "an event holds something else than token ids")
     logprobs = _logprobs(choice, len(tokens)) if tokens else ()
     _check(logprobs is not None, "an event lacks the logprob of a token, or holds one that is none")
     return StreamChunk(list(zip(tokens, logprobs or (), strict=True)), reason)
+
+
+def _check_prompt(choice: dict[str, Any], prompt: Sequence[int]) -> None:
+    _check("token_ids" in choice, "it holds no token ids; use a vLLM that knows return_token_ids")
+    _check(choice.get("prompt_token_ids") == list(prompt), "its prompt_token_ids are not those that were sent")
 
 
 def prompt_logprobs(answer: Any, *, model: str, prompt: Sequence[int]) -> list[float]:
@@ -222,8 +225,8 @@ def prompt_logprobs(answer: Any, *, model: str, prompt: Sequence[int]) -> list[f
     try:
         choice = answer["choices"][0]
         _check(choice["prompt_token_ids"] == list(prompt), "its prompt_token_ids are not those that were sent")
-        found = choice["prompt_logprobs"]
-        values = [float(found[place][str(token)]["logprob"]) for place, token in enumerate(prompt) if place]
+        logprobs = choice["prompt_logprobs"]
+        values = [float(logprobs[place][str(token)]["logprob"]) for place, token in enumerate(prompt) if place]
     except (LookupError, TypeError, ValueError, OverflowError) as exc:
         raise BadAnswer(f"it lacks the logprobs of the prompt: {exc!r}") from exc
     _check(all(map(math.isfinite, values)), "a logprob of the prompt is not finite; roll the adapter back")

@@ -30,17 +30,15 @@ from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.token_stream import Drawn, Generation, TokenStream
 from streams.engines.vllm.adapters import VllmAdapters
 from streams.engines.vllm.client import VllmServer
-from streams.engines.vllm.responses import needs_processed, stream_chunk, streamed_body, unanswerable, unprocessed
+from streams.engines.vllm.responses import needs_processed, stream_body, stream_chunk, unanswerable, unprocessed
 from streams.engines.vllm.verify import Loaded
 from streams.errors import (
     BadAnswer,
     EventError,
     RefusedError,
-    RequestRejected,
     ServerError,
     ServerUnavailable,
     StreamwardError,
-    WrongModel,
 )
 from streams.http_client import RequestDeadline
 from streams.settings.model import Policy, Settings
@@ -101,8 +99,8 @@ class VllmTokenEngine:
         Raises EventError: bad_adapter, not_served, or store_unreachable while no server can be asked.
         """
         check_folder(version, adapter)
-        known = self._versions.get(version)
-        if adapter is None or (known is not None and known.source == adapter):
+        replaced = self._versions.get(version)
+        if adapter is None or (replaced is not None and replaced.source == adapter):
             return
         with self._changing:
             loaded = self._adapters.put(version, adapter)
@@ -114,8 +112,8 @@ class VllmTokenEngine:
             self.context_tokens = self._proof.context_tokens
             with self._lock:
                 self._versions[version] = loaded
-            if known is not None:
-                self._unload_if_unused(known)
+            if replaced is not None:
+                self._unload_if_unused(replaced)
 
     def unload(self, version: int) -> None:
         """Take no more generations for `version`, unless it is the base; see `TokenEngine.unload`."""
@@ -127,15 +125,15 @@ class VllmTokenEngine:
 
     def constrain(self, grammar: str) -> Constraint:
         """Refuse: see the module."""
-        what = "policy.engine=vllm cannot force a form: vLLM would report other logprobs than the policy's"
-        what += "; use policy.engine=transformers, or ask for the form in the prompt"
-        raise EventError(what, reason="bad_constraint")
+        error = "policy.engine=vllm cannot force a form: vLLM would report other logprobs than the policy's"
+        error += "; use policy.engine=transformers, or ask for the form in the prompt"
+        raise EventError(error, reason="bad_constraint")
 
     def submit(self, generation: Generation) -> TokenStream:
         """Begin to answer; see `TokenEngine.submit`."""
         sampling, servers = generation.sampling, self._adapters.servers.all
         unfit = unanswerable(sampling)
-        if unfit is None and needs_processed(sampling) and all(each.reports_unprocessed for each in servers):
+        if unfit is None and needs_processed(sampling) and all(server.reports_unprocessed for server in servers):
             unfit = unprocessed(sampling, servers[0].url)
         with self._lock:
             if self._is_closed:
@@ -163,8 +161,8 @@ class VllmTokenEngine:
         """End every stream, unload our adapters from the servers that answer, and release everything else."""
         with self._lock:
             self._is_closed = True
-            open_ones = tuple(self._open)
-        for answer in open_ones:
+            unfinished = tuple(self._open)
+        for answer in unfinished:
             answer.end("error", "the engine was closed")
         for version in tuple(self._versions):
             self.unload(version)
@@ -174,35 +172,27 @@ class VllmTokenEngine:
 
     def _answer(self, answer: StreamedAnswer) -> None:
         """Fill a stream, whatever happens."""
-        asked, stream = answer.stream.generation, answer.stream
-        key = asked.conversation or str(asked.prompt_token_ids)
+        generation, stream = answer.stream.generation, answer.stream
+        key = generation.conversation or str(generation.prompt_token_ids)
         try:
             if not stream.done:
-                self._adapters.servers.run(key.encode(), lambda server: self._ask(server, answer))
+                self._adapters.servers.run(key.encode(), lambda server: self._fill_from(server, answer))
         except StreamwardError as exc:
             stream.finish("error", error=str(exc))
         except Exception as exc:  # whatever it is, those who wait must hear of it
             log.exception("a generation failed")
             stream.finish("error", error=f"{type(exc).__name__}: {exc}")
         finally:
-            self._done(answer)
+            self._forget(answer)
 
-    def _ask(self, server: VllmServer, answer: StreamedAnswer) -> None:
+    def _fill_from(self, server: VllmServer, answer: StreamedAnswer) -> None:
         """Have one server fill a stream. Raises what may be tried again, while nothing of the answer was seen."""
         stream = answer.stream
         if stream.done:
             return
         try:
-            model = self._proof.ready(server, answer.loaded)
-            if needs_processed(stream.generation.sampling) and not server.is_processed:
-                raise WrongModel(unprocessed(stream.generation.sampling, server.url))
-            with server.answering():
-                self._stream(server, model, answer)
-        except RequestRejected as exc:
-            if exc.status != 404:
-                raise
-            server.forget()  # it was restarted, or another agent unloaded the adapter
-            raise BadAnswer(f"{exc}; it will be verified again") from exc
+            sampling = stream.generation.sampling
+            self._adapters.request(server, answer.loaded, sampling, lambda model: self._stream(server, model, answer))
         except (ServerUnavailable, ServerError, BadAnswer) as exc:
             if stream.done:  # its own request was ended
                 return
@@ -214,13 +204,14 @@ class VllmTokenEngine:
 
     def _stream(self, server: VllmServer, model: str, answer: StreamedAnswer) -> None:
         """Push what a server draws, up to the end. Raises as `VllmServer.stream` does."""
-        stream, asked = answer.stream, answer.stream.generation
-        room = min(asked.sampling.max_tokens, self._proof.context_tokens - len(asked.prompt_token_ids))
-        body = {"model": model, **streamed_body(asked, room, sorted(self._prompts.ends))}
+        stream, generation = answer.stream, answer.stream.generation
+        prompt = generation.prompt_token_ids
+        room = min(generation.sampling.max_tokens, self._proof.context_tokens - len(prompt))
+        body = {"model": model, **stream_body(generation, room, sorted(self._prompts.ends))}
         tokens, reason = list[int](), None
         with closing(server.stream("/v1/completions", body, answer.begin)) as events:
-            for number, said in enumerate(events):
-                chunk = stream_chunk(said, model=model, prompt=asked.prompt_token_ids, is_first=number == 0)
+            for number, event in enumerate(events):
+                chunk = stream_chunk(event, model=model, prompt=prompt, is_first=number == 0)
                 reason = chunk.finish_reason
                 for drawn in chunk.drawn:
                     self._push(stream, tokens, drawn, room)
@@ -235,13 +226,13 @@ class VllmTokenEngine:
         """Push a token, and end the stream if it ends the answer."""
         tokens.append(drawn[0])
         stream.push(*drawn)
-        stopped = self._prompts.stopped_by(tokens, stream.generation.sampling.stop)
-        if stopped is not None or drawn[0] in self._prompts.ends:
-            stream.finish("stop", stop=stopped and stopped[1])
+        match = self._prompts.first_stop(tokens, stream.generation.sampling.stop)
+        if match is not None or drawn[0] in self._prompts.ends:
+            stream.finish("stop", stop=None if match is None else match.stop)
         elif len(tokens) == room:
             stream.finish("length")
 
-    def _done(self, answer: StreamedAnswer) -> None:
+    def _forget(self, answer: StreamedAnswer) -> None:
         """Forget an answer, and unload its adapter if it was the last one of a version that is not served any more."""
         with self._lock:
             self._open.discard(answer)
@@ -256,7 +247,7 @@ class VllmTokenEngine:
     def _unload_if_unused(self, loaded: Loaded) -> None:
         """Unload an adapter that no version and no answer needs. Hold `_changing`."""
         with self._lock:
-            served = {each.name for each in self._versions.values() if each is not None}
+            served = {version.name for version in self._versions.values() if version is not None}
             is_used = loaded.name in served or self._users[loaded.name] > 0
         if not is_used:
             self._adapters.unload(loaded)

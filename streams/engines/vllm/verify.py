@@ -134,7 +134,7 @@ class Proof:
                     "this path, set policy.server_adapters)"
                 ) from exc
         else:
-            server.ours.add(loaded.name)
+            server.loaded_here.add(loaded.name)
         if loaded.name not in _cards(server):
             raise WrongModel(f"{server.url} took {loaded.name} and does not list it")
 
