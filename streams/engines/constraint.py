@@ -1,4 +1,4 @@
-"""What an answer may be: a grammar that says, after each of its tokens, which may follow.
+"""The grammar of an answer: it says, after each of its tokens, which may follow.
 
     grammar (Lark) ──► compiled for an engine's tokens ──► Constraint ──► AllowedTokens, one for each row
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 FRAME = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?|\n +\d+ \| .*", re.DOTALL)
-"""What llguidance writes around an error: places in a grammar that nobody else sees."""
+"""What llguidance writes around an error: places in a grammar that no user sees."""
 
 
 class AllowedTokens:
@@ -38,8 +38,8 @@ class AllowedTokens:
         """
         allowed: bytes = self._matcher.compute_logit_bias()
         if self._matcher.is_error():
-            what = f"the form of the answer cannot be followed: {self._matcher.get_error()}; ask for a simpler one"
-            raise EventError(what, reason="constraint_failed")
+            error = f"the form of the answer cannot be followed: {self._matcher.get_error()}; ask for a simpler one"
+            raise EventError(error, reason="constraint_failed")
         return allowed
 
     def take(self, token: int) -> None:
@@ -54,7 +54,7 @@ class Constraint:
         self._matcher = matcher
 
     def begin(self) -> AllowedTokens:
-        """Return what an answer may begin with."""
+        """Return the tokens that an answer may begin with."""
         return AllowedTokens(self._matcher.deep_copy())
 
 
@@ -81,6 +81,6 @@ class ConstraintCompiler:
                 try:
                     self._tokenizer = self._make_tokenizer()
                 except Exception as exc:  # whatever a tokenizer.json holds that the library does not read
-                    what = f"the model's tokenizer cannot be constrained: {exc}; leave the form of the answer open"
-                    raise EventError(what, reason="bad_constraint") from exc
+                    error = f"the model's tokenizer cannot be constrained: {exc}; leave the form of the answer open"
+                    raise EventError(error, reason="bad_constraint") from exc
             return self._tokenizer

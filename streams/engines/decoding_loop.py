@@ -34,7 +34,7 @@ class Decoder(Protocol):
         """Push the next token of whatever streams have one, and finish those that are done."""
 
     def clear(self) -> None:
-        """Forget every stream, and everything a failed step may have left half done."""
+        """Forget every stream, and all that a failed step may have left unfinished."""
 
 
 class DecodingLoop:
@@ -76,7 +76,7 @@ class DecodingLoop:
         while self._wait():
             try:
                 self._turn()
-            except Exception as exc:  # whatever it is, those who wait must hear of it
+            except Exception as exc:  # a model may raise anything, and the readers of its streams must be told
                 log.exception("a decoding step failed; its %d generations end with the error", len(self._open))
                 for stream in self._open:
                     stream.finish("error", error=f"the engine failed: {type(exc).__name__}: {exc}")
@@ -86,7 +86,7 @@ class DecodingLoop:
             stream.finish("error", error="the engine was closed")
 
     def _wait(self) -> bool:
-        """Return when there is something to do: False if that is to end."""
+        """Wait for work; return False once the loop is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._open or self._arrived or self._posted or self._closing)
             return not self._closing

@@ -1,12 +1,15 @@
-"""What every engine takes and returns: an engine turns tasks and an adapter version into tokens.
+"""The protocols of engines: an engine turns prompts and an adapter version into tokens.
 
-    [SamplingRequest] + the version being served ──► [[Completion] * group_size]
+    Engine        rounds    [SamplingRequest] + the version being served ──► [[Completion] * group_size]
+    TokenEngine   streams   Generation, with its version ──► TokenStream, at any time, all loaded versions together
 
 Token ids are those that were sampled, never re-tokenized text. Each has one logprob, under the distribution it was
 sampled from (temperature and top_p applied). The engine reports which version it served; the policy agent chooses it.
 
-Conversations are not answered in rounds: a `TokenEngine` takes one generation at a time, in tokens, at any time, and
-serves all its loaded versions together.
+The policy agent samples tasks in rounds; agents' calls are streams. A round could be made of streams, and is not, since
+that was measured: 1.3 to 1.5 times the CPU time with the model in this process (a prompt's slots share one copy of its
+keys and values in a round), twice with the scripted engine, and nine times or more of the client's with vLLM, whose
+request for all slots of a task can also be tried again as a whole (`make bench BENCH=sampling`).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class SamplingRequest:
     sampling_id: str
     task: Task
     trace: Context | None = None
-    """Of the task, for an engine that asks somebody else."""
+    """Of the task, for an engine that sends requests to servers."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -64,7 +67,7 @@ class Completion:
 
 
 NONE = -1
-"""What an engine serves of a policy while another policy's adapter is in it."""
+"""The version that an engine serves of a policy while another policy's adapter is in it."""
 
 
 class Engine(Protocol):
@@ -93,11 +96,11 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCounts:
-    """What a `TokenEngine` is doing now, and what it has done since its start."""
+    """The work of a `TokenEngine` now, and since its start."""
 
     rows_running: int = 0
     rows_waiting: int = 0
-    cached_tokens: int = 0  # whose keys and values are kept for the next turn; those of running rows not counted
+    cached_tokens: int = 0  # with keys and values in memory for the next turn; those of running rows not counted
     cached_bytes: int = 0
     prompt_tokens_run: int = 0
     prompt_tokens_reused: int = 0
@@ -120,10 +123,10 @@ class TokenEngine(Protocol):
         """Make `version` ready from its verified local folder; 0, without one, always is. Raises EventError."""
 
     def unload(self, version: int) -> None:
-        """Take no more generations for `version`; those that were taken up finish."""
+        """Take no more generations for `version`; those in progress finish."""
 
     def constrain(self, grammar: str) -> Constraint:
-        """Compile what a generation may be forced to be. Raises EventError (bad_constraint)."""
+        """Compile the grammar of an answer. Raises EventError (bad_constraint)."""
 
     def submit(self, generation: Generation) -> TokenStream:
         """Begin to answer. Raises EventError if it can never be answered, RefusedError if the engine is closed.
@@ -139,7 +142,7 @@ class TokenEngine(Protocol):
 
 
 class EnginePart(NamedTuple):
-    """What is asked of one version in a round of several."""
+    """The requests to one version in a round of several."""
 
     version: int
     adapter: Path | None
@@ -152,7 +155,7 @@ class MixedEngine(Protocol):
     """An `Engine` that answers for several versions, of several policies, in one round."""
 
     def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
-        """Return what `serve` and `sample` would give for each part, to rounding. What is served stays served.
+        """Return what `serve` and `sample` would give for each part, to rounding. The served version stays.
 
         Raises EventError (bad_adapter) if an adapter cannot be used.
         """
@@ -163,19 +166,19 @@ def check_generation(generation: Generation, engine: TokenEngine, versions: Coll
     prompt, sampling = generation.prompt_token_ids, generation.sampling
     if generation.version not in versions:
         loaded = ", ".join(map(str, sorted(tuple(versions))))  # which another thread may change
-        what = f"adapter version {generation.version} is not loaded, only {loaded}; load it, or ask one of these"
-        raise EventError(what, reason="unknown_version")
-    if not prompt or not all(0 <= token < engine.vocabulary_size for token in (min(prompt), max(prompt))):
-        got = f"ids from {min(prompt)} to {max(prompt)}" if prompt else "no tokens"
-        what = f"prompt: {got}, expected at least one token with ids from 0 to {engine.vocabulary_size - 1}"
-        raise EventError(f"{what}; use the tokenizer of the served model", reason="bad_tokens")
+        error = f"adapter version {generation.version} is not loaded, only {loaded}; load it, or ask one of these"
+        raise EventError(error, reason="unknown_version")
+    if not prompt or min(prompt) < 0 or max(prompt) >= engine.vocabulary_size:
+        ids = f"ids from {min(prompt)} to {max(prompt)}" if prompt else "no tokens"
+        error = f"prompt: {ids}, expected at least one token with ids from 0 to {engine.vocabulary_size - 1}"
+        raise EventError(f"{error}; use the tokenizer of the served model", reason="bad_tokens")
     if len(prompt) >= engine.context_tokens:
-        fits = f"do not fit the context of {engine.context_tokens}"
-        raise EventError(f"{len(prompt)} prompt tokens {fits}; shorten it", reason="prompt_too_long")
+        error = f"{len(prompt)} prompt tokens do not fit the context of {engine.context_tokens}; shorten it"
+        raise EventError(error, reason="prompt_too_long")
     if sampling.max_tokens < 1 or not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
-        got = f"max_tokens {sampling.max_tokens}, temperature {sampling.temperature}, top_p {sampling.top_p}"
-        what = f"sampling: {got}; expected max_tokens >= 1, temperature >= 0, and top_p above 0 and at most 1"
-        raise EventError(what, reason="bad_sampling")
+        values = f"max_tokens {sampling.max_tokens}, temperature {sampling.temperature}, top_p {sampling.top_p}"
+        error = f"sampling: {values}; expected max_tokens >= 1, temperature >= 0, and top_p above 0 and at most 1"
+        raise EventError(error, reason="bad_sampling")
 
 
 def check_folder(version: int, adapter: Path | None) -> None:

@@ -35,11 +35,11 @@ class Generation:
     version: int = 0
     """Of the adapter, which must be loaded; 0 is the base model."""
     constraint: Constraint | None = None
-    """What the answer may be, compiled by the engine that is to give it; None: anything."""
+    """The grammar of the answer, compiled by the engine that answers; None: free."""
     conversation: str = ""
-    """What it continues: an engine of several servers asks the one that has the beginning in its cache."""
+    """Key of the conversation that it continues: of several servers, the one that has its beginning cached answers."""
     owner: str = ""
-    """The policy, where an engine answers for several: those that wait begin by turns."""
+    """The policy, where an engine answers for several: waiting generations begin by turns of the policies."""
 
 
 class TokenStream:
@@ -50,14 +50,14 @@ class TokenStream:
         self.drawn: list[Drawn] = []
         """All tokens so far, the one that ends a turn included when it was drawn."""
         self.cached_tokens = 0
-        """How many of the prompt's tokens were not run, as their keys and values were kept. Set before a token is."""
+        """The prompt's tokens that were not run, as their keys and values were cached. Set before the first token."""
         self.ending: Ending | None = None
         self.error: str | None = None
         self.stop: str | None = None
         """The stop text that ended it; its characters may be in the last tokens."""
         self.cancelled = False
         self.when_cancelled: Callable[[], None] | None = None
-        """Called by `cancel`, for an engine that waits for something else than the next step."""
+        """Called by `cancel`, for an engine that does not poll `cancelled`."""
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
 
@@ -74,14 +74,14 @@ class TokenStream:
 
     def __iter__(self) -> Iterator[Drawn]:
         """Yield each token as soon as it is there, from the first; block until the end."""
-        at = 0
+        start = 0
         while True:
             with self._changed:
-                while len(self.drawn) == at and not self.done:
+                while len(self.drawn) == start and not self.done:
                     self._changed.wait()
-                fresh, done = self.drawn[at:], self.done
+                fresh, done = self.drawn[start:], self.done
             yield from fresh
-            at += len(fresh)
+            start += len(fresh)
             if done:
                 return
 
@@ -93,12 +93,13 @@ class TokenStream:
 
     async def batches(self) -> AsyncIterator[list[Drawn]]:
         """Yield what has come since the last time, as soon as there is any; a loop that is busy gets more at once."""
-        loop, news, told, at = asyncio.get_running_loop(), asyncio.Event(), False, 0
+        loop, news = asyncio.get_running_loop(), asyncio.Event()
+        is_woken, start = False, 0
 
         def wake() -> None:
-            nonlocal told
-            if not told:  # to be told costs the loop a system call
-                told = True
+            nonlocal is_woken
+            if not is_woken:  # waking the loop costs a system call
+                is_woken = True
                 loop.call_soon_threadsafe(news.set)
 
         with self._changed:
@@ -107,10 +108,10 @@ class TokenStream:
             while True:
                 news.clear()
                 with self._changed:
-                    told, fresh, done = False, self.drawn[at:], self.done
+                    is_woken, fresh, done = False, self.drawn[start:], self.done
                 if fresh:
                     yield fresh
-                at += len(fresh)
+                start += len(fresh)
                 if done:
                     return
                 await news.wait()
@@ -125,19 +126,19 @@ class TokenStream:
         with self._changed:
             if self.ending is None:
                 self.drawn.append((token, logprob))
-                self._tell()
+                self._notify()
 
     def finish(self, ending: Ending, *, error: str | None = None, stop: str | None = None) -> None:
         """End it. The first end counts."""
         with self._changed:
             if self.ending is None:
                 self.ending, self.error, self.stop = ending, error, stop
-                self._tell()
+                self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.notify_all()
         for wake in self._listeners:
             try:
                 wake()
-            except RuntimeError:  # that event loop was closed with its reader waiting; nobody is left to be told
+            except RuntimeError:  # its event loop was closed while the reader waited
                 continue

@@ -274,7 +274,7 @@ def _device(device: str) -> Iterator[DoctorFinding]:
 def _base(base: str) -> DoctorFinding:
     from streams.engines import base_model
 
-    if base in base_model.KNOWN:
+    if base in base_model.SHIPPED:
         try:
             file = base_model.gguf_file(base)
         except SettingsError as exc:

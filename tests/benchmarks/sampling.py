@@ -2,7 +2,10 @@
 
 Sums as in the demo: 16 prompts, 8 answers to each, 12 tokens at most, temperature 1; SmolLM2-135M, float32, version 0.
 Each round asks other sums, the same of both, since a policy agent never sees the same tasks twice. Counted are the
-tokens drawn, the end-of-turn token included and what stands behind it not.
+tokens drawn, the end-of-turn token included and tokens after it not.
+
+The same rounds are answered by streams, too, one for each slot (`ContinuousEngine`): what rounds would cost if they
+were made of streams. The ratio of that line is of CPU time, since the machine is not quiet.
 
 Not covered: an adapter (the peer would need one merged, or peft around it, which is slower).
 """
@@ -11,6 +14,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +33,7 @@ def run() -> Iterator[dict[str, Any]]:
     import torch
 
     from streams.engines.base_model import load_base
+    from streams.engines.local.continuous import ContinuousEngine
     from streams.engines.local.transformers_engine import TransformersEngine
     from streams.settings.model import Model
 
@@ -38,6 +44,11 @@ def run() -> Iterator[dict[str, Any]]:
         engine = TransformersEngine(load_base(Model()), threads)
         say(f"sampling: {TASKS} tasks x {SLOTS} slots, {torch.get_num_threads()} thread(s)")
         measured = by_turns({"ours": _ours(engine), "peer": _generate(peer_base)}, rounds=7, budget_s=25)
+        streams_base = load_base(Model())
+        streams_engine = ContinuousEngine(streams_base, threads)
+        streams = _by_streams(streams_engine, streams_base)
+        cpu = by_turns({"ours": _cpu_s(_ours(engine)), "streams": _cpu_s(streams)}, rounds=7, budget_s=25)
+        streams_engine.close()
         rates = {name: _tokens(turns) / median_s(turns) for name, turns in measured.items()}
         yield line(
             "sampling",
@@ -51,6 +62,18 @@ def run() -> Iterator[dict[str, Any]]:
             threads=threads,
             rounds=len(measured["ours"]),
             tokens_a_round={name: round(_tokens(turns)) for name, turns in measured.items()},
+        )
+        seconds = {name: statistics.median(cpu_s for _, cpu_s in turns) for name, turns in cpu.items()}
+        yield line(
+            "sampling",
+            f"rounds against streams, {threads} thread{'s'[: threads - 1]}",
+            ours=seconds["ours"],
+            peer=seconds["streams"],
+            unit="CPU s",
+            ratio=seconds["streams"] / seconds["ours"],
+            peer_is="the same slots as streams of the engine for agents",
+            threads=threads,
+            rounds=len(cpu["ours"]),
         )
 
 
@@ -75,6 +98,37 @@ def _ours(engine: Any) -> Callable[[], int]:
     def sample() -> int:
         answers = engine.sample(next(rounds))
         return sum(len(completion.completion_token_ids) for slots in answers for completion in slots)
+
+    return sample
+
+
+def _cpu_s(run: Callable[[], int]) -> Callable[[], float]:
+    """Return a function that runs `run` and returns the seconds of CPU time that it took."""
+
+    def timed() -> float:
+        begun = time.process_time()
+        run()
+        return time.process_time() - begun
+
+    return timed
+
+
+def _by_streams(engine: Any, base: Any) -> Callable[[], int]:
+    from streams.engines.rendering.prompts import Prompts
+    from streams.engines.token_stream import Generation
+
+    rounds, prompts = _rounds(), Prompts(base.model, base.tokenizer)
+
+    def sample() -> int:
+        streams = []
+        for request in next(rounds):
+            prompt = prompts.tokens(request.messages)
+            for slot in range(SLOTS):
+                generation = Generation(
+                    prompt_token_ids=prompt, sampling=request.sampling, draw_key=request.draw_key, slot=slot
+                )
+                streams.append(engine.submit(generation))
+        return sum(len(list(stream)) for stream in streams)
 
     return sample
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from schemas.events import Message, RewardSource, Sampling, Task
 from streams.adapters.store import fetch, publish
-from streams.engines.base_model import KNOWN, Base, gguf_file, load_base
+from streams.engines.base_model import SHIPPED, Base, gguf_file, load_base
 from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.protocol import SamplingRequest
 from streams.settings.model import Model
@@ -116,7 +116,7 @@ def test_the_tokenizer_gives_back_every_text_and_takes_digits_one_by_one(base: B
 @pytest.mark.skipif(not FULL, reason=IN_FULL)
 @pytest.mark.filterwarnings("ignore")  # the peer's own loader has opinions
 def test_the_converted_weights_are_those_of_the_shipped_file(base: Base) -> None:
-    (name,) = KNOWN
+    (name,) = SHIPPED
     path = gguf_file(name)
     shipped = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
     ours = dict(base.model.named_parameters())

@@ -480,7 +480,7 @@ def test_half_a_conversion_goes_with_the_next_whether_that_was_killed_or_fails(
     killed.mkdir(parents=True)
     (killed / "model.safetensors").write_bytes(b"half of it")
     with pytest.raises(SettingsError, match=r"broken\.gguf: cannot be converted"):
-        base_model._converted("broken", gguf)
+        base_model._convert_once("broken", gguf)
     assert [path.name for path in cache_folder("models").iterdir() if path.is_dir()] == []
 
 

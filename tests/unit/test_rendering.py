@@ -174,7 +174,7 @@ def test_call_as_the_template_writes_it_is_read_and_a_broken_one_is_text() -> No
         ('<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', "infinity"),
         ('<tool_call>{"name": "a", "arguments": {"x": "\\ud83d"}}</tool_call>', "surrogate"),
         ('<tool_call>{"name": "a", "arguments": {}}', "</tool_call> is missing"),
-        ('<tool_call>{"name": "a", "arguments": {}}</tool_call> and', "behind calls"),
+        ('<tool_call>{"name": "a", "arguments": {}}</tool_call> and', "after calls"),
     ],
 )
 def test_a_call_that_cannot_be_read_stays_text_and_says_why(text: str, why: str) -> None:
@@ -263,7 +263,7 @@ def test_a_call_of_llama_is_the_whole_answer_and_json_of_another_kind_is_text() 
     assert llama.read(f"Sure: {call}", "turn") == (said(f"Sure: {call}"), None)
     assert llama.read('{"sum": 11}', "turn") == (said('{"sum": 11}'), None)
     for text, why in (
-        (f"{call}; {call}", "text behind the call"),
+        (f"{call}; {call}", "text after the call"),
         ('{"name": "a", "arguments": {}}', "name and parameters"),
         ('<|python_tag|>print("x")', "Expecting value"),
     ):
@@ -282,7 +282,7 @@ def test_mistral_s_calls_keep_the_ids_that_the_model_wrote_and_others_are_made_t
         ("[TOOL_CALLS]", "[ is missing"),
         ("[TOOL_CALLS][]", "Expecting value"),
         ("[TOOL_CALLS][" + one % ("a", ""), "] is missing"),
-        ("[TOOL_CALLS][" + one % ("a", "") + "] and", "behind the calls"),
+        ("[TOOL_CALLS][" + one % ("a", "") + "] and", "after the calls"),
         ("[TOOL_CALLS][" + one % ("a", ', "id": 7') + "]", "nothing else"),
     ):
         reply, malformed = mistral.read(text, "turn")

@@ -251,7 +251,7 @@ class TransformersEngine:
         fresh = [version for version, _ in versions if version.beginning != shared]
         if fresh:
             self._run_shared(shared, fresh, lora)
-        return shared, _expanded([(version.cache, count) for version, count in versions if version.cache is not None])
+        return shared, _expand([(version.cache, count) for version, count in versions if version.cache is not None])
 
     def _run_shared(
         self, shared: tuple[int, ...], versions: Sequence[ResidentVersion], lora: BatchedLora | None
@@ -362,15 +362,15 @@ def _is_nearly(beginning: tuple[int, ...], shared: tuple[int, ...]) -> bool:
     return shared[: len(beginning)] == beginning and len(shared) - len(beginning) < SHORTEST_SHARED
 
 
-def _expanded(caches: Sequence[tuple[DynamicCache, int]]) -> DynamicCache:
+def _expand(caches: Sequence[tuple[DynamicCache, int]]) -> DynamicCache:
     """Return one cache with `count` rows of each of these, which have one row and as many tokens."""
-    expanded = DynamicCache()
+    rows = DynamicCache()
     for index in range(len(caches[0][0].layers)):
         keys = [cache.layers[index].keys.expand(count, -1, -1, -1) for cache, count in caches]
         values = [cache.layers[index].values.expand(count, -1, -1, -1) for cache, count in caches]
-        expanded.update(_concatenated(keys), _concatenated(values), index)
-    return expanded
+        rows.update(_concatenate(keys), _concatenate(values), index)
+    return rows
 
 
-def _concatenated(rows: Sequence[Tensor]) -> Tensor:
+def _concatenate(rows: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(tuple(rows))  # an expanded tensor is not copied if it is alone

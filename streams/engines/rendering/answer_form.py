@@ -23,7 +23,7 @@ JSON_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """What an answer has to be: text of a schema, or calls of tools. One that has both fields may be either."""
+    """The form of an answer: text of a schema, or calls of tools. With both fields it may be either."""
 
     schema: str | None = None
     """JSON schema of the text; None: the answer has to call a tool."""
@@ -33,11 +33,11 @@ class AnswerForm:
     """Whether it may make several calls."""
 
     def __str__(self) -> str:
-        """Return it as JSON, which is what the log has."""
-        said: dict[str, object] = {} if self.schema is None else {"schema": json_text.parse(self.schema)}
+        """Return it as JSON, as the log has it."""
+        fields: dict[str, object] = {} if self.schema is None else {"schema": json_text.parse(self.schema)}
         if self.tools:
-            said |= {"tools": self.tools, "several": self.several}
-        return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+            fields |= {"tools": self.tools, "several": self.several}
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def grammar_of(form: AnswerForm, tools: Sequence[Tool], calls: ToolCallFormat | None, special: int | None) -> str:
@@ -46,8 +46,8 @@ def grammar_of(form: AnswerForm, tools: Sequence[Tool], calls: ToolCallFormat | 
     offered = [tool for tool in tools if tool.name in form.tools]
     if offered and calls is not None:
         starts.append("calls")
-        one = " | ".join(f"call_{number}" for number in range(len(offered)))
-        rules += [f"calls: {calls.all_calls(form.several, special)}", f"call: {one}"]
+        alternatives = " | ".join(f"call_{number}" for number in range(len(offered)))
+        rules += [f"calls: {calls.all_calls(form.several, special)}", f"call: {alternatives}"]
         for number, tool in enumerate(offered):
             rules.append(f"call_{number}: {calls.one_call(tool.name, f'arguments_{number}')}")
             rules.append(f"arguments_{number}: {of_schema(tool.parameters, is_object=True)}")

@@ -23,7 +23,7 @@ class ChatTemplate:
         """
         return str(
             self.tokenizer.apply_chat_template(
-                [_as_template_wants(message) for message in messages],
+                [_as_dictionary(message) for message in messages],
                 tools=[_as_function(tool) for tool in tools] or None,
                 add_generation_prompt=answer,
                 tokenize=False,
@@ -41,15 +41,15 @@ def _as_function(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _as_template_wants(message: Message) -> dict[str, Any]:
+def _as_dictionary(message: Message) -> dict[str, Any]:
     """Return the message as chat templates expect it, without absent fields. Raises ValueError as `_as_function`."""
-    wanted: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
-        wanted["name"] = message.name
+        fields["name"] = message.name
     if message.tool_call_id is not None:
-        wanted["tool_call_id"] = message.tool_call_id
+        fields["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        wanted["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -57,4 +57,4 @@ def _as_template_wants(message: Message) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
-    return wanted
+    return fields

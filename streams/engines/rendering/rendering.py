@@ -27,15 +27,15 @@ class Rendering(Protocol):
 
     def extend(
         self,
-        known: Sequence[int],
+        recorded: Sequence[int],
         finished: bool,
         before: Sequence[Message],
         new: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | str:
-        """Return what comes behind `known`, or why the template does not leave that as it is.
+        """Return the tokens after `recorded`, or why the template does not leave those as they are.
 
-        `before` is the conversation of `known`; its last message is the answer, which `finished` says is complete.
+        `before` is the conversation of `recorded`; its last message is the answer, which is complete if `finished`.
         """
 
     def parse(

@@ -2,12 +2,12 @@
 
     recorded prompt and answer, verbatim ──┬──► the next prompt
     render the conversation with the new   │
-    messages ──► what comes behind the ────┘
+    messages ──► the text after the ───────┘
     answer ──► tokens
 
 An answer is never tokenized again: decoding and encoding sampled tokens may give others. So the next prompt is what the
-log has, and behind it what the template writes behind the answer: its end of turn, the new messages, and the beginning
-of the next answer. Where the answer ends in the template's text is found by a mark put in its place.
+log has, followed by what the template writes after the answer: its end of turn, the new messages, and the beginning of
+the next answer. Where the answer ends in the template's text is found by a mark put in its place.
 
 A template may write earlier turns differently once there are new ones: without their reasoning, with another system
 prompt or date, with a text twice. Then the recorded tokens are not what the template would have the model see, and
@@ -20,7 +20,7 @@ Tokens are made for the new messages only. The text is rendered whole, since a t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import count
@@ -55,7 +55,7 @@ class ChatRendering:
         self.longest_token = max(map(len, tokenizer.get_vocab()))
         self._calls: ToolCallFormat | None = None
         self._ends = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(ends)}
-        self._calls = next((each for each in FORMATS if self._writes(each)), None)
+        self._calls = next((calls for calls in FORMATS if self._writes(calls)), None)
         self.markers: tuple[str, ...] = () if self._calls is None else self._calls.markers
         added = tokenizer.added_tokens_decoder
         marker = None if self._calls is None else self._calls.special
@@ -73,25 +73,25 @@ class ChatRendering:
 
     def extend(
         self,
-        known: Sequence[int],
+        recorded: Sequence[int],
         finished: bool,
         before: Sequence[Message],
         new: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | str:
-        """Return what comes behind `known`, or why the template does not leave that as it is.
+        """Return the tokens after `recorded`, or why the template does not leave those as they are.
 
-        `before` is the conversation of `known`; its last message is the answer, which `finished` says is complete.
+        `before` is the conversation of `recorded`; its last message is the answer, which is complete if `finished`.
         """
         try:
-            behind = self._behind_answer(before, new, tools)
+            text = self._text_after_answer(before, new, tools)
             close = self._close(before[:-1], tools)
         except EventError as exc:
             return str(exc)
-        end = known[-1] if finished else next(iter(self._ends), None)
-        tokens = self._template.tokens(behind)
-        if end is not None and (not tokens or tokens[0] not in self._added):  # as it would be behind the end of a turn
-            tokens = self._template.tokens(self._ends[end] + behind)[1:]
+        end = recorded[-1] if finished else next(iter(self._ends), None)
+        tokens = self._template.tokens(text)
+        if end is not None and (not tokens or tokens[0] not in self._added):  # as it would be after the end of a turn
+            tokens = self._template.tokens(self._ends[end] + text)[1:]
         written = str(self._tokenizer.convert_ids_to_tokens(tokens[0])) if tokens else ""
         ends_twice = tokens and tokens[0] in self._added and (tokens[0] == end or close.startswith(written))
         return tokens[1:] if finished and ends_twice else tokens
@@ -129,8 +129,8 @@ class ChatRendering:
             return b""
         name = str(self._tokenizer.convert_ids_to_tokens(token))
         if self._bytes:
-            known = [self._bytes.get(character) for character in name]
-            return name.encode() if None in known else bytes(byte for byte in known if byte is not None)
+            values = [self._bytes.get(character) for character in name]
+            return name.encode() if None in values else bytes(byte for byte in values if byte is not None)
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return bytes.fromhex(name[3:5])
         return name.replace("▁", " ").encode()
@@ -140,17 +140,19 @@ class ChatRendering:
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool = True) -> str:
         """Return a conversation as text. Raises EventError."""
         try:
-            return self._template.render([self._as_written(each) for each in messages], tools, answer=answer)
+            return self._template.render(
+                [self._with_template_ids(message) for message in messages], tools, answer=answer
+            )
         except Exception as exc:  # a template is a program, and a client chooses what it runs on
-            what = f"the chat template refuses the messages: {exc}; check their roles, order and tool calls"
-            raise EventError(what, reason="template_refuses") from exc
+            error = f"the chat template refuses the messages: {exc}; check their roles, order and tool calls"
+            raise EventError(error, reason="template_refuses") from exc
 
-    def _behind_answer(self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """Return the text behind the last message of `before`. Raises EventError if what is before it changes."""
+    def _text_after_answer(self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """Return the text after the last message of `before`. Raises EventError if the text before it changes."""
         earlier, answer = before[:-1], before[-1]
-        opened, whole = self._render(earlier, tools), self._render((*before, *new), tools)
-        same = next((n for n, (a, b) in enumerate(zip(opened, whole, strict=False)) if a != b), len(opened))
-        _check(whole.startswith(opened), f"it writes {whole[same : same + 20]!r} for {opened[same : same + 20]!r}")
+        prompt, whole = self._render(earlier, tools), self._render((*before, *new), tools)
+        place = next((n for n, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+        _check(whole.startswith(prompt), f"it writes {whole[place : place + 20]!r} for {prompt[place : place + 20]!r}")
         text_mark, call_mark = _unused(whole)
         marked = replace(answer, content=text_mark if answer.content.strip() or not answer.tool_calls else "")
         if answer.tool_calls:
@@ -160,23 +162,23 @@ class ChatRendering:
         times = text.count(text_mark)
         _check(times == bool(marked.content), f"it writes the text of an answer {times} times")
         _check(not answer.tool_calls or call_mark in text, "it leaves out a tool call")
-        behind = text.rpartition(call_mark if answer.tool_calls else text_mark)[2]
+        after = text.rpartition(call_mark if answer.tool_calls else text_mark)[2]
         if answer.tool_calls:
-            behind = self._behind_call(behind, self._close(earlier, tools))
-        room = len(whole) - len(opened) - len(behind)
-        _check(room >= 0 and whole.endswith(behind), "it writes new messages by what the answer says")
-        shown = "".join(whole[len(opened) : len(opened) + room].split())
-        _check("".join(answer.content.split()) in shown, "it leaves out a part of the answer")
-        return behind
+            after = self._text_after_call(after, self._close(earlier, tools))
+        length = len(whole) - len(prompt) - len(after)
+        _check(length >= 0 and whole.endswith(after), "it writes new messages by what the answer says")
+        rendered = "".join(whole[len(prompt) : len(prompt) + length].split())
+        _check("".join(answer.content.split()) in rendered, "it leaves out a part of the answer")
+        return after
 
-    def _behind_call(self, text: str, close: str) -> str:
+    def _text_after_call(self, text: str, close: str) -> str:
         """Return `text` from where a turn ends that ends with a tool call. Raises EventError."""
         places = [text.find(end) for end in (close, *self._ends.values()) if end.strip() and end in text]
         _check(bool(places), "it does not show where a tool call ends")
         return text[min(places) :]
 
     def _close(self, earlier: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """Return what the template writes behind the text of the last answer. Raises EventError."""
+        """Return what the template writes after the text of the last answer. Raises EventError."""
         mark, _ = _unused(self._render(earlier, tools))
         text = self._render((*earlier, Message(role="assistant", content=mark)), tools, answer=False)
         return text.rpartition(mark)[2]
@@ -190,34 +192,33 @@ class ChatRendering:
                 reason="tools_unsupported",
             )
 
-    def _as_written(self, message: Message) -> Message:
+    def _with_template_ids(self, message: Message) -> Message:
         """Return the message with its ids as the template takes them."""
         if self._calls is None or not (message.tool_calls or message.tool_call_id):
             return message
-        known, made = message.tool_call_id, message.tool_calls
+        result_of = message.tool_call_id
         return replace(
             message,
-            tool_call_id=None if known is None else self._calls.template_id(known),
-            tool_calls=tuple(replace(call, id=self._calls.template_id(call.id)) for call in made),
+            tool_call_id=None if result_of is None else self._calls.template_id(result_of),
+            tool_calls=tuple(replace(call, id=self._calls.template_id(call.id)) for call in message.tool_calls),
         )
 
     def _writes(self, calls: ToolCallFormat) -> bool:
         """Return whether the template shows tools, and writes a call so that `calls` reads the same one."""
-        asked, tool = Message(role="user", content="x"), Tool(name="probe_name")
+        question, tool = Message(role="user", content="x"), Tool(name="probe_name")
         call = ToolCall(id="abcdefghi", name=tool.name, arguments='{"probe_key": "probe value"}')
         answer = Message(role="assistant", content="", tool_calls=(call,))
         try:
-            opened = self._render((asked,), (tool,))
-            text = self._render((asked, answer), (tool,), answer=False).removeprefix(opened)
+            prompt = self._render((question,), (tool,))
+            text = self._render((question, answer), (tool,), answer=False).removeprefix(prompt)
         except EventError:
             return False
         for end in self._ends.values():
             text = text.partition(end)[0]
         read, malformed = calls.read(text, "")
-        same = [(one.name, json.loads(one.arguments)) for one in read.tool_calls] == [
-            (call.name, json.loads(call.arguments))
-        ]
-        return tool.name in opened and malformed is None and same
+        calls_read = [(written.name, json.loads(written.arguments)) for written in read.tool_calls]
+        is_same = calls_read == [(call.name, json.loads(call.arguments))]
+        return tool.name in prompt and malformed is None and is_same
 
 
 def _check(holds: bool, otherwise: str) -> None:
@@ -228,15 +229,13 @@ def _check(holds: bool, otherwise: str) -> None:
 def _unused(text: str) -> tuple[str, str]:
     """Return two words, neither in `text` nor in the other."""
 
-    def words() -> Iterator[str]:
-        return (word for word in (f"mark{number}x" for number in count()) if word not in text)
-
-    found = words()
-    return next(found), next(found)
+    candidates = (f"mark{number}x" for number in count())
+    words = (word for word in candidates if word not in text)
+    return next(words), next(words)
 
 
 def _byte_alphabet() -> dict[str, int]:
     """Return the byte of each character by which byte-level tokenizers write bytes, as GPT-2 does."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    shifted = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + n): byte for n, byte in enumerate(shifted)}

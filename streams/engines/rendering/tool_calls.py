@@ -4,9 +4,9 @@
     Llama 3.1 to 3.3        {"name": "weather", "parameters": {"city": "Ulm"}}
     Mistral                 [TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm"}, "id": "9dPkq3aZb"}]
 
-Which one a model has, its chat template says (rendering.py). Nothing is repaired: an answer with a call that cannot be
-read is text, with the reason beside it. The ids of calls are made of the turn's id, so a call that is made again in a
-later turn has another.
+The chat template of a model shows which one it has (template_rendering.py). Nothing is repaired: an answer with a call
+that cannot be read is text, with the reason. The ids of calls are made of the turn's id, so the same call in a later
+turn has another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas.events import Message, ToolCall, derive_id
 
 MOST_CALLS = 16
 """Most calls in an answer that has to be one of calls: a small model would otherwise make them to its end."""
-SHOWN = 80
+EXCERPT = 80
 """Most characters of a call that cannot be read in the reason."""
 
 
@@ -38,17 +38,17 @@ class WrittenCall(NamedTuple):
     name: str
     arguments: dict[str, object]
     call_id: str | None
-    """What the model wrote, if its format has ids."""
+    """As the model wrote it, if its format has ids."""
     end: int
-    """Where the text behind it begins."""
+    """Where the text after it begins."""
 
 
 class UnreadableCall(ValueError):
     """A call cannot be read."""
 
-    def __init__(self, number: int, place: int, why: str) -> None:
+    def __init__(self, number: int, place: int, reason: str) -> None:
         """`number`: counted from 1; `place`: where it begins."""
-        super().__init__(why)
+        super().__init__(reason)
         self.number, self.place = number, place
 
 
@@ -61,15 +61,15 @@ class ToolCallFormat(ABC):
     """A token that belongs to the text here, and is left out of it otherwise."""
 
     def read(self, text: str, turn_id: str) -> ReadAnswer:
-        """Return the answer in `text`: what stands before the first call, and the calls."""
+        """Return the answer in `text`: the text before the first call, and the calls."""
         begin = self._begin(text)
         if begin is None:
             return ReadAnswer(Message(role="assistant", content=text), None)
         try:
             written = self._calls(text, begin)
         except UnreadableCall as exc:
-            what = f"tool call {exc.number}, {text[exc.place :][:SHOWN]!r}: {exc}"
-            return ReadAnswer(Message(role="assistant", content=text), what)
+            malformed = f"tool call {exc.number}, {text[exc.place :][:EXCERPT]!r}: {exc}"
+            return ReadAnswer(Message(role="assistant", content=text), malformed)
         calls = tuple(
             ToolCall(
                 id=call.call_id or self.template_id(f"call_{derive_id(turn_id, number)}"),
@@ -89,16 +89,19 @@ class ToolCallFormat(ABC):
         """Return what a grammar says of a call; `arguments` is the name of their rule."""
 
     @abstractmethod
-    def all_calls(self, several: bool, special: int | None) -> str:
-        """Return what a grammar says of an answer of calls, each a `call`; `special`: the id of the token `special`."""
+    def all_calls(self, parallel: bool, special: int | None) -> str:
+        """Return what a grammar says of an answer of calls, each a `call`; `special`: the id of the token `special`.
+
+        `parallel`: there may be more than one.
+        """
 
     @abstractmethod
     def _begin(self, text: str) -> int | None:
         """Return where the first call begins."""
 
     @abstractmethod
-    def _calls(self, text: str, at: int) -> list[WrittenCall]:
-        """Return the calls that begin at `at`. Raises UnreadableCall."""
+    def _calls(self, text: str, start: int) -> list[WrittenCall]:
+        """Return the calls that begin at `start`. Raises UnreadableCall."""
 
 
 class HermesCalls(ToolCallFormat):
@@ -111,26 +114,26 @@ class HermesCalls(ToolCallFormat):
         """Return the tags, and the call on a line between them."""
         return _rule(f'{self.begin}\n{{"name": {_quoted(name)}, "arguments": ', arguments, f"}}\n{self.end}")
 
-    def all_calls(self, several: bool, special: int | None) -> str:
+    def all_calls(self, parallel: bool, special: int | None) -> str:
         """Return calls below each other."""
-        return f'call ("\\n" call){{0,{MOST_CALLS - 1}}}' if several else "call"
+        return f'call ("\\n" call){{0,{MOST_CALLS - 1}}}' if parallel else "call"
 
     def _begin(self, text: str) -> int | None:
         return _place(text, self.begin)
 
-    def _calls(self, text: str, at: int) -> list[WrittenCall]:
-        found: list[WrittenCall] = []
-        while at < len(text):
-            inside = at + len(self.begin)
+    def _calls(self, text: str, start: int) -> list[WrittenCall]:
+        calls: list[WrittenCall] = []
+        while start < len(text):
+            inside = start + len(self.begin)
             try:
                 call = _read(text, inside, {"name", "arguments"})
-                at = _skip(text, _behind(text, call.end, self.end))
-                if at < len(text) and not text.startswith(self.begin, at):
-                    raise ValueError(f"text between or behind calls: {text[at : at + SHOWN]!r}")
+                start = _skip(text, _end_of_mark(text, call.end, self.end))
+                if start < len(text) and not text.startswith(self.begin, start):
+                    raise ValueError(f"text between or after calls: {text[start : start + EXCERPT]!r}")
             except ValueError as exc:
-                raise UnreadableCall(len(found) + 1, inside, str(exc)) from exc
-            found.append(call)
-        return found
+                raise UnreadableCall(len(calls) + 1, inside, str(exc)) from exc
+            calls.append(call)
+        return calls
 
 
 class LlamaCalls(ToolCallFormat):
@@ -144,7 +147,7 @@ class LlamaCalls(ToolCallFormat):
         """Return the call; the tag before it, which some models write, is left out."""
         return _rule(f'{{"name": {_quoted(name)}, "parameters": ', arguments, "}")
 
-    def all_calls(self, several: bool, special: int | None) -> str:
+    def all_calls(self, parallel: bool, special: int | None) -> str:
         """Return the one call: the templates of these models refuse several."""
         return "call"
 
@@ -152,19 +155,19 @@ class LlamaCalls(ToolCallFormat):
         start = _skip(text, 0)
         return start if text.startswith(self.markers, start) else None
 
-    def _calls(self, text: str, at: int) -> list[WrittenCall]:
+    def _calls(self, text: str, start: int) -> list[WrittenCall]:
         try:
-            begin = at + len(self.tag) if text.startswith(self.tag, at) else at
+            begin = start + len(self.tag) if text.startswith(self.tag, start) else start
             call = _read(text, begin, {"name", "parameters"})
             if text[call.end :].strip():
-                raise ValueError(f"text behind the call: {text[call.end :][:SHOWN]!r}")
+                raise ValueError(f"text after the call: {text[call.end :][:EXCERPT]!r}")
         except ValueError as exc:
-            raise UnreadableCall(1, at, str(exc)) from exc
+            raise UnreadableCall(1, start, str(exc)) from exc
         return [call]
 
 
 class MistralCalls(ToolCallFormat):
-    """A list of calls behind a token of its own, and text before it. Ids have nine letters and digits."""
+    """A list of calls after a token of its own, and text before it. Ids have nine letters and digits."""
 
     begin = "[TOOL_CALLS]"
     markers = (begin,)
@@ -179,45 +182,47 @@ class MistralCalls(ToolCallFormat):
         """Return the call without an id."""
         return _rule(f'{{"name": {_quoted(name)}, "arguments": ', arguments, "}")
 
-    def all_calls(self, several: bool, special: int | None) -> str:
+    def all_calls(self, parallel: bool, special: int | None) -> str:
         """Return the token, and a list of calls."""
         begin = json.dumps(self.begin) if special is None else f"<[{special}]>"
-        others = f'(", " call){{0,{MOST_CALLS - 1}}}' if several else ""
-        return f'{begin} " "? "[" call {others} "]"'
+        more_calls = f'(", " call){{0,{MOST_CALLS - 1}}}' if parallel else ""
+        return f'{begin} " "? "[" call {more_calls} "]"'
 
     def _begin(self, text: str) -> int | None:
         return _place(text, self.begin)
 
-    def _calls(self, text: str, at: int) -> list[WrittenCall]:
-        found: list[WrittenCall] = []
-        at += len(self.begin)
+    def _calls(self, text: str, start: int) -> list[WrittenCall]:
+        calls: list[WrittenCall] = []
+        place = start + len(self.begin)
         while True:
             try:
-                call = _read(text, _behind(text, at, "," if found else "["), {"name", "arguments"}, ids=True)
-                at = _skip(text, call.end)
-                if not text.startswith(",", at) and (behind := text[_behind(text, at, "]") :].strip()):
-                    raise ValueError(f"text behind the calls: {behind[:SHOWN]!r}")
+                begin = _end_of_mark(text, place, "," if calls else "[")
+                call = _read(text, begin, {"name", "arguments"}, ids=True)
+                place = _skip(text, call.end)
+                if not text.startswith(",", place) and (after := text[_end_of_mark(text, place, "]") :].strip()):
+                    raise ValueError(f"text after the calls: {after[:EXCERPT]!r}")
             except ValueError as exc:
-                raise UnreadableCall(len(found) + 1, at, str(exc)) from exc
-            found.append(call)
-            if text.startswith("]", at):
-                return found
+                raise UnreadableCall(len(calls) + 1, place, str(exc)) from exc
+            calls.append(call)
+            if text.startswith("]", place):
+                return calls
 
 
 FORMATS: tuple[ToolCallFormat, ...] = (HermesCalls(), LlamaCalls(), MistralCalls())
 
 
-def _read(text: str, at: int, keys: set[str], *, ids: bool = False) -> WrittenCall:
-    """Return the call at `at`. Raises ValueError, also for what the log and its readers cannot hold."""
-    value, end = json_text.parse_first(text, at)
+def _read(text: str, start: int, keys: set[str], *, ids: bool = False) -> WrittenCall:
+    """Return the call at `start`. Raises ValueError, also for what the log and its readers cannot hold."""
+    value, end = json_text.parse_first(text, start)
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as exc:
         raise ValueError(f"expected JSON without NaN, infinity and halves of surrogate pairs ({exc})") from exc
-    ours = " and ".join(sorted(keys, key=len))
-    has = set(value) - ({"id"} if ids else set()) if isinstance(value, dict) else set()
-    if has != keys or not all(isinstance(value.get(key, ""), str) for key in ("name", "id")):
-        raise ValueError(f"expected an object with {ours}, and nothing else")
+    present = set(value) if isinstance(value, dict) else set()
+    if ids:
+        present.discard("id")
+    if present != keys or not all(isinstance(value.get(key, ""), str) for key in ("name", "id")):
+        raise ValueError(f"expected an object with {' and '.join(sorted(keys, key=len))}, and nothing else")
     [arguments] = [value[key] for key in keys - {"name"}]
     if not isinstance(arguments, dict):
         raise ValueError("expected an object as arguments")
@@ -233,17 +238,17 @@ def _quoted(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def _behind(text: str, at: int, mark: str) -> int:
-    """Return the place behind a mark, which may follow spaces. Raises ValueError if something else is there."""
-    at = _skip(text, at)
-    if not text.startswith(mark, at):
+def _end_of_mark(text: str, start: int, mark: str) -> int:
+    """Return where a mark ends, which may follow spaces. Raises ValueError if something else is there."""
+    begin = _skip(text, start)
+    if not text.startswith(mark, begin):
         raise ValueError(f"{mark} is missing")
-    return at + len(mark)
+    return begin + len(mark)
 
 
-def _skip(text: str, at: int) -> int:
-    """Return the first place from `at` on that is no space."""
-    return len(text) - len(text[at:].lstrip())
+def _skip(text: str, start: int) -> int:
+    """Return the first place from `start` on that is no space."""
+    return len(text) - len(text[start:].lstrip())
 
 
 def _place(text: str, mark: str) -> int | None:

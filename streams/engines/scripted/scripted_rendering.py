@@ -33,13 +33,13 @@ class ScriptedRendering:
 
     def extend(
         self,
-        known: Sequence[int],
+        recorded: Sequence[int],
         finished: bool,
         before: Sequence[Message],
         new: Sequence[Message],
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | str:
-        """Return the tokens behind an answer; `finished`: it has its END_OF_TURN."""
+        """Return the tokens after an answer; `finished`: it has its END_OF_TURN."""
         return (*(() if finished else (END_OF_TURN,)), *self.plain("\n" + _lines(new)))
 
     def parse(

@@ -3,7 +3,7 @@
     prompt tokens = bytes ──► the script's replies, else an echo ──► bytes, END_OF_TURN ──► streams, by turns
 
 The same thread, admission and cancelling as with a model, so what is measured or tested here is everything around one.
-A constraint holds here, too: the script's reply as far as it is allowed, and then what ends the answer soonest.
+A constraint holds here, too: the script's reply as far as it is allowed, and then the tokens that end it soonest.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 from streams.engines.constraint import AllowedTokens, Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
-from streams.engines.protocol import EngineCounts, check_folder, check_generation, uniform
+from streams.engines.protocol import EngineCounts, check_folder, check_generation
 from streams.engines.scripted.scripted_engine import (
     END_OF_TURN,
-    FAILS,
     Script,
     ScriptedEngine,
     logprob,
@@ -74,7 +73,7 @@ class ScriptedTokenEngine:
         self._versions -= {version} - {0}
 
     def constrain(self, grammar: str) -> Constraint:
-        """Compile what an answer may be; see `TokenEngine.constrain`."""
+        """Compile a grammar; see `TokenEngine.constrain`."""
         return self._constraints.compile(grammar)
 
     def submit(self, generation: Generation) -> TokenStream:
@@ -105,25 +104,20 @@ class ScriptedDecoder:
         self.tokens_drawn = 0
 
     def admit(self, stream: TokenStream) -> None:
-        """Decide what the stream is going to say."""
-        asked = stream.generation
-        if uniform(asked.draw_key, asked.slot, FAILS) < self.script.fail_rate:
-            why = f"slot {asked.slot} fails because policy.script has fail_rate {self.script.fail_rate}"
-            stream.finish("error", error=why)
+        """Decide the answer of the stream."""
+        generation, sampling = stream.generation, stream.generation.sampling
+        try:
+            self.script.check_fail_rate(generation.draw_key, generation.slot)
+            text = reply(self.script, generation)
+            if generation.constraint is not None:
+                text = allowed_text(text, generation.constraint.begin(), sampling.max_tokens)
+        except EventError as exc:
+            stream.finish("error", error=str(exc))
             return
-        said = reply(self.script, asked)
-        if asked.constraint is not None:
-            try:
-                said = constrained(said, asked.constraint.begin(), asked.sampling.max_tokens)
-            except EventError as exc:
-                stream.finish("error", error=str(exc))
-                return
-        tokens, ending, stop = spell(said, asked.sampling)
-        if stop is not None:  # a model has drawn it before anybody can see that it did
+        tokens, ending, stop = spell(text, sampling)
+        if stop is not None:  # a model has drawn a stop text before it can be seen
             tokens = (*tokens[:-1], *stop.encode())
-            if len(tokens) > asked.sampling.max_tokens:
-                tokens, ending, stop = tokens[: asked.sampling.max_tokens], "length", None
-        room = self.script.context_tokens - len(asked.prompt_token_ids)
+        room = min(sampling.max_tokens, self.script.context_tokens - len(generation.prompt_token_ids))
         if len(tokens) > room:
             tokens, ending, stop = tokens[:room], "length", None
         begins_at = time.monotonic() + self.script.latency_ms / 1000
@@ -156,34 +150,39 @@ class ScriptedDecoder:
             row.stream.finish(row.ending, stop=row.stop)
             return False
         number, token = drawn
-        asked = row.stream.generation
-        row.stream.push(token, logprob(asked.draw_key, asked.slot, number))
+        generation = row.stream.generation
+        row.stream.push(token, logprob(generation.draw_key, generation.slot, number))
         self.tokens_drawn += 1
         return True
 
 
-def reply(script: Script, asked: Generation) -> str:
-    """Return what the script says to a conversation."""
-    prompt = bytes(token for token in asked.prompt_token_ids if token < END_OF_TURN).decode(errors="replace")
-    script = script.by(asked.version, "")
-    found = [(prompt.rfind(rule.when), rule.reply) for rule in script.replies]
-    place, said = max(found, default=(-1, ""), key=lambda each: each[0])
+def reply(script: Script, generation: Generation) -> str:
+    """Return what the script replies to a conversation."""
+    prompt = bytes(token for token in generation.prompt_token_ids if token < END_OF_TURN).decode(errors="replace")
+    script = script.by(generation.version, "")
+    matches = [(prompt.rfind(rule.when), rule.reply) for rule in script.replies]
+    place, text = max(matches, default=(-1, ""), key=lambda match: match[0])
     if place < 0:
-        spoken = [line for line in prompt.splitlines() if line.strip() not in ("", "assistant:")]
-        echo = spoken[-1].partition(": ")[2] or spoken[-1] if spoken else ""
-        said = "" if script.answers == "nothing" else echo
-    return said + " " * script.padding
+        text = "" if script.answers == "nothing" else _echo(prompt)
+    return text + " " * script.padding
 
 
-def constrained(said: str, allowed: AllowedTokens, most: int) -> str:
-    """Return as much of `said` as is allowed, and then the shortest end there is; at most `most` tokens of it."""
-    given, tokens = iter(said.encode()), list[int]()
-    while len(tokens) < most:
+def _echo(prompt: str) -> str:
+    lines = [line for line in prompt.splitlines() if line.strip() not in ("", "assistant:")]
+    if not lines:
+        return ""
+    return lines[-1].partition(": ")[2] or lines[-1]
+
+
+def allowed_text(text: str, allowed: AllowedTokens, max_tokens: int) -> str:
+    """Return as much of `text` as is allowed, and then the shortest end there is; at most `max_tokens` of it."""
+    script, tokens = iter(text.encode()), list[int]()
+    while len(tokens) < max_tokens:
         mask = allowed.mask()
-        token = next(given, None)
+        token = next(script, None)
         if token is None or not mask[token]:
-            given = iter(())
-            token = _soonest(mask)
+            script = iter(())
+            token = _shortest_end(mask)
         if token == END_OF_TURN:
             break
         allowed.take(token)
@@ -191,7 +190,7 @@ def constrained(said: str, allowed: AllowedTokens, most: int) -> str:
     return bytes(tokens).decode(errors="replace")
 
 
-def _soonest(mask: bytes) -> int:
+def _shortest_end(mask: bytes) -> int:
     """Return the token that ends an answer, or a part of its JSON, soonest; or the first that is allowed."""
     in_text = mask[ord('"')] and mask[ord("a")]
     order: tuple[int, ...] = (END_OF_TURN, *(b'"' if in_text else b""), *b'}]"0123456789', *range(END_OF_TURN))

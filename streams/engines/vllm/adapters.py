@@ -86,7 +86,7 @@ class VllmAdapters:
 
     def put(self, version: int, adapter: Path) -> Loaded:
         """Copy an adapter to where the servers find it, and predict its logprobs. Raises EventError (bad_adapter)."""
-        predicted = self._probe.of(adapter) if self._probe else []
+        predicted = self._probe.logprobs(adapter) if self._probe else []
         files = sorted(path for path in adapter.iterdir() if path.is_file())
         digest = hashlib.sha256()
         for path in files:

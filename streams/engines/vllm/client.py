@@ -72,7 +72,7 @@ class VllmServer:
         """Drop everything verified: it may be another process than before."""
         self.base: str | None = None
         """Its name for the base model; None: not verified yet."""
-        self.of_base: list[float] = []  # logprobs of the probe
+        self.base_logprobs: list[float] = []  # of the probe
         self.is_processed = False
         self.verified: set[str] = set()
         self.unfit: dict[str, str] = {}  # why, by adapter; "" is the base

@@ -55,9 +55,9 @@ class Probe:
         tokens = prompts.templated([Message(role="user", content=QUESTION)]) + prompts.plain(REPLY)
         self.tokens = tokens[: min(most_tokens, prompts.context_tokens - 1)]
         self._model = model
-        self.of_base = self._logprobs()
+        self.base_logprobs = self._logprobs()
 
-    def of(self, adapter: Path) -> list[float]:
+    def logprobs(self, adapter: Path) -> list[float]:
         """Return the logprob of each token but the first under the adapter. Raises EventError (bad_adapter)."""
         from streams.engines.local.lora import Lora, read_lora
 
@@ -73,8 +73,8 @@ class Probe:
         with torch.inference_mode():
             ids = torch.tensor([self.tokens], device=self._model.device)
             logprobs = self._model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-            found: list[float] = logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
-            return found
+            values: list[float] = logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+            return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,27 +105,31 @@ class WeightChange:
         )
 
 
-def noise(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return by how much a server's base differs from ours, nats, root mean square.
+def noise(expected: Sequence[float], reported: Sequence[float]) -> float:
+    """Return by how much a server's logprobs differ from the expected ones, nats, root mean square.
 
     >>> noise([-1.0, -2.0], [-1.5, -1.5])
     0.5
     """
-    return _rms([theirs - ours for ours, theirs in zip(ours, theirs, strict=True)])
+    return _rms(_differences(reported, expected))
 
 
 def change(
     *, predicted: Sequence[float], predicted_base: Sequence[float], seen: Sequence[float], seen_base: Sequence[float]
 ) -> WeightChange:
     """Return the observed change against the predicted one; all logprobs of the same tokens, nats."""
-    wanted = [with_it - without for with_it, without in zip(predicted, predicted_base, strict=True)]
-    found = [with_it - without for with_it, without in zip(seen, seen_base, strict=True)]
+    predicted_change = _differences(predicted, predicted_base)
+    seen_change = _differences(seen, seen_base)
     return WeightChange(
-        size=_rms(wanted),
-        moved=_rms(found),
-        apart=noise(wanted, found),
+        size=_rms(predicted_change),
+        moved=_rms(seen_change),
+        apart=noise(predicted_change, seen_change),
         noise=max(NOISE_FLOOR, noise(predicted_base, seen_base)),
     )
+
+
+def _differences(values: Sequence[float], subtracted: Sequence[float]) -> list[float]:
+    return [value - other for value, other in zip(values, subtracted, strict=True)]
 
 
 def _rms(values: Sequence[float]) -> float:

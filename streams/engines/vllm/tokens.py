@@ -179,7 +179,7 @@ class VllmTokenEngine:
                 self._adapters.servers.run(key.encode(), lambda server: self._fill_from(server, answer))
         except StreamwardError as exc:
             stream.finish("error", error=str(exc))
-        except Exception as exc:  # whatever it is, those who wait must hear of it
+        except Exception as exc:  # whatever it is, the readers of the stream must be told
             log.exception("a generation failed")
             stream.finish("error", error=f"{type(exc).__name__}: {exc}")
         finally:

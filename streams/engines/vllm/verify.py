@@ -60,39 +60,39 @@ class Proof:
         answer, BadAnswer if what it sends cannot be checked.
         """
         with server.lock:
-            for what in ("", loaded.name if loaded else ""):
-                if what in server.unfit:
-                    raise WrongModel(server.unfit[what])
+            for adapter in ("", loaded.name if loaded else ""):
+                if adapter in server.unfit:
+                    raise WrongModel(server.unfit[adapter])
                 try:
-                    if not what and server.base is None:
+                    if not adapter and server.base is None:
                         self._introduce(server)
-                    elif loaded is not None and what and what not in server.verified:
+                    elif loaded is not None and adapter and adapter not in server.verified:
                         self._verify(server, loaded)
                 except WrongModel as exc:
-                    server.unfit[what] = str(exc)
+                    server.unfit[adapter] = str(exc)
                     raise
                 except (RequestRejected, ServerError) as exc:  # not the fault of the task that waits
                     raise BadAnswer(str(exc)) from exc
             return loaded.name if loaded else str(server.base)
 
     def _introduce(self, server: VllmServer) -> None:
-        """Find out the name of its base, whether it is ours, and which logprobs it reports."""
+        """Find out the name of its base, whether it is model.base, and which logprobs it reports."""
         cards = _cards(server)
         bases = [name for name, card in cards.items() if not card.get("parent")]
-        wanted = self._policy.server_model
-        if (wanted not in bases) if wanted else len(bases) != 1:
+        expected = self._policy.server_model
+        if (expected not in bases) if expected else len(bases) != 1:
             raise WrongModel(
-                f"{server.url} lists the models {bases}, expected {wanted or 'one'}; set policy.server_model to the "
+                f"{server.url} lists the models {bases}, expected {expected or 'one'}; set policy.server_model to the "
                 "name of the base model there"
             )
-        name = wanted or bases[0]
+        name = expected or bases[0]
         longest = cards[name].get("max_model_len")
         if type(longest) is int and 0 < longest < self.context_tokens:
             log.warning("%s has room for %d tokens, model.base for %d", server.url, longest, self.context_tokens)
             self.context_tokens = longest
         if self._probe:
-            server.of_base = self._probed(server, name)
-            apart = noise(self._probe.of_base, server.of_base)
+            server.base_logprobs = self._probe_logprobs(server, name)
+            apart = noise(self._probe.base_logprobs, server.base_logprobs)
             if apart > SAME_BASE:
                 raise WrongModel(
                     f"{server.url}: the logprobs of {name} are {apart:.3g} nats off those of model.base (root mean "
@@ -141,26 +141,26 @@ class Proof:
     def _compare(self, server: VllmServer, loaded: Loaded) -> None:
         if not self._probe:
             return
-        found = change(
+        difference = change(
             predicted=loaded.predicted,
-            predicted_base=self._probe.of_base,
-            seen=self._probed(server, loaded.name),
-            seen_base=server.of_base,
+            predicted_base=self._probe.base_logprobs,
+            seen=self._probe_logprobs(server, loaded.name),
+            seen_base=server.base_logprobs,
         )
-        if not found.is_served:
-            raise WrongModel(f"{server.url} lists {loaded.name} and answers with other weights: {found}")
-        log.info("%s: %s shows %s", server.url, loaded.name, found)
-        if not found.is_detectable:
+        if not difference.is_served:
+            raise WrongModel(f"{server.url} lists {loaded.name} and answers with other weights: {difference}")
+        log.info("%s: %s shows %s", server.url, loaded.name, difference)
+        if not difference.is_detectable:
             log.warning(
                 "%s changes too little to be told from its base, so what %s lists is trusted: %s",
-                *(loaded.name, server.url, found),
+                *(loaded.name, server.url, difference),
             )
 
-    def _probed(self, server: VllmServer, model: str) -> list[float]:
+    def _probe_logprobs(self, server: VllmServer, model: str) -> list[float]:
         """Return a server's logprobs of the probe."""
-        asked = {"prompt": list(self._ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
+        body = {"prompt": list(self._ids), "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
         with server.alone():
-            answer = server.ask("POST", "/v1/completions", {"model": model, **asked, "prompt_logprobs": 0, **PLAIN})
+            answer = server.ask("POST", "/v1/completions", {"model": model, **body, "prompt_logprobs": 0, **PLAIN})
         return prompt_logprobs(answer, model=model, prompt=self._ids)
 
     def _reports_processed(self, server: VllmServer, model: str) -> bool:
@@ -170,10 +170,10 @@ class Proof:
         If the model is too sure at every length tried, they are taken for those before.
         """
         for length in PROBED:
-            asked = {"model": model, "prompt": list(self._ids[:length]), "max_tokens": 1, "logprobs": 1, **PLAIN}
+            body = {"model": model, "prompt": list(self._ids[:length]), "max_tokens": 1, "logprobs": 1, **PLAIN}
             greedy, narrow = (
-                _first_logprob(server.ask("POST", "/v1/completions", asked | drawn), server.url)
-                for drawn in ({"temperature": 0.0, "seed": 0}, {"temperature": 1.0, "top_p": 1e-6, "seed": 0})
+                _first_logprob(server.ask("POST", "/v1/completions", body | sampling), server.url)
+                for sampling in ({"temperature": 0.0, "seed": 0}, {"temperature": 1.0, "top_p": 1e-6, "seed": 0})
             )
             if greedy < UNSURE:
                 return narrow > greedy / 2
