@@ -32,8 +32,8 @@ from schemas import json_text
 from schemas.events import AgentEvent, AgentType, EpisodeStart, Tool
 from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.protocol import Action
-from streams.environments.trial import TriedEpisode, try_twice
+from streams.environments.episodes.environment import Action
+from streams.environments.episodes.trial import TriedEpisode, try_twice
 from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
 from streams.jobs import job_log, request as requests, view
 from streams.jobs.job_log import JobLog

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from gateway.http.body import Body
 from schemas.events import EpisodeStart, RewardSource, Task
 from streams.access.tenants.tenant_names import named
-from streams.environments.registry import LISTED
+from streams.environments.listed import LISTED
 from streams.errors import CallError
 from streams.scorers import SCORERS, ScoreError, parts
 from streams.settings.model import Serve, Settings

@@ -1,6 +1,6 @@
 """The commands of environments: list, try, replay.
 
-name, seed ──► environments/trial.py ──► the same episode twice, or an error
+name, seed ──► episodes/trial.py ──► the same episode twice, or an error
 tasks, trajectories, turns ──► tools/episodes.py ──► equal to the recorded episode, or the difference
 """
 
@@ -31,7 +31,7 @@ def environments_list(call: AppContext, output: Output) -> None:
     `environments try` opens one.
     """
     from streams import output as show
-    from streams.environments.registry import LISTED
+    from streams.environments.listed import LISTED
 
     columns = [
         show.Column("name", "name"),
@@ -79,8 +79,8 @@ def environments_try(
     from schemas.events import EpisodeStart
     from streams import output as show
     from streams.environments.environment_pool import EnvironmentPool
-    from streams.environments.protocol import Action
-    from streams.environments.trial import try_twice
+    from streams.environments.episodes.environment import Action
+    from streams.environments.episodes.trial import try_twice
 
     start = EpisodeStart(name=name, settings=settings, seed=seed)
     scripted = [Action(text) for text in actions] or None

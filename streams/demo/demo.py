@@ -23,7 +23,7 @@ from streams.demo import run as loop
 from streams.demo.plan import ONE_MACHINE, Plan
 from streams.demo.progress import Progress
 from streams.engines.vllm import launch as vllm_launch
-from streams.environments.registry import LISTED
+from streams.environments.listed import LISTED
 from streams.errors import SettingsError
 from streams.evaluation.suites import Suite
 from streams.kafka import times

@@ -24,9 +24,17 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.events import EpisodeStart
-from streams.environments.protocol import RESULT, SHOWN, Action, Environment, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import (
+    RESULT,
+    SHOWN,
+    Action,
+    Environment,
+    EpisodeError,
+    Shown,
+    StepResult,
+)
+from streams.environments.listed import listed, settings_of
 from streams.environments.references import check_kind, host_of, imported_module, is_reference, is_server
-from streams.environments.registry import listed, settings_of
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
 from streams.settings.model import Environments
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from streams.environments.adapters.adapted import AdaptedEnvironment
-from streams.environments.protocol import Environment, EpisodeError
+from streams.environments.episodes.environment import Environment, EpisodeError
 
 ADAPTERS = {
     "gymnasium": ("streams.environments.adapters.gymnasium_env", "GymnasiumEnvironment"),

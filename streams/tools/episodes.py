@@ -18,8 +18,8 @@ from typing import NamedTuple, TypeVar
 
 from schemas.events import EpisodeStart, Observed, Task, TrajectoryEvent, Turn
 from schemas.serde import Poison
-from streams.environments.episode import RunningEpisode
-from streams.environments.protocol import Action, Environment, EpisodeError
+from streams.environments.episodes.environment import Action, Environment, EpisodeError
+from streams.environments.episodes.running_episode import RunningEpisode
 from streams.kafka.admin import read_topic
 from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import fold

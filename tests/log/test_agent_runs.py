@@ -16,8 +16,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from schemas.events import EpisodeStart, Message, Observed, Response, Sampling, TrajectoryEvent, derive_id
-from streams.environments.protocol import Action, Environment, Shown, StepResult
-from streams.environments.registry import listed
+from streams.environments.episodes.environment import Action, Environment, Shown, StepResult
+from streams.environments.listed import listed
 from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.metrics import Meter

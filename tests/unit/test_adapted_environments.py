@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from schemas.events import EpisodeStart
-from streams.environments.protocol import Action, Environment, EpisodeError
+from streams.environments.episodes.environment import Action, Environment, EpisodeError
+from streams.environments.episodes.trial import try_twice
+from streams.environments.listed import LISTED, listed
 from streams.environments.references import load
-from streams.environments.registry import LISTED, listed
-from streams.environments.trial import try_twice
 from tests import skips
 
 pytestmark = pytest.mark.environments

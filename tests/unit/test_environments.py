@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from schemas.events import Message, ToolCall
-from streams.environments.episode import RunningEpisode, play
+from streams.environments.episodes.environment import Action, EpisodeError, Shown, StepResult, digest
+from streams.environments.episodes.running_episode import RunningEpisode, play
 from streams.environments.games.calculator import work_out
 from streams.environments.games.distractor import Distractor
-from streams.environments.protocol import Action, EpisodeError, Shown, StepResult, digest
-from streams.environments.registry import LISTED, listed
-from streams.environments.text_game import MOST_CALLS
+from streams.environments.games.text_game import MOST_CALLS
+from streams.environments.listed import LISTED, listed
 
 WORDS = ("4", "left", "right", "red", "blue", "calc(2 + 2)", "get(owl)", "", "get(", "12", "nonsense")
 

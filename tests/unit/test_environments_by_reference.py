@@ -15,10 +15,10 @@ from schemas.events import EpisodeStart, Message
 from streams.cli.root import cli
 from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episode import MAX_SHOWN, RunningEpisode
-from streams.environments.protocol import Action, Environment, EpisodeError, Shown, StepResult
-from streams.environments.registry import listed
-from streams.environments.trial import try_twice
+from streams.environments.episodes.environment import Action, Environment, EpisodeError, Shown, StepResult
+from streams.environments.episodes.running_episode import MAX_SHOWN, RunningEpisode
+from streams.environments.episodes.trial import try_twice
+from streams.environments.listed import listed
 from streams.settings.model import Environments
 from tests.support.doubles import odd_environment
 

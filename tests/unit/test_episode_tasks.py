@@ -13,7 +13,7 @@ from streams.demo.players import PLAYERS
 from streams.demo.run import PROCESSES, commands
 from streams.demo.up import UpPlan
 from streams.environments.adapters.adapted import AdaptedEnvironment
-from streams.environments.protocol import Action, Environment
+from streams.environments.episodes.environment import Action, Environment
 from streams.errors import SettingsError
 from streams.settings.model import Settings
 from streams.stages.tasks.episodes import HELD_OUT_TASKS, EpisodeSpec, train_and_held_out

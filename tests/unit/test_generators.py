@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from schemas import serde
 from schemas.events import Purpose, Task, problems
-from streams.environments.registry import LISTED, listed
+from streams.environments.listed import LISTED, listed
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import source_problems
 from streams.stages.tasks.generators import TaskSpec, families, generate, is_held_out

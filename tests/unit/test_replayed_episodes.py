@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from schemas.events import EpisodeStart
-from streams.environments.episode import RunningEpisode
-from streams.environments.protocol import Action, Environment, Shown
-from streams.environments.registry import listed
+from streams.environments.episodes.environment import Action, Environment, Shown
+from streams.environments.episodes.running_episode import RunningEpisode
+from streams.environments.listed import listed
 from streams.tools.episodes import RecordedEpisode, ReplayedRun, replayed
 from tests.support.agent_calls import Recorded, assistant
 from tests.support.factories import task, trajectory

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from schemas.events import Message, Tool
-from streams.environments.protocol import Action, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Action, EpisodeError, Shown, StepResult
 
 
 class AdaptedEnvironment:

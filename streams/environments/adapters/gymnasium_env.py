@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from schemas import json_text
 from schemas.events import Message
-from streams.environments.protocol import Action, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Action, EpisodeError, Shown, StepResult
 
 
 class GymnasiumEnvironment:

@@ -8,8 +8,8 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from streams.environments.episode import MAX_SHOWN
-from streams.environments.protocol import Action, Environment, Shown
+from streams.environments.episodes.environment import Action, Environment, Shown
+from streams.environments.episodes.running_episode import MAX_SHOWN
 
 _PRINTABLE = frozenset(map(chr, (9, 10, 13, *range(32, 127))))
 

@@ -26,8 +26,8 @@ from mcp.shared.exceptions import MCPError
 
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall
-from streams.environments.protocol import Action, EpisodeError, Shown, StepResult
-from streams.environments.text_game import MOST_CALLS
+from streams.environments.episodes.environment import Action, EpisodeError, Shown, StepResult
+from streams.environments.games.text_game import MOST_CALLS
 
 INVALID_PARAMS = -32602
 """Of JSON-RPC: the server cannot use the call, and is otherwise well."""

@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 
 from schemas import json_text
 from schemas.events import Message
-from streams.environments.protocol import Action, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Action, EpisodeError, Shown, StepResult
 from streams.processes.worker_pipe import MAX_ANSWER_BYTES
 
 TOO_BIG = 1009

@@ -14,7 +14,7 @@ from typing import Any
 import textarena
 
 from schemas.events import Message
-from streams.environments.protocol import Action, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Action, EpisodeError, Shown, StepResult
 
 
 class TextArenaEnvironment:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
-from streams.environments.protocol import Environment, EpisodeError, Shown
-from streams.environments.registry import LISTED, settings_of
-from streams.environments.trial import try_twice
+from streams.environments.episodes.environment import Environment, EpisodeError, Shown
+from streams.environments.episodes.trial import try_twice
+from streams.environments.listed import LISTED, settings_of
 from streams.errors import SettingsError
 from streams.kafka import times
 from streams.stages.tasks.generators import ENVIRONMENT_AGENT, TaskSpec, generate

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
-from streams.environments.protocol import EpisodeError, Shown
-from streams.environments.registry import LISTED, listed
+from streams.environments.episodes.environment import EpisodeError, Shown
+from streams.environments.listed import LISTED, listed
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import ScoreError, gym
 from streams.scorers.verdict import ScorerOptions, options

@@ -18,7 +18,7 @@ from typing import Any
 from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, RewardSource, SourceRange, Task, derive_id
 from schemas.serde import Poison, encode
 from streams.adapters import versions as adapters
-from streams.environments.registry import LISTED
+from streams.environments.listed import LISTED
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation import results as suite_results, run as evaluate
 from streams.kafka import admin, times

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from streams.environments.protocol import Action
+from streams.environments.episodes.environment import Action
 
 
 class OddEnvironment:

@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import SecretStr
 
 from schemas.events import EpisodeStart, Task
-from streams.environments.episode import RunningEpisode
-from streams.environments.protocol import Environment, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Environment, EpisodeError, Shown, StepResult
+from streams.environments.episodes.running_episode import RunningEpisode
 from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.connection_pool import KeptAlive
 from streams.stages.agents.runs.model_calls import CallFailed, ModelCalls, action_of

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from schemas import json_text
 from schemas.events import Ending, Observed, ToolCall
-from streams.environments.protocol import Action
+from streams.environments.episodes.environment import Action
 from streams.errors import StreamwardError
 from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.connection_pool import LATER, KeptAlive

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from typing import TypeVar
 
 from schemas.events import MAX_REWARD, Message, Observed
-from streams.environments.protocol import Action, Environment, EpisodeError, Shown, StepResult, digest
+from streams.environments.episodes.environment import Action, Environment, EpisodeError, Shown, StepResult, digest
 
 MAX_SHOWN = 256 * 1024
 """Most characters, as JSON, of what is shown at once: it becomes part of a prompt."""

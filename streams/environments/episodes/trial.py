@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 
 from schemas.events import EpisodeStart, Observed
-from streams.environments.episode import RunningEpisode
-from streams.environments.protocol import Action, Environment, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Action, Environment, EpisodeError, Shown, StepResult
+from streams.environments.episodes.running_episode import RunningEpisode
 
 WORDS = ("left", "right", "yes", "no", "stop", "red", "up", "down")
 """Of random actions, beside numbers and what the environment itself has shown."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall
-from streams.environments.protocol import Action, Shown, StepResult
+from streams.environments.episodes.environment import Action, Shown, StepResult
 
 MOST_CALLS = 16
 """Most calls in one action; those behind them are not carried out."""
