@@ -1,9 +1,7 @@
 """Serve the policy, or every policy of a fleet, to agents until it is asked to stop.
 
-engine, log ──► recorder ──► app, and the page ──► uvicorn on serve.host, serve.port
+settings ──► recorder, jobs, log, keys ──► rooms (routes.py) ──► Application, and the page ──► uvicorn
 access ──► AccessLog ──► the door, with serve.auth=keys ──► RequestLog ──► requests; Logins, with login.signing_key
-jobs ──► JobLog ──► jobs, fine_tuning, rest ──┘   files ◄──► the store of adapters
-tasks, rewards, groups, adapters ◄──► OpenLog ──► log_rest
 stop ──► no new connection ──► calls in progress end and are recorded ──► the end
 """
 
@@ -15,28 +13,38 @@ import logging
 import socket
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
-from fastapi import APIRouter
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
-from gateway.agents import runs
-from gateway.agents.routes import BODIES, Application, create_app
-from gateway.http.errors import REST_PREFIXES
+from gateway.agents.feedback import FeedbackBox
+from gateway.agents.model_calls import ModelCalls
+from gateway.agents.runs import AgentRuns
+from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
-from gateway.http.openapi import describe
 from gateway.http.time_limits import TimeLimits
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, bound, quiet_server
-from gateway.jobs import files, fine_tuning, rest, rpc as jobs
-from gateway.jobs.fine_tuning_body import CreateFineTuningBody
-from gateway.log import rest as log_rest
-from gateway.log.rest import OpenLog
+from gateway.jobs.files import UploadedFiles
+from gateway.jobs.fine_tuning import FineTuning
+from gateway.jobs.rest import TrainingJobs
+from gateway.jobs.rpc import JsonRpc
+from gateway.log.adapters import PolicyVersions
+from gateway.log.groups import TaskGroups
+from gateway.log.open_log import OpenLog
+from gateway.log.rewards import OutsideRewards
+from gateway.log.scores import ScorerTrials
+from gateway.log.statements import Statements
+from gateway.log.tasks import SentTasks
 from gateway.page.mount import PageMount, mount
-from gateway.people import auth, oidc_login
+from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie, PageEntrance
-from gateway.people.door import OPEN, Door
+from gateway.people.door import Door
+from gateway.people.oidc_login import OidcLogins
+from gateway.routes import TABLE, Health
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
 from streams.access.people import KeyFile, Logins
@@ -60,8 +68,8 @@ SWEEP_S = 1.0
 GRACE_S = 20
 """How long answers in progress may take once the server should stop, seconds; then their clients are cut off."""
 SWITCH_S = 0.02
-"""How long a thread may run on while others wait for Python's lock. Who decodes, writes or answers is done sooner, and
-gives it up then; with Python's 5 ms, tokens and acknowledgements interrupted answers, a fifth of the time."""
+"""How long a thread may run on while others wait for Python's lock. Decoding, writing and answering end sooner, and give
+it up then; with Python's 5 ms, tokens and acknowledgements interrupted answers, a fifth of the time."""
 START_S = 3600.0
 """How long an engine may take to start before it counts as stuck: it may have a model to download."""
 
@@ -86,18 +94,19 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
             schema_registry.wait(settings, meter, stop)
             with (
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
-                JobLog(settings) as orders,
+                JobLog(settings) as jobs,
                 OpenLog(settings) as log_view,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
                 contextlib.closing(PageMount(settings, _logins(settings, keys), rendering)) as page,
             ):
+                parts = ServerParts(recorder=recorder, jobs=jobs, log=log_view, keys=keys, requests=requests, page=page)
                 meter.ready("kafka")
                 meter.begin("answering")
                 garbage.settle()
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-                    app = _application(settings, recorder, orders, log_view, keys, requests, page)
+                    app = build_application(settings, parts)
                     answering = quiet_server(app, grace_s=GRACE_S, tls=tls)
                     runner.run(_serve(settings, recorder, answering, listening, stop, meter))
         finally:
@@ -131,23 +140,80 @@ async def _serve(
     await recorder.close()
 
 
-def _application(
-    settings: Settings,
-    recorder: Recorder,
-    orders: JobLog,
-    log_view: OpenLog,
-    keys: AccessLog | None,
-    requests: RequestLog | None,
-    page: PageMount,
-) -> ASGIApp:
+@dataclass(frozen=True, kw_only=True)
+class ServerParts:
+    """What the routes of a server work with."""
+
+    recorder: Recorder
+    jobs: JobLog
+    log: OpenLog
+    keys: AccessLog | None
+    """None: the server asks for none."""
+    requests: RequestLog | None
+    page: PageMount
+
+
+def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
     """Return every route, behind the door if there are keys."""
-    rule, people = settings.serve, None if keys is None else people_routes(settings, page.logins)
-    app = every_route(settings, recorder, orders, log_view, people)
-    mount(app, page)
+    rule, keys = settings.serve, parts.keys
+    rooms = [
+        *agent_rooms(settings, parts.recorder),
+        *job_rooms(settings, parts.jobs, fleet=parts.recorder.is_fleet),
+        *log_rooms(settings, parts.log),
+    ]
+    if keys is not None:
+        rooms += people_rooms(settings, parts.page.logins)
+    app = make_application(settings, rooms, keys=keys is not None)
+    mount(app, parts.page)
     if keys is None:
-        return TimeLimits(app, rule)
-    door = Door(app, keys, KeyLimits(rule), requests)
-    return TimeLimits(PageEntrance(door, keys, page.logins, LoginCookie.of(settings)), rule)
+        return TimeLimits(app, TABLE, rule)
+    door = Door(app, TABLE, keys, KeyLimits(rule), parts.requests)
+    return TimeLimits(PageEntrance(door, keys, parts.page.logins, LoginCookie.of(settings)), TABLE, rule)
+
+
+def make_application(settings: Settings, rooms: Sequence[object], *, keys: bool = False) -> Application:
+    """Return the application that answers the routes of these rooms."""
+    max_body_bytes = int(settings.serve.max_body_mb * 1_000_000)
+    return Application(rooms, version=version("streamward"), max_body_bytes=max_body_bytes, keys=keys)
+
+
+def agent_rooms(settings: Settings, recorder: Recorder) -> list[object]:
+    """Return the rooms that agents call."""
+    calls = ModelCalls(recorder, settings.policy.name)
+    feedback = FeedbackBox(recorder, partial(give_feedback, settings))
+    return [calls, feedback, Health(), AgentRuns(recorder.runs)]
+
+
+def job_rooms(settings: Settings, jobs: JobLog, *, fleet: bool = False) -> list[object]:
+    """Return the rooms of jobs and files; `fleet`: jobs may train every policy that it serves."""
+    return [
+        JsonRpc(settings, jobs),
+        UploadedFiles(settings.adapters.store),
+        FineTuning(settings, jobs, fleet=fleet),
+        TrainingJobs(settings, jobs),
+    ]
+
+
+def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
+    """Return the rooms of the log itself."""
+    return [
+        SentTasks(settings, log),
+        OutsideRewards(settings, log),
+        ScorerTrials(settings),
+        TaskGroups(log),
+        Statements(log),
+        PolicyVersions(settings),
+    ]
+
+
+def people_rooms(settings: Settings, logins: Logins | None) -> list[object]:
+    """Return the rooms of people; None: they cannot log in."""
+    rooms: list[object] = [OwnPermissions()]
+    if logins is None:
+        return rooms
+    if settings.login.oidc_issuer:
+        rooms.insert(0, OidcLogins(Issuer(settings.login), logins, LoginCookie.of(settings)))
+    return [*rooms, PasswordLogins(logins)]
 
 
 def tls_files(settings: Settings) -> TlsFiles | None:
@@ -158,32 +224,6 @@ def tls_files(settings: Settings) -> TlsFiles | None:
     files = TlsFiles(rule.tls_certificate, rule.tls_key)
     files.check()
     return files
-
-
-def every_route(
-    settings: Settings,
-    recorder: Recorder,
-    orders: JobLog,
-    log_view: OpenLog,
-    people: APIRouter | None,
-) -> Application:
-    """Return the application; `people`: the routes about them, where keys are asked for."""
-    most = int(settings.serve.max_body_mb * 1_000_000)
-    app = create_app(
-        recorder,
-        partial(give_feedback, settings),
-        version=version("streamward"),
-        max_body_bytes=most,
-        shared=settings.policy.name,
-    )
-    app.include_router(runs.routes(recorder.runs, max_body_bytes=most))
-    app.include_router(job_routes(settings, orders, fleet=recorder.is_fleet))
-    app.include_router(log_routes(settings, log_view))
-    if people is not None:
-        app.include_router(people)
-    bodies = (*BODIES, *runs.BODIES, *jobs.BODIES, CreateFineTuningBody, *rest.BODIES, *log_rest.BODIES, *auth.BODIES)
-    describe(app, bodies, opened=OPEN, keys=people is not None)
-    return app
 
 
 def _requests(settings: Settings) -> contextlib.AbstractContextManager[RequestLog | None]:
@@ -203,35 +243,3 @@ def _logins(settings: Settings, access: AccessLog | None) -> Logins | None:
     if access is None or rule.signing_key is None:
         return None
     return Logins(access, rule, KeyFile(rule.signing_key), issuer=rule.public_url or settings.serve.url)
-
-
-def people_routes(settings: Settings, logins: Logins | None) -> APIRouter:
-    """Return everything about people."""
-    router = APIRouter()
-    if logins is not None and settings.login.oidc_issuer:
-        router.include_router(oidc_login.routes(Issuer(settings.login), logins, LoginCookie.of(settings)))
-    router.include_router(auth.routes(logins))
-    return router
-
-
-def log_routes(settings: Settings, log_view: OpenLog) -> APIRouter:
-    """Return everything about the log itself."""
-    router = APIRouter()
-    own = log_rest.routes(settings, log_view, max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
-    for prefix in REST_PREFIXES:
-        router.include_router(own, prefix=prefix, include_in_schema=prefix == REST_PREFIXES[0])
-    return router
-
-
-def job_routes(settings: Settings, orders: JobLog, *, fleet: bool = False) -> APIRouter:
-    """Return everything about jobs: JSON-RPC, OpenAI's interface, and REST. `fleet`: of every policy that it serves."""
-    most = int(settings.serve.max_body_mb * 1_000_000)
-    router = APIRouter()
-    rpc = jobs.routes(settings, orders, max_body_bytes=most)
-    router.include_router(rpc)
-    router.include_router(files.routes(settings.adapters.store, max_body_bytes=most))
-    router.include_router(fine_tuning.routes(settings, orders, max_body_bytes=most, fleet=fleet))
-    own = rest.routes(settings, orders, max_body_bytes=most)
-    for prefix in REST_PREFIXES:
-        router.include_router(own, prefix=prefix, include_in_schema=prefix == REST_PREFIXES[0])
-    return router

@@ -1,7 +1,4 @@
-"""What agents get, in each protocol: the answers of chat.py, completions.py, responses.py and anthropic.py, described.
-
-The code there makes the objects; a test compares what a server really answers with what is said here.
-"""
+"""What agents get, in each protocol: the answers that chat.py, completions.py, responses.py and anthropic.py make."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gateway.http.openapi import Answer
+from gateway.http.body import Answer
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -27,6 +24,14 @@ class CallUsage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+
+
+USAGE_EXAMPLE = CallUsage(
+    prompt_tokens=14,
+    completion_tokens=2,
+    total_tokens=16,
+    prompt_tokens_details=CachedTokens(cached_tokens=0),
+)
 
 
 class TokenLogprob(Answer):
@@ -311,20 +316,3 @@ class MessagesModelList(Answer):
     has_more: bool
     first_id: str | None
     last_id: str | None
-
-
-class RecordedFeedback(Answer):
-    """An opinion that is in the log."""
-
-    object: Literal["feedback"]
-    id: str = Field(description="of the turn or trajectory that it is about")
-    value: float
-    reason: str | None
-    source: str
-    recorded_at: str = Field(description="`topic[partition]@offset` of the reward")
-
-
-class HealthAnswer(Answer):
-    """The server answers."""
-
-    status: Literal["ok"]

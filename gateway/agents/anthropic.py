@@ -15,24 +15,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.agents.answer_forms import MessagesSchemaFormat, ToolsChoice, forced
-from gateway.http.body import (
+from gateway.agents.answers import MessageUsage, ModelMessage, TextContent
+from gateway.agents.caller import Caller
+from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
     MOST_TOKENS,
-    Body,
-    Caller,
-    Ignored,
     Model,
-    Refused,
     StopText,
     Stream,
     ToolSchema,
     TopP,
-    Whole,
-    compact,
-    ignored,
     joined,
 )
+from gateway.http.body import Body, Ignored, Refused, Whole, compact, ignored
+from gateway.http.errors import MESSAGES
 from schemas import json_text
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.errors import CallError
@@ -248,14 +245,15 @@ def _blocks_of(reply: Message) -> list[dict[str, Any]]:
     ]
 
 
-def message(begun: Begun, done: Done) -> dict[str, Any]:
+def message(begun: Begun, done: Done) -> ModelMessage:
     """Return the whole answer."""
-    return _started(begun) | {
+    fields = _started(begun) | {
         "content": _blocks_of(done.message),
         "stop_reason": _reason(done),
         "stop_sequence": done.stop,
         "usage": _usage(begun, len(done.tokens)),
     }
+    return ModelMessage(**fields)
 
 
 async def events(begun: Begun, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
@@ -273,24 +271,7 @@ async def events(begun: Begun, pieces: AsyncIterator[Piece]) -> AsyncIterator[di
                 for event in _end(begun, piece, texts):
                     yield event
     except CallError as exc:
-        yield error(exc)
-
-
-ERRORS = {
-    "not_found": "not_found_error",
-    "permission_denied": "permission_error",
-    "too_large": "request_too_large",
-    "request_timeout": "timeout_error",
-    "busy": "overloaded_error",
-    "internal": "api_error",
-}
-"""The word of this protocol for a kind of error; for the others it is invalid_request_error."""
-
-
-def error(problem: CallError) -> dict[str, Any]:
-    """Return the body of an error, which is also the last event of a stream that breaks off."""
-    kind = ERRORS.get(problem.kind, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": problem.message}, "request_id": None}
+        yield MESSAGES.problem(exc).model_dump()
 
 
 def _end(begun: Begun, done: Done, texts: int) -> Iterator[dict[str, Any]]:
@@ -344,3 +325,15 @@ def _block_start(index: int, block: dict[str, Any]) -> dict[str, Any]:
 
 def _block_delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+EXAMPLE = ModelMessage(
+    id="msg_9f3a2d0c-1b7e-5c55-8a20-4d2f8f0c7e61",
+    type="message",
+    role="assistant",
+    model="sums@7",
+    content=[TextContent(type="text", text="2")],
+    stop_reason="end_turn",
+    stop_sequence=None,
+    usage=MessageUsage(input_tokens=14, cache_creation_input_tokens=0, cache_read_input_tokens=0, output_tokens=2),
+)

@@ -22,7 +22,19 @@ from gateway.agents.answer_forms import (
     ToolsChoice,
     forced,
 )
-from gateway.http.body import (
+from gateway.agents.answers import (
+    USAGE_EXAMPLE,
+    CachedTokens,
+    CallUsage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatReply,
+    MadeCall,
+    MadeFunction,
+)
+from gateway.agents.caller import Caller
+from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
     MAX_TOKENS,
@@ -30,13 +42,9 @@ from gateway.http.body import (
     OWN_LOGPROBS,
     TEXT_ALONE,
     Arguments,
-    Body,
-    Caller,
     Choices,
-    Ignored,
     MaxTokens,
     Model,
-    Refused,
     Seed,
     Stop,
     Stream,
@@ -44,12 +52,10 @@ from gateway.http.body import (
     Temperature,
     ToolSchema,
     TopP,
-    Whole,
-    compact,
-    ignored,
     joined,
     logprobs,
 )
+from gateway.http.body import Body, Ignored, Refused, Whole, compact, ignored
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
@@ -224,25 +230,25 @@ def _tool(number: int, tool: FunctionDefinition) -> Tool:
     return Tool(name=tool.name, description=tool.description or "", parameters=parameters)
 
 
-def completion(begun: Begun, answers: Sequence[Done], at: float, *, with_logprobs: bool) -> dict[str, Any]:
+def completion(begun: Begun, answers: Sequence[Done], at: float, *, with_logprobs: bool) -> ChatCompletion:
     """Return the whole answer; `at`: seconds since the epoch."""
     choices = [
-        {
-            "index": done.choice,
-            "message": _reply(done.message),
-            "logprobs": _logprobs(done.tokens) if with_logprobs else None,
-            "finish_reason": done.finish_reason,
-        }
+        ChatChoice(
+            index=done.choice,
+            message=_reply(done.message),
+            logprobs=_logprobs(done.tokens) if with_logprobs else None,
+            finish_reason=done.finish_reason,
+        )
         for done in sorted(answers, key=lambda done: done.choice)
     ]
-    return _shell(begun, at, "chat.completion") | {"choices": choices, "usage": _usage(begun, answers)}
+    return ChatCompletion(**_shell(begun, at, "chat.completion"), choices=choices, usage=usage(begun, answers))
 
 
-def _reply(message: Message) -> dict[str, Any]:
-    said = {"role": "assistant", "content": message.content, "refusal": None}
+def _reply(message: Message) -> ChatReply:
     if not message.tool_calls:
-        return said
-    return said | {"content": message.content or None, "tool_calls": [_call(each) for each in message.tool_calls]}
+        return ChatReply(role="assistant", content=message.content, refusal=None)
+    calls = [_call(call) for call in message.tool_calls]
+    return ChatReply(role="assistant", content=message.content or None, refusal=None, tool_calls=calls)
 
 
 async def chunks(
@@ -267,27 +273,27 @@ async def chunks(
             for choice in _end(piece, tokens):
                 yield shell | {"choices": [choice]}
     if with_usage:
-        yield shell | {"choices": [], "usage": _usage(begun, answers)}
+        yield shell | {"choices": [], "usage": usage(begun, answers).model_dump()}
 
 
 def _end(done: Done, tokens: Sequence[Token]) -> Iterator[dict[str, Any]]:
     """Yield what follows the text; `tokens`: those whose logprobs were not sent yet."""
-    for index, each in enumerate(done.message.tool_calls):
-        yield _choice(done.choice, {"tool_calls": [{"index": index, **_call(each)}]})
+    for index, call in enumerate(done.message.tool_calls):
+        yield _choice(done.choice, {"tool_calls": [{"index": index, **_call(call).model_dump()}]})
     yield _choice(done.choice, {}, tokens) | {"finish_reason": done.finish_reason}
 
 
 def _choice(index: int, delta: dict[str, Any], tokens: Sequence[Token] = ()) -> dict[str, Any]:
-    logprobs = _logprobs(tokens) if tokens else None
+    logprobs = _logprobs(tokens).model_dump() if tokens else None
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _call(made: ToolCall) -> dict[str, Any]:
-    return {"id": made.id, "type": "function", "function": {"name": made.name, "arguments": made.arguments}}
+def _call(call: ToolCall) -> MadeCall:
+    return MadeCall(id=call.id, type="function", function=MadeFunction(name=call.name, arguments=call.arguments))
 
 
-def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
-    return {"content": logprobs(tokens), "refusal": None}
+def _logprobs(tokens: Sequence[Token]) -> ChatLogprobs:
+    return ChatLogprobs(content=logprobs(tokens), refusal=None)
 
 
 def _shell(begun: Begun, at: float, kind: str) -> dict[str, Any]:
@@ -300,11 +306,30 @@ def _shell(begun: Begun, at: float, kind: str) -> dict[str, Any]:
     }
 
 
-def _usage(begun: Begun, answers: Sequence[Done]) -> dict[str, Any]:
+def usage(begun: Begun, answers: Sequence[Done]) -> CallUsage:
+    """Return how many tokens a call had."""
     sampled = sum(len(done.tokens) for done in answers)
-    return {
-        "prompt_tokens": begun.prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": begun.prompt_tokens + sampled,
-        "prompt_tokens_details": {"cached_tokens": begun.cached_tokens},
-    }
+    return CallUsage(
+        prompt_tokens=begun.prompt_tokens,
+        completion_tokens=sampled,
+        total_tokens=begun.prompt_tokens + sampled,
+        prompt_tokens_details=CachedTokens(cached_tokens=begun.cached_tokens),
+    )
+
+
+EXAMPLE = ChatCompletion(
+    id="chatcmpl-9f3a2d0c-1b7e-5c55-8a20-4d2f8f0c7e61",
+    object="chat.completion",
+    created=1767225600,
+    model="sums@7",
+    system_fingerprint="fp_1f0c",
+    choices=[
+        ChatChoice(
+            index=0,
+            message=ChatReply(role="assistant", content="2", refusal=None),
+            logprobs=None,
+            finish_reason="stop",
+        )
+    ],
+    usage=USAGE_EXAMPLE,
+)

@@ -13,25 +13,23 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from gateway.http.body import (
+from gateway.agents.answers import USAGE_EXAMPLE, TextChoice, TextCompletion, TextLogprobs
+from gateway.agents.caller import Caller
+from gateway.agents.chat import usage
+from gateway.agents.parameters import (
     ADDRESS,
     MOST_TOKENS,
     OWN_LOGPROBS,
-    Body,
-    Caller,
     Choices,
-    Ignored,
     Model,
-    Refused,
     Seed,
     Stop,
     Stream,
     StreamOptions,
     Temperature,
     TopP,
-    Whole,
-    ignored,
 )
+from gateway.http.body import Body, Ignored, Refused, Whole, ignored
 from schemas.events import Sampling
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
@@ -95,13 +93,18 @@ def call(body: CompletionsBody, caller: Caller) -> ModelCall:
     )
 
 
-def completion(body: CompletionsBody, begun: Begun, answers: Sequence[Done], at: float) -> dict[str, Any]:
+def completion(body: CompletionsBody, begun: Begun, answers: Sequence[Done], at: float) -> TextCompletion:
     """Return the whole answer; `at`: seconds since the epoch."""
     choices = [
-        _choice(done.choice, done.message.content, _logprobs(body, done.tokens, 0), done.finish_reason)
+        TextChoice(
+            index=done.choice,
+            text=done.message.content,
+            logprobs=_logprobs(body, done.tokens, 0),
+            finish_reason=done.finish_reason,
+        )
         for done in sorted(answers, key=lambda done: done.choice)
     ]
-    return _shell(begun, at) | {"choices": choices, "usage": _usage(begun, answers)}
+    return TextCompletion(**_shell(begun, at), choices=choices, usage=usage(begun, answers))
 
 
 async def chunks(
@@ -124,7 +127,7 @@ async def chunks(
             logprobs = _logprobs(body, piece.tokens[count:], offset)
             yield shell | {"choices": [_choice(piece.choice, "", logprobs, piece.finish_reason)]}
     if with_usage:
-        yield shell | {"choices": [], "usage": _usage(begun, answers)}
+        yield shell | {"choices": [], "usage": usage(begun, answers).model_dump()}
 
 
 def _shell(begun: Begun, at: float) -> dict[str, Any]:
@@ -137,28 +140,30 @@ def _shell(begun: Begun, at: float) -> dict[str, Any]:
     }
 
 
-def _logprobs(body: CompletionsBody, tokens: Sequence[Token], offset: int) -> dict[str, Any] | None:
+def _logprobs(body: CompletionsBody, tokens: Sequence[Token], offset: int) -> TextLogprobs | None:
     """Return the tokens in this protocol's four lists; `offset`: where their text begins in the answer."""
     if body.logprobs is None:
         return None
     offsets = list(accumulate((len(token.text) for token in tokens), initial=offset))[:-1]
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{other.text: other.logprob for other in token.top} for token in tokens],
-        "text_offset": offsets,
-    }
+    return TextLogprobs(
+        tokens=[token.text for token in tokens],
+        token_logprobs=[token.logprob for token in tokens],
+        top_logprobs=[{other.text: other.logprob for other in token.top} for token in tokens],
+        text_offset=offsets,
+    )
 
 
-def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+def _choice(index: int, text: str, logprobs: TextLogprobs | None, reason: str | None) -> dict[str, Any]:
+    lists = None if logprobs is None else logprobs.model_dump()
+    return {"index": index, "text": text, "logprobs": lists, "finish_reason": reason}
 
 
-def _usage(begun: Begun, answers: Sequence[Done]) -> dict[str, Any]:
-    sampled = sum(len(done.tokens) for done in answers)
-    return {
-        "prompt_tokens": begun.prompt_tokens,
-        "completion_tokens": sampled,
-        "total_tokens": begun.prompt_tokens + sampled,
-        "prompt_tokens_details": {"cached_tokens": begun.cached_tokens},
-    }
+EXAMPLE = TextCompletion(
+    id="cmpl-9f3a2d0c-1b7e-5c55-8a20-4d2f8f0c7e61",
+    object="text_completion",
+    created=1767225600,
+    model="sums@7",
+    system_fingerprint="fp_1f0c",
+    choices=[TextChoice(index=0, text=" 2", logprobs=None, finish_reason="stop")],
+    usage=USAGE_EXAMPLE,
+)

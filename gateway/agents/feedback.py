@@ -8,16 +8,21 @@ It enters no group and ends no trajectory: a conversation may continue after a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 from pydantic import Field
+from starlette.requests import Request
 
-from gateway.http.body import Body, Whole
+from gateway.agents.caller import AGENT_ID, CALLS, FindsAgents, read_model_call
+from gateway.http.body import Answer, Body, Whole
+from gateway.http.principal import principal_of, sees
+from gateway.http.route import Route
 from schemas.conventions import FEEDBACK, RatedAnswer
 from schemas.events import MAX_REWARD, RATIONALE_CHARACTERS, Coordinates
 from streams.errors import CallError, LogError, RefusedError
 from streams.tools.asking import bare_id
+
+TURN = "9f3a2d0c-1b7e-5c55-8a20-4d2f8f0c7e61"
 
 
 class FeedbackBody(Body):
@@ -38,18 +43,26 @@ class FeedbackBody(Body):
     choice: Whole | None = Field(None, ge=0, description="which of `n` answers; default: the one of the id")
 
 
-class FindsAnswers(Protocol):
-    """Who knows what was answered: the recorder of the agents' stage."""
+class RecordedFeedback(Answer):
+    """An opinion that is in the log."""
+
+    object: Literal["feedback"]
+    id: str = Field(description="of the turn or trajectory that it is about")
+    value: float
+    reason: str | None
+    source: str
+    recorded_at: str = Field(description="`topic[partition]@offset` of the reward")
+
+
+class FindsAnswers(FindsAgents, Protocol):
+    """Knows what was answered: the recorder of the agents' stage."""
 
     async def rated(self, answer_id: str, choice: int | None) -> RatedAnswer | None:
         """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""
 
-    async def agent_of(self, name: str) -> str | None:
-        """Return whose a turn or a trajectory is; None if there is none of this id."""
-
 
 class WritesFeedback(Protocol):
-    """Who writes an opinion to the log, once: streams/tools/asking.py."""
+    """Writes an opinion to the log, once: streams/tools/asking.py."""
 
     def __call__(self, answer: RatedAnswer, value: float, *, source: str, reason: str | None) -> Coordinates:
         """Return where it is. Raises RefusedError if the source said otherwise before, LogError without a broker."""
@@ -58,35 +71,59 @@ class WritesFeedback(Protocol):
 class FeedbackBox:
     """Takes opinions one after the other, so that the same one twice at once is written once."""
 
-    def __init__(self, answers: FindsAnswers, write: WritesFeedback) -> None:
-        self.answers, self._write, self._one = answers, write, asyncio.Lock()
+    def __init__(self, recorder: FindsAnswers, write: WritesFeedback) -> None:
+        self._recorder, self._write, self._writing = recorder, write, asyncio.Lock()
 
-    async def take(self, body: FeedbackBody, agent_id: str, sees: Callable[[str], bool]) -> dict[str, Any]:
-        """Record an opinion; return what the client gets. `sees`: the answers of which agents. Raises CallError."""
-        source, answer_id = body.source or agent_id, bare_id(body.id)
-        owner = await self.answers.agent_of(answer_id)
-        known = owner is not None and sees(owner)
-        answer = await self.answers.rated(answer_id, body.choice) if known else None
-        if answer is None:
-            which = "" if body.choice is None else f" with a choice {body.choice}"
-            raise CallError(
-                "not_found",
-                f"there is no answer and no trajectory {body.id}{which} that the server remembers (serve.longest_s); "
-                "`streamward reward` finds older ones",
-                "id",
-            )
+    @Route(
+        "POST",
+        "/feedback",
+        may="feedback.give",
+        interface=CALLS,
+        takes=FeedbackBody,
+        answers=RecordedFeedback,
+        parameters=(AGENT_ID,),
+        sends={"id": TURN, "value": 1, "reason": "It is right."},
+        example=RecordedFeedback(
+            object="feedback",
+            id=TURN,
+            value=1.0,
+            reason="It is right.",
+            source="feedback/default",
+            recorded_at="streamward.rewards[3]@1041",
+        ),
+    )
+    async def give_feedback(self, request: Request, raw: bytes) -> RecordedFeedback:
+        """Say what you think of an answer."""
+        body, caller = await read_model_call(request, FeedbackBody, raw, self._recorder)
+        source, answer = body.source or caller.agent_id, await self._answer(request, body)
         try:
-            async with self._one:
+            async with self._writing:
                 at = await asyncio.to_thread(self._write, answer, body.value, source=source, reason=body.reason)
         except RefusedError as exc:
             raise CallError("conflict", str(exc), "value") from exc
         except LogError as exc:
             raise CallError("busy", f"{exc}; try again") from exc
-        return {
-            "object": "feedback",
-            "id": answer.answer_id,
-            "value": body.value,
-            "reason": body.reason,
-            "source": FEEDBACK + source,
-            "recorded_at": str(at),
-        }
+        return RecordedFeedback(
+            object="feedback",
+            id=answer.answer_id,
+            value=body.value,
+            reason=body.reason,
+            source=FEEDBACK + source,
+            recorded_at=str(at),
+        )
+
+    async def _answer(self, request: Request, body: FeedbackBody) -> RatedAnswer:
+        """Return the answer that an opinion is about. Raises CallError if its sender may see none of this id."""
+        answer_id = bare_id(body.id)
+        owner = await self._recorder.agent_of(answer_id)
+        is_seen = owner is not None and sees(principal_of(request), owner)
+        answer = await self._recorder.rated(answer_id, body.choice) if is_seen else None
+        if answer is None:
+            choice = "" if body.choice is None else f" with a choice {body.choice}"
+            raise CallError(
+                "not_found",
+                f"there is no answer and no trajectory {body.id}{choice} that the server remembers (serve.longest_s); "
+                "`streamward reward` finds older ones",
+                "id",
+            )
+        return answer

@@ -12,8 +12,11 @@ from itertools import count
 from typing import Any
 
 from gateway.agents.answer_forms import FunctionChoice, ToolsChoice, forced
+from gateway.agents.answers import ModelResponse
+from gateway.agents.caller import Caller
+from gateway.agents.parameters import MAX_TOKENS, joined, logprobs
 from gateway.agents.responses_body import FunctionCallOutputItem, MessageItem, ResponsesBody
-from gateway.http.body import MAX_TOKENS, Body, Caller, compact, ignored, joined, logprobs
+from gateway.http.body import Body, compact, ignored
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
@@ -83,8 +86,13 @@ def _sampling(body: ResponsesBody) -> Sampling:
     )
 
 
-def response(body: ResponsesBody, begun: Begun, done: Done | None, at: float) -> dict[str, Any]:
-    """Return the response, which is in progress without `done`; `at`: seconds since the epoch."""
+def response(body: ResponsesBody, begun: Begun, done: Done, at: float) -> ModelResponse:
+    """Return the whole answer; `at`: seconds since the epoch."""
+    return ModelResponse(**_fields(body, begun, done, at))
+
+
+def _fields(body: ResponsesBody, begun: Begun, done: Done | None, at: float) -> dict[str, Any]:
+    """Return the response as events have it: without `done` it is in progress, and no whole answer yet."""
     cut = done is not None and done.finish_reason == "length"
     return {
         "id": f"resp_{begun.turn_id}",
@@ -135,7 +143,7 @@ async def events(
     """Stream a response: text while it is sampled, calls once they are complete, the end once it is recorded."""
     numbers, texts = count(), False
     for kind in ("response.created", "response.in_progress"):
-        yield {"type": kind, "response": response(body, begun, None, at), "sequence_number": next(numbers)}
+        yield {"type": kind, "response": _fields(body, begun, None, at), "sequence_number": next(numbers)}
     try:
         async for piece in pieces:
             found: Iterable[dict[str, Any]] = ()
@@ -148,7 +156,7 @@ async def events(
                 yield event | {"sequence_number": next(numbers)}
     except CallError as exc:
         failed = {"status": "failed", "error": {"code": "server_error", "message": exc.message}}
-        whole = response(body, begun, None, at) | failed
+        whole = _fields(body, begun, None, at) | failed
         yield {"type": "response.failed", "response": whole, "sequence_number": next(numbers)}
 
 
@@ -162,7 +170,7 @@ def _end(body: ResponsesBody, begun: Begun, done: Done, at: float, texts: bool) 
             yield {"type": f"{kind}.delta", **where, "delta": item["arguments"]}
             yield {"type": f"{kind}.done", **where, "name": item["name"], "arguments": item["arguments"]}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    whole = response(body, begun, done, at)
+    whole = _fields(body, begun, done, at)
     yield {"type": f"response.{whole['status']}", "response": whole}
 
 
@@ -217,7 +225,7 @@ def _output(body: ResponsesBody, begun: Begun, done: Done) -> Iterator[tuple[dic
 
 
 def _logprobs(body: ResponsesBody, tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    return logprobs(tokens) if _with_logprobs(body) else []
+    return [token.model_dump() for token in logprobs(tokens)] if _with_logprobs(body) else []
 
 
 def _with_logprobs(body: ResponsesBody) -> bool:

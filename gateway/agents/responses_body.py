@@ -18,23 +18,20 @@ from gateway.agents.answer_forms import (
     SchemaFormat,
     TextFormat,
 )
-from gateway.http.body import (
+from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
     NO_CACHE_KEYS,
     TEXT_ALONE,
     Arguments,
-    Body,
-    Ignored,
     MaxTokens,
     Model,
-    Refused,
     Stream,
     Temperature,
     ToolSchema,
     TopP,
-    Whole,
 )
+from gateway.http.body import Body, Ignored, Refused, Whole
 
 OURS = "ids and states of items are made by the server"
 

@@ -1,4 +1,4 @@
-"""Begin and end the runs of agents on tasks, for whoever starts their processes (`streamward agents run`).
+"""Begin and end the runs of agents on tasks, for the program that starts their processes (`streamward agents run`).
 
     POST /agents/AGENT_ID/trajectories/TRAJECTORY_ID/begin ──► started, acknowledged ──┐
                                                  …/end ──► ended, response, both too ──┴─► what is known of the run
@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from typing import Annotated, Protocol
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from gateway.agents.observation_header import ObservedBody
-from gateway.http.body import Body, read, sent
-from gateway.http.openapi import requested
-from gateway.jobs.answers import RunAnswer
+from gateway.agents.caller import ObservedBody
+from gateway.http.body import Answer, Body
+from gateway.http.route import Interface, Route
 from schemas.events import MAX_GROUP_SIZE, Ending, Observed, Purpose, Sampling
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.task_runs import RunOrder
@@ -70,43 +67,75 @@ class EndBody(Body):
     success: bool | None = None
 
 
-BODIES = (BeginBody, EndBody)
+class RunAnswer(Answer):
+    """What the log has of an agent's run on a task."""
+
+    trajectory_id: str
+    adapter_version: int | None
+    metadata: dict[str, str]
+    ending: str | None
+    turns: int | None
 
 
-def routes(runs: BeginsAndEnds, *, max_body_bytes: int) -> APIRouter:
-    """Return the routes; a request with a longer body is refused."""
-    router = APIRouter(prefix="/agents/{agent_id}/trajectories/{trajectory_id}")
+RUNS = Interface(("/agents/{agent_id}/trajectories/{trajectory_id}",))
 
-    @router.post("/begin", **requested(BeginBody, name="begin_run", answer=RunAnswer))
-    async def begin(request: Request, agent_id: str, trajectory_id: str) -> JSONResponse:
+
+class AgentRuns:
+    """The runs of agents on tasks."""
+
+    def __init__(self, runs: BeginsAndEnds) -> None:
+        self._runs = runs
+
+    @Route(
+        "POST",
+        "/begin",
+        may="runs.write",
+        interface=RUNS,
+        takes=BeginBody,
+        answers=RunAnswer,
+        sends={
+            "task_id": "3d9b51f0-7a52-5e0e-8f2b-6a2b8f0a9c11",
+            "sampling_id": "0f6d8a51-0a3d-5f7e-9b4e-2f1c7d9a3b22",
+            "slot": 0,
+            "group_size": 8,
+            "policy": "sums",
+            "purpose": "train",
+            "sampling": {"temperature": 1, "top_p": 1, "max_tokens": 64},
+        },
+        example=RunAnswer(trajectory_id="walk-1", adapter_version=7, metadata={}, ending=None, turns=None),
+    )
+    async def begin_run(self, agent_id: str, trajectory_id: str, body: BeginBody) -> RunAnswer:
         """Begin the run of an agent on a task."""
-        body = read(BeginBody, await sent(request, max_body_bytes))
-        drawn = {**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)}
-        asked = {**body.model_dump(), "sampling": Sampling(**drawn), "observed": _event(body.observed)}
-        return _known(await runs.begin(RunOrder(agent_id=agent_id, trajectory_id=trajectory_id, **asked)))
+        sampling = Sampling(**{**body.sampling.model_dump(), "stop": tuple(body.sampling.stop)})
+        fields = {**body.model_dump(), "sampling": sampling, "observed": _event(body.observed)}
+        return _answer(await self._runs.begin(RunOrder(agent_id=agent_id, trajectory_id=trajectory_id, **fields)))
 
-    @router.post("/end", **requested(EndBody, name="end_run", answer=RunAnswer))
-    async def end(request: Request, agent_id: str, trajectory_id: str) -> JSONResponse:
+    @Route(
+        "POST",
+        "/end",
+        may="runs.write",
+        interface=RUNS,
+        takes=EndBody,
+        answers=RunAnswer,
+        sends={"ending": "completed", "reason": "it answered"},
+        example=RunAnswer(trajectory_id="walk-1", adapter_version=7, metadata={}, ending="completed", turns=3),
+    )
+    async def end_run(self, agent_id: str, trajectory_id: str, body: EndBody) -> RunAnswer:
         """End it, and record its response."""
-        body = read(EndBody, await sent(request, max_body_bytes))
         end = RunEnd(body.ending, body.reason, observed=_event(body.observed), success=body.success)
-        return _known(await runs.end(agent_id, trajectory_id, end))
-
-    return router
+        return _answer(await self._runs.end(agent_id, trajectory_id, end))
 
 
 def _event(body: ObservedBody | None) -> Observed | None:
     return None if body is None else body.event
 
 
-def _known(run: Conversation) -> JSONResponse:
+def _answer(run: Conversation) -> RunAnswer:
     began, end = run.began, run.end
-    return JSONResponse(
-        {
-            "trajectory_id": run.trajectory_id,
-            "adapter_version": run.adapter_version,
-            "metadata": {} if began is None else began.metadata,
-            "ending": None if end is None else end.ending,
-            "turns": None if end is None else end.turns,
-        }
+    return RunAnswer(
+        trajectory_id=run.trajectory_id,
+        adapter_version=run.adapter_version,
+        metadata={} if began is None else began.metadata,
+        ending=None if end is None else end.ending,
+        turns=None if end is None else end.turns,
     )

@@ -13,17 +13,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
     GetJsonSchemaHandler,
     ValidationError,
 )
@@ -32,41 +30,24 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.requests import Request
 
 from schemas import json_text
-from schemas.events import Observed
 from streams.errors import CallError
-from streams.stages.agents.recording.calls import Token
 
 SHOWN = 80
 """Most characters of a wrong value in an error message."""
-MAX_TOKENS = 1024
-"""Most tokens of an answer to a request of chat or responses that names no limit."""
-
 IN_DESCRIPTION = "x-streamward"
 """Where the description of the interface says of a parameter that it is refused or ignored."""
-
-# what several protocols say of the same parameter
-ADDRESS = "the log knows the agent by its address"
-NO_CACHE_KEYS = "prefixes are cached without keys"
-OWN_LOGPROBS = "logprobs would not be the policy's own"
-FOLLOWS_CHOICE = "arguments follow the schema where a call is forced; elsewhere they are what was sampled"
-TEXT_ALONE = "the model reads and writes text alone"
-
-
-class Caller(NamedTuple):
-    """Who calls, by path and headers, and what tells this request from others."""
-
-    agent_id: str
-    trajectory_id: str | None
-    request_digest: str
-    retry_key: str | None
-    observed: Observed | None = None
-    """What its environment showed before the call."""
 
 
 class Body(BaseModel):
     """An object in a request; what it has no field for is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+
+class Answer(BaseModel):
+    """An object in an answer, which has these fields and no others. Numbers that JSON has not are strings."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="strings")
 
 
 class SecretBody(Body):
@@ -112,13 +93,6 @@ class Refused:
         return value
 
 
-class StreamOptions(Body):
-    """How the chunks of chat and completions are sent."""
-
-    include_usage: bool | None = None
-    include_obfuscation: Annotated[bool | None, Ignored("nothing is added to chunks")] = None
-
-
 def _whole(value: object) -> object:
     """Return a number without a fraction as a whole one: 16.0 is an integer in JSON Schema, and for some clients."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -126,28 +100,6 @@ def _whole(value: object) -> object:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 
-
-def _texts(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-StopText = Annotated[str, Field(min_length=1, max_length=1000)]
-MOST_TOKENS = 2**31 - 1
-"""More do not fit the event, nor any model's context."""
-Stop = Annotated[
-    Annotated[list[StopText], Field(max_length=4)] | None,
-    BeforeValidator(_texts, json_schema_input_type=str | list[str] | None),
-    Field(description="texts that end an answer; at most 4"),
-]
-Seed = Annotated[Whole | None, Field(ge=-(2**63), lt=2**63, description="the same seed gives the same answer")]
-Choices = Annotated[Whole | None, Field(ge=1, le=128, description="how many answers")]
-Temperature = Annotated[float | None, Field(ge=0, le=2, description="default: 1; 0 is greedy")]
-TopP = Annotated[float | None, Field(gt=0, le=1, description="default: 1")]
-MaxTokens = Annotated[
-    Whole | None, Field(ge=1, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}")
-]
-Model = Annotated[str, Field(description="`POLICY`, or `POLICY@7` for one version")]
-Stream = Annotated[bool | None, Field(description="server-sent events")]
 
 Read = TypeVar("Read", bound=Body)
 HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
@@ -271,50 +223,6 @@ def compact(value: object, where: str) -> str:
     except (ValueError, RecursionError) as exc:
         raise CallError("invalid", f"{where} cannot be written as JSON in UTF-8: {exc}", where) from exc
     return text
-
-
-def _arguments(text: str) -> str:
-    try:
-        value = json_text.parse(text)
-    except ValueError as exc:
-        raise PydanticCustomError("arguments", "they are not JSON: {why}", {"why": str(exc)}) from exc
-    if not isinstance(value, dict):
-        raise PydanticCustomError("arguments", "they have to be a JSON object")
-    return text
-
-
-Arguments = Annotated[str, AfterValidator(_arguments)]
-"""Of a tool call: a JSON object, as text."""
-
-
-def joined(texts: Iterable[str]) -> str:
-    """Return the text of a content that came in parts, the same in every protocol."""
-    return "\n".join(texts)
-
-
-def logprobs(tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    """Return tokens as OpenAI's chat and responses have them: text, bytes, logprob, and the most likely ones."""
-
-    def entry(token: Token) -> dict[str, Any]:
-        return {"token": token.text, "bytes": list(token.bytes), "logprob": token.logprob}
-
-    return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in tokens]
-
-
-def _schema(value: dict[str, Any]) -> dict[str, Any]:
-    """Check the JSON schema of a tool's parameters as far as templates and clients read it: an object's fields."""
-    if value.get("type", "object") != "object":
-        raise PydanticCustomError("tool_schema", 'its "type" has to be "object"')
-    properties, required = value.get("properties") or {}, value.get("required") or []
-    if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
-        raise PydanticCustomError("tool_schema", '"properties" has to be an object of JSON schemas')
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise PydanticCustomError("tool_schema", '"required" has to be a list of names')
-    return value
-
-
-ToolSchema = Annotated[dict[str, Any], AfterValidator(_schema)]
-"""JSON schema of a tool's parameters."""
 
 
 def _explained(exc: ValidationError, value: object, inside: str, *, hides: bool) -> CallError:

@@ -1,14 +1,20 @@
-"""What a client gets for a request without an answer: the status, and the body in the words of its protocol."""
+"""Errors as clients read them: the status, and a body in the dialect of the route.
+
+CallError of a route            ──┐
+401, 403, 429, 503, 504 before it ┴──► Dialect: OPENAI, REST, MESSAGES or RPC ──► a model ──► JSON
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, TypeVar
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
-from gateway.agents import anthropic
+from gateway.http.body import Answer
 from streams.access.keys import masked
 from streams.errors import (
     CallError,
@@ -37,13 +43,8 @@ STATUS: dict[CallErrorKind, int] = {
     "busy": 503,
     "internal": 500,
 }
-RETRY_AFTER_S = 1
-"""When a client may try again what could not be taken."""
-REST = ("/finetune/", "/rl/", "/tasks", "/rewards", "/score", "/groups/", "/query", "/adapters")
-"""How the paths of Streamward's own REST begin, behind their prefix."""
-REST_PREFIXES = ("", "/api/v1")
-RPC_PATHS = ("/api/v1/jsonrpc", "/jsonrpc")
-"""Where JSON-RPC is spoken."""
+RETRY_AFTER_S = 1.0
+"""When a client may try again what could not be taken, unless more is known."""
 ACTIONS: dict[CallErrorKind, str] = {
     "invalid": "correct what the message names, and send it again",
     "unknown_parameter": "leave it out, or correct its name",
@@ -56,61 +57,243 @@ ACTIONS: dict[CallErrorKind, str] = {
     "busy": "try again; `streamward doctor` says what is wrong if it stays so",
     "internal": "report it with the server's output",
 }
+MESSAGES_TYPES: Mapping[CallErrorKind, str] = {
+    "not_found": "not_found_error",
+    "permission_denied": "permission_error",
+    "too_large": "request_too_large",
+    "request_timeout": "timeout_error",
+    "busy": "overloaded_error",
+    "internal": "api_error",
+}
+"""Anthropic's type of an error; of the other kinds it is invalid_request_error."""
+REFUSALS: Mapping[int, tuple[str, str]] = {
+    401: ("invalid_api_key", "authentication_error"),
+    403: ("permission_denied", "permission_error"),
+    429: ("rate_limit_exceeded", "rate_limit_error"),
+    503: ("busy", "overloaded_error"),
+    504: ("timeout", "timeout_error"),
+}
+"""Code and type of an error before any route, by its status; OpenAI and Anthropic call the types alike."""
+UNAUTHORIZED = {"WWW-Authenticate": 'Bearer realm="streamward"'}
+RPC_INVALID_REQUEST = -32600
+RPC_REFUSED = -32000
+"""From this the status of a refusal is subtracted."""
 
 
-def openai(problem: CallError) -> dict[str, Any]:
-    """Return the body of OpenAI's error, which is also the last event of a stream that breaks off."""
-    kind = "server_error" if STATUS[problem.kind] >= 500 else "invalid_request_error"
-    if problem.kind == "permission_denied":
-        kind = "permission_error"
-    return {
-        "error": {"message": problem.message, "type": kind, "param": problem.parameter, "code": problem.kind},
-    }
+# --- what errors look like --------------------------------------------------------------------------------------------
 
 
-def rest(problem: CallError) -> dict[str, Any]:
-    """Return OpenAI's error with what to do about it, and when it was."""
-    error = openai(problem)["error"]
-    details = {"parameter": problem.parameter, "suggested_action": ACTIONS[problem.kind], **(problem.found or {})}
-    return {"error": error | {"details": details, "timestamp": moment(times.now_ms())}}
+class ErrorDetails(Answer):
+    """What is wrong, in a message for people and a code for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
 
 
-def response(problem: CallError, path: str) -> JSONResponse:
-    """Return the answer to a request of `path`. A key or token that it repeats of the request is cut short in it."""
-    parameter = None if problem.parameter is None else masked(problem.parameter)
-    problem = CallError(problem.kind, masked(problem.message), parameter, found=problem.found)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if problem.kind == "busy" else None
-    if problem.kind == "conflict":
-        headers = {"x-should-retry": "false"}  # OpenAI's clients would send it again, and be told the same
-    speaks = rest if is_rest(path) else anthropic.error if speaks_anthropic(path) else openai
-    if problem.kind == "request_timeout":
-        headers = {"Connection": "close"}  # the rest of the body may still come
-    body = speaks(problem)
-    return JSONResponse(body, STATUS[problem.kind], headers)
+class ErrorAnswer(Answer):
+    """Why a request has no other answer, as OpenAI has it."""
+
+    error: ErrorDetails
 
 
-async def apart(call: Callable[..., T], *given: Any) -> T:
-    """Return what `call` returns, in a thread: it waits for a broker or a store. Raises CallError for its errors,
-    and LoginRefused."""
+class SuggestedAction(Answer):
+    """What to do about an error; with a conflict, what is there instead."""
+
+    parameter: str | None
+    suggested_action: str
+    responses: list[dict[str, Any]] | None = None
+    serving: dict[str, Any] | None = None
+
+
+class RestErrorDetails(ErrorDetails):
+    """What is wrong, and when that was."""
+
+    timestamp: str
+    details: SuggestedAction | None = None
+
+
+class RestErrorAnswer(Answer):
+    """Why a request has no other answer, with what to do about it."""
+
+    error: RestErrorDetails
+
+
+class MessagesErrorDetails(Answer):
+    """What is wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorAnswer(Answer):
+    """Why a request has no other answer, as Anthropic has it."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetails
+    request_id: str | None
+
+
+class RpcFailure(Answer):
+    """Why a request in JSON-RPC has no result."""
+
+    code: int
+    message: str
+    data: Any = None
+
+
+class RpcErrorAnswer(Answer):
+    """Why none of the requests was looked at."""
+
+    jsonrpc: Literal["2.0"]
+    error: RpcFailure
+    id: None
+
+
+# --- dialects ---------------------------------------------------------------------------------------------------------
+
+
+class Dialect(ABC):
+    """How the errors of a route are written."""
+
+    model: type[Answer]
+    refuses_bodies: tuple[int, ...] = (400, 408, 413)
+    """Statuses of a route that takes a body."""
+
+    @abstractmethod
+    def problem(self, error: CallError) -> Answer:
+        """Return the body for a request that has no other answer."""
+
+    @abstractmethod
+    def refusal(self, status: int, message: str) -> Answer:
+        """Return the body for a request that reached no route."""
+
+
+class OpenAiDialect(Dialect):
+    """Errors as OpenAI has them."""
+
+    model = ErrorAnswer
+
+    def problem(self, error: CallError) -> ErrorAnswer:
+        kind = "server_error" if STATUS[error.kind] >= 500 else "invalid_request_error"
+        if error.kind == "permission_denied":
+            kind = "permission_error"
+        return ErrorAnswer(error=ErrorDetails(message=error.message, type=kind, param=error.parameter, code=error.kind))
+
+    def refusal(self, status: int, message: str) -> ErrorAnswer:
+        code, kind = REFUSALS[status]
+        return ErrorAnswer(error=ErrorDetails(message=message, type=kind, param=None, code=code))
+
+
+class RestDialect(Dialect):
+    """OpenAI's errors with a time, and what to do about them."""
+
+    model = RestErrorAnswer
+
+    def problem(self, error: CallError) -> RestErrorAnswer:
+        details = SuggestedAction(
+            parameter=error.parameter, suggested_action=ACTIONS[error.kind], **(error.found or {})
+        )
+        return self._timed(OPENAI.problem(error), details=details)
+
+    def refusal(self, status: int, message: str) -> RestErrorAnswer:
+        return self._timed(OPENAI.refusal(status, message))
+
+    @staticmethod
+    def _timed(answer: ErrorAnswer, **details: SuggestedAction) -> RestErrorAnswer:
+        now = moment(times.now_ms())
+        return RestErrorAnswer(error=RestErrorDetails(**answer.error.model_dump(), timestamp=now, **details))
+
+
+class MessagesDialect(Dialect):
+    """Errors as Anthropic has them."""
+
+    model = MessagesErrorAnswer
+
+    def problem(self, error: CallError) -> MessagesErrorAnswer:
+        return self._answer(MESSAGES_TYPES.get(error.kind, "invalid_request_error"), error.message)
+
+    def refusal(self, status: int, message: str) -> MessagesErrorAnswer:
+        return self._answer(REFUSALS[status][1], message)
+
+    @staticmethod
+    def _answer(kind: str, message: str) -> MessagesErrorAnswer:
+        return MessagesErrorAnswer(
+            type="error", error=MessagesErrorDetails(type=kind, message=message), request_id=None
+        )
+
+
+class RpcDialect(Dialect):
+    """Errors of JSON-RPC, before any request in the body is looked at; those that are wrong are answered with 200."""
+
+    model = RpcErrorAnswer
+    refuses_bodies = (408, 413)
+
+    def problem(self, error: CallError) -> RpcErrorAnswer:
+        return self._answer(RPC_INVALID_REQUEST, "Invalid Request", error.message)
+
+    def refusal(self, status: int, message: str) -> RpcErrorAnswer:
+        return self._answer(RPC_REFUSED - status, REFUSALS[status][0], message)
+
+    @staticmethod
+    def _answer(code: int, message: str, data: str) -> RpcErrorAnswer:
+        return RpcErrorAnswer(jsonrpc="2.0", error=RpcFailure(code=code, message=message, data=data), id=None)
+
+
+OPENAI, REST, MESSAGES, RPC = OpenAiDialect(), RestDialect(), MessagesDialect(), RpcDialect()
+
+
+# --- responses --------------------------------------------------------------------------------------------------------
+
+
+def json_response(answer: Answer, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer as JSON, without the fields that were not set."""
+    return Response(answer.model_dump_json(exclude_unset=True), status, headers, media_type="application/json")
+
+
+def response(error: CallError, dialect: Dialect) -> Response:
+    """Return the response to a request that failed. A key or token that the error repeats is cut short in it."""
+    parameter = None if error.parameter is None else masked(error.parameter)
+    error = CallError(error.kind, masked(error.message), parameter, found=error.found)
+    headers = {}
+    if error.kind == "busy":
+        headers["Retry-After"] = _seconds(RETRY_AFTER_S)
+    if error.kind == "conflict":
+        headers["x-should-retry"] = "false"  # OpenAI's clients would send it again, and be told the same
+    if error.kind == "request_timeout":
+        headers["Connection"] = "close"  # the rest of the body may still come
+    return json_response(dialect.problem(error), STATUS[error.kind], headers)
+
+
+def refusal(status: int, message: str, dialect: Dialect, *, retry_after_s: float | None = None) -> Response:
+    """Return the response to a request that reached no route; `retry_after_s`: when it is worth trying again."""
+    headers = dict(UNAUTHORIZED) if status == 401 else {}
+    if status == 503 and retry_after_s is None:
+        retry_after_s = RETRY_AFTER_S
+    if retry_after_s is not None:
+        headers["Retry-After"] = _seconds(retry_after_s)
+    return json_response(dialect.refusal(status, message), status, headers)
+
+
+def _seconds(wait_s: float) -> str:
+    return str(max(1, math.ceil(wait_s)))
+
+
+async def apart(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Return what `call` returns, in a thread: it waits for a broker or a store.
+
+    Raises CallError for its errors, and LoginRefused.
+    """
     try:
-        return await asyncio.to_thread(call, *given)
+        return await asyncio.to_thread(call, *arguments, **options)
     except JobRequestError as exc:
         raise CallError("invalid", str(exc), exc.parameter) from exc
     except NotFoundError as exc:
         raise CallError("not_found", str(exc)) from exc
-    except LoginRefused:  # an answer of its own: auth.py
+    except LoginRefused:  # it has a response of its own: people/auth.py
         raise
     except RefusedError as exc:
         raise CallError("conflict", str(exc)) from exc
     except (LogError, SettingsError) as exc:  # the broker, or the store
         raise CallError("busy", str(exc)) from exc
-
-
-def is_rest(path: str) -> bool:
-    """Return whether a path is of Streamward's own REST."""
-    return path.startswith(tuple(prefix + begin for prefix in REST_PREFIXES for begin in REST))
-
-
-def speaks_anthropic(path: str) -> bool:
-    """Return whether a path is one of Anthropic's own."""
-    return path.rstrip("/").endswith(("/messages", "/messages/count_tokens"))

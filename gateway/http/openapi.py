@@ -1,31 +1,25 @@
-"""The description of the interface: what each route says of itself, and the document that all of them make.
+"""The description of the interface as an OpenAPI document, made of the declared routes.
 
-    requested, described: name, body, answer, statuses ──► FastAPI ──► describe: errors, keys, examples ──► the document
+    Route ──► operation: types, statuses, parameters, examples ──► document ──► /openapi.json, gateway/openapi.json
 
-Bodies are described by what requests are read into, answers by the models beside the code that makes them; that these
-are true is tested on what a server really answers. The document of the whole gateway is committed (document.py).
+Bodies and answers are described by the models that read and make them. That this is true is tested on what a server
+really answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, ConfigDict
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import JsonSchemaMode
+from starlette.routing import compile_path
 
-from gateway.http import errors
-from gateway.http.body import Body, PathQuery
-from gateway.http.examples import ANSWERED, ASKED
+from gateway.http.route import ANYWHERE, Route
 
 REFERENCE = "#/components/schemas/{model}"
-JSON, EVENTS = "application/json", "text/event-stream"
-PAGE: dict[str, Any] = {"text/html": {"schema": {"type": "string"}}}
-AS_PAGE = "x-page"
-"""Marks an operation until its failures are described."""
-ANYTHING: dict[str, Any] = {JSON: {"schema": {"type": "object"}}}
+JSON, EVENTS, HTML = "application/json", "text/event-stream", "text/html"
+PAGE: dict[str, Any] = {HTML: {"schema": {"type": "string"}}}
 STATUSES: Mapping[int, tuple[str, str]] = {
     400: ("Invalid", "A parameter is wrong, unknown or not supported; the error names it"),
     401: ("Unauthorized", "No key and no access token that is valid; or, to log in, a wrong name or password"),
@@ -39,13 +33,12 @@ STATUSES: Mapping[int, tuple[str, str]] = {
     503: ("Busy", "The log, the engine or the store cannot take it now; see Retry-After"),
     504: ("TimedOut", "There is no answer after serve.answer_s"),
 }
-OF_A_BODY, OF_A_QUERY = (400, 408, 413), (400,)
-AT_THE_DOOR = (401, 403, 429)
-ANYWHERE = (503, 504)
+QUERY_STATUSES = (400,)
+DOOR_STATUSES = (401, 403, 429)
 WAIT = {"Retry-After": {"description": "seconds", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
-OF_CALLS: Mapping[str, Any] = {
-    name: {"description": what, "schema": {"type": "string"}}
-    for name, what in (
+CALL_HEADERS: Mapping[str, Any] = {
+    name: {"description": description, "schema": {"type": "string"}}
+    for name, description in (
         ("x-request-id", "the turn that the log has of it"),
         ("x-streamward-trajectory", "the trajectory that the turn belongs to"),
         ("x-streamward-model", "the version that answered"),
@@ -59,19 +52,6 @@ EVENT = {
     "properties": {"event": {"type": "string"}, "data": {"type": "string", "description": "JSON, or `[DONE]`"}},
     "required": ["data"],
 }
-IDEMPOTENCY_KEY = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "description": "a request that is sent again with it has its effect once",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
-}
-CALL_KEY = {**IDEMPOTENCY_KEY, "schema": {"type": "string"}}
-AGENT_ID = {
-    "name": "X-Agent-ID",
-    "in": "header",
-    "description": "who calls, as `/agents/AGENT_ID` before the path says it, too; default: the agent `default`",
-    "schema": {"type": "string", "pattern": r"^([A-Za-z0-9][A-Za-z0-9._:-]{0,127})?$"},
-}
 KEYS = {
     "bearer": {
         "type": "http",
@@ -80,224 +60,144 @@ KEYS = {
     },
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "the same, as Anthropic sends it"},
 }
-
-
-class Answer(BaseModel):
-    """An object in an answer, which has these fields and no others."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class ErrorDetails(Answer):
-    """What is wrong, in a message for people and a code for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorAnswer(Answer):
-    """Why a request has no other answer, as OpenAI has it."""
-
-    error: ErrorDetails
-
-
-class SuggestedAction(Answer):
-    """What to do about an error; with a conflict, what is there instead."""
-
-    parameter: str | None
-    suggested_action: str
-    responses: list[dict[str, Any]] | None = None
-    serving: dict[str, Any] | None = None
-
-
-class RestErrorDetails(ErrorDetails):
-    """What is wrong, and when that was."""
-
-    timestamp: str
-    details: SuggestedAction | None = None
-
-
-class RestErrorAnswer(Answer):
-    """Why a request has no other answer, with what to do about it."""
-
-    error: RestErrorDetails
-
-
-class MessagesErrorDetails(Answer):
-    """What is wrong."""
-
-    type: str
-    message: str
-
-
-class MessagesErrorAnswer(Answer):
-    """Why a request has no other answer, as Anthropic has it."""
-
-    type: Literal["error"]
-    error: MessagesErrorDetails
-    request_id: str | None
-
-
-class RpcFailure(Answer):
-    """Why a request in JSON-RPC has no result."""
-
-    code: int
-    message: str
-    data: Any = None
-
-
-class RpcErrorAnswer(Answer):
-    """Why none of the requests was looked at."""
-
-    jsonrpc: Literal["2.0"]
-    error: RpcFailure
-    id: None
-
-
-FAILURES = ErrorAnswer, RestErrorAnswer, MessagesErrorAnswer, RpcErrorAnswer
-
-
-def requested(body: type[Body], **said: Any) -> dict[str, Any]:
-    """Return what a route says of itself that takes a body of JSON; `said` as of `described`."""
-    schema = {"$ref": REFERENCE.format(model=body.__name__)}
-    return described({JSON: {"schema": schema}}, **said)
-
-
-def described(
-    content: dict[str, Any] | None = None,
-    query: type[PathQuery] | None = None,
-    *,
-    name: str | None = None,
-    answer: Any = ANYTHING,
-    status: int | None = None,
-    refuses: Sequence[int] = (404, 409),
-    parameters: Sequence[Mapping[str, Any]] = (),
-    call: bool = False,
-    page: bool = False,
-) -> dict[str, Any]:
-    """Return what a route says of itself: what it takes, and what it answers.
-
-    `content`: the body, by its type. `name`: of the operation, which clients call a method by. `answer`: a model;
-    content by its type; None: no body. `refuses`: statuses beside those that all such routes have. `parameters`: those
-    of header and query that are read one by one. `call`: it is one of an agent, which can be streamed. `page`: a
-    browser is told the same by a page.
-    """
-    extra: dict[str, Any] = {} if content is None else {"requestBody": {"required": True, "content": content}}
-    fields = {} if query is None else query.model_json_schema()["properties"]
-    of_query = [{"name": field, "in": "query", "schema": schema} for field, schema in fields.items()]
-    if of_query or parameters:
-        extra["parameters"] = [*of_query, *parameters]
-    refused = {*refuses, *(OF_A_BODY if content else ()), *(OF_A_QUERY if query else ())}
-    said: dict[str, Any] = {"description": "Done"}
-    if isinstance(answer, dict):
-        said["content"] = answer
-    elif answer is not None:
-        said["model"] = answer
-    if page:
-        said["content"], extra[AS_PAGE] = dict(PAGE), True
-    if call:
-        said |= {"content": {EVENTS: {"itemSchema": EVENT}}, "headers": dict(OF_CALLS)}
-    told: dict[str, Any] = {
-        "openapi_extra": extra,
-        "responses": {status or 200: said, **{code: {} for code in sorted(refused)}},
-    }
-    if name is not None:
-        told |= {"operation_id": name, "summary": name.replace("_", " ").capitalize()}
-    return told if status is None else told | {"status_code": status}
-
-
-def describe(app: FastAPI, bodies: Sequence[type[Body]], *, opened: Sequence[str] = (), keys: bool = False) -> None:
-    """Let the description of `app` define the bodies that its routes name, and their errors.
-
-    `opened`: the paths that need no key, where others need one (`keys`).
-    """
-
-    def description() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            found = get_openapi(title=app.title, version=app.version, description=ABOUT, routes=app.routes)
-            schemas = found.setdefault("components", {}).setdefault("schemas", {})
-            for models in ([(one, "validation") for one in bodies], [(one, "serialization") for one in FAILURES]):
-                schemas.update(models_json_schema(models, ref_template=REFERENCE)[1]["$defs"])
-            for name in ("HTTPValidationError", "ValidationError"):
-                schemas.pop(name, None)
-            _complete(found, opened, keys=keys)
-            app.openapi_schema = _tidied(found)
-        return app.openapi_schema
-
-    app.openapi = description  # type: ignore[method-assign]
-
-
 ABOUT = """Agents, jobs, files, people and the log of a server that `streamward serve` runs.
 
 The paths of calls (`/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/feedback`,
 `/v1/models`) are also below `/agents/AGENT_ID` and `/agents/AGENT_ID/trajectories/TRAJECTORY_ID`, those of Streamward's
 own REST (`/finetune`, `/rl`, `/tasks`, `/rewards`, `/score`, `/groups`, `/query`, `/adapters`) below `/api/v1`.
 """
-
-
-def _complete(found: dict[str, Any], opened: Sequence[str], *, keys: bool) -> None:
-    """Add what follows from the paths: errors, keys, examples."""
-    shared = found["components"].setdefault("responses", {})
-    if keys:
-        found["components"]["securitySchemes"] = KEYS
-        found["security"] = [{name: []} for name in KEYS]
-    for path, operations in found["paths"].items():
-        for operation in operations.values():
-            answers = operation["responses"]
-            answers.pop("422", None)  # FastAPI's own checks, which no route here uses
-            codes = {int(code) for code in answers if int(code) >= 400}
-            if path not in opened:
-                codes |= {*(AT_THE_DOOR if keys else ()), *ANYWHERE}
-            elif keys:
-                operation["security"] = []
-            as_page = operation.pop(AS_PAGE, False)
-            for code in sorted(codes):
-                if as_page and code in (401, 429):
-                    failed = _failed(code, path)
-                    answers[str(code)] = failed | {"content": failed["content"] | PAGE}
-                    continue
-                name, answers[str(code)] = _failure(code, path)
-                shared[name] = _failed(code, path)
-            operation["responses"] = dict(sorted(answers.items()))
-            _exemplify(operation)
-    found["components"]["responses"] = dict(sorted(shared.items()))
-
-
-def _failure(code: int, path: str) -> tuple[str, dict[str, Any]]:
-    name = STATUSES[code][0] + _format(path).__name__.removesuffix("Answer")
-    return name, {"$ref": f"#/components/responses/{name}"}
-
-
-def _failed(code: int, path: str) -> dict[str, Any]:
-    schema = {"$ref": REFERENCE.format(model=_format(path).__name__)}
-    failed = {"description": STATUSES[code][1], "content": {JSON: {"schema": schema}}}
-    return failed | ({"headers": WAIT} if code in (429, 503) else {})
-
-
-def _format(path: str) -> type[Answer]:
-    """Return how errors of a path are written."""
-    if path in errors.RPC_PATHS:
-        return RpcErrorAnswer
-    if errors.is_rest(path):
-        return RestErrorAnswer
-    return MessagesErrorAnswer if errors.speaks_anthropic(path) else ErrorAnswer
-
-
-def _exemplify(operation: dict[str, Any]) -> None:
-    """Add an example of the body, and one of the answer."""
-    name = operation["operationId"]
-    for content in operation.get("requestBody", {}).get("content", {}).values():
-        if name in ASKED:
-            content["example"] = ASKED[name]
-    for code, answer in operation["responses"].items():
-        if int(code) < 300 and name in ANSWERED and JSON in answer.get("content", {}):
-            answer["content"][JSON]["example"] = ANSWERED[name]
-
-
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 """Of numbers, as pydantic leaves them where a validator comes before, by what JSON Schema calls them."""
+
+
+def document(routes: Sequence[Route], *, title: str, version: str, keys: bool) -> dict[str, Any]:
+    """Return the description of a server with these routes; `keys`: whether it asks for keys."""
+    description = _Description(keys)
+    for route in routes:
+        description.add(route)
+    result = {
+        "openapi": "3.1.0",
+        "info": {"title": title, "description": ABOUT, "version": version},
+        "paths": description.paths,
+        "components": description.components(),
+        **({"security": [{name: []} for name in KEYS]} if keys else {}),
+    }
+    return {name: _tidied(value) for name, value in result.items()}
+
+
+class _Description:
+    """Operations by path, and the components that they refer to."""
+
+    def __init__(self, keys: bool) -> None:
+        self._keys = keys
+        self.paths: dict[str, dict[str, Any]] = {}
+        self._schemas: dict[str, Any] = {}
+        self._responses: dict[str, Any] = {}
+
+    def components(self) -> dict[str, Any]:
+        """Return what the operations refer to, by name."""
+        components = {"schemas": self._schemas, "responses": self._responses}
+        components = {kind: dict(sorted(named.items())) for kind, named in components.items()}
+        return components | ({"securitySchemes": KEYS} if self._keys else {})
+
+    def add(self, route: Route) -> None:
+        """Describe a route."""
+        path = route.paths[0]
+        operation: dict[str, Any] = {
+            "summary": route.name.replace("_", " ").capitalize(),
+            "description": route.description,
+            "operationId": route.name,
+        }
+        if parameters := _parameters(route, path):
+            operation["parameters"] = parameters
+        operation["responses"] = self._answers(route)
+        if route.takes is not None:
+            content = self._content(route.takes, "validation")
+            if route.sends is not None:
+                content[JSON]["example"] = route.sends
+            operation["requestBody"] = {"required": True, "content": content}
+        if self._keys and route.is_open:
+            operation["security"] = []
+        self.paths.setdefault(path, {})[route.method.lower()] = operation
+
+    def _answers(self, route: Route) -> dict[str, Any]:
+        """Return the responses of a route, by status."""
+        answer: dict[str, Any] = {"description": "Done"}
+        if route.answers is not None:
+            answer["content"] = content = self._content(route.answers, "serialization")
+            if route.example is not None:
+                content[JSON]["example"] = _as_sent(route.example)
+            if route.page:
+                content.update(PAGE)
+            if route.streams:
+                content[EVENTS] = {"itemSchema": EVENT}
+                answer["headers"] = dict(CALL_HEADERS)
+        answers = {route.status: answer} | {status: {"description": text} for status, text in route.also.items()}
+        for status in self._refusals(route):
+            answers[status] = self._refusal(route, status)
+        return {str(status): answers[status] for status in sorted(answers)}
+
+    def _refusals(self, route: Route) -> set[int]:
+        """Return the statuses with which a route may refuse a request."""
+        statuses = {*route.refuses}
+        if route.takes is not None:
+            statuses |= {*route.interface.dialect.refuses_bodies}
+        if route.query is not None:
+            statuses |= {*QUERY_STATUSES}
+        if not route.is_open:
+            statuses |= {*ANYWHERE, *(DOOR_STATUSES if self._keys else ())}
+        return statuses
+
+    def _refusal(self, route: Route, status: int) -> dict[str, Any]:
+        title, description = STATUSES[status]
+        model = route.interface.dialect.model
+        content = self._content(model, "serialization")
+        response: dict[str, Any] = {"description": description, "content": content}
+        if status in (429, 503):
+            response["headers"] = WAIT
+        if route.page and status in (401, 429):
+            content.update(PAGE)
+            return response
+        name = title + model.__name__.removesuffix("Answer")
+        self._responses[name] = response
+        return {"$ref": f"#/components/responses/{name}"}
+
+    def _content(self, kind: Any, mode: JsonSchemaMode) -> dict[str, Any]:
+        """Return a body by its media type; the models in it become components."""
+        if isinstance(kind, Mapping):
+            return dict(kind)
+        schema = TypeAdapter(kind).json_schema(mode=mode, ref_template=REFERENCE)
+        if mode == "serialization":
+            schema = _without_nulls(schema)
+        self._schemas |= schema.pop("$defs", {})
+        if isinstance(kind, type):
+            self._schemas[kind.__name__] = schema
+            schema = {"$ref": REFERENCE.format(model=kind.__name__)}
+        return {JSON: {"schema": schema}}
+
+
+def _parameters(route: Route, path: str) -> list[Mapping[str, Any]]:
+    """Return the parameters of path, query and header."""
+    of_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in compile_path(path)[2]
+    ]
+    fields = {} if route.query is None else _without_nulls(route.query.model_json_schema()["properties"])
+    of_query = [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
+    return [*of_path, *of_query, *route.parameters]
+
+
+def _as_sent(example: Any) -> Any:
+    return example.model_dump(mode="json", exclude_unset=True) if isinstance(example, BaseModel) else example
+
+
+def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without defaults of null: an answer has no defaults, and a query has no null."""
+    result = {}
+    for name, value in schema.items():
+        if name == "default" and value is None:
+            continue
+        result[name] = _without_nulls(value) if isinstance(value, dict) else value
+    return result
 
 
 def _tidied(value: Any) -> Any:

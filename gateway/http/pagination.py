@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from streams.errors import CallError
 
-Item = Mapping[str, Any]
+
+class HasId(Protocol):
+    """An item of a list."""
+
+    id: str
 
 
-def page(items: Sequence[Item], after: str | None, limit: int) -> dict[str, Any]:
-    """Return `limit` of the items, each with its `id`, behind the one called `after`. Raises CallError (not_found)."""
+def page(items: Sequence[HasId], after: str | None, limit: int) -> dict[str, Any]:
+    """Return the fields of a page: `limit` of the items behind the one called `after`. Raises CallError (not_found)."""
     start = 0
     if after is not None:
-        ids = [item["id"] for item in items]
+        ids = [item.id for item in items]
         if after not in ids:
             raise CallError("not_found", f"after: there is no {after[:80]!r} in this list; give an id of it", "after")
         start = ids.index(after) + 1
     data = items[start : start + limit]
-    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    ends = {"first_id": data[0].id if data else None, "last_id": data[-1].id if data else None}
     return {"object": "list", "data": list(data), "has_more": start + limit < len(items)} | ends

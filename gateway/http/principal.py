@@ -1,11 +1,13 @@
-"""Whose a request is: the key or the person that the door let in, as routes see it.
+"""The principal of a request: the API key or the logged-in user, as routes see it.
 
-    door.py ──► the request's scope ──► principal_of ──► tenant_of: whose jobs and files; sees: whose conversations
+    door.py ──► the request's scope ──► principal_of ──► tenant_of: of jobs and files; sees: of conversations
 
-A server that asks for no keys has nobody here, and whoever calls sees everything, as does a key without a tenant.
+A server without keys has no principals: every caller sees everything, as does a key without a tenant.
 """
 
 from __future__ import annotations
+
+import re
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -15,31 +17,35 @@ from streams.access.tenants.tenant_names import SEPARATOR, is_of, named
 
 PRINCIPAL = "streamward.principal"
 """Where it is in a scope of ASGI."""
-NOBODY_ASKED = "api"
-"""Who did it, where nobody is asked for a key."""
+WITHOUT_KEYS = "api"
+"""The actor of events where no keys are asked for."""
+DEFAULT_AGENT = "default"
+"""The agent of a call that names none."""
+AGENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+"""What an agent or a trajectory may be called: it is in keys of the log, in paths and in file names."""
 
 
-def opened_by(scope: Scope, principal: Principal) -> None:
-    """Note whose a request is."""
+def set_principal(scope: Scope, principal: Principal) -> None:
+    """Let the routes know the principal of a request."""
     scope[PRINCIPAL] = principal
 
 
 def principal_of(request: HTTPConnection) -> Principal | None:
-    """Return the key or the person of a request; None if the server asks for none."""
-    found: Principal | None = request.scope.get(PRINCIPAL)
-    return found
+    """Return the principal of a request; None if the server asks for no keys."""
+    principal: Principal | None = request.scope.get(PRINCIPAL)
+    return principal
 
 
 def tenant_of(request: HTTPConnection) -> str | None:
-    """Return whose jobs and files a request is about; None: everyone's."""
-    found = principal_of(request)
-    return None if found is None else found.tenant
+    """Return the tenant of a request; None: of all tenants."""
+    principal = principal_of(request)
+    return None if principal is None else principal.tenant
 
 
 def actor_of(request: HTTPConnection) -> str:
-    """Return who is named in the events that a request writes."""
-    found = principal_of(request)
-    return NOBODY_ASKED if found is None else found.who
+    """Return the actor of the events that a request writes."""
+    principal = principal_of(request)
+    return WITHOUT_KEYS if principal is None else principal.who
 
 
 def may_ask(request: HTTPConnection, model: str, shared: str) -> bool:
@@ -51,30 +57,30 @@ def may_ask(request: HTTPConnection, model: str, shared: str) -> bool:
     return policy == shared or SEPARATOR not in policy or is_of(tenant_of(request), policy)
 
 
-def sees(asks: Principal | None, agent_id: str) -> bool:
-    """Return whether somebody may know of what an agent, by its name in the log, was asked and answered."""
-    if asks is None:
+def sees(principal: Principal | None, agent_id: str) -> bool:
+    """Return whether a principal may know the conversations of an agent, by its name in the log."""
+    if principal is None:
         return True
-    if asks.agent_id is not None and agent_id != named(asks.tenant, asks.agent_id):
+    if principal.agent_id is not None and agent_id != named(principal.tenant, principal.agent_id):
         return False
-    return is_of(asks.tenant, agent_id)
+    return is_of(principal.tenant, agent_id)
 
 
-def sees_task(asks: Principal | None, tenant: str | None, agent: str | None) -> bool:
-    """Return whether somebody may know of a task of this tenant, which this agent works on."""
-    if asks is None:
+def sees_task(principal: Principal | None, tenant: str | None, agent: str | None) -> bool:
+    """Return whether a principal may know of a task of this tenant, which this agent works on."""
+    if principal is None:
         return True
-    if asks.tenant is not None and tenant != asks.tenant:
+    if principal.tenant is not None and tenant != principal.tenant:
         return False
-    return asks.agent_id is None or agent == named(asks.tenant, asks.agent_id)
+    return principal.agent_id is None or agent == named(principal.tenant, principal.agent_id)
 
 
-def task_names(asks: Principal | None, task_id: str) -> list[str]:
+def task_names(principal: Principal | None, task_id: str) -> list[str]:
     """Return what a task of this id may be called in the log, with the tenant's name before it and without."""
-    tenant = None if asks is None else asks.tenant
+    tenant = None if principal is None else principal.tenant
     return list(dict.fromkeys((named(tenant, task_id), task_id)))
 
 
 def no_task(task_id: str) -> str:
-    """Return what is said of a task that there is not, or that somebody else has."""
+    """Return the message about a task that does not exist, or belongs to another tenant."""
     return f"there is no task {task_id[:80]!r}"

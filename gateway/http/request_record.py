@@ -1,7 +1,7 @@
 """What the door notes of a request, and what its event says.
 
     the door: who, which action, allowed or why not ─┐
-    routes: tokens; of JSON-RPC each call ───────────┴─► Asked ──► RequestEvent, one for each call
+    routes: tokens; of JSON-RPC each call ───────────┴─► RequestRecord ──► RequestEvent, one for each call
 
 Nothing of a body is in it, nor a query, nor a key that somebody wrote into a path.
 """
@@ -11,35 +11,32 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
-from starlette.responses import JSONResponse
 from starlette.types import Message, Scope, Send
 
-from gateway.http.refusals import refusal
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
 from streams.access.keys import masked
 from streams.access.roles import ALLOWED, Action, Decision, Principal
 from streams.errors import CallError
-from streams.stages.agents.recording.calls import Begun, Done, Piece
 
-ASKED = "streamward.asked"
+RECORD = "streamward.request_record"
 """Where it is in a scope of ASGI."""
-NOBODY_READ = 499
+CLIENT_LEFT = 499
 """The status of an answer that was never begun: its client had left."""
-UNSEEN = Decision(False, "it was not looked at")
+UNDECIDED = Decision(False, "it was not looked at")
 LONGEST = 500
 """Characters of a path or a reason."""
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _START, _NUMBERS = uuid.uuid4().hex, count()
 
 
-class AskedCall(NamedTuple):
+class RecordedCall(NamedTuple):
     """One call of a request in JSON-RPC."""
 
     method: str
@@ -50,7 +47,7 @@ class AskedCall(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
+class RequestRecord:
     """One request, as far as it has come."""
 
     method: str
@@ -60,17 +57,17 @@ class Asked:
     agent_id: str | None
     traceparent: str | None
     principal: Principal | None = None
-    decision: Decision = UNSEEN
-    status: int = NOBODY_READ
+    decision: Decision = UNDECIDED
+    status: int = CLIENT_LEFT
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     in_progress: bool = False
     """Whether it counts as one of its key's."""
-    calls: list[AskedCall] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
     began_s: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, scope: Scope, action: str, agent_id: str | None) -> Asked:
+    def of(cls, scope: Scope, action: str, agent_id: str | None) -> RequestRecord:
         """Return what a scope says; the request finds it there again."""
         trace = Headers(scope=scope).get("traceparent", "")
         asked = cls(
@@ -80,13 +77,8 @@ class Asked:
             agent_id=agent_id,
             traceparent=trace if TRACEPARENT.fullmatch(trace) else None,
         )
-        scope[ASKED] = asked
+        scope[RECORD] = asked
         return asked
-
-    def refused(self, status: int, why: str, retry_after_s: float | None = None) -> JSONResponse:
-        """Return the answer to it, and note why it gets no other."""
-        self.decision = Decision(False, why)
-        return refusal(status, why, self.path, retry_after_s=retry_after_s)
 
     def watching(self, send: Send) -> Send:
         """Return what sends an answer and notes its status."""
@@ -101,7 +93,7 @@ class Asked:
     def events(self, now_ms: int) -> Iterator[RequestEvent]:
         """Yield its event, or one for each call in it."""
         number, asks = next(_NUMBERS), self.principal
-        for place, call in enumerate(self.calls or [AskedCall(self.method, self.action, self.decision)]):
+        for place, call in enumerate(self.calls or [RecordedCall(self.method, self.action, self.decision)]):
             yield RequestEvent(
                 event_id=derive_id("request", _START, number, place),
                 subject_id=ANONYMOUS if asks is None else asks.subject_id,
@@ -127,30 +119,18 @@ def _role(asks: Principal, action: str) -> AccessRole:
     return next((role for role in asks.roles if action in ALLOWED[role]), asks.roles[-1])
 
 
-def asked_of(request: HTTPConnection) -> Asked | None:
+def record_of(request: HTTPConnection) -> RequestRecord | None:
     """Return what is noted of a request; None where there is no door."""
-    found: Asked | None = request.scope.get(ASKED)
+    found: RequestRecord | None = request.scope.get(RECORD)
     return found
 
 
 def denied(request: HTTPConnection, action: Action, why: str, parameter: str | None = None) -> CallError:
     """Return the error for what a body names and its sender may not, and note it as the door notes its own."""
-    asked = asked_of(request)
+    asked = record_of(request)
     if asked is not None:
         asked.action, asked.decision = action, Decision(False, why)
     return CallError("permission_denied", why, parameter)
-
-
-async def counted(asked: Asked, begun: Begun, pieces: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of an answer, and note its tokens."""
-    asked.prompt_tokens, asked.completion_tokens = begun.prompt_tokens, 0
-    try:
-        async for piece in pieces:
-            if isinstance(piece, Done):
-                asked.completion_tokens += len(piece.tokens)
-            yield piece
-    finally:
-        await pieces.aclose()
 
 
 def _plain(text: str) -> str:

@@ -5,7 +5,7 @@
 A stream that has begun ends where it is: its status was sent, and its client sees that the last frame is missing. The
 model's rows are cancelled then, and its turn is recorded as not delivered.
 
-Not covered: what runs in a thread continues to its end, and nobody waits for it; a client that reads slowly has
+Not covered: what runs in a thread continues to its end, unheeded; a client that reads slowly has
 serve.answer_s, too.
 """
 
@@ -15,7 +15,8 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.refusals import refusal
+from gateway.http.errors import refusal
+from gateway.http.route import RouteTable
 from streams.errors import CallError
 from streams.settings.model import Serve
 
@@ -23,8 +24,8 @@ from streams.settings.model import Serve
 class TimeLimits:
     """An application whose requests end."""
 
-    def __init__(self, app: ASGIApp, rule: Serve) -> None:
-        self._app, self._rule = app, rule
+    def __init__(self, app: ASGIApp, table: RouteTable, rule: Serve) -> None:
+        self._app, self._table, self._rule = app, table, rule
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -48,9 +49,9 @@ class TimeLimits:
                 raise
             if not begun:
                 why = f"there is no answer after {self._rule.answer_s:g} s (serve.answer_s); ask for less, or try again"
-                answer = refusal(504, why, scope["path"])
-                answer.headers["Connection"] = "close"
-                await answer(scope, receive, send)
+                response = refusal(504, why, self._table.dialect(scope["path"]))
+                response.headers["Connection"] = "close"
+                await response(scope, receive, send)
 
 
 class _BodyWithin:

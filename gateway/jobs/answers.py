@@ -1,7 +1,4 @@
-"""What is answered about jobs and files: of fine_tuning_view.py, files.py, rest.py and jobs.py, described.
-
-The code there makes the objects; a test compares what a server really answers with what is said here.
-"""
+"""What is answered about jobs, files, agents and environments."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.http.openapi import Answer, RpcFailure
+from gateway.http.body import Answer
+from gateway.http.errors import RpcFailure
 from schemas.events import AgentType, JobKind
 
 Status = Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
@@ -96,6 +94,41 @@ class FineTuningJob(Answer):
     trained_tokens: int | None
     training_file: str | None
     validation_file: None
+
+
+FINE_TUNING_JOB = FineTuningJob(
+    id="5b0a3c1e-5d0c-5f0e-9a43-0d6f3c1d2f10",
+    object="fine_tuning.job",
+    created_at=1767225600,
+    error=None,
+    estimated_finish=None,
+    fine_tuned_model="sums@12",
+    finished_at=1767229200,
+    hyperparameters={},
+    integrations=[],
+    metadata={"run": "7"},
+    method={
+        "type": "reinforcement",
+        "reinforcement": {
+            "grader": {
+                "type": "string_check",
+                "name": "right",
+                "operation": "eq",
+                "input": "{{sample.output_text}}",
+                "reference": "{{item.answer}}",
+            }
+        },
+    },
+    model="sums",
+    organization_id="streamward",
+    result_files=[],
+    seed=0,
+    status="succeeded",
+    trained_tokens=48210,
+    training_file="file-2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+    validation_file=None,
+)
+"""An example."""
 
 
 class FineTuningJobList(PageAnswer):
@@ -272,13 +305,3 @@ class RpcRefusal(Answer):
 
 
 RpcOutcome = RpcResult | RpcRefusal
-
-
-class RunAnswer(Answer):
-    """What the log has of an agent's run on a task."""
-
-    trajectory_id: str
-    adapter_version: int | None
-    metadata: dict[str, str]
-    ending: str | None
-    turns: int | None

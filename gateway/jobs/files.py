@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
-from gateway.http.body import PathQuery, read_query, sent
-from gateway.http.errors import apart
-from gateway.http.openapi import described
+from gateway.http.body import PathQuery
 from gateway.http.pagination import page
 from gateway.http.principal import tenant_of
+from gateway.http.route import OPENAI, Route
 from gateway.jobs import form_data
 from gateway.jobs.answers import DeletedFile, FileList, StoredFile
 from streams.errors import CallError
@@ -35,13 +34,8 @@ FORM: dict[str, Any] = {
 }
 
 
-class RawResponse(Response):
-    """Bytes as they are stored."""
-
-    media_type = "application/octet-stream"
-
-
-RAW = {RawResponse.media_type: {"schema": {"type": "string", "format": "binary"}}}
+BYTES = "application/octet-stream"
+RAW = {BYTES: {"schema": {"type": "string", "format": "binary"}}}
 
 
 class FilesQuery(PathQuery):
@@ -53,55 +47,95 @@ class FilesQuery(PathQuery):
     purpose: str | None = None
 
 
-def routes(store: str, *, max_body_bytes: int) -> APIRouter:
-    """Return the routes; a request with a longer body is refused."""
-    router = APIRouter(prefix="/v1/files")
+EXAMPLE = StoredFile(
+    id="file-2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+    object="file",
+    bytes=1290,
+    created_at=1767225600,
+    filename="sums.jsonl",
+    purpose="fine-tune",
+    status="processed",
+    expires_at=None,
+    status_details=None,
+)
 
-    @router.post(
-        "",
-        **described({"multipart/form-data": {"schema": FORM}}, name="upload_file", answer=StoredFile, refuses=()),
+
+class UploadedFiles:
+    """The files of the store that a request may see. Methods wait for the store."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+
+    @Route(
+        "POST",
+        "/files",
+        may="files.write",
+        interface=OPENAI,
+        takes={"multipart/form-data": {"schema": FORM}},
+        answers=StoredFile,
+        refuses=(),
+        example=EXAMPLE,
     )
-    async def create(request: Request) -> Response:
+    def upload_file(self, request: Request, raw: bytes) -> StoredFile:
         """Upload a file of questions or examples, in JSON lines."""
-        form = form_data.parts(request.headers.get("content-type", ""), await sent(request, max_body_bytes))
-        return JSONResponse(_file(await apart(_put, store, form, tenant_of(request))))
+        form = form_data.parts(request.headers.get("content-type", ""), raw)
+        return _answer(_put(self._store, form, tenant_of(request)))
 
-    @router.get("", **described(query=FilesQuery, name="list_files", answer=FileList, refuses=(404,)))
-    async def list_(request: Request) -> Response:
-        """List files, page by page."""
-        asked = read_query(FilesQuery, request.query_params.multi_items())
-        every = await apart(training_files.listed, store, tenant_of(request))
-        found = [one for one in every if asked.purpose in (None, one.purpose)]
-        in_order = found if asked.order == "asc" else found[::-1]
-        return JSONResponse(page([_file(one) for one in in_order], asked.after, asked.limit))
-
-    @router.get("/{file_id}", **described(name="get_file", answer=StoredFile, refuses=(404,)))
-    async def retrieve(request: Request, file_id: str) -> Response:
-        """Look at a file."""
-        return JSONResponse(_file(await apart(training_files.find, store, file_id, tenant_of(request))))
-
-    @router.get(
-        "/{file_id}/content",
-        response_class=RawResponse,
-        **described(name="get_file_content", answer=RAW, refuses=(404,)),
+    @Route(
+        "GET",
+        "/files",
+        may="files.read",
+        interface=OPENAI,
+        query=FilesQuery,
+        answers=FileList,
+        refuses=(404,),
+        example=FileList(object="list", data=[EXAMPLE], has_more=False, first_id=EXAMPLE.id, last_id=EXAMPLE.id),
     )
-    async def content(request: Request, file_id: str) -> Response:
+    def list_files(self, request: Request, query: FilesQuery) -> FileList:
+        """List files, page by page."""
+        files = training_files.listed(self._store, tenant_of(request))
+        answers = [_answer(file) for file in files if query.purpose in (None, file.purpose)]
+        if query.order == "desc":
+            answers.reverse()
+        return FileList(**page(answers, query.after, query.limit))
+
+    @Route(
+        "GET",
+        "/files/{file_id}",
+        may="files.read",
+        interface=OPENAI,
+        answers=StoredFile,
+        refuses=(404,),
+        example=EXAMPLE,
+    )
+    def get_file(self, request: Request, file_id: str) -> StoredFile:
+        """Look at a file."""
+        return _answer(training_files.find(self._store, file_id, tenant_of(request)))
+
+    @Route("GET", "/files/{file_id}/content", may="files.read", interface=OPENAI, answers=RAW, refuses=(404,))
+    def get_file_content(self, request: Request, file_id: str) -> Response:
         """Return a file as it was uploaded."""
-        raw = await apart(training_files.content, store, file_id, tenant_of(request))
-        return RawResponse(raw)
+        content = training_files.content(self._store, file_id, tenant_of(request))
+        return Response(content, media_type=BYTES)
 
-    @router.delete("/{file_id}", **described(name="delete_file", answer=DeletedFile, refuses=(404,)))
-    async def delete(request: Request, file_id: str) -> Response:
+    @Route(
+        "DELETE",
+        "/files/{file_id}",
+        may="files.write",
+        interface=OPENAI,
+        answers=DeletedFile,
+        refuses=(404,),
+        example=DeletedFile(id=EXAMPLE.id, object="file", deleted=True),
+    )
+    def delete_file(self, request: Request, file_id: str) -> DeletedFile:
         """Delete a file. Jobs that were ordered with it have its questions."""
-        await apart(training_files.delete, store, file_id, tenant_of(request))
-        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
-
-    return router
+        training_files.delete(self._store, file_id, tenant_of(request))
+        return DeletedFile(id=file_id, object="file", deleted=True)
 
 
 def _put(store: str, form: list[form_data.FormPart], tenant: str | None) -> TrainingFile:
     """Keep the file of a form. Raises CallError that names the field which is wrong."""
-    given: dict[str, form_data.FormPart] = {}
+    fields: dict[str, form_data.FormPart] = {}
     for part in form:
         if part.name.startswith("expires_after"):
             raise CallError(
@@ -109,17 +143,17 @@ def _put(store: str, form: list[form_data.FormPart], tenant: str | None) -> Trai
             )
         if part.name not in ("file", "purpose"):
             raise CallError("unknown_parameter", f"{part.name[:80]}: there is no such field; leave it out", part.name)
-        if part.name in given:
+        if part.name in fields:
             raise CallError("invalid", f"{part.name} is given twice; give it once", part.name)
-        given[part.name] = part
+        fields[part.name] = part
     for name in ("purpose", "file"):
-        if name not in given:
+        if name not in fields:
             raise CallError("invalid", f"{name} is required", name)
-    purpose = given["purpose"].content.decode(errors="replace")
+    purpose = fields["purpose"].content.decode(errors="replace")
     if purpose != PURPOSE:
         what = f"purpose is {purpose[:40]!r}; only {PURPOSE!r} has a meaning here: files are trained on"
         raise CallError("unsupported", what, "purpose")
-    file = given["file"]
+    file = fields["file"]
     return training_files.put(
         store,
         file.content,
@@ -130,15 +164,15 @@ def _put(store: str, form: list[form_data.FormPart], tenant: str | None) -> Trai
     )
 
 
-def _file(one: TrainingFile) -> dict[str, Any]:
-    return {
-        "id": one.file_id,
-        "object": "file",
-        "bytes": one.size_bytes,
-        "created_at": one.created_at // 1000,
-        "filename": one.filename,
-        "purpose": one.purpose,
-        "status": "processed",
-        "expires_at": None,
-        "status_details": None,
-    }
+def _answer(file: TrainingFile) -> StoredFile:
+    return StoredFile(
+        id=file.file_id,
+        object="file",
+        bytes=file.size_bytes,
+        created_at=file.created_at // 1000,
+        filename=file.filename,
+        purpose=file.purpose,
+        status="processed",
+        expires_at=None,
+        status_details=None,
+    )

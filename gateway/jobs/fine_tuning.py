@@ -12,26 +12,30 @@ within RETRIED_MS is the same job.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette.requests import Request
 
-from gateway.http.body import Body, PathQuery, read, read_query, sent
-from gateway.http.errors import apart
-from gateway.http.openapi import IDEMPOTENCY_KEY, described, requested
+from gateway.http.body import Body, PathQuery, read, read_query
 from gateway.http.pagination import page
+from gateway.http.route import IDEMPOTENCY_KEY, OPENAI, Route
 from gateway.jobs import fine_tuning_view as view, tuning_orders
 from gateway.jobs.answers import (
+    FINE_TUNING_JOB,
+    CheckpointFigures,
+    FineTuningCheckpoint,
     FineTuningCheckpointList,
+    FineTuningEvent,
+    FineTuningEventData,
     FineTuningEventList,
     FineTuningJob,
     FineTuningJobList,
 )
 from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
-from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
+from gateway.jobs.tenant_jobs import TenantJobs, idempotency_key, jobs_of
+from schemas.events import JobEvent
 from streams.adapters.versions import read_state
 from streams.errors import CallError, JobRequestError, NotFoundError
 from streams.jobs import training_files
@@ -43,7 +47,6 @@ from streams.settings.model import Settings
 
 RETRIED_MS = 600_000
 """How long after an order its client may send it again, as its own retry."""
-LONGEST_KEY = 200
 OF_METADATA = re.compile(r"metadata\[(.+)\]")
 Limit = Annotated[int, Field(ge=0, le=10_000)]
 
@@ -73,42 +76,214 @@ class NothingBody(Body):
     """The body of a command."""
 
 
+EVENT = FineTuningEvent(
+    id="c1d3e2f4-0a3d-5f7e-9b4e-2f1c7d9a3b22",
+    object="fine_tuning.job.event",
+    created_at=1767225600,
+    level="info",
+    message="iteration: version 9",
+    type="metrics",
+    data=FineTuningEventData.model_validate({"kind": "iteration", "step": 2, "actor": "controller", "reward": 0.62}),
+)
+CHECKPOINT = FineTuningCheckpoint(
+    id="d1d3e2f4-0a3d-5f7e-9b4e-2f1c7d9a3b22",
+    object="fine_tuning.job.checkpoint",
+    created_at=1767225600,
+    fine_tuned_model_checkpoint="sums@9",
+    fine_tuning_job_id=FINE_TUNING_JOB.id,
+    metrics=CheckpointFigures.model_validate({"step": 2, "success": 0.75}),
+    step_number=2,
+)
+
+
+def _with_status(status: str) -> FineTuningJob:
+    """Return the example of a job after a command."""
+    return FINE_TUNING_JOB.model_copy(update={"status": status, "fine_tuned_model": None})
+
+
+COMMAND: dict[str, Any] = {
+    "may": "jobs.command",
+    "interface": OPENAI,
+    "answers": FineTuningJob,
+    "refuses": (400, 404, 408, 409, 413),
+    "parameters": (IDEMPOTENCY_KEY,),
+}
+
+
+class MetadataFilter(NamedTuple):
+    """Which jobs are listed, by the metadata that they were ordered with."""
+
+    wanted: dict[str, str]
+    without: bool
+    """Only those without any."""
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> tuple[MetadataFilter, list[tuple[str, str]]]:
+        """Return what a query says of metadata, and its other parameters. Raises CallError."""
+        others, wanted, without = [], dict[str, str](), False
+        for name, value in pairs:
+            if (match := OF_METADATA.fullmatch(name)) is not None:
+                wanted[match[1]] = value
+            elif (name, value) == ("metadata", "null"):
+                without = True
+            else:
+                others.append((name, value))
+        if without and wanted:
+            raise CallError("invalid", "metadata=null and metadata[…] contradict each other; send one", "metadata")
+        return cls(wanted, without), others
+
+    def fits(self, events: Sequence[JobEvent]) -> bool:
+        """Return whether a job with these events is listed."""
+        metadata = view.metadata(events)
+        if self.without:
+            return metadata is None
+        return self.wanted.items() <= (metadata or {}).items()
+
+
 class FineTuning:
-    """The jobs that one request may see. Methods wait for the broker, or the store."""
+    """Jobs as OpenAI's clients order them. Methods wait for the broker, or the store."""
 
-    def __init__(self, settings: Settings, jobs: TenantJobs, *, fleet: bool = False) -> None:
+    def __init__(self, settings: Settings, log: JobLog, *, fleet: bool = False) -> None:
         """`fleet`: a job may train any policy that the fleet serves; else that of the settings."""
-        self._settings, self._jobs, self._fleet = settings, jobs, fleet
+        self._settings, self._jobs_of, self._fleet = settings, jobs_of(settings, log), fleet
 
-    def create(self, body: CreateFineTuningBody, key: str | None, retried: bool) -> dict[str, Any]:
-        """Order a job. Raises CallError, and as TenantJobs.start."""
-        settings = self._settings_of(body.model)
+    @Route(
+        "POST",
+        "/fine_tuning/jobs",
+        may="jobs.order",
+        interface=OPENAI,
+        takes=CreateFineTuningBody,
+        answers=FineTuningJob,
+        parameters=(IDEMPOTENCY_KEY,),
+        sends={
+            "model": FINE_TUNING_JOB.model,
+            "training_file": FINE_TUNING_JOB.training_file,
+            "method": FINE_TUNING_JOB.method,
+        },
+        example=FINE_TUNING_JOB.model_copy(
+            update={"fine_tuned_model": None, "finished_at": None, "status": "queued", "trained_tokens": None}
+        ),
+    )
+    def create_fine_tuning_job(self, request: Request, body: CreateFineTuningBody) -> FineTuningJob:
+        """Order a job, as OpenAI's clients do."""
+        jobs, key = self._jobs_of(request), idempotency_key(request)
+        settings = self._settings_of(body.model, jobs)
         if body.method.type == "reinforcement":
-            order = self._on_questions(body, settings)
+            order = self._on_questions(body, settings, jobs)
         else:
-            order = tuning_orders.fine_tuning(body, settings, self._jobs.adapters, self._jobs.tenant)
-        if key is None and retried:
-            since = times.now_ms() - RETRIED_MS
-            for job in reversed(list(self._jobs.jobs.values())):
-                if job.request_digest == order.digest and job.created_at >= since:
-                    return self._shown(job)
+            order = tuning_orders.fine_tuning(body, settings, jobs.adapters, jobs.tenant)
+        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+        if key is None and is_retry and (job := _same_order(jobs, order)) is not None:
+            return _answer(jobs, job)
         try:
-            return self._shown(self._jobs.start(order, key=key))
+            return _answer(jobs, jobs.start(order, key=key))
         except JobRequestError as exc:  # more questions than a record holds
             raise CallError("invalid", str(exc).replace("training_queries", "training_file"), "training_file") from exc
 
-    def _settings_of(self, model: str) -> Settings:
+    @Route(
+        "GET",
+        "/fine_tuning/jobs",
+        may="jobs.read",
+        interface=OPENAI,
+        query=JobsQuery,
+        answers=FineTuningJobList,
+        refuses=(404,),
+        example=FineTuningJobList(**page([FINE_TUNING_JOB], None, 20)),
+    )
+    def list_fine_tuning_jobs(self, request: Request) -> FineTuningJobList:
+        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
+        metadata, parameters = MetadataFilter.of(request.query_params.multi_items())
+        query, jobs = read_query(JobsQuery, parameters), self._jobs_of(request)
+        every = [(job, jobs.events(job)) for job in reversed(list(jobs.jobs.values()))]
+        listed = [view.job(job, events) for job, events in every if metadata.fits(events)]
+        return FineTuningJobList(**page(listed, query.after, query.limit))
+
+    @Route(
+        "GET",
+        "/fine_tuning/jobs/{job_id}",
+        may="jobs.read",
+        interface=OPENAI,
+        answers=FineTuningJob,
+        refuses=(404,),
+        example=FINE_TUNING_JOB,
+    )
+    def get_fine_tuning_job(self, request: Request, job_id: str) -> FineTuningJob:
+        """Look at a job."""
+        jobs = self._jobs_of(request)
+        return _answer(jobs, jobs.whole(job_id))
+
+    @Route(
+        "GET",
+        "/fine_tuning/jobs/{job_id}/events",
+        may="jobs.read",
+        interface=OPENAI,
+        query=EventsQuery,
+        answers=FineTuningEventList,
+        refuses=(404,),
+        example=FineTuningEventList(**page([EVENT], None, 20)),
+    )
+    def list_fine_tuning_events(self, request: Request, job_id: str, query: EventsQuery) -> FineTuningEventList:
+        """List what happened to a job, the newest first."""
+        jobs = self._jobs_of(request)
+        events = [view.event(event) for event in reversed(jobs.events(jobs.whole(job_id)))]
+        return FineTuningEventList(**page(events, query.after, query.limit))
+
+    @Route(
+        "GET",
+        "/fine_tuning/jobs/{job_id}/checkpoints",
+        may="jobs.read",
+        interface=OPENAI,
+        query=CheckpointsQuery,
+        answers=FineTuningCheckpointList,
+        refuses=(404,),
+        example=FineTuningCheckpointList(**page([CHECKPOINT], None, 10)),
+    )
+    def list_fine_tuning_checkpoints(
+        self, request: Request, job_id: str, query: CheckpointsQuery
+    ) -> FineTuningCheckpointList:
+        """List the versions that a job made and that can be asked for, the newest first."""
+        jobs = self._jobs_of(request)
+        job = jobs.whole(job_id)
+        versions = read_state(self._settings, job.policy).versions
+        usable = {number for number, version in versions.items() if version.status != "retired"}
+        checkpoints = view.checkpoints(job, jobs.events(job), usable)
+        return FineTuningCheckpointList(**page(checkpoints, query.after, query.limit))
+
+    @Route("POST", "/fine_tuning/jobs/{job_id}/pause", **COMMAND, example=_with_status("paused"))
+    def pause_fine_tuning_job(self, request: Request, job_id: str, raw: bytes) -> FineTuningJob:
+        """Pause a job."""
+        return self._command(request, job_id, "paused", raw)
+
+    @Route("POST", "/fine_tuning/jobs/{job_id}/resume", **COMMAND, example=_with_status("queued"))
+    def resume_fine_tuning_job(self, request: Request, job_id: str, raw: bytes) -> FineTuningJob:
+        """Resume a job."""
+        return self._command(request, job_id, "resumed", raw)
+
+    @Route("POST", "/fine_tuning/jobs/{job_id}/cancel", **COMMAND, example=_with_status("cancelled"))
+    def cancel_fine_tuning_job(self, request: Request, job_id: str, raw: bytes) -> FineTuningJob:
+        """Cancel a job."""
+        return self._command(request, job_id, "cancelled", raw)
+
+    def _command(self, request: Request, job_id: str, kind: JobCommandKind, raw: bytes) -> FineTuningJob:
+        """Pause, resume or cancel. Raises as TenantJobs.command."""
+        if raw.strip():
+            read(NothingBody, raw)
+        key, jobs = idempotency_key(request), self._jobs_of(request)
+        job = jobs.whole(job_id)
+        return _answer(jobs, jobs.command(job.job_id, kind, reason="asked for", key=key))
+
+    def _settings_of(self, model: str, jobs: TenantJobs) -> Settings:
         """Return the settings of the server that has a model: of a fleet those of the policy, if it has a version."""
-        if not self._fleet or model not in self._jobs.policies() or not self._settings.fleet.serves(model):
+        if not self._fleet or model not in jobs.policies() or not self._settings.fleet.serves(model):
             return self._settings
         own = self._settings.policy.model_copy(update={"name": model})
         return self._settings.model_copy(update={"policy": own})
 
-    def _on_questions(self, body: CreateFineTuningBody, settings: Settings) -> JobOrder:
+    def _on_questions(self, body: CreateFineTuningBody, settings: Settings, jobs: TenantJobs) -> JobOrder:
         """Return a job on the questions of a file. Raises CallError."""
         store = self._settings.adapters.store
         try:
-            raw = training_files.content(store, body.training_file, self._jobs.tenant)
+            raw = training_files.content(store, body.training_file, jobs.tenant)
             lines = training_files.lines_of(raw)
         except NotFoundError as exc:
             raise CallError("not_found", f"training_file: {exc}", "training_file") from exc
@@ -116,134 +291,15 @@ class FineTuning:
             raise CallError("invalid", f"training_file: {exc}", "training_file") from exc
         return FineTuningOrder(body, lines).job(settings)
 
-    def get(self, job_id: str) -> dict[str, Any]:
-        """Return a job. Raises NotFoundError."""
-        return self._shown(self._jobs.whole(job_id))
 
-    def listed(self, wanted: Mapping[str, str] | None, *, without: bool = False) -> list[dict[str, Any]]:
-        """Return jobs, the newest first; with these metadata, or without any."""
-        found = []
-        for job in reversed(list(self._jobs.jobs.values())):
-            events = self._jobs.events(job)
-            noted = view.metadata(events)
-            if (without and noted is None) or (not without and (wanted or {}).items() <= (noted or {}).items()):
-                found.append(view.job(job, events))
-        return found
-
-    def command(self, job_id: str, kind: JobCommandKind, key: str | None) -> dict[str, Any]:
-        """Pause, resume or cancel. Raises as TenantJobs.command."""
-        job = self._jobs.whole(job_id)
-        return self._shown(self._jobs.command(job.job_id, kind, reason="asked for", key=key))
-
-    def events(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the events of a job, the newest first. Raises NotFoundError."""
-        return [view.event(one) for one in reversed(self._jobs.events(self._jobs.whole(job_id)))]
-
-    def checkpoints(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the checkpoints of a job, the newest first. Raises NotFoundError, LogError."""
-        job = self._jobs.whole(job_id)
-        versions = read_state(self._settings, job.policy).versions
-        usable = {number for number, one in versions.items() if one.status != "retired"}
-        return view.checkpoints(job, self._jobs.events(job), usable)
-
-    def _shown(self, job: JobState) -> dict[str, Any]:
-        return view.job(job, self._jobs.events(job))
+def _same_order(jobs: TenantJobs, order: JobOrder) -> JobState | None:
+    """Return the job that the same order made within RETRIED_MS."""
+    since = times.now_ms() - RETRIED_MS
+    for job in reversed(list(jobs.jobs.values())):
+        if job.request_digest == order.digest and job.created_at >= since:
+            return job
+    return None
 
 
-def routes(settings: Settings, log: JobLog, *, max_body_bytes: int, fleet: bool = False) -> APIRouter:
-    """Return the routes; a request with a longer body is refused."""
-    router = APIRouter(prefix="/v1/fine_tuning/jobs")
-    jobs = jobs_of(settings, log)
-
-    def api(request: Request) -> FineTuning:
-        return FineTuning(settings, jobs(request), fleet=fleet)
-
-    @router.post(
-        "",
-        **requested(
-            CreateFineTuningBody, name="create_fine_tuning_job", answer=FineTuningJob, parameters=[IDEMPOTENCY_KEY]
-        ),
-    )
-    async def create(request: Request) -> Response:
-        """Order a job, as OpenAI's clients do."""
-        body = read(CreateFineTuningBody, await sent(request, max_body_bytes))
-        retried = request.headers.get("x-stainless-retry-count", "0") != "0"
-        return JSONResponse(await apart(api(request).create, body, idempotency_key(request), retried))
-
-    @router.get(
-        "", **described(query=JobsQuery, name="list_fine_tuning_jobs", answer=FineTuningJobList, refuses=(404,))
-    )
-    async def list_(request: Request) -> Response:
-        """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
-        pairs, wanted, without = [], dict[str, str](), False
-        for name, value in request.query_params.multi_items():
-            if (found := OF_METADATA.fullmatch(name)) is not None:
-                wanted[found[1]] = value
-            elif (name, value) == ("metadata", "null"):
-                without = True
-            else:
-                pairs.append((name, value))
-        if without and wanted:
-            raise CallError("invalid", "metadata=null and metadata[…] contradict each other; send one", "metadata")
-        asked = read_query(JobsQuery, pairs)
-        return JSONResponse(page(api(request).listed(wanted, without=without), asked.after, asked.limit))
-
-    @router.get("/{job_id}", **described(name="get_fine_tuning_job", answer=FineTuningJob, refuses=(404,)))
-    async def retrieve(request: Request, job_id: str) -> Response:
-        """Look at a job."""
-        return JSONResponse(await apart(api(request).get, job_id))
-
-    @router.get(
-        "/{job_id}/events",
-        **described(query=EventsQuery, name="list_fine_tuning_events", answer=FineTuningEventList, refuses=(404,)),
-    )
-    async def events(request: Request, job_id: str) -> Response:
-        """List what happened to a job, the newest first."""
-        asked = read_query(EventsQuery, request.query_params.multi_items())
-        return JSONResponse(page(await apart(api(request).events, job_id), asked.after, asked.limit))
-
-    @router.get(
-        "/{job_id}/checkpoints",
-        **described(
-            query=CheckpointsQuery,
-            name="list_fine_tuning_checkpoints",
-            answer=FineTuningCheckpointList,
-            refuses=(404,),
-        ),
-    )
-    async def checkpoints(request: Request, job_id: str) -> Response:
-        """List the versions that a job made and that can be asked for, the newest first."""
-        asked = read_query(CheckpointsQuery, request.query_params.multi_items())
-        return JSONResponse(page(await apart(api(request).checkpoints, job_id), asked.after, asked.limit))
-
-    def add(name: str, kind: JobCommandKind) -> None:
-        @router.post(
-            f"/{{job_id}}/{name}",
-            name=name,
-            description=f"{name.capitalize()} a job.",
-            **described(
-                name=f"{name}_fine_tuning_job",
-                answer=FineTuningJob,
-                refuses=(400, 404, 408, 409, 413),
-                parameters=[IDEMPOTENCY_KEY],
-            ),
-        )
-        async def command(request: Request, job_id: str) -> Response:
-            if (raw := await sent(request, max_body_bytes)).strip():
-                read(NothingBody, raw)
-            return JSONResponse(await apart(api(request).command, job_id, kind, idempotency_key(request)))
-
-    add("pause", "paused")
-    add("resume", "resumed")
-    add("cancel", "cancelled")
-    return router
-
-
-def idempotency_key(request: Request) -> str | None:
-    """Return what tells this request from others. Raises CallError for one that is empty or too long."""
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= LONGEST_KEY:
-        raise CallError(
-            "invalid", f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} are allowed", "Idempotency-Key"
-        )
-    return key
+def _answer(jobs: TenantJobs, job: JobState) -> FineTuningJob:
+    return view.job(job, jobs.events(job))

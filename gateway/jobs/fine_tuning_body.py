@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from gateway.http.body import Body, Refused, Whole, joined
+from gateway.agents.parameters import joined
+from gateway.http.body import Body, Refused, Whole
 from gateway.jobs.graders import Grading, grading
 from schemas.events import JobQuestion, RewardSource
 from streams.errors import CallError, JobRequestError, RefusedError

@@ -23,6 +23,7 @@ MEANING = {
     INVALID_PARAMS: "Invalid params",
     INTERNAL_ERROR: "Internal error",
 }
+JsonObject = dict[str, Any]
 MOST_REQUESTS = 1000
 """Longest batch."""
 
@@ -45,53 +46,53 @@ class RpcMethod(NamedTuple):
     """None: the call takes positional parameters as `*`, whatever their number."""
 
 
-async def answer(raw: bytes, methods: Mapping[str, RpcMethod]) -> Any:
-    """Return what is answered, ready for JSON; None if nothing is."""
+async def answer(raw: bytes, methods: Mapping[str, RpcMethod]) -> JsonObject | list[JsonObject] | None:
+    """Return the outcome, or those of a batch, ready for JSON; None if nothing is answered."""
     try:
-        given = json_text.parse(raw)
+        body = json_text.parse(raw)
     except (ValueError, RecursionError):
-        return _failed(None, RpcError(PARSE_ERROR))
-    if not isinstance(given, list):
-        return await _one(given, methods)
-    if not given:
-        return _failed(None, RpcError(INVALID_REQUEST))
-    if len(given) > MOST_REQUESTS:
-        return _failed(None, RpcError(INVALID_REQUEST, data=f"a batch has at most {MOST_REQUESTS} requests"))
-    answers = [await _one(request, methods) for request in given]
-    return [one for one in answers if one is not None] or None
+        return _refusal(None, RpcError(PARSE_ERROR))
+    if not isinstance(body, list):
+        return await _outcome(body, methods)
+    if not body:
+        return _refusal(None, RpcError(INVALID_REQUEST))
+    if len(body) > MOST_REQUESTS:
+        return _refusal(None, RpcError(INVALID_REQUEST, data=f"a batch has at most {MOST_REQUESTS} requests"))
+    outcomes = [await _outcome(request, methods) for request in body]
+    return [outcome for outcome in outcomes if outcome is not None] or None
 
 
-async def _one(request: Any, methods: Mapping[str, RpcMethod]) -> dict[str, Any] | None:
-    """Return the answer to one request; None if it is a notification."""
-    if (why := _invalid(request)) is not None:
-        return _failed(None, RpcError(INVALID_REQUEST, data=why))  # no id: what is no request has none
+async def _outcome(request: Any, methods: Mapping[str, RpcMethod]) -> JsonObject | None:
+    """Return the outcome of one request; None if it is a notification."""
+    if (problem := _problem(request)) is not None:
+        return _refusal(None, RpcError(INVALID_REQUEST, data=problem))  # no id: what is no request has none
+    request_id = request.get("id")
     try:
-        result = await _called(request, methods)
+        outcome = {"jsonrpc": "2.0", "result": await _call(request, methods), "id": request_id}
     except RpcError as exc:
-        failed = _failed(request.get("id"), exc)
+        outcome = _refusal(request_id, exc)
     except Exception:  # a client gets no more than that it is our fault, whatever it was
         log.exception("%s failed", request["method"])
-        failed = _failed(request.get("id"), RpcError(INTERNAL_ERROR))
-    else:
-        failed = {"jsonrpc": "2.0", "result": result, "id": request.get("id")}
-    return failed if "id" in request else None
+        outcome = _refusal(request_id, RpcError(INTERNAL_ERROR))
+    return outcome if "id" in request else None
 
 
-async def _called(request: Mapping[str, Any], methods: Mapping[str, RpcMethod]) -> Any:
+async def _call(request: Mapping[str, Any], methods: Mapping[str, RpcMethod]) -> Any:
     method = methods.get(request["method"])
     if method is None:
         raise RpcError(METHOD_NOT_FOUND)
-    given = request.get("params", {})
-    if isinstance(given, dict):
-        return await method.call(given)
+    parameters = request.get("params", {})
+    if isinstance(parameters, dict):
+        return await method.call(parameters)
     if method.parameters is None:
-        return await method.call({"*": given})
-    if len(given) > len(method.parameters):
-        raise RpcError(INVALID_PARAMS, data=f"expected at most {len(method.parameters)} parameters, got {len(given)}")
-    return await method.call(dict(zip(method.parameters, given, strict=False)))
+        return await method.call({"*": parameters})
+    if len(parameters) > len(method.parameters):
+        problem = f"expected at most {len(method.parameters)} parameters, got {len(parameters)}"
+        raise RpcError(INVALID_PARAMS, data=problem)
+    return await method.call(dict(zip(method.parameters, parameters, strict=False)))
 
 
-def _invalid(request: Any) -> str | None:
+def _problem(request: Any) -> str | None:
     """Return why this is no request; None if it is one."""
     if not isinstance(request, dict):
         return "a request is an object"
@@ -110,6 +111,6 @@ def _is_id(value: Any) -> bool:
     return value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
 
 
-def _failed(request_id: Any, why: RpcError) -> dict[str, Any]:
-    error: dict[str, Any] = {"code": why.code, "message": str(why)}
-    return {"jsonrpc": "2.0", "error": error if why.data is None else error | {"data": why.data}, "id": request_id}
+def _refusal(request_id: Any, why: RpcError) -> JsonObject:
+    data = {} if why.data is None else {"data": why.data}
+    return {"jsonrpc": "2.0", "error": {"code": why.code, "message": str(why), **data}, "id": request_id}

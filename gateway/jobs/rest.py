@@ -10,26 +10,34 @@ The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fie
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette.requests import Request
 
-from gateway.agents.routes import NAME
-from gateway.http.body import Body, Refused, ToolSchema, Whole, compact, read, sent
-from gateway.http.errors import apart
-from gateway.http.openapi import IDEMPOTENCY_KEY, Answer, described, requested
+from gateway.agents.parameters import ToolSchema
+from gateway.http.body import Body, Refused, Whole, compact
+from gateway.http.principal import AGENT_NAME
+from gateway.http.route import IDEMPOTENCY_KEY, REST, Route
 from gateway.jobs import tuning_orders
-from gateway.jobs.answers import RegisteredAgent, TrainingJob, TrainingMetrics, TriedEnvironment
-from gateway.jobs.fine_tuning import idempotency_key
-from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
+from gateway.jobs.answers import (
+    FINE_TUNING_JOB,
+    IterationFigures,
+    JobFigures,
+    JobProgress,
+    OrderedConfig,
+    RegisteredAgent,
+    ShownMessage,
+    ToolAnswer,
+    TrainingJob,
+    TrainingMetrics,
+    TriedEnvironment,
+)
+from gateway.jobs.tenant_jobs import idempotency_key, jobs_of
 from schemas import json_text
-from schemas.events import AgentEvent, AgentType, EpisodeStart, Tool
+from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, Tool
 from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action
@@ -42,7 +50,8 @@ from streams.output import moment
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import register
 
-RL_TRAINING, FINE_TUNING = "RL_TRAINING", "FINE_TUNING"
+RL_TRAINING: Literal["RL_TRAINING"] = "RL_TRAINING"
+FINE_TUNING: Literal["FINE_TUNING"] = "FINE_TUNING"
 ONLY_RL = (
     "only RL_TRAINING is possible here: a policy learns from rewards. Prompts are not optimized, and POST "
     "/finetune/peft trains on chosen answers"
@@ -84,7 +93,7 @@ class AgentTool(Body):
 class AgentConfig(Body):
     """What an agent is, as the log has it."""
 
-    agent_id: str = Field(pattern=rf"^{NAME.pattern}$", description="what it is called in paths and tasks")
+    agent_id: str = Field(pattern=rf"^{AGENT_NAME.pattern}$", description="what it is called in paths and tasks")
     name: str | None = Field(None, min_length=1, max_length=200, description="for people; default: agent_id")
     type: AgentType | None = Field(None, description="how it came about; default: PROMPT_BASED")
     model_id: str = Field(description="the policy that answers its calls, or POLICY@7")
@@ -107,68 +116,174 @@ class EnvironmentBody(Body):
     )
 
 
-BODIES = (TrainingOrderBody, PeftBody, AgentConfig, EnvironmentBody)
+JOB_ID = "5b0a3c1e-5d0c-5f0e-9a43-0d6f3c1d2f10"
+TRAINING_JOB = TrainingJob(
+    id=JOB_ID,
+    type=RL_TRAINING,
+    status="queued",
+    config=OrderedConfig.model_validate(
+        {"agent_id": "sums", "n_iterations": 3, "method": "grpo", "questions": 10, "held_out": 1}
+    ),
+    metrics=JobProgress(iteration=0, cost_usd=None, success_rate=None, avg_reward=None, success_gain=None),
+    created_at="2026-01-01T00:00:00.000Z",
+    updated_at="2026-01-01T00:00:00.000Z",
+    reason="ordered",
+    code=None,
+    suggested_action=None,
+)
+TUNING_JOB = TRAINING_JOB.model_copy(
+    update={"type": FINE_TUNING, "config": OrderedConfig(agent_id="coach", n_iterations=1, method="sft")}
+)
+METRICS = TrainingMetrics(
+    id=JOB_ID,
+    type=RL_TRAINING,
+    status="running",
+    metrics=JobFigures(success_rate=0.75, avg_reward=0.62, success_gain=0.25),
+    usage={"prompt_tokens": 4821.0, "completion_tokens": 913.0, "trainer_s": 12.5},
+    iterations=[
+        IterationFigures.model_validate(
+            {"iteration": 1, "version": 8, "at": "2026-01-01T00:10:00.000Z", "reward": 0.62}
+        )
+    ],
+    evaluations=[],
+)
+AGENT = RegisteredAgent(
+    agent_id="calc",
+    name="calc",
+    type="PROMPT_BASED",
+    model_id="sums",
+    memory_config={},
+    capabilities=["arithmetic"],
+    tools=[],
+    created_at="2026-01-01T00:00:00.000Z",
+)
 
 
-class TrainingApi:
-    """What the routes do for one request. Methods wait for the broker, or for an environment."""
+class TrainingJobs:
+    """Jobs, agents and environments in Streamward's own words. Methods wait for the broker, or for an environment."""
 
-    def __init__(self, settings: Settings, jobs: TenantJobs) -> None:
-        self._settings, self._jobs = settings, jobs
+    def __init__(self, settings: Settings, log: JobLog) -> None:
+        self._settings, self._jobs_of = settings, jobs_of(settings, log)
 
-    def start(self, body: TrainingOrderBody, key: str | None) -> dict[str, Any]:
-        """Order a job. Raises CallError, and as requests.order and TenantJobs.start."""
-        asked = requests.read_request(body.model_dump(exclude={"type"}))
-        policies, agents = self._jobs.policies(), self._jobs.agents()
+    @Route(
+        "POST",
+        "/finetune/jobs",
+        may="jobs.order",
+        interface=REST,
+        takes=TrainingOrderBody,
+        answers=TrainingJob,
+        status=201,
+        parameters=(IDEMPOTENCY_KEY,),
+        sends={
+            "type": RL_TRAINING,
+            "agent_id": "sums",
+            "training_queries": [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(10)],
+            "config": {"n_iterations": 3},
+        },
+        example=TRAINING_JOB,
+    )
+    def create_training_job(self, request: Request, body: TrainingOrderBody) -> TrainingJob:
+        """Order a job that trains a policy by rewards."""
+        key, jobs = idempotency_key(request), self._jobs_of(request)
+        job_request = requests.read_request(body.model_dump(exclude={"type"}))
+        policies, agents = jobs.policies(), jobs.agents()
         try:
-            order = requests.order(asked, self._settings, policies=policies, agents=agents)
+            order = requests.order(job_request, self._settings, policies=policies, agents=agents)
         except NotFoundError as exc:
             raise CallError("not_found", str(exc), "agent_id") from exc
         except RefusedError as exc:  # its estimate is over its budget
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
-        return _training_job(self._jobs.start(order, key=key))
+        return _training_job(jobs.start(order, key=key))
 
-    def tune(self, body: PeftBody, key: str | None) -> dict[str, Any]:
-        """Order a job that tunes. Raises CallError, and as TenantJobs.start."""
+    @Route(
+        "GET",
+        "/finetune/jobs/{job_id}/status",
+        may="jobs.read",
+        interface=REST,
+        answers=TrainingJob,
+        refuses=(404,),
+        example=TRAINING_JOB,
+    )
+    def get_training_job(self, request: Request, job_id: str) -> TrainingJob:
+        """Look at a job."""
+        return _training_job(self._jobs_of(request).whole(job_id))
+
+    @Route(
+        "POST",
+        "/finetune/peft",
+        may="jobs.order",
+        interface=REST,
+        takes=PeftBody,
+        answers=TrainingJob,
+        status=201,
+        parameters=(IDEMPOTENCY_KEY,),
+        sends={
+            "agent_id": "coach",
+            "method": "sft",
+            "training_file": FINE_TUNING_JOB.training_file,
+            "config": {"epochs": 2},
+        },
+        example=TUNING_JOB,
+    )
+    def create_tuning_job(self, request: Request, body: PeftBody) -> TrainingJob:
+        """Order a job that tunes one version, by chosen answers or preferences."""
+        key, jobs = idempotency_key(request), self._jobs_of(request)
         config = {name: value for name, value in (body.config or {}).items() if value is not None}
-        given = {"policy": body.agent_id, "method": body.method, "config": config, "tenant": body.tenant}
-        names = {"policy": "agent_id"}
-        jobs = self._jobs
+        fields = {"policy": body.agent_id, "method": body.method, "config": config, "tenant": body.tenant}
         order = tuning_orders.tuning(
-            given, body.training_file, self._settings, jobs.adapters, names=names, tenant=jobs.tenant
+            fields,
+            body.training_file,
+            self._settings,
+            jobs.adapters,
+            names={"policy": "agent_id"},
+            tenant=jobs.tenant,
         )
-        return _training_job(self._jobs.start(order, key=key))
+        return _training_job(jobs.start(order, key=key))
 
-    def status(self, job_id: str) -> dict[str, Any]:
-        """Return a job. Raises NotFoundError."""
-        return _training_job(self._jobs.whole(job_id))
+    @Route(
+        "POST",
+        "/rl/environments",
+        may="code.run",
+        interface=REST,
+        takes=EnvironmentBody,
+        answers=TriedEnvironment,
+        refuses=(404,),
+        at_once=1,  # each may take minutes, and a process of its own
+        sends={"environment": "calculator", "seed": 1},
+    )
+    def try_environment(self, body: EnvironmentBody) -> TriedEnvironment:
+        """Play an episode of an environment three times, and say what it shows."""
+        settings = compact(body.settings or {}, "settings")
+        start = EpisodeStart(name=body.environment, settings=settings, seed=body.seed or 0)
+        actions = None if body.actions is None else [Action(text) for text in body.actions]
+        with closing(EnvironmentPool(self._settings.environments)) as pool:
+            try:
+                episode = try_twice(pool.open, start, body.max_turns or DEFAULT_ACTIONS, actions)
+            except EventError as exc:
+                parameter = "settings" if exc.reason == "bad_settings" else "environment"
+                raise CallError(KINDS.get(exc.reason, "invalid"), str(exc), parameter) from exc
+        return _environment(body, episode)
 
-    def metrics(self, job_id: str) -> dict[str, Any]:
-        """Return the figures of a job, iteration by iteration. Raises NotFoundError."""
-        job = self._jobs.whole(job_id)
-        figures: dict[str, list[dict[str, Any]]] = {"iteration": [], "evaluated": []}
-        for event in self._jobs.events(job):
-            if event.kind in figures:
-                at = {"iteration": event.iteration, "version": event.version, "at": moment(event.created_at)}
-                figures[event.kind].append(at | dict(event.metrics))
-        return {
-            "id": job.job_id,
-            "type": _type(job),
-            "status": job.status,
-            "metrics": dict(view.metrics(job)),
-            "usage": job.usage.metrics(job.spec.prices),
-            "iterations": figures["iteration"],
-            "evaluations": figures["evaluated"],
-        }
-
-    def register(self, body: AgentConfig, key: str | None) -> dict[str, Any]:
-        """Write what an agent is. Raises CallError for a model that there is not, and as `register`."""
-        policy, at, number = body.model_id.partition("@")
-        known = policy in job_log.known_policies(self._settings)
-        versions = read_state(self._settings, policy).versions if known and at else {}
-        if not known or (at and (not number.isdecimal() or len(number) > 9 or int(number) not in versions)):
-            what = f"model_id: there is no model {body.model_id[:80]!r}; GET /v1/models lists what is served"
-            raise CallError("not_found", what, "model_id")
+    @Route(
+        "POST",
+        "/rl/agents",
+        may="agents.write",
+        interface=REST,
+        takes=AgentConfig,
+        answers=RegisteredAgent,
+        status=201,
+        parameters=(IDEMPOTENCY_KEY,),
+        sends={"agent_id": "calc", "model_id": "sums", "capabilities": ["arithmetic"]},
+        example=AGENT,
+    )
+    def register_agent(self, request: Request, body: AgentConfig) -> RegisteredAgent:
+        """Write what an agent is."""
+        key = idempotency_key(request)
+        self._check_model(body.model_id)
+        tools = [
+            Tool(name=tool.name, description=tool.description or "", parameters=compact(tool.parameters or {}, "tools"))
+            for tool in body.tools or ()
+        ]
         event = AgentEvent(
             event_id="",
             agent_id=body.agent_id,
@@ -179,138 +294,104 @@ class TrainingApi:
             model_id=body.model_id,
             memory_config=compact(body.memory_config or {}, "memory_config"),
             capabilities=tuple(body.capabilities or ()),
-            tools=tuple(
-                Tool(
-                    name=one.name, description=one.description or "", parameters=compact(one.parameters or {}, "tools")
-                )
-                for one in body.tools or ()
-            ),
+            tools=tuple(tools),
         )
         return _agent(register(self._settings, event, key=key))
 
-    def environment(self, body: EnvironmentBody) -> dict[str, Any]:
-        """Play an episode three times, and describe the environment. Raises CallError, naming what is wrong with it."""
-        settings = compact(body.settings or {}, "settings")
-        start = EpisodeStart(name=body.environment, settings=settings, seed=body.seed or 0)
-        actions = None if body.actions is None else [Action(text) for text in body.actions]
-        with closing(EnvironmentPool(self._settings.environments)) as pool:
-            try:
-                tried = try_twice(pool.open, start, body.max_turns or DEFAULT_ACTIONS, actions)
-            except EventError as exc:
-                parameter = "settings" if exc.reason == "bad_settings" else "environment"
-                raise CallError(KINDS.get(exc.reason, "invalid"), str(exc), parameter) from exc
-        return _environment(body, tried)
-
-
-def _order(body: type[Body], name: str, answer: type[Answer]) -> dict[str, Any]:
-    """Return what a route says of itself that writes something once."""
-    return requested(body, name=name, answer=answer, status=201, parameters=[IDEMPOTENCY_KEY])
-
-
-def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter:
-    """Return the routes; a request with a longer body is refused."""
-    router, jobs = APIRouter(), jobs_of(settings, log)
-
-    def api(request: Request) -> TrainingApi:
-        return TrainingApi(settings, jobs(request))
-
-    trying = asyncio.Lock()
-
-    @router.post("/finetune/jobs", **_order(TrainingOrderBody, "create_training_job", TrainingJob))
-    async def start(request: Request) -> Response:
-        """Order a job that trains a policy by rewards."""
-        body = read(TrainingOrderBody, await sent(request, max_body_bytes))
-        return JSONResponse(await apart(api(request).start, body, idempotency_key(request)), 201)
-
-    @router.get(
-        "/finetune/jobs/{job_id}/status", **described(name="get_training_job", answer=TrainingJob, refuses=(404,))
-    )
-    async def status(request: Request, job_id: str) -> Response:
-        """Look at a job."""
-        return JSONResponse(await apart(api(request).status, job_id))
-
-    @router.post("/finetune/peft", **_order(PeftBody, "create_tuning_job", TrainingJob))
-    async def peft(request: Request) -> Response:
-        """Order a job that tunes one version, by chosen answers or preferences."""
-        body = read(PeftBody, await sent(request, max_body_bytes))
-        return JSONResponse(await apart(api(request).tune, body, idempotency_key(request)), 201)
-
-    @router.post(
-        "/rl/environments",
-        **requested(EnvironmentBody, name="try_environment", answer=TriedEnvironment, refuses=(404,)),
-    )
-    async def environment(request: Request) -> Response:
-        """Play an episode of an environment three times, and say what it shows."""
-        body = read(EnvironmentBody, await sent(request, max_body_bytes))
-        async with trying:  # one at a time: each may take minutes, and a process of its own
-            return JSONResponse(await apart(api(request).environment, body))
-
-    @router.post("/rl/agents", **_order(AgentConfig, "register_agent", RegisteredAgent))
-    async def agent(request: Request) -> Response:
-        """Write what an agent is."""
-        body = read(AgentConfig, await sent(request, max_body_bytes))
-        return JSONResponse(await apart(api(request).register, body, idempotency_key(request)), 201)
-
-    @router.get(
+    @Route(
+        "GET",
         "/rl/training/{job_id}/metrics",
-        **described(name="get_training_metrics", answer=TrainingMetrics, refuses=(404,)),
+        may="jobs.read",
+        interface=REST,
+        answers=TrainingMetrics,
+        refuses=(404,),
+        example=METRICS,
     )
-    async def metrics(request: Request, job_id: str) -> Response:
+    def get_training_metrics(self, request: Request, job_id: str) -> TrainingMetrics:
         """Return the figures of a job, iteration by iteration."""
-        return JSONResponse(await apart(api(request).metrics, job_id))
+        jobs = self._jobs_of(request)
+        job = jobs.whole(job_id)
+        events = jobs.events(job)
+        return TrainingMetrics(
+            id=job.job_id,
+            type=_type(job),
+            status=job.status,
+            metrics=JobFigures(**view.metrics(job)),
+            usage=job.usage.metrics(job.spec.prices),
+            iterations=[_figures(event) for event in events if event.kind == "iteration"],
+            evaluations=[_figures(event) for event in events if event.kind == "evaluated"],
+        )
 
-    return router
+    def _check_model(self, model_id: str) -> None:
+        """Raise CallError for a model that there is not."""
+        policy, at, number = model_id.partition("@")
+        exists = policy in job_log.known_policies(self._settings)
+        if exists and at:
+            is_number = number.isdecimal() and len(number) <= 9
+            exists = is_number and int(number) in read_state(self._settings, policy).versions
+        if not exists:
+            problem = f"model_id: there is no model {model_id[:80]!r}; GET /v1/models lists what is served"
+            raise CallError("not_found", problem, "model_id")
 
 
-def _type(job: JobState) -> str:
+def _type(job: JobState) -> Literal["RL_TRAINING", "FINE_TUNING"]:
     return RL_TRAINING if job.spec.tuning is None else FINE_TUNING
 
 
-def _training_job(job: JobState) -> dict[str, Any]:
-    return {
-        "id": job.job_id,
-        "type": _type(job),
-        "status": job.status,
-        "config": {"agent_id": job.spec.agent or job.policy, "n_iterations": job.spec.iterations, **view.order(job)},
-        "metrics": {"iteration": job.iteration, "cost_usd": job.cost_usd, **view.metrics(job)},
-        "created_at": moment(job.created_at),
-        "updated_at": moment(job.updated_at),
-        "reason": job.reason,
-        "code": job.code,
-        "suggested_action": job.suggested_action,
-    }
+def _figures(event: JobEvent) -> IterationFigures:
+    place = {"iteration": event.iteration, "version": event.version, "at": moment(event.created_at)}
+    return IterationFigures.model_validate(place | dict(event.metrics))
 
 
-def _agent(event: AgentEvent) -> dict[str, Any]:
-    return {
-        "agent_id": event.agent_id,
-        "name": event.name,
-        "type": event.type,
-        "model_id": event.model_id,
-        "memory_config": _value(event.memory_config),
-        "capabilities": list(event.capabilities),
-        "tools": _tools(event.tools),
-        "created_at": moment(event.created_at),
-    }
+def _training_job(job: JobState) -> TrainingJob:
+    config = {"agent_id": job.spec.agent or job.policy, "n_iterations": job.spec.iterations, **view.order(job)}
+    return TrainingJob(
+        id=job.job_id,
+        type=_type(job),
+        status=job.status,
+        config=OrderedConfig.model_validate(config),
+        metrics=JobProgress(iteration=job.iteration, cost_usd=job.cost_usd, **view.metrics(job)),
+        created_at=moment(job.created_at),
+        updated_at=moment(job.updated_at),
+        reason=job.reason,
+        code=job.code,
+        suggested_action=job.suggested_action,
+    )
 
 
-def _environment(body: EnvironmentBody, tried: TriedEpisode) -> dict[str, Any]:
-    return {
-        "environment": tried.observed[0].environment,
-        "seed": tried.observed[0].seed,
-        "settings": body.settings or {},
-        "deterministic": True,
-        "messages": [{"role": one.role, "content": one.content} for one in tried.shown.messages],
-        "tools": _tools(tried.shown.tools),
-        "digest": tried.observed[0].digest,
-        "actions": len(tried.steps),
-        "ended": bool(tried.steps) and tried.steps[-1][1].ended,
-        "success": tried.success,
-    }
+def _agent(event: AgentEvent) -> RegisteredAgent:
+    return RegisteredAgent(
+        agent_id=event.agent_id,
+        name=event.name,
+        type=event.type,
+        model_id=event.model_id,
+        memory_config=_value(event.memory_config),
+        capabilities=list(event.capabilities),
+        tools=_tools(event.tools),
+        created_at=moment(event.created_at),
+    )
 
 
-def _tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    return [asdict(one) | {"parameters": _value(one.parameters)} for one in tools]
+def _environment(body: EnvironmentBody, episode: TriedEpisode) -> TriedEnvironment:
+    observation = episode.observed[0]
+    return TriedEnvironment(
+        environment=observation.environment,
+        seed=observation.seed,
+        settings=body.settings or {},
+        deterministic=True,
+        messages=[ShownMessage(role=message.role, content=message.content) for message in episode.shown.messages],
+        tools=_tools(episode.shown.tools),
+        digest=observation.digest,
+        actions=len(episode.steps),
+        ended=bool(episode.steps) and episode.steps[-1][1].ended,
+        success=episode.success,
+    )
+
+
+def _tools(tools: Sequence[Tool]) -> list[ToolAnswer]:
+    return [
+        ToolAnswer(name=tool.name, description=tool.description, parameters=_value(tool.parameters)) for tool in tools
+    ]
 
 
 def _value(text: str) -> Any:

@@ -12,25 +12,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from gateway.http import errors
-from gateway.http.body import Body, sent
-from gateway.http.openapi import JSON, REFERENCE, described
-from gateway.http.principal import actor_of, principal_of, tenant_of
-from gateway.http.request_record import Asked, AskedCall, asked_of
+from gateway.http.body import Body
+from gateway.http.principal import principal_of
+from gateway.http.request_record import RecordedCall, RequestRecord, record_of
+from gateway.http.route import Interface, Route
 from gateway.jobs import jsonrpc
 from gateway.jobs.answers import RpcOutcome
-from gateway.jobs.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, RpcError, RpcMethod
-from gateway.jobs.tenant_jobs import TenantJobs
+from gateway.jobs.jsonrpc import INVALID_PARAMS, RpcError, RpcMethod
+from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
 from streams.access.keys import masked
 from streams.access.roles import Action, Principal, decide
 from streams.adapters.versions import read_state
-from streams.errors import CallError, JobRequestError, LogError, NotFoundError, RefusedError
+from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import run as evaluation
 from streams.jobs import request as requests, view
 from streams.jobs.answers import JobAnswers, answers
@@ -42,7 +42,8 @@ from streams.output import moment
 from streams.settings.model import Settings
 from streams.stages.tasks.submit import submit
 
-PATHS = errors.RPC_PATHS
+RPC = Interface(("/api/v1", ""), errors.RPC)
+JOB_ID = "5b0a3c1e-5d0c-5f0e-9a43-0d6f3c1d2f10"
 NOT_FOUND, REFUSED, UNREACHABLE, FORBIDDEN = -32001, -32002, -32003, -32403
 """Codes of our own: no such job or agent; a rule or another command forbids it; the log does not answer; the key may
 not."""
@@ -115,16 +116,13 @@ class RpcCall(Body):
     id: str | float | None = None
 
 
-BODIES = (RpcCall,)
-
-
 class JobsOverHttp:
     """The methods of one request, over the jobs that its key may see."""
 
     def __init__(
-        self, settings: Settings, jobs: TenantJobs, holder: Principal | None, asked: Asked | None = None
+        self, settings: Settings, jobs: TenantJobs, holder: Principal | None, record: RequestRecord | None = None
     ) -> None:
-        self._settings, self._jobs, self._holder, self._asked = settings, jobs, holder, asked
+        self._settings, self._jobs, self._holder, self._record = settings, jobs, holder, record
 
     def methods(self, key: str | None) -> dict[str, RpcMethod]:
         """Return what can be called; `key` is the request's Idempotency-Key."""
@@ -146,9 +144,9 @@ class JobsOverHttp:
         async def guarded(given: dict[str, Any]) -> Any:
             if self._holder is not None:
                 decision = decide(self._holder, ACTIONS[name])
-                if self._asked is not None:
+                if self._record is not None:
                     about = str(given.get("job_id", ""))
-                    self._asked.calls.append(AskedCall(name, ACTIONS[name], decision, about))
+                    self._record.calls.append(RecordedCall(name, ACTIONS[name], decision, about))
                 if not decision.allowed:
                     raise RpcError(FORBIDDEN, "permission_denied", _details(decision.why))
             return await _apart(call, given)
@@ -217,32 +215,29 @@ class JobsOverHttp:
         return {"total": len(found), "jobs": [_described(job) for job in page]}
 
 
-def routes(settings: Settings, log: JobLog, *, max_body_bytes: int) -> APIRouter:
-    """Return the routes; a request with a longer body is refused."""
-    router = APIRouter()
+class JsonRpc:
+    """The route of JSON-RPC."""
 
-    async def rpc(request: Request) -> Response:
+    def __init__(self, settings: Settings, log: JobLog) -> None:
+        self._settings, self._jobs_of = settings, jobs_of(settings, log)
+
+    @Route(
+        "POST",
+        "/jsonrpc",
+        may="models.read",  # what every role may; each call is decided for itself
+        interface=RPC,
+        takes=RpcCall | Annotated[list[RpcCall], Field(min_length=1, max_length=jsonrpc.MOST_REQUESTS)],
+        answers=RpcOutcome | list[RpcOutcome],
+        refuses=(),
+        also={204: "Done, and none of them is answered"},
+        sends={"jsonrpc": "2.0", "method": "training.get_status", "params": {"job_id": JOB_ID}, "id": 1},
+        example={"jsonrpc": "2.0", "id": 1, "result": {"job_id": JOB_ID, "status": "running", "iteration": 2}},
+    )
+    async def call_jsonrpc(self, request: Request, raw: bytes) -> Response:
         """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
-        try:
-            raw = await sent(request, max_body_bytes)
-        except CallError as exc:
-            error = {"code": INVALID_REQUEST, "message": jsonrpc.MEANING[INVALID_REQUEST], "data": exc.message}
-            return JSONResponse({"jsonrpc": "2.0", "error": error, "id": None}, errors.STATUS[exc.kind])
-        jobs = TenantJobs(settings, log, tenant_of(request), actor_of(request))
-        api = JobsOverHttp(settings, jobs, principal_of(request), asked_of(request))
-        found = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))
-        return Response(status_code=204) if found is None else JSONResponse(found)
-
-    for path in PATHS:
-        router.add_api_route(path, rpc, methods=["POST"], include_in_schema=path == PATHS[0], **_DESCRIBED)
-    return router
-
-
-_ONE = {"$ref": REFERENCE.format(model=RpcCall.__name__)}
-_CALLS = {"anyOf": [_ONE, {"type": "array", "items": _ONE, "minItems": 1, "maxItems": jsonrpc.MOST_REQUESTS}]}
-_DESCRIBED = described(name="call_jsonrpc", answer=RpcOutcome | list[RpcOutcome], refuses=(408, 413))
-_DESCRIBED["openapi_extra"]["requestBody"] = {"required": True, "content": {JSON: {"schema": _CALLS}}}
-_DESCRIBED["responses"][204] = {"description": "Done, and none of them is answered"}
+        api = JobsOverHttp(self._settings, self._jobs_of(request), principal_of(request), record_of(request))
+        outcome = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))
+        return Response(status_code=204) if outcome is None else JSONResponse(outcome)
 
 
 async def _apart(call: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -> Any:

@@ -15,16 +15,19 @@ from dataclasses import replace
 from starlette.requests import HTTPConnection
 
 from gateway.http.principal import actor_of, tenant_of
-from gateway.log.tasks import why_not_of_tenant
+from gateway.log.named_code import why_not_of_tenant
 from schemas.events import JobEvent
 from streams.access.tenants.tenant_names import is_of
 from streams.adapters.versions import AdapterState, read_state
-from streams.errors import JobRequestError, NotFoundError, RefusedError
+from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs import job_log
 from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.settings.model import Settings
+
+LONGEST_KEY = 200
+"""Characters of an Idempotency-Key."""
 
 
 class TenantJobs:
@@ -120,3 +123,13 @@ class TenantJobs:
 def jobs_of(settings: Settings, log: JobLog) -> Callable[[HTTPConnection], TenantJobs]:
     """Return what gives each request the jobs that its key may see."""
     return lambda request: TenantJobs(settings, log, tenant_of(request), actor_of(request))
+
+
+def idempotency_key(request: HTTPConnection) -> str | None:
+    """Return what tells this request from others. Raises CallError for one that is empty or too long."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= LONGEST_KEY:
+        raise CallError(
+            "invalid", f"Idempotency-Key has {len(key)} characters; 1 to {LONGEST_KEY} are allowed", "Idempotency-Key"
+        )
+    return key

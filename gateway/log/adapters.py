@@ -1,6 +1,6 @@
 """A policy's versions over HTTP: what there is, and decisions about it.
 
-    adapters, folded ──► policies that the key may see ──► versions, who serves, who is tried
+    adapters, folded ──► policies that the key may see ──► versions, which serve, which is tried
     {version, reason, expected} ──► decisions.decide ──► it took effect, or 409 with what is there
 
 A decision is written and read back as by `streamward adapters promote|reject|rollback`: the log orders what several
@@ -11,11 +11,16 @@ all share it sees no results of other tenants' questions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from pydantic import Field
+from starlette.requests import Request
 
-from gateway.http.body import Body, PathQuery, Whole
+from gateway.http.body import Answer, Body, PathQuery, Whole
+from gateway.http.principal import actor_of, tenant_of
+from gateway.http.request_record import denied
+from gateway.http.route import REST, Route
+from gateway.log.open_log import AT_ONCE
 from schemas.events import AdapterEvent, AdapterKind
 from streams.access.tenants.tenant_names import SEPARATOR, is_of
 from streams.adapters import decisions
@@ -58,94 +63,255 @@ class RollbackBody(Body):
     reason: Reason
 
 
+DecisionBody = PromoteBody | RejectBody | RollbackBody
+
+
 class AdaptersQuery(PathQuery):
     """Which policies."""
 
     policy: str | None = Field(None, min_length=1, max_length=200, description="default: all of them")
 
 
-def states(settings: Settings) -> dict[str, AdapterState]:
+class ServingAnswer(Answer):
+    """Who answers: the primary, and the candidate that is tried on a share of the tasks."""
+
+    primary: int
+    candidate: int | None
+    share: float
+    newest: int
+    primaries: list[int]
+
+
+class JudgedAnswer(Answer):
+    """What a canary came to."""
+
+    verdict: str
+    reason: str
+
+
+class AdapterVersion(Answer):
+    """One version. Of a policy that tenants share they see no `tuned_by`, `uri`, `judged` and `held_out`."""
+
+    policy: str
+    version: int
+    status: str
+    share: float | None
+    parent_version: int | None
+    batches: str | None
+    tuned_by: str | None = None
+    created_at: int | None
+    promoted_at: int | None
+    uri: str | None = None
+    sha256: str | None
+    base_digest: str | None
+    judged: JudgedAnswer | None = None
+    metrics: dict[str, float]
+    held_out: dict[str, dict[str, float]] | None = None
+
+
+class PolicyAdapters(Answer):
+    """A policy's versions, and who serves."""
+
+    object: Literal["adapters"]
+    policy: str
+    serving: ServingAnswer
+    versions: list[AdapterVersion]
+
+
+class AdapterList(Answer):
+    """Every policy that one may know of."""
+
+    object: Literal["list"]
+    data: list[PolicyAdapters]
+
+
+class AdapterDecisionAnswer(Answer):
+    """A decision that took effect; `before`: the primary until then."""
+
+    object: Literal["adapter_decision"]
+    policy: str
+    version: int
+    kind: Literal["promoted", "rejected", "rolled_back"]
+    actor: str
+    reason: str
+    before: int
+    serving: ServingAnswer
+    recorded_at: str
+
+
+DECISION = AdapterDecisionAnswer(
+    object="adapter_decision",
+    policy="sums",
+    version=8,
+    kind="promoted",
+    actor="key 00112233445566ff",
+    reason="as the evaluation says",
+    before=7,
+    serving=ServingAnswer(primary=8, candidate=None, share=0.0, newest=8, primaries=[0, 7, 8]),
+    recorded_at="streamward.adapters[0]@12",
+)
+
+
+class PolicyVersions:
+    """Versions of policies, and decisions about them. Methods wait for the broker."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    @Route(
+        "GET",
+        "/adapters",
+        may="adapters.read",
+        interface=REST,
+        query=AdaptersQuery,
+        answers=AdapterList,
+        refuses=(404,),
+        at_once=AT_ONCE,
+    )
+    def list_adapters(self, request: Request, query: AdaptersQuery) -> AdapterList:
+        """List policies, their versions, and who serves."""
+        shared = self._settings.policy.name
+        return visible_adapters(read_states(self._settings), tenant_of(request), shared, query.policy)
+
+    @Route(
+        "POST",
+        "/adapters/{policy}/promote",
+        may="adapters.promote",
+        interface=REST,
+        takes=PromoteBody,
+        answers=AdapterDecisionAnswer,
+        sends={"version": 8, "expected": 7, "reason": "it answers more questions"},
+        example=DECISION,
+    )
+    def promote_adapter(self, request: Request, policy: str, body: PromoteBody) -> AdapterDecisionAnswer:
+        """Make a version primary."""
+        return self._decide(request, policy, "promoted", body)
+
+    @Route(
+        "POST",
+        "/adapters/{policy}/reject",
+        may="adapters.promote",
+        interface=REST,
+        takes=RejectBody,
+        answers=AdapterDecisionAnswer,
+        sends={"version": 8, "reason": "it answers fewer questions"},
+        example=DECISION.model_copy(update={"kind": "rejected"}),
+    )
+    def reject_adapter(self, request: Request, policy: str, body: RejectBody) -> AdapterDecisionAnswer:
+        """Take a version out of service, or keep it out."""
+        return self._decide(request, policy, "rejected", body)
+
+    @Route(
+        "POST",
+        "/adapters/{policy}/rollback",
+        may="adapters.promote",
+        interface=REST,
+        takes=RollbackBody,
+        answers=AdapterDecisionAnswer,
+        sends={"expected": 8, "reason": "it answers fewer questions"},
+        example=DECISION.model_copy(update={"kind": "rolled_back"}),
+    )
+    def rollback_adapter(self, request: Request, policy: str, body: RollbackBody) -> AdapterDecisionAnswer:
+        """Return to an older version."""
+        return self._decide(request, policy, "rolled_back", body)
+
+    def _decide(self, request: Request, policy: str, kind: AdapterKind, body: DecisionBody) -> AdapterDecisionAnswer:
+        tenant, actor = tenant_of(request), actor_of(request)
+        if not is_of(tenant, policy):
+            if not may_see(tenant, policy, self._settings.policy.name):
+                raise NotFoundError(no_policy(policy))
+            rule = f"policy {policy} is shared; {actor} decides about those that begin with {tenant}."
+            raise denied(request, "adapters.promote", rule, "policy")
+        return _write_decision(self._settings, policy, kind, body, actor)
+
+
+def read_states(settings: Settings) -> dict[str, AdapterState]:
     """Return every policy that has adapters, and that of the settings. Raises LogError."""
     partitions = settings.topics.policy_partitions
-    found = {settings.policy.name: empty(settings.policy.name)}
+    states = {settings.policy.name: empty(settings.policy.name)}
     for record in read_topic(settings, "adapters"):
         event = record.decode(AdapterEvent)
         if not isinstance(event, AdapterEvent):
             continue
-        if partition_of(event.policy, partitions) == record.at.partition:  # elsewhere nobody looks
-            found[event.policy] = fold(found.get(event.policy) or empty(event.policy), event)
-    return found
+        if partition_of(event.policy, partitions) == record.at.partition:  # elsewhere no process looks for it
+            states[event.policy] = fold(states.get(event.policy) or empty(event.policy), event)
+    return states
 
 
-def sees(tenant: str | None, policy: str, shared: str) -> bool:
+def may_see(tenant: str | None, policy: str, shared: str) -> bool:
     """Return whether a tenant may know of a policy; `shared` is the server's own, whatever its name."""
     return policy == shared or SEPARATOR not in policy or is_of(tenant, policy)
 
 
-def listed(
-    every: Mapping[str, AdapterState], tenant: str | None, shared: str, only: str | None = None
-) -> dict[str, Any]:
+def visible_adapters(
+    states: Mapping[str, AdapterState], tenant: str | None, shared: str, policy: str | None = None
+) -> AdapterList:
     """Return what a tenant sees of all policies, or of one. Raises NotFoundError for one that it may not know of."""
-    seen = {name: state for name, state in every.items() if sees(tenant, name, shared)}
-    if only is not None:
-        if only not in seen:
-            raise NotFoundError(none_of(only))
-        seen = {only: seen[only]}
-    return {"object": "list", "data": [_policy(seen[name], tenant) for name in sorted(seen)]}
+    visible = {name: state for name, state in states.items() if may_see(tenant, name, shared)}
+    if policy is not None:
+        if policy not in visible:
+            raise NotFoundError(no_policy(policy))
+        visible = {policy: visible[policy]}
+    return AdapterList(object="list", data=[_policy(visible[name], tenant) for name in sorted(visible)])
 
 
-def decide(
-    settings: Settings, policy: str, kind: AdapterKind, body: PromoteBody | RejectBody | RollbackBody, actor: str
-) -> dict[str, Any]:
-    """Write a decision, and return what it made of the policy. Raises CallError(conflict) with what is there instead,
-    NotFoundError for an unknown policy or version, LogError."""
+def _write_decision(
+    settings: Settings, policy: str, kind: AdapterKind, body: DecisionBody, actor: str
+) -> AdapterDecisionAnswer:
+    """Write a decision, and return what it made of the policy.
+
+    Raises CallError(conflict) with what is there instead, NotFoundError for an unknown policy or version, LogError.
+    """
     history = decisions.read_history(settings, policy)
-    if len(history.state.versions) == 1 and policy not in states(settings):
-        raise NotFoundError(none_of(policy))
+    if len(history.state.versions) == 1 and policy not in read_states(settings):
+        raise NotFoundError(no_policy(policy))
     try:
         version = body.version
         if version is None:
             version = decisions.rollback_target(history, body.expected or 0, actor=actor, reason=body.reason)
         proposed = ProposedDecision(kind=kind, version=version, actor=actor, reason=body.reason, expect=body.expected)
-        made = decisions.decide(settings, history, proposed)
+        return _answer(decisions.decide(settings, history, proposed))
     except RefusedError as exc:
-        now = decisions.read_history(settings, policy).state
-        raise CallError("conflict", str(exc), "expected", found={"serving": _serving(now)}) from exc
-    return _decision(made)
+        state = decisions.read_history(settings, policy).state
+        raise CallError("conflict", str(exc), "expected", found={"serving": _serving(state).model_dump()}) from exc
 
 
-def none_of(policy: str) -> str:
+def no_policy(policy: str) -> str:
+    """Return the message about a policy that does not exist, or belongs to another tenant."""
     return f"there is no policy {policy[:80]!r}; GET /adapters lists those that there are"
 
 
-def _policy(state: AdapterState, tenant: str | None) -> dict[str, Any]:
+def _policy(state: AdapterState, tenant: str | None) -> PolicyAdapters:
     rows = [row_of(state, number) for number in sorted(state.versions)]
     if not is_of(tenant, state.policy):
         rows = [{name: value for name, value in row.items() if name not in OF_OTHERS} for row in rows]
-    return {"object": "adapters", "policy": state.policy, "serving": _serving(state), "versions": rows}
+    versions = [AdapterVersion.model_validate(row) for row in rows]
+    return PolicyAdapters(object="adapters", policy=state.policy, serving=_serving(state), versions=versions)
 
 
-def _serving(state: AdapterState) -> dict[str, Any]:
+def _serving(state: AdapterState) -> ServingAnswer:
     serving = state.serving
-    return {
-        "primary": state.primary,
-        "candidate": serving.candidate,
-        "share": serving.share,
-        "newest": state.newest,
-        "primaries": list(state.primaries),
-    }
+    return ServingAnswer(
+        primary=state.primary,
+        candidate=serving.candidate,
+        share=serving.share,
+        newest=state.newest,
+        primaries=list(state.primaries),
+    )
 
 
-def _decision(made: AdapterDecision) -> dict[str, Any]:
-    event = made.event
-    return {
-        "object": "adapter_decision",
-        "policy": event.policy,
-        "version": event.version,
-        "kind": event.kind,
-        "actor": event.actor,
-        "reason": event.reason,
-        "before": made.before,
-        "serving": _serving(made.state),
-        "recorded_at": str(made.at),
-    }
+def _answer(decision: AdapterDecision) -> AdapterDecisionAnswer:
+    event = decision.event
+    return AdapterDecisionAnswer.model_validate(
+        {
+            "object": "adapter_decision",
+            "policy": event.policy,
+            "version": event.version,
+            "kind": event.kind,
+            "actor": event.actor,
+            "reason": event.reason,
+            "before": decision.before,
+            "serving": _serving(decision.state),
+            "recorded_at": str(decision.at),
+        }
+    )

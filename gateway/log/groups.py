@@ -1,109 +1,37 @@
-"""One task's group as JSON: its answers side by side, and why it taught something or nothing, as the page shows them.
+"""A task's group as JSON: its answers slot by slot, as the page shows them side by side.
 
-task_id ──► tools/views/explanation.py: answers by slot, verdict, sentences ──► JSON
-
-Not covered: the same task over versions, which may be other tenants' tasks.
+task_id ──► group_view.py: rows of the log, and why they taught something or nothing ──► GroupAnswer
 """
 
 from __future__ import annotations
 
-from typing import Any
+from starlette.requests import Request
 
-from gateway.http.principal import no_task, sees_task, task_names
-from streams.access.roles import Principal
-from streams.errors import NotFoundError
-from streams.kafka.topics import topics
-from streams.output import moment
-from streams.settings.model import Settings
-from streams.tools.query.views import literal
-from streams.tools.views.explanation import ExplainedTask, find_explained
-from streams.tools.views.log_view import LogSnapshot, Row
-from streams.tools.views.side_by_side import SlotAnswer
-from streams.tools.views.task import TaskHistory
+from gateway.http.principal import principal_of
+from gateway.http.route import REST, Route
+from gateway.log.group_answer import GroupAnswer
+from gateway.log.open_log import OpenLog
 
 
-def group(log: LogSnapshot, settings: Settings, task_id: str, principal: Principal | None) -> dict[str, Any]:
-    """Return a task's group. Raises NotFoundError without such a task, and for one of another tenant."""
-    for name in task_names(principal, task_id):
-        task = _find(log, name)
-        if task is not None and sees_task(principal, *_owner(log, task.history)):
-            return _as_json(task, settings) | {"as_of": moment(int(log.as_of.timestamp() * 1000))}
-    raise NotFoundError(no_task(task_id))
+class TaskGroups:
+    """The route that reads the group of a task."""
 
+    def __init__(self, log: OpenLog) -> None:
+        self._log = log
 
-def _find(log: LogSnapshot, task_id: str) -> ExplainedTask | None:
-    """Return a task by its whole id: the beginning of an id may find other tenants' tasks."""
-    try:
-        task = find_explained(log, task_id)
-    except NotFoundError:
-        return None
-    return task if task.history.task_id == task_id else None
+    @Route(
+        "GET",
+        "/groups/{task_id}",
+        may="groups.read",
+        interface=REST,
+        answers=GroupAnswer,
+        refuses=(404,),
+        at_once=1,  # the view answers one after the other
+    )
+    def get_group(self, request: Request, task_id: str) -> GroupAnswer:
+        """Look at the answers to a task beside each other."""
+        view = self._log.view
+        from gateway.log import group_view  # which needs DuckDB
 
-
-def _owner(log: LogSnapshot, history: TaskHistory) -> tuple[str | None, str | None]:
-    """Return the tenant and the agent of a task; "" for a tenant that the log does not tell any more."""
-    if history.task is not None:
-        return history.task["tenant"], history.task["agent"]
-    row = log.first(f"SELECT tenant FROM groups WHERE task_id = {literal(history.task_id)}")  # noqa: S608 - a literal
-    agents = {response["agent_id"] for response in history.responses}
-    return "" if row is None else row["tenant"], agents.pop() if len(agents) == 1 else None
-
-
-def _as_json(task: ExplainedTask, settings: Settings) -> dict[str, Any]:
-    history = task.history
-    names = {label: topics(settings.topics)[label].name for label in ("tasks", "responses", "rewards", "groups")}
-    return {
-        "object": "group",
-        "task_id": history.task_id,
-        "verdict": task.why.verdict,
-        "why": task.why.sentences,
-        "task": None if history.task is None else _task(history.task, names["tasks"]),
-        "group": None if history.group is None else _group(history.group, names["groups"]),
-        "slots": [_slot(slot, names) for slot in task.answers.slots],
-    }
-
-
-def _task(row: Row, topic: str) -> dict[str, Any]:
-    sources = [{"name": source["name"], "weight": source["weight"]} for source in row["reward_sources"] or ()]
-    return {
-        **{name: row[name] for name in ("policy", "purpose", "scenario", "tenant", "agent", "group_size", "messages")},
-        "reward_sources": sources,
-        "metadata": row["metadata"] or {},
-        "recorded_at": _position(topic, row),
-    }
-
-
-def _group(row: Row, topic: str) -> dict[str, Any]:
-    names = ("group_id", "policy", "purpose", "adapter_version", "group_size", "complete")
-    return {
-        **{name: row[name] for name in names},
-        **{name: row[name] for name in ("reward_mean", "reward_std", "formula", "credit", "dropped_reason")},
-        "passed_over": row["passed_over"],
-        "batch": row["sequence"],
-        "trained_version": row["trained"],
-        "recorded_at": _position(topic, row),
-    }
-
-
-def _slot(slot: SlotAnswer, topic_names: dict[str, str]) -> dict[str, Any]:
-    response, member = slot.response or {}, slot.member or {}
-    return {
-        "slot": slot.slot,
-        **{name: response.get(name) for name in ("response_id", "text", "error", "finish_reason", "adapter_version")},
-        **{name: response.get(name) for name in ("agent_id", "success", "completion_tokens", "latency_ms")},
-        **{name: member.get(name) for name in ("reward", "advantage", "components")},
-        "left_out": slot.left_out,
-        "rewards": [_reward(row, topic_names["rewards"]) for row in slot.rewards],
-        "opinions": [_reward(row, topic_names["rewards"]) for row in slot.opinions],
-        "turns": len(slot.turns),
-        "recorded_at": None if slot.response is None else _position(topic_names["responses"], slot.response),
-    }
-
-
-def _reward(row: Row, topic: str) -> dict[str, Any]:
-    names = ("reward_id", "source", "value", "error", "rationale", "components", "scorer_version", "metadata")
-    return {**{name: row[name] for name in names}, "recorded_at": _position(topic, row)}
-
-
-def _position(topic: str, row: Row) -> str:
-    return f"{topic}[{row['_partition']}]@{row['_offset']}"
+        with view.snapshot() as snapshot:
+            return group_view.read_group(snapshot, view.settings, task_id, principal_of(request))

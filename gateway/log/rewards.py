@@ -9,17 +9,31 @@ for. Any other is an opinion, feedback/NAME, which no group counts. So nobody sp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal
+from weakref import WeakValueDictionary
 
 from pydantic import Field
+from starlette.requests import Request
 
-from gateway.http.body import Body, Whole
+from gateway.http.body import Answer, Body, Whole
+from gateway.http.errors import apart
+from gateway.http.route import REST, Route
+from gateway.log.open_log import AT_ONCE, OpenLog
+from schemas import serde
 from schemas.conventions import FEEDBACK, FEEDBACK_VERSION
-from schemas.events import MAX_REWARD, RATIONALE_CHARACTERS, Response, Reward, Task, derive_id
-from streams.errors import CallError
+from schemas.events import MAX_REWARD, RATIONALE_CHARACTERS, Coordinates, Response, Reward, Task, derive_id
+from streams.errors import CallError, EventError
+from streams.kafka import times
+from streams.kafka.admin import offsets, offsets_at
+from streams.kafka.reader import read as read_log
+from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
 from streams.scorers import SCORERS
 from streams.settings.model import Settings
+from streams.stages.tasks.task_index import SubmittedTask
+from streams.tools.asking import CLOCKS_MS, write_reward
 
 OUTSIDE_VERSION = "outside/1"
 """The `scorer_version` of a reward that enters a group."""
@@ -48,37 +62,42 @@ class RewardBody(Body):
 def enters_group(task: Task, name: str, settings: Settings) -> bool:
     """Return whether a score by this name is one that the task's group waits for."""
     module = name.partition(":")[0]
-    listed = any(module == one or module.startswith(f"{one}.") for one in settings.scoring.importable)
-    asked = any(source.name == name for source in task.reward_sources)
-    return asked and name not in SCORERS and not listed and name in settings.serve.scorers_outside
+    is_run = name in SCORERS or any(
+        module == importable or module.startswith(f"{importable}.") for importable in settings.scoring.importable
+    )
+    is_source = any(source.name == name for source in task.reward_sources)
+    return is_source and not is_run and name in settings.serve.scorers_outside
 
 
 def chosen(responses: Iterable[Response], body: RewardBody) -> Response:
     """Return the answer that a score is about. Raises CallError that lists the answers if it is not exactly one."""
-    first: dict[str, Response] = {}
+    by_id: dict[str, Response] = {}
     for response in responses:
-        first.setdefault(response.response_id, response)
-    every = sorted(first.values(), key=lambda one: (one.slot, one.created_at, one.response_id))
-    fitting = [one for one in every if body.response_id in (None, one.response_id) and body.slot in (None, one.slot)]
-    given = body.response_id is not None or body.slot is not None
+        by_id.setdefault(response.response_id, response)
+    every = sorted(by_id.values(), key=lambda response: (response.slot, response.created_at, response.response_id))
+    fitting = [
+        response
+        for response in every
+        if body.response_id in (None, response.response_id) and body.slot in (None, response.slot)
+    ]
+    is_named = body.response_id is not None or body.slot is not None
     if not fitting:
-        what = "no answer yet" if not every else f"no answer {_named(body)}"
-        raise CallError(
-            "not_found", f"task {body.task_id} has {what}{_listed(every)}", _parameter(body), found=_found(every)
-        )
-    if len(fitting) > 1 or (not given and fitting[0].group_size > 1):
-        which = _named(body) if given else "without response_id or slot"
+        problem = f"no answer {_named(body)}" if every else "no answer yet"
+        message = f"task {body.task_id} has {problem}{_listed(every)}"
+        raise CallError("not_found", message, _parameter(body), found=_found(every))
+    if len(fitting) > 1 or (not is_named and fitting[0].group_size > 1):
+        name = _named(body) if is_named else "without response_id or slot"
         raise CallError(
             "invalid",
-            f"task {body.task_id} has {len(every)} answers, and {which} the score is about none in particular; give "
+            f"task {body.task_id} has {len(every)} answers, and {name} the score is about none in particular; give "
             f"response_id{_listed(every)}",
             "response_id",
             found=_found(every),
         )
     [response] = fitting
     if response.error is not None:
-        what = f"slot {response.slot} of task {body.task_id} has no answer to score: {response.error}"
-        raise CallError("conflict", what, _parameter(body), found=_found(every))
+        problem = f"slot {response.slot} of task {body.task_id} has no answer to score: {response.error}"
+        raise CallError("conflict", problem, _parameter(body), found=_found(every))
     return response
 
 
@@ -102,19 +121,92 @@ def reward_of(body: RewardBody, task: Task, response: Response, settings: Settin
     )
 
 
-def shown(reward: Reward, at: Any) -> dict[str, Any]:
-    """Return a reward that was taken, as its sender is told."""
-    return {
-        "object": "reward",
-        "reward_id": reward.reward_id,
-        "task_id": reward.task_id,
-        "response_id": reward.response_id,
-        "slot": reward.slot,
-        "source": reward.source,
-        "score": reward.value,
-        "enters_group": not reward.source.startswith(FEEDBACK),
-        "recorded_at": str(at),
-    }
+class RewardAnswer(Answer):
+    """A score that is in the log; `enters_group`: the task's group waits for it."""
+
+    object: Literal["reward"]
+    reward_id: str
+    task_id: str
+    response_id: str
+    slot: int
+    source: str
+    score: float
+    enters_group: bool
+    recorded_at: str
+
+
+class OutsideRewards:
+    """The route that scores from outside are sent to."""
+
+    def __init__(self, settings: Settings, log: OpenLog) -> None:
+        self._settings, self._log = settings, log
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._of_task: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @Route(
+        "POST",
+        "/rewards",
+        may="rewards.give",
+        interface=REST,
+        takes=RewardBody,
+        answers=RewardAnswer,
+        status=201,
+        sends={"task_id": "sum-1", "slot": 0, "score": 1, "scoring_agent_id": "people:ann"},
+        example=RewardAnswer(
+            object="reward",
+            reward_id="7f3a2d0c-1b7e-5c55-8a20-4d2f8f0c7e61",
+            task_id="sum-1",
+            response_id="9f3a2d0c-1b7e-5c55-8a20-4d2f8f0c7e61",
+            slot=0,
+            source="feedback/people:ann",
+            score=1.0,
+            enters_group=False,
+            recorded_at="streamward.rewards[3]@1042",
+        ),
+    )
+    async def give_reward(self, request: Request, body: RewardBody) -> RewardAnswer:
+        """Write a score of exactly one answer."""
+        lock = self._of_task.setdefault(body.task_id, asyncio.Lock())
+        async with lock, self._at_once:  # scores of a task in turn, so that the same one twice at once is written once
+            return await apart(self._write, request, body)
+
+    def _write(self, request: Request, body: RewardBody) -> RewardAnswer:
+        """Write a score of one answer. Raises CallError, NotFoundError, and as `write_reward`."""
+        task = self._log.find_task(request, body.task_id)
+        response = chosen(self._responses(task), body)
+        reward = reward_of(body, task.task, response, self._settings, now_ms=times.now_ms())
+        try:
+            at = write_reward(self._settings, reward, since_ms=task.timestamp_ms)
+        except (serde.EncodeError, EventError) as exc:
+            raise CallError("invalid", str(exc)) from exc
+        return _answer(reward, at)
+
+    def _responses(self, task: SubmittedTask) -> Iterator[Response]:
+        """Yield the responses to a task."""
+        topic, task_id = topics(self._settings.topics)["responses"], task.task.task_id
+        partition = (topic.name, partition_of(task_id, topic.partitions))
+        low, high = offsets(self._settings, ["responses"])[partition]
+        since = offsets_at(self._settings, ["responses"], max(0, task.timestamp_ms - CLOCKS_MS))[partition]
+        start = max(low, since) if since >= 0 else high
+        for record in read_log(self._settings, {partition: start}, {partition: high}):
+            response = record.decode(Response) if record.key == task_id.encode() else None
+            if isinstance(response, Response):
+                yield response
+
+
+def _answer(reward: Reward, at: Coordinates) -> RewardAnswer:
+    assert reward.value is not None  # noqa: S101 - the body has a score
+    return RewardAnswer(
+        object="reward",
+        reward_id=reward.reward_id,
+        task_id=reward.task_id,
+        response_id=reward.response_id,
+        slot=reward.slot,
+        source=reward.source,
+        score=reward.value,
+        enters_group=not reward.source.startswith(FEEDBACK),
+        recorded_at=str(at),
+    )
 
 
 def _named(body: RewardBody) -> str:
@@ -130,8 +222,8 @@ def _listed(every: Sequence[Response]) -> str:
     if not every:
         return ""
     more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ": " + ", ".join(f"slot {one.slot} is {one.response_id}" for one in every[:SHOWN]) + more
+    return ": " + ", ".join(f"slot {answer.slot} is {answer.response_id}" for answer in every[:SHOWN]) + more
 
 
 def _found(every: Sequence[Response]) -> dict[str, Any]:
-    return {"responses": [{"slot": one.slot, "response_id": one.response_id} for one in every[:SHOWN]]}
+    return {"responses": [{"slot": answer.slot, "response_id": answer.response_id} for answer in every[:SHOWN]]}

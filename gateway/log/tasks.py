@@ -1,7 +1,7 @@
-"""A task that somebody sends, as the log gets it: whose it is, and whether they may name what it names.
+"""Tasks that somebody sends, as the log gets them: of which tenant, and whether the sender may name what they name.
 
-    {task_id, input, metadata}, or a task's fields ──► TaskBody ──► as a line of `tasks submit` ──► Task
-    Task ──► what of it runs code, which scorers it names ──► CallError(permission_denied), or it may be sent
+    {task_id, input, metadata}, or a task's fields ──► TaskBody ──► as a line of `tasks submit` ──► Task ──► tasks
+    Task ──► named_code.py ──► CallError(permission_denied), or it may be sent
 
 A tenant's task has the tenant's name before the first dot of its id, its agent and its thread, so that no two tenants
 can mean the same. An agent that is registered for all keeps its name.
@@ -10,24 +10,32 @@ can mean the same. An agent that is registered for all keeps its name.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 from pydantic import Field, model_validator
+from starlette.requests import Request
 
-from gateway.http.body import Body
-from schemas.events import EpisodeStart, RewardSource, Task
-from streams.access.tenants.tenant_names import named
-from streams.environments.listed import LISTED
-from streams.errors import CallError
-from streams.scorers import SCORERS, ScoreError, parts
-from streams.settings.model import Serve, Settings
+from gateway.http.body import Answer, Body, read_as_json
+from gateway.http.principal import actor_of, tenant_of
+from gateway.http.route import REST, Route
+from gateway.log.named_code import check_named
+from gateway.log.open_log import AT_ONCE, OpenLog
+from schemas import serde
+from schemas.events import Task
+from streams.access.tenants.tenant_names import is_of, named
+from streams.errors import CallError, EventError
+from streams.jobs import job_log
+from streams.kafka import times
+from streams.observability.tracing import context
+from streams.settings.model import Settings
 from streams.stages.tasks.lines import MessageLine, Reading, TaskLine, check_rows
+from streams.stages.tasks.task_index import SubmittedTask
 
 ID_CHARACTERS = 200
 OF_COMMANDS = re.compile(r" To take it as that: --map \S+=\S+")
-"""What a message about an unknown field says to whoever typed a command."""
+"""What a message about an unknown field says to users of the command."""
 TENANTS_OWN = ("task_id", "agent", "thread")
 """Fields that name something of a tenant's own."""
 
@@ -49,9 +57,9 @@ class TaskBody(TaskLine, Body):
 
     @model_validator(mode="after")
     def _says_each_thing_once(self) -> TaskBody:
-        said = [name for name in ("input", "prompt", "messages") if getattr(self, name) is not None]
-        if len(said) != 1:
-            raise ValueError(f"give one of input, prompt and messages, not {' and '.join(said) or 'none'}")
+        questions = [name for name in ("input", "prompt", "messages") if getattr(self, name) is not None]
+        if len(questions) != 1:
+            raise ValueError(f"give one of input, prompt and messages, not {' and '.join(questions) or 'none'}")
         return self
 
 
@@ -63,81 +71,109 @@ def task_of(
     Raises CallError that says what is wrong with it.
     """
     sent = body.model_dump(mode="json", exclude_unset=True)
-    given = {name: value for name, value in sent.items() if value is not None}
-    if (asked := given.pop("input", None)) is not None:
-        given["prompt" if isinstance(asked, str) else "messages"] = asked
-        if not given.keys() & {"purpose", "answer", "reward_sources"}:  # nobody scores it, so it cannot train
-            given |= {"purpose": "serve", "group_size": given.get("group_size", 1)}
-    if not given.get("policy"):
-        given["policy"] = settings.policy.name
+    fields = {name: value for name, value in sent.items() if value is not None}
+    if (question := fields.pop("input", None)) is not None:
+        fields["prompt" if isinstance(question, str) else "messages"] = question
+        if not fields.keys() & {"purpose", "answer", "reward_sources"}:  # without a scorer it cannot train
+            fields |= {"purpose": "serve", "group_size": fields.get("group_size", 1)}
+    if not fields.get("policy"):
+        fields["policy"] = settings.policy.name
     if tenant is not None:
-        if given.get("tenant", tenant) != tenant:
+        if fields.get("tenant", tenant) != tenant:
             raise CallError(
-                "invalid", f"tenant is {given['tenant'][:80]!r}, and the key is of {tenant}: leave it out", "tenant"
+                "invalid", f"tenant is {fields['tenant'][:80]!r}, and the key is of {tenant}: leave it out", "tenant"
             )
-        given["tenant"] = tenant
-        kept = agents if "agent" in given else ()
-        given |= {name: named(tenant, given[name]) for name in TENANTS_OWN if name in given and given[name] not in kept}
-    checked = check_rows([(1, given)], actor, Reading(now_ms=now_ms, topic_settings=settings.topics, defaults={}))
+        fields["tenant"] = tenant
+        kept = agents if "agent" in fields else ()
+        for name in TENANTS_OWN:
+            if name in fields and fields[name] not in kept:
+                fields[name] = named(tenant, fields[name])
+    checked = check_rows([(1, fields)], actor, Reading(now_ms=now_ms, topic_settings=settings.topics, defaults={}))
     if checked.problems:
         raise CallError("invalid", OF_COMMANDS.sub("", checked.problems[0].error))
     [task] = checked.tasks
     return replace(task, task_id=named(tenant, task.task_id), metadata={"source": actor, **(body.metadata or {})})
 
 
-# --- what it names ----------------------------------------------------------------------------------------------------
+class TaskAnswer(Answer):
+    """A task that is in the log."""
+
+    object: Literal["task"]
+    task_id: str
+    policy: str
+    purpose: str
+    tenant: str | None
+    group_size: int
+    reward_sources: list[str]
+    created_at: int
+    recorded_at: str
 
 
-def scorers_of(sources: Collection[RewardSource]) -> Iterator[str]:
-    """Yield every scorer that reward sources name, those in a mix too. Raises CallError for one that there is not."""
-    for source in sources:
+class SentTasks:
+    """The route that tasks are sent to. It waits for the broker."""
+
+    def __init__(self, settings: Settings, log: OpenLog) -> None:
+        self._settings, self._log = settings, log
+
+    @Route(
+        "POST",
+        "/tasks",
+        may="tasks.submit",  # a scorer or an environment that is executed code takes code.run, too
+        interface=REST,
+        takes=TaskBody,
+        answers=TaskAnswer,
+        status=201,
+        at_once=AT_ONCE,
+        sends={"task_id": "sum-1", "input": "4 + 7 =", "answer": 11, "metadata": {"topic": "sums"}},
+        example=TaskAnswer(
+            object="task",
+            task_id="sum-1",
+            policy="sums",
+            purpose="train",
+            tenant=None,
+            group_size=8,
+            reward_sources=["exact"],
+            created_at=1767225600000,
+            recorded_at="streamward.tasks[1]@17",
+        ),
+    )
+    def submit_task(self, request: Request, raw: bytes) -> TaskAnswer:
+        """Write a task. The same task again is the same; another one of its id is refused."""
+        body = read_as_json(TaskBody, raw)
+        tenant, actor = tenant_of(request), actor_of(request)
+        agents = self._shared_agents(tenant) if body.agent is not None else ()
+        task = task_of(body, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), agents=agents)
+        if not self._may_train(tenant, task.policy):
+            problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"
+            raise CallError("not_found", problem, "policy")
+        check_named(request, self._settings.serve, task)
+        trace = context.parse(request.headers.get("traceparent"))
         try:
-            mixed = parts(source)
-        except ScoreError as exc:
-            raise CallError("invalid", f"reward_sources: {exc}", "reward_sources") from exc
-        yield source.name
-        yield from (part.name for part in mixed if part.name != source.name)
+            return _answer(self._log.tasks.submit(task, under=trace))
+        except (serde.EncodeError, EventError) as exc:
+            raise CallError("invalid", str(exc)) from exc
+
+    def _shared_agents(self, tenant: str | None) -> list[str]:
+        """Return the registered agents that a tenant may name as they are."""
+        if tenant is None:
+            return []
+        agents = job_log.known_agents(self._settings)
+        return [name for name, policy in agents.items() if self._may_train(tenant, policy)]
+
+    def _may_train(self, tenant: str | None, policy: str) -> bool:
+        return policy == self._settings.policy.name or is_of(tenant, policy)
 
 
-def why_not_of_tenant(sources: Collection[RewardSource], rule: Serve) -> str | None:
-    """Return why a tenant may not name these reward sources; None if it may."""
-    allowed = rule.scorers_of_tenants
-    for name in scorers_of(sources):
-        if name not in allowed:
-            return (
-                f"scorer {name[:80]!r} is none that tenants may name; serve.tenant_scorers allows "
-                f"{', '.join(allowed) or 'none'}"
-            )
-    return None
-
-
-def code_of(sources: Collection[RewardSource], rule: Serve) -> str | None:
-    """Return what reward sources name that is executed, in words; None if nothing is.
-
-    A scorer of serve.outside_scorers is run by nobody here.
-    """
-    found = (name for name in scorers_of(sources) if name not in SCORERS and name not in rule.scorers_outside)
-    name = next(found, None)
-    return None if name is None else f"scorer {name[:80]!r} is a function that is run"
-
-
-def code_of_environment(start: EpisodeStart | None) -> str | None:
-    """Return why an environment is executed code, in words; None if it is built in, or there is none."""
-    if start is None or start.name in LISTED:
-        return None
-    return f"environment {start.name[:80]!r} is none of those that are built in, and is run"
-
-
-def shown(task: Task, at: Any) -> dict[str, Any]:
-    """Return a task that was taken, as its sender is told."""
-    return {
-        "object": "task",
-        "task_id": task.task_id,
-        "policy": task.policy,
-        "purpose": task.purpose,
-        "tenant": task.tenant,
-        "group_size": task.group_size,
-        "reward_sources": [source.name for source in task.reward_sources],
-        "created_at": task.created_at,
-        "recorded_at": str(at),
-    }
+def _answer(submitted: SubmittedTask) -> TaskAnswer:
+    task = submitted.task
+    return TaskAnswer(
+        object="task",
+        task_id=task.task_id,
+        policy=task.policy,
+        purpose=task.purpose,
+        tenant=task.tenant,
+        group_size=task.group_size,
+        reward_sources=[source.name for source in task.reward_sources],
+        created_at=task.created_at,
+        recorded_at=str(submitted.at),
+    )

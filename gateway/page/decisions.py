@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from gateway.http.principal import actor_of, principal_of
-from gateway.http.request_record import AskedCall, asked_of
+from gateway.http.request_record import RecordedCall, record_of
 from gateway.page.forms import SentForm, read_form
 from gateway.page.render import Renderer
 from schemas.events import AdapterKind
@@ -64,8 +64,8 @@ class DecisionForm(NamedTuple):
         async def answer(request: Request) -> Response:
             form, log = await read_form(request), LogReader(view, principal_of(request))
             decision = rights.may(log.principal, self.action)
-            if (record := asked_of(request)) is not None:
-                record.calls.append(AskedCall(request.method, self.action, decision, form.word("version")[:20]))
+            if (record := record_of(request)) is not None:
+                record.calls.append(RecordedCall(request.method, self.action, decision, form.word("version")[:20]))
             if not decision.allowed:
                 raise HTTPException(HTTPStatus.FORBIDDEN, decision.why)
             try:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from gateway.http.notice import PREFIX
 from gateway.page.forms import read_form
 from gateway.page.render import Renderer
-from gateway.people.auth import LOGGED_IN, NOT_STORED, address_of, logged_out, noted, refusal_of
+from gateway.people.auth import LOGGED_IN, NOT_STORED, address_of, logout_decision, record_login, refusal_decision
 from gateway.people.cookie import LoginCookie, is_own_path, refresh_token_of
 from streams.access import passwords, users
 from streams.access.people import WRONG, Logins
@@ -66,13 +66,13 @@ def routes(people: PagePeople, renderer: Renderer) -> list[Route]:
                 raise LoginRefused(WRONG)
             pair = await run_in_threadpool(people.logins.log_in, name, password, address_of(request))
         except LoginRefused as exc:
-            noted(request, None, refusal_of(exc))
+            record_login(request, None, refusal_decision(exc))
             if exc.wait_ms is None:
                 return form(request, to, str(exc), HTTPStatus.UNAUTHORIZED)
             answer = form(request, to, str(exc), HTTPStatus.TOO_MANY_REQUESTS)
             answer.headers["Retry-After"] = str(math.ceil(exc.wait_ms / 1000))
             return answer
-        noted(request, pair.user, LOGGED_IN)
+        record_login(request, pair.user, LOGGED_IN)
         answer = RedirectResponse(to, HTTPStatus.SEE_OTHER, NOT_STORED)
         people.cookie.put(answer, pair)
         return answer
@@ -81,7 +81,7 @@ def routes(people: PagePeople, renderer: Renderer) -> list[Route]:
         token = refresh_token_of(request)
         if token is not None and people.logins is not None:
             user = await run_in_threadpool(people.logins.log_out, token)
-            noted(request, user, logged_out(user))
+            record_login(request, user, logout_decision(user))
         answer = RedirectResponse(f"{PREFIX}/login", HTTPStatus.SEE_OTHER, NOT_STORED)
         people.cookie.remove(answer)
         return answer

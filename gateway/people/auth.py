@@ -2,8 +2,8 @@
 
     POST /auth/login {username, password} ──► Logins ──► access token, refresh token
     POST /auth/tokens/refresh {refresh_token} ──► the next two          POST /auth/logout {refresh_token} ──► 204
-    each of them ──► Asked: who, or whom it names and why not ──► an event
-    GET  /auth/permissions ──► who asks, and what they may              GET /.well-known/jwks.json ──► public keys
+    each of them ──► RequestRecord: the user, or the name that was given and why not ──► an event
+    GET  /auth/permissions ──► the principal, and what it may do         GET /.well-known/jwks.json ──► public keys
 
 An access token is sent as `Authorization: Bearer`, where machines send their key. Answers with tokens may not be stored
 on the way (RFC 6749 section 5.1). Without `login.signing_key` there are only the permissions.
@@ -12,17 +12,18 @@ on the way (RFC 6749 section 5.1). Without `login.signing_key` there are only th
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
 
-from gateway.http.body import SecretBody, read, sent
-from gateway.http.errors import apart
-from gateway.http.openapi import ANYWHERE, Answer, described, requested
+from gateway.http.body import Answer, SecretBody
+from gateway.http.errors import UNAUTHORIZED, ErrorAnswer, ErrorDetails, apart, json_response
 from gateway.http.principal import principal_of
-from gateway.http.request_record import asked_of
+from gateway.http.request_record import record_of
+from gateway.http.route import ANYWHERE, Reply, Route
 from schemas.events import AccessRole
 from streams.access import passwords, roles, users
 from streams.access.people import Logins, TokenPair
@@ -30,16 +31,6 @@ from streams.access.roles import Action, Decision
 from streams.access.users import User
 from streams.errors import LoginRefused
 
-LOGINS = {
-    "/auth/login": "auth.login",
-    "/auth/tokens/refresh": "auth.refresh",
-    "/auth/logout": "auth.logout",
-    "/auth/oidc/login": "auth.oidc",
-    "/auth/oidc/callback": "auth.oidc",
-}
-"""What logs people in and out; their events have it as action."""
-OPEN = (*LOGINS, "/.well-known/jwks.json")
-"""What needs no key: who comes here has none yet, or shows a refresh token."""
 MOST_BYTES = 16 * 1024
 """No body here is longer."""
 LOGGED_IN = Decision(True, "logged in")
@@ -84,55 +75,88 @@ class JwksAnswer(Answer):
     keys: list[dict[str, str]]
 
 
-BODIES = (LoginBody, RefreshBody)
+TOKENS = TokensAnswer(access_token="eyJ…", token_type="Bearer", expires_in=900, refresh_token="swr_…")  # noqa: S106
 
 
-def routes(logins: Logins | None) -> APIRouter:
-    """Return the routes; None: people cannot log in."""
-    router = APIRouter()
+class OwnPermissions:
+    """The route that tells a principal what it may do."""
 
-    @router.get("/auth/permissions", **described(name="get_permissions", answer=PermissionsAnswer, refuses=()))
-    async def permissions(request: Request) -> JSONResponse:
+    @Route(
+        "GET",
+        "/auth/permissions",
+        may="models.read",  # what every role may
+        answers=PermissionsAnswer,
+        refuses=(),
+        example=PermissionsAnswer(
+            who="user ann",
+            roles=["viewer"],
+            tenant=None,
+            agent_id=None,
+            actions=["models.read", "jobs.read", "files.read", "agents.read"],
+        ),
+    )
+    async def get_permissions(self, request: Request) -> Reply[PermissionsAnswer]:
         """Return who asks, and what they may do."""
-        asks = principal_of(request)
-        assert asks is not None, "these routes stand behind the door"  # noqa: S101
-        return JSONResponse(_permissions(asks), headers=NOT_STORED)
-
-    if logins is not None:
-        _add_logins(router, logins)
-    return router
+        principal = principal_of(request)
+        assert principal is not None, "this route stands behind the door"  # noqa: S101
+        return Reply(_permissions(principal), NOT_STORED)
 
 
-def _add_logins(router: APIRouter, logins: Logins) -> None:
-    @router.post(
-        "/auth/login", **requested(LoginBody, name="log_in", answer=TokensAnswer, refuses=(401, 429, *ANYWHERE))
+class PasswordLogins:
+    """The routes that log people in and out."""
+
+    def __init__(self, logins: Logins) -> None:
+        self._logins = logins
+
+    @Route(
+        "POST",
+        "/auth/login",
+        may="auth.login",
+        takes=LoginBody,
+        answers=TokensAnswer,
+        refuses=(401, 429, *ANYWHERE),
+        max_bytes=MOST_BYTES,
+        sends={"username": "ann", "password": "correct horse battery staple"},
+        example=TOKENS,
     )
-    async def log_in(request: Request) -> Response:
+    async def log_in(self, request: Request, body: LoginBody) -> Response | Reply[TokensAnswer]:
         """Log in with a password."""
-        body = read(LoginBody, await sent(request, MOST_BYTES))
-        return await answered(request, logins.log_in, body.username, body.password, address_of(request))
+        return await give_tokens(request, self._logins.log_in, body.username, body.password, address_of(request))
 
-    @router.post(
+    @Route(
+        "POST",
         "/auth/tokens/refresh",
-        **requested(RefreshBody, name="refresh_tokens", answer=TokensAnswer, refuses=(401, *ANYWHERE)),
+        may="auth.refresh",
+        takes=RefreshBody,
+        answers=TokensAnswer,
+        refuses=(401, *ANYWHERE),
+        max_bytes=MOST_BYTES,
+        sends={"refresh_token": "swr_…"},
+        example=TOKENS,
     )
-    async def refresh(request: Request) -> Response:
+    async def refresh_tokens(self, request: Request, body: RefreshBody) -> Response | Reply[TokensAnswer]:
         """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
-        body = read(RefreshBody, await sent(request, MOST_BYTES))
-        return await answered(request, logins.refresh, body.refresh_token)
+        return await give_tokens(request, self._logins.refresh, body.refresh_token)
 
-    @router.post("/auth/logout", **requested(RefreshBody, name="log_out", answer=None, status=204, refuses=ANYWHERE))
-    async def log_out(request: Request) -> Response:
+    @Route(
+        "POST",
+        "/auth/logout",
+        may="auth.logout",
+        takes=RefreshBody,
+        status=204,
+        refuses=ANYWHERE,
+        max_bytes=MOST_BYTES,
+        sends={"refresh_token": "swr_…"},
+    )
+    async def log_out(self, request: Request, body: RefreshBody) -> None:
         """End a login, if it has not ended."""
-        body = read(RefreshBody, await sent(request, MOST_BYTES))
-        user = await apart(logins.log_out, body.refresh_token)
-        noted(request, user, logged_out(user))
-        return Response(status_code=204)
+        user = await apart(self._logins.log_out, body.refresh_token)
+        record_login(request, user, logout_decision(user))
 
-    @router.get("/.well-known/jwks.json", **described(name="list_public_keys", answer=JwksAnswer, refuses=()))
-    async def public_keys() -> JSONResponse:
+    @Route("GET", "/.well-known/jwks.json", may=None, answers=JwksAnswer, refuses=())
+    async def list_public_keys(self) -> Reply[JwksAnswer]:
         """Return the keys that verify access tokens (RFC 7517)."""
-        return JSONResponse({"keys": logins.public_keys()}, headers={"Cache-Control": "public, max-age=60"})
+        return Reply(JwksAnswer(keys=self._logins.public_keys()), {"Cache-Control": "public, max-age=60"})
 
 
 def address_of(request: Request) -> str:
@@ -140,56 +164,57 @@ def address_of(request: Request) -> str:
     return "unknown" if request.client is None else request.client.host
 
 
-async def answered(request: Request, call: Any, *given: str) -> Response:
-    """Return the tokens that a call gives, or why it refuses; note who it was. Raises CallError without a broker."""
+async def give_tokens(
+    request: Request, call: Callable[..., TokenPair], *arguments: str
+) -> Response | Reply[TokensAnswer]:
+    """Return the tokens that a call gives, or why it refuses, and record both. Raises CallError without a broker."""
     try:
-        pair: TokenPair = await apart(call, *given)
+        pair = await apart(call, *arguments)
     except LoginRefused as exc:
-        noted(request, None, refusal_of(exc))
-        return refused(exc)
-    noted(request, pair.user, LOGGED_IN)
-    body = {
-        "access_token": pair.access_token,
-        "token_type": "Bearer",
-        "expires_in": pair.expires_in_s,
-        "refresh_token": pair.refresh_token,
-    }
-    return JSONResponse(body, headers=NOT_STORED)
+        record_login(request, None, refusal_decision(exc))
+        return _refusal(exc)
+    record_login(request, pair.user, LOGGED_IN)
+    answer = TokensAnswer(
+        access_token=pair.access_token,
+        token_type="Bearer",  # noqa: S106 - its type
+        expires_in=pair.expires_in_s,
+        refresh_token=pair.refresh_token,
+    )
+    return Reply(answer, NOT_STORED)
 
 
-def refusal_of(exc: LoginRefused) -> Decision:
-    """Return why nobody logged in."""
+def refusal_decision(exc: LoginRefused) -> Decision:
+    """Return why a login was refused."""
     return Decision(False, str(exc) if exc.about is None else f"{exc.about}: {exc}")
 
 
-def logged_out(user: User | None) -> Decision:
-    """Return what ended, if anything did."""
+def logout_decision(user: User | None) -> Decision:
+    """Return what a logout ended, if anything."""
     return Decision(True, "there was no such login" if user is None else "logged out")
 
 
-def noted(request: Request, user: User | None, decision: Decision) -> None:
-    """Note for the event of a request who logged in or out, or why nobody did."""
-    if (asked := asked_of(request)) is not None:
-        asked.principal, asked.decision = user, decision
+def record_login(request: Request, user: User | None, decision: Decision) -> None:
+    """Record the user who logged in or out, or why nobody did."""
+    if (record := record_of(request)) is not None:
+        record.principal, record.decision = user, decision
 
 
-def refused(why: LoginRefused) -> JSONResponse:
+def _refusal(error: LoginRefused) -> Response:
     """Return a 401; or a 429, if it may be sent again later."""
-    kind, code, status = "authentication_error", "login_refused", 401
-    headers = {"WWW-Authenticate": 'Bearer realm="streamward"'}
-    if why.wait_ms is not None:
-        kind, code, status = "rate_limit_error", "too_many_attempts", 429
-        headers = {"Retry-After": str(math.ceil(why.wait_ms / 1000))}
-    error = {"message": str(why), "type": kind, "param": None, "code": code}
-    return JSONResponse({"error": error}, status, headers | NOT_STORED)
+    details = ErrorDetails(message=str(error), type="authentication_error", param=None, code="login_refused")
+    if error.wait_ms is None:
+        return json_response(ErrorAnswer(error=details), 401, NOT_STORED | UNAUTHORIZED)
+    details = ErrorDetails(message=str(error), type="rate_limit_error", param=None, code="too_many_attempts")
+    wait = {"Retry-After": str(math.ceil(error.wait_ms / 1000))}
+    return json_response(ErrorAnswer(error=details), 429, NOT_STORED | wait)
 
 
-def _permissions(asks: roles.Principal) -> dict[str, Any]:
-    may = roles.allowed(asks)
-    return {
-        "who": asks.who,
-        "roles": list(asks.roles),
-        "tenant": asks.tenant,
-        "agent_id": asks.agent_id,
-        "actions": [action for action in roles.ACTIONS if action in may],
-    }
+def _permissions(principal: roles.Principal) -> PermissionsAnswer:
+    allowed = roles.allowed(principal)
+    return PermissionsAnswer(
+        who=principal.who,
+        roles=list(principal.roles),
+        tenant=principal.tenant,
+        agent_id=principal.agent_id,
+        actions=[action for action in roles.ACTIONS if action in allowed],
+    )

@@ -28,6 +28,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.notice import PREFIX, plain_page
+from gateway.http.route import Route
 from streams.access.keys import AccessKey
 from streams.access.people import TokenPair
 from streams.access.users import User
@@ -36,11 +37,20 @@ from streams.settings.model import Settings
 
 COOKIE = "streamward-login"
 LOGIN, LOGOUT = f"{PREFIX}/login", f"{PREFIX}/logout"
-LOGINS = {LOGIN: "auth.login", LOGOUT: "auth.logout"}
-"""What logs people in and out when it is posted; their events have it as action."""
-OPEN = ("/", *LOGINS)
-"""What needs no login: the way to the page, and the form."""
-OPEN_FILES = f"{PREFIX}/static/"
+OPEN = ("/", LOGIN, LOGOUT)
+STATIC = f"{PREFIX}/static/"
+PAGE_ROUTES = (
+    Route("GET", "/", may=None),
+    Route("GET", LOGIN, may=None),
+    Route("POST", LOGIN, may="auth.login"),
+    Route("GET", LOGOUT, may=None),
+    Route("POST", LOGOUT, may="auth.logout"),
+    Route("GET", STATIC + "{path:path}", may=None),
+    Route("GET", PREFIX, may="log.read"),
+    Route("GET", PREFIX + "/{path:path}", may="log.read"),
+    Route("POST", PREFIX + "/{path:path}", may="log.read"),  # what every role may; the page decides about each form
+)
+"""What the door has to know of the page, which is mounted as it is."""
 HOUR_S = 3600
 KEPT_S = 60.0
 """How long the answer to a refresh is kept for requests that were sent with the token before it."""
@@ -49,14 +59,14 @@ BROWSERS_ACCEPT = "text/html"
 
 
 class KnowsTokens(Protocol):
-    """Who says whose a token is: AccessLog."""
+    """Finds the owner of a token: AccessLog."""
 
     def find(self, sent: str) -> AccessKey | User | str:
-        """Return whose key or access token it is, or why it is none. Raises LogError."""
+        """Return the key, or the user of an access token; a text says why it is none. Raises LogError."""
 
 
 class Refreshes(Protocol):
-    """Who exchanges refresh tokens: Logins."""
+    """Exchanges refresh tokens: Logins."""
 
     def refresh(self, refresh_token: str) -> TokenPair:
         """Return the next tokens of a login. Raises LoginRefused, LogError."""
@@ -124,7 +134,7 @@ class PageEntrance:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if "authorization" in headers or "x-api-key" in headers or path.startswith(OPEN_FILES):
+        if "authorization" in headers or "x-api-key" in headers or path.startswith(STATIC):
             await self._app(scope, receive, send)
             return
         brought = Response()

@@ -1,33 +1,32 @@
 """The door: what a request needs to do, and whether its key, or the person who logged in, may.
 
-    request ──► path, method ──► action ──────────────────────────────┐
+    request ──► method, path ──► RouteTable ──► action ───────────────┐
             └─► Bearer, x-api-key ──► AccessLog.find ──► KeyLimits ──► decide ──► the application, which sees the key
                                                 └──► 401, 503   └──► 429     └──► 403
-    answered, or refused ──► Asked ──► RequestLog          who logs in or out ──► Asked, noted by auth.py ──► RequestLog
+    answered, or refused ──► RequestRecord ──► RequestLog
 
 It stands before the whole application, since calls go past FastAPI's middleware. A path that the table does not name is
-closed to all but an admin; only /healthz and what logs people in (auth.py, page/entrance.py) need no key.
+closed to all but an admin; only the routes that say so need no key. Those that log people in or out leave an event,
+too.
 
-The routes look for what is a tenant's own (whose.py), and another's does not exist for them. What all tenants share is
-changed only with a key of none. JSON-RPC has its method in the body, and jobs.py decides it there.
+Each route looks for what is the tenant's own (principal.py), and another's does not exist for it. What all tenants
+share is changed only with a key without a tenant. JSON-RPC has its method in the body; jobs/rpc.py decides about it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, cast
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.agents.routes import DEFAULT_AGENT
+from gateway.http import errors
 from gateway.http.limits import KeyLimits
-from gateway.http.principal import opened_by
-from gateway.http.request_record import Asked
-from gateway.jobs import rpc as jobs
-from gateway.people import auth, cookie as entrance
+from gateway.http.principal import DEFAULT_AGENT, set_principal
+from gateway.http.request_record import RequestRecord
+from gateway.http.route import LOGIN_ACTIONS, RouteTable
 from schemas.events import RequestEvent
 from streams.access.keys import AccessKey
 from streams.access.roles import Action, Decision, Principal, decide
@@ -35,52 +34,21 @@ from streams.access.users import User
 from streams.errors import LogError
 from streams.kafka import times
 
-_AGENT = r"(?:/agents/(?P<agent>[^/]+)(?:/trajectories/[^/]+)?)?"
-_REST = r"(?:/api/v1)?"
-TABLE: tuple[tuple[str, str, Action], ...] = (
-    ("POST", rf"{_AGENT}/v1/(?:chat/completions|completions|responses|messages|messages/count_tokens)", "chat.call"),
-    ("POST", rf"{_AGENT}/v1/feedback", "feedback.give"),
-    ("GET", rf"{_AGENT}/v1/models(?:/[^/]+)?", "models.read"),
-    ("POST", r"/agents/(?P<agent>[^/]+)/trajectories/[^/]+/(?:begin|end)", "runs.write"),
-    ("POST", r"/v1/files", "files.write"),
-    ("DELETE", r"/v1/files/[^/]+", "files.write"),
-    ("GET", r"/v1/files(?:/[^/]+(?:/content)?)?", "files.read"),
-    ("POST", r"/v1/fine_tuning/jobs", "jobs.order"),
-    ("POST", r"/v1/fine_tuning/jobs/[^/]+/[^/]+", "jobs.command"),
-    ("GET", r"/v1/fine_tuning/jobs(?:/.+)?", "jobs.read"),
-    ("POST", rf"{_REST}/finetune/(?:jobs|peft)", "jobs.order"),
-    ("GET", rf"{_REST}/(?:finetune/jobs|rl/training)/[^/]+/(?:status|metrics)", "jobs.read"),
-    ("POST", rf"{_REST}/rl/environments", "code.run"),
-    ("POST", rf"{_REST}/rl/agents", "agents.write"),
-    ("POST", rf"{_REST}/tasks", "tasks.submit"),
-    ("POST", rf"{_REST}/rewards", "rewards.give"),
-    ("POST", rf"{_REST}/score", "scores.try"),  # what runs code is decided in log_rest.py, here and in tasks
-    ("GET", rf"{_REST}/groups/[^/]+", "groups.read"),
-    ("POST", rf"{_REST}/query", "log.query"),
-    ("GET", rf"{_REST}/adapters", "adapters.read"),
-    ("POST", rf"{_REST}/adapters/[^/]+/(?:promote|reject|rollback)", "adapters.promote"),
-    ("POST", "|".join(map(re.escape, jobs.PATHS)), "models.read"),  # what every role may; jobs.py decides each call
-    ("GET", r"/openapi\.json", "models.read"),
-    ("GET", r"/auth/permissions", "models.read"),
-    ("GET", r"/page(?:/.*)?", "log.read"),
-    ("POST", r"/page/.+", "log.read"),  # what every role may; the page decides what each form asks for
-)
-"""Method, path and action. The first that fits counts."""
-_ROUTES = [(method, re.compile(path), action) for method, path, action in TABLE]
-OPEN = ("/healthz", *auth.OPEN, *entrance.OPEN)
 OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
 """What touches that which tenants share, or reads what all of them wrote."""
+UNLISTED: Action = "code.run"
+"""What a path takes that no route has: it is the admin's."""
 
 
 class KnowsKeys(Protocol):
-    """Who says whose a key or a token is: AccessLog."""
+    """Finds the key or the user of a request: AccessLog."""
 
     def find(self, sent: str) -> AccessKey | User | str:
-        """Return whose key or access token it is, or why it is none. Raises LogError."""
+        """Return the key, or the user of an access token; a text says why it is none. Raises LogError."""
 
 
 class RecordsRequests(Protocol):
-    """Who writes what was asked: RequestLog."""
+    """Writes the events of requests: RequestLog."""
 
     def why_not(self) -> str | None:
         """Return why nothing may be answered now; None if it may."""
@@ -93,74 +61,78 @@ class Door:
     """An application that is reached with a key or an access token only."""
 
     def __init__(
-        self, app: ASGIApp, keys: KnowsKeys, limits: KeyLimits, requests: RecordsRequests | None = None
+        self,
+        app: ASGIApp,
+        table: RouteTable,
+        keys: KnowsKeys,
+        limits: KeyLimits,
+        requests: RecordsRequests | None = None,
     ) -> None:
-        self._app, self._keys, self._limits, self._requests = app, keys, limits, requests
+        self._app, self._table, self._keys, self._limits, self._requests = app, table, keys, limits, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        login = _login(scope)
-        if scope["type"] != "http" or (login is None and _is_open(scope["path"])):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if login is not None:
-            asked = Asked.of(scope, login, None)
-            refused = self._unwritten(asked)
+        match = self._table.find(scope["method"], scope["path"].rstrip("/") or "/")
+        may = UNLISTED if match is None else match.route.may
+        if may is None:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        agent_id = None if match is None else match.parameters.get("agent_id")
+        if may in LOGIN_ACTIONS:
+            record = RequestRecord.of(scope, may, None)
+            refusal = self._unwritable(record)
         else:
-            headers = Headers(scope=scope)
-            action, agent = wanted(scope["method"], scope["path"])
-            asked = Asked.of(scope, action, agent or headers.get("x-agent-id"))
-            refused = self._unwritten(asked) or self._refusal(asked, action, sent_key(headers))
-        if asked.decision.allowed and asked.principal is not None:
-            opened_by(scope, asked.principal)
+            record = RequestRecord.of(scope, may, agent_id or headers.get("x-agent-id"))
+            refusal = self._unwritable(record) or self._refusal(record, cast(Action, may), sent_key(headers))
+        if record.decision.allowed and record.principal is not None:
+            set_principal(scope, record.principal)
+        await self._answer(record, refusal or self._app, scope, receive, send)
+
+    async def _answer(self, record: RequestRecord, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await (refused or self._app)(scope, receive, asked.watching(send))
+            await app(scope, receive, record.watching(send))
         finally:
-            if asked.in_progress and asked.principal is not None:
-                self._limits.end(asked.principal.who)
+            if record.in_progress and record.principal is not None:
+                self._limits.end(record.principal.who)
             if self._requests is not None:
-                self._requests.write(asked.events(times.now_ms()))
+                self._requests.write(record.events(times.now_ms()))
 
-    def _unwritten(self, asked: Asked) -> JSONResponse | None:
-        """Return what a client is told whose request has to leave an event and cannot; None otherwise."""
-        why = None if self._requests is None else self._requests.why_not()
-        return None if why is None else asked.refused(503, why)
+    def _unwritable(self, record: RequestRecord) -> Response | None:
+        """Return the refusal of a request whose event is required and cannot be written; None otherwise."""
+        reason = None if self._requests is None else self._requests.why_not()
+        return None if reason is None else self._refuse(record, 503, reason)
 
-    def _refusal(self, asked: Asked, action: Action, sent: str) -> JSONResponse | None:
-        """Return what its client is told that gets no answer, None if it gets one; note whose it is, and why."""
+    def _refusal(self, record: RequestRecord, action: Action, secret: str) -> Response | None:
+        """Return the refusal of a request, None if it may go on; note its principal, and why it may or may not."""
         try:
-            found = self._keys.find(sent)
+            principal = self._keys.find(secret)
         except LogError as exc:
-            return asked.refused(503, str(exc))
-        if isinstance(found, str):
-            why = f"{found}. Send a key as `Authorization: Bearer`; `streamward access keys create` makes one"
-            return asked.refused(401, why)
-        asked.principal = found
-        if (limited := self._limits.begin(found.who)) is not None:
-            return asked.refused(429, limited.why, limited.retry_after_s)
-        asked.in_progress = True
-        asked.decision = decided(found, action, asked.agent_id or DEFAULT_AGENT)
-        return None if asked.decision.allowed else asked.refused(403, asked.decision.why)
+            return self._refuse(record, 503, str(exc))
+        if isinstance(principal, str):
+            advice = "Send a key as `Authorization: Bearer`; `streamward access keys create` makes one"
+            return self._refuse(record, 401, f"{principal}. {advice}")
+        record.principal = principal
+        if (limit := self._limits.begin(principal.who)) is not None:
+            return self._refuse(record, 429, limit.why, limit.retry_after_s)
+        record.in_progress = True
+        record.decision = decide_at_door(principal, action, record.agent_id or DEFAULT_AGENT)
+        return None if record.decision.allowed else self._refuse(record, 403, record.decision.why)
+
+    def _refuse(self, record: RequestRecord, status: int, reason: str, retry_after_s: float | None = None) -> Response:
+        record.decision = Decision(False, reason)
+        return errors.refusal(status, reason, self._table.dialect(record.path), retry_after_s=retry_after_s)
 
 
-def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(entrance.OPEN_FILES)
-
-
-def _login(scope: Scope) -> str | None:
-    """Return what a request is that logs somebody in or out; None for all others."""
-    if scope["type"] != "http":
-        return None
-    on_page = entrance.LOGINS.get(scope["path"]) if scope["method"] == "POST" else None
-    return auth.LOGINS.get(scope["path"]) or on_page
-
-
-def decided(asks: Principal, action: Action, agent_id: str) -> Decision:
-    """Return whether somebody may do something as an agent, and why."""
-    decision = decide(asks, action, agent_id=agent_id)
-    if decision.allowed and asks.tenant is not None and action in OF_ALL_TENANTS:
-        why = f"{asks.who} is of a tenant, and {action} is for keys and people without one: it is about all of them"
-        return Decision(False, why)
+def decide_at_door(principal: Principal, action: Action, agent_id: str) -> Decision:
+    """Return whether a principal may do something as an agent, and why."""
+    decision = decide(principal, action, agent_id=agent_id)
+    if decision.allowed and principal.tenant is not None and action in OF_ALL_TENANTS:
+        scope = f"{action} is for keys and people without one: it is about all of them"
+        return Decision(False, f"{principal.who} is of a tenant, and {scope}")
     return decision
 
 
@@ -168,12 +140,3 @@ def sent_key(headers: Headers) -> str:
     """Return the key or token of a request; empty if it has none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-
-
-def wanted(method: str, path: str) -> tuple[Action, str | None]:
-    """Return what a request does, and the agent that its path names."""
-    method = "GET" if method == "HEAD" else method
-    for known, pattern, action in _ROUTES:
-        if known == method and (found := pattern.fullmatch(path.rstrip("/"))) is not None:
-            return action, found.groupdict().get("agent")
-    return "code.run", None

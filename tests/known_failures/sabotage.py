@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from gateway.agents import anthropic, chat, routes as app
+from gateway.agents import anthropic, chat
+from gateway.agents.model_calls import ModelCalls
 from gateway.http import body as bodies
 from schemas.events import Message, Tool, Turn
 from schemas.tokens import Logprobs, TokenIds
@@ -230,10 +231,10 @@ def versions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def responses_are_not_continued(patch: pytest.MonkeyPatch) -> None:
-    async def before(*_: Any) -> tuple[Message, ...]:
+    async def conversation(*_: Any) -> tuple[Message, ...]:
         return ()
 
-    patch.setattr(app, "_before", before)
+    patch.setattr(ModelCalls, "_conversation", conversation)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

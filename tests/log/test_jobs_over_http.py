@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
-from gateway.jobs.rpc import NOT_FOUND, PATHS, REFUSED, routes
+from gateway.http.application import Application
+from gateway.jobs.rpc import NOT_FOUND, REFUSED, JsonRpc
 from schemas.events import JobEvent, Task
 from streams.jobs.job_log import JobLog
 from streams.kafka import admin
@@ -23,6 +23,8 @@ pytestmark = pytest.mark.kafka
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
 ORDER = {"agent_id": "default", "training_queries": QUERIES, "config": {"n_iterations": 3, "batch_size": 4}}
 
+PATHS = ("/api/v1/jsonrpc", "/jsonrpc")
+
 
 class Client:
     """Calls the methods of one gateway."""
@@ -30,8 +32,7 @@ class Client:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._log = JobLog(settings)
-        self.app = FastAPI()
-        self.app.include_router(routes(settings, self._log, max_body_bytes=100_000))
+        self.app = Application([JsonRpc(settings, self._log)], version="0", max_body_bytes=100_000)
 
     def __enter__(self) -> Client:
         self._log.__enter__()

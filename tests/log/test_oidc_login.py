@@ -11,11 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from gateway.agents.routes import create_app
+from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
-from gateway.people import auth, oidc_login
+from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie
 from gateway.people.door import Door
+from gateway.people.oidc_login import OidcLogins
+from gateway.routes import TABLE
 from streams.access.access_log import AccessLog
 from streams.access.oidc import Issuer
 from streams.access.people import KeyFile, Logins, disable, enable, set_password
@@ -53,13 +55,11 @@ def rule(key: Path, issuer: str, **given: Any) -> Login:
 
 def browser(log: AccessLog, rule: Login, **given: Any) -> TestClient:
     """A browser at the door."""
-    nothing: Any = None
     assert rule.signing_key is not None
     logins = Logins(log, rule, KeyFile(rule.signing_key), issuer=HERE)
-    app = create_app(nothing, nothing, version="0", max_body_bytes=1)
-    app.include_router(oidc_login.routes(Issuer(rule, **given), logins, LoginCookie(over_tls=True, lasts_s=60)))
-    app.include_router(auth.routes(logins))
-    found = TestClient(Door(app, log, KeyLimits(Serve())), base_url=HERE, follow_redirects=False)
+    oidc = OidcLogins(Issuer(rule, **given), logins, LoginCookie(over_tls=True, lasts_s=60))
+    app = Application([oidc, OwnPermissions(), PasswordLogins(logins)], version="0", max_body_bytes=1)
+    found = TestClient(Door(app, TABLE, log, KeyLimits(Serve())), base_url=HERE, follow_redirects=False)
     found.event_hooks = HOOKS
     return found
 

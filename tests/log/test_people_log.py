@@ -17,10 +17,11 @@ from fastapi.testclient import TestClient
 from joserfc import jwt as authlib_jwt
 from joserfc.jwk import KeySet
 
-from gateway.agents.routes import create_app
+from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
-from gateway.people import auth
+from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.door import Door
+from gateway.routes import TABLE
 from streams.access import tokens
 from streams.access.access_log import AccessLog
 from streams.access.attempts import A_NAME
@@ -62,12 +63,10 @@ class Gateway(TestClient):
     """The door, and what logs people in, over a log of its own."""
 
     def __init__(self, log: AccessLog, settings: Settings, requests: RequestLog | None = None) -> None:
-        nothing: Any = None
-        app = create_app(nothing, nothing, version="0", max_body_bytes=1)
         assert settings.login.signing_key is not None
         self.logins = Logins(log, settings.login, KeyFile(settings.login.signing_key), issuer=HERE)
-        app.include_router(auth.routes(self.logins))
-        super().__init__(Door(app, log, KeyLimits(Serve()), requests))
+        app = Application([OwnPermissions(), PasswordLogins(self.logins)], version="0", max_body_bytes=1)
+        super().__init__(Door(app, TABLE, log, KeyLimits(Serve()), requests))
         self.event_hooks = HOOKS
         self.log = log
 

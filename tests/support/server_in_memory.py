@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from gateway.agents.routes import create_app
+from gateway.agents.feedback import FeedbackBox
+from gateway.agents.model_calls import ModelCalls
+from gateway.http.application import Application
 from schemas.conventions import RatedAnswer
 from schemas.events import Coordinates, TrajectoryEvent, Turn
 from streams.adapters import follower
@@ -199,7 +201,8 @@ def serving(
             for event in log.events(TrajectoryEvent, Turn):
                 of_policy.take(event)
             recorder = Recorder(settings, engine, rendering, versions, writer, conversations)
-            app = create_app(recorder, refuses, version="1", max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
+            rooms = [ModelCalls(recorder), FeedbackBox(recorder, refuses)]
+            app = Application(rooms, version="1", max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
             server = ServerInMemory(app, recorder, engine, log)
             try:
                 yield server

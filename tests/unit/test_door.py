@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
-from gateway.agents import runs
-from gateway.agents.routes import Application, create_app
+from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
 from gateway.jobs import rpc as jobs
 from gateway.jobs.jsonrpc import METHOD_NOT_FOUND
 from gateway.page import app as page_app
 from gateway.page.login import PagePeople
 from gateway.page.mount import mount
-from gateway.people import auth
+from gateway.people.auth import OwnPermissions
 from gateway.people.cookie import LoginCookie
-from gateway.people.door import OPEN, TABLE, Door, wanted
-from gateway.server import job_routes, log_routes
+from gateway.people.door import UNLISTED, Door
+from gateway.routes import TABLE
+from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users
 from streams.access.keys import AccessKey
@@ -62,17 +63,19 @@ def client(known: Known) -> TestClient:
     async def reached(path: str) -> dict[str, str]:
         return {"reached": path}
 
-    return TestClient(Door(app, known, KeyLimits(Serve())))
+    return TestClient(Door(app, TABLE, known, KeyLimits(Serve())))
 
 
 def application() -> Application:
-    nothing: Any = None
-    somebody: Any = object()
-    app = create_app(nothing, nothing, version="0", max_body_bytes=1)
-    app.include_router(runs.routes(nothing, max_body_bytes=1))
-    app.include_router(job_routes(Settings(), nothing))
-    app.include_router(log_routes(Settings(), nothing))
-    app.include_router(auth.routes(somebody))
+    nothing: Any = SimpleNamespace(runs=None)
+    settings = Settings()
+    rooms = [
+        *agent_rooms(settings, nothing),
+        *job_rooms(settings, nothing),
+        *log_rooms(settings, nothing),
+        *people_rooms(settings, nothing),
+    ]
+    app = Application(rooms, version="0", max_body_bytes=1, keys=True)
     mount(app, page_app.create_app(LogView(Settings()), people=somebody_logs_in(), decides=True))
     return app
 
@@ -82,12 +85,10 @@ def somebody_logs_in() -> PagePeople:
 
 
 def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield method and path of every route, those of included routers and of the page too."""
+    """Yield method and path of every route, those of the page too."""
     for route in routes:
         if isinstance(route, Mount):
             yield from paths(route.routes, prefix + route.path)
-        elif (included := getattr(route, "original_router", None)) is not None:
-            yield from paths(included.routes, prefix + route.include_context.prefix)
         else:
             path = re.sub(r":\w+(?=})", "", prefix + route.path)
             yield from ((method, path) for method in route.methods)
@@ -95,12 +96,13 @@ def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def test_every_route_names_its_action() -> None:
     app = application()
-    every = {*paths(app.routes), *paths(app._calls.routes)}
-    found = {(method, path) for method, path in every if path not in OPEN}
+    every = set(paths(app.routes))
     assert {path for _, path in every} >= set(app.openapi()["paths"])
-    needs = {one: wanted(one[0], one[1].replace("{", "").replace("}", ""))[0] for one in found}
-    assert [one for one, action in needs.items() if action == "code.run" and not one[1].endswith("/environments")] == []
-    assert set(needs.values()) == {action for _, _, action in TABLE}
+    matches = {one: TABLE.find(one[0], re.sub("[{}]", "", one[1])) for one in every}
+    assert [one for one, match in matches.items() if match is None] == []
+    needs = {one: match.route.may for one, match in matches.items() if match is not None}
+    assert [one for one, action in needs.items() if action == UNLISTED and not one[1].endswith("/environments")] == []
+    assert {action for action in needs.values() if action in PLACES} == ACTIONS
 
 
 PLACES: dict[Action, tuple[str, str]] = {
@@ -125,21 +127,21 @@ PLACES: dict[Action, tuple[str, str]] = {
     "code.run": ("POST", "/rl/environments"),
 }
 """Of each action that a route has, one place."""
+ACTIONS = {route.may for route in TABLE.routes if not route.is_open}
 
 
 @pytest.mark.parametrize("who", ["key", "person"])
 @pytest.mark.parametrize("role", ROLES)
 def test_a_key_and_a_person_of_a_role_get_what_the_role_allows_and_403_for_the_rest(role: AccessRole, who: str) -> None:
-    assert set(PLACES) == {action for _, _, action in TABLE}
+    assert set(PLACES) == ACTIONS
     http, headers = client(Known(role)), BEARER if who == "key" else PERSON
     got = {action: http.request(*place, headers=headers).status_code for action, place in PLACES.items()}
     assert got == {action: 200 if action in ALLOWED[role] else 403 for action in PLACES}
 
 
 def test_who_asks_is_told_what_they_may_do() -> None:
-    app = FastAPI()
-    app.include_router(auth.routes(None))
-    http = TestClient(Door(app, Known("promoter", tenant="red"), KeyLimits(Serve())))
+    app = Application([OwnPermissions()], version="0", max_body_bytes=1)
+    http = TestClient(Door(app, TABLE, Known("promoter", tenant="red"), KeyLimits(Serve())))
     said = {
         who: http.get("/auth/permissions", headers=headers).json() for who, headers in (("k", BEARER), ("p", PERSON))
     }
@@ -207,12 +209,11 @@ def test_a_key_of_a_tenant_that_could_be_anothers_prefix_opens_nothing() -> None
 
 
 def test_json_rpc_is_decided_call_by_call_and_in_a_batch_too() -> None:
-    app = FastAPI()
     nothing: Any = None
-    app.include_router(jobs.routes(Settings(), nothing, max_body_bytes=10_000))
+    app = Application([jobs.JsonRpc(Settings(), nothing)], version="0", max_body_bytes=10_000)
     calls = [{"jsonrpc": "2.0", "method": name, "params": {}, "id": name} for name in (*jobs.ACTIONS, "training.no")]
     for role in ROLES:
-        http = TestClient(Door(app, Known(role), KeyLimits(Serve())))
+        http = TestClient(Door(app, TABLE, Known(role), KeyLimits(Serve())))
         found = {one["id"]: one.get("error", {}) for one in http.post("/jsonrpc", headers=BEARER, json=calls).json()}
         for name, action in jobs.ACTIONS.items():
             may = decide(Known(role).keys[SECRET.key_id], action).allowed
@@ -245,7 +246,7 @@ def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> N
         return {"reached": path}
 
     known = Known("submitter", tenant="red")
-    http = TestClient(Door(app, known, KeyLimits(Serve(auth="keys", key_per_s=0.001, key_burst=2)), written))
+    http = TestClient(Door(app, TABLE, known, KeyLimits(Serve(auth="keys", key_per_s=0.001, key_burst=2)), written))
     http.get("/v1/models?after=planted", headers=BEARER | {"traceparent": trace, "X-Agent-ID": "calc"})
     http.post(f"/v1/fine_tuning/jobs/{SECRET.text}/cancel", headers=BEARER, content=b"a body")
     http.get("/v1/models", headers=BEARER)
@@ -273,14 +274,15 @@ def test_every_request_leaves_an_event_that_says_who_did_what_and_why_not() -> N
 
 
 def test_each_call_of_a_batch_leaves_an_event_of_its_own() -> None:
-    app, written = FastAPI(), Written()
-    nothing: Any = None
-    app.include_router(jobs.routes(Settings(), nothing, max_body_bytes=10_000))
+    written, nothing = Written(), cast(Any, None)
+    app = Application([jobs.JsonRpc(Settings(), nothing)], version="0", max_body_bytes=10_000)
     calls = [
         {"jsonrpc": "2.0", "method": f"training.{name}", "params": {"job_id": "j1"}, "id": 1}
         for name in ("list_jobs", "pause")
     ]
-    TestClient(Door(app, Known("viewer"), KeyLimits(Serve()), written)).post("/jsonrpc", headers=BEARER, json=calls)
+    TestClient(Door(app, TABLE, Known("viewer"), KeyLimits(Serve()), written)).post(
+        "/jsonrpc", headers=BEARER, json=calls
+    )
     assert [(one.method, one.action, one.resource, one.allowed) for one in written.events] == [
         ("training.list_jobs", "jobs.read", "/jsonrpc j1", True),
         ("training.pause", "jobs.command", "/jsonrpc j1", False),
@@ -289,7 +291,7 @@ def test_each_call_of_a_batch_leaves_an_event_of_its_own() -> None:
 
 def test_where_events_are_required_nothing_is_answered_while_none_can_be_written() -> None:
     written = Written()
-    http = TestClient(Door(FastAPI(), Known("admin"), KeyLimits(Serve()), written))
+    http = TestClient(Door(FastAPI(), TABLE, Known("admin"), KeyLimits(Serve()), written))
     written.full = "the log has taken no event of a request for 20 s"
     answer = http.get("/v1/models", headers=BEARER)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1") and written.full in answer.text

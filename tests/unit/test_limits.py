@@ -15,11 +15,13 @@ from pydantic import ValidationError
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp
 
-from gateway.agents.routes import create_app
+from gateway.agents.model_calls import ModelCalls
+from gateway.http.application import Application
 from gateway.http.limits import KeyLimits
 from gateway.http.time_limits import TimeLimits
 from gateway.people.door import Door
-from gateway.server import job_routes
+from gateway.routes import TABLE
+from gateway.server import job_rooms
 from streams.access.token_bucket import ROUNDING, TokenBucket, take
 from streams.settings.model import Serve, Settings
 from tests.unit.test_door import BEARER, Known
@@ -103,7 +105,7 @@ def test_a_limit_of_keys_without_keys_is_refused_at_the_start() -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_each_protocol_says_that_a_key_has_to_wait(path: str) -> None:
     rule = Serve(auth="keys", key_per_s=0.1, key_burst=1)
-    http = TestClient(Door(PlainTextResponse("reached"), Known("admin"), KeyLimits(rule)))
+    http = TestClient(Door(PlainTextResponse("reached"), TABLE, Known("admin"), KeyLimits(rule)))
     assert http.post(path, headers=BEARER).text == "reached"
     answer = http.post(path, headers=BEARER)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "10")
@@ -128,7 +130,7 @@ def test_a_stream_counts_until_it_ends() -> None:
 
         await StreamingResponse(parts())(scope, receive, send)
 
-    door = Door(streamed, Known("admin"), KeyLimits(rule))
+    door = Door(streamed, TABLE, Known("admin"), KeyLimits(rule))
 
     async def second(app: ASGIApp) -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door") as client:
@@ -150,11 +152,9 @@ def asked(app: ASGIApp, path: str, body: AsyncIterator[bytes] | bytes) -> httpx.
     return asyncio.run(post())
 
 
-def application() -> FastAPI:
+def application() -> Application:
     nothing: Any = None
-    app = create_app(nothing, nothing, version="0", max_body_bytes=1_000)
-    app.include_router(job_routes(Settings(serve=Serve(max_body_mb=0.001)), nothing))
-    return app
+    return Application([ModelCalls(nothing), *job_rooms(Settings(), nothing)], version="0", max_body_bytes=1_000)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -163,7 +163,7 @@ def test_a_body_that_never_ends_and_one_that_is_too_long_are_refused_in_each_pro
         yield b"{"
         await asyncio.Event().wait()
 
-    app = TimeLimits(application(), Serve(body_s=0.01))
+    app = TimeLimits(application(), TABLE, Serve(body_s=0.01))
     late, long = asked(app, path, endless()), asked(app, path, b"x" * 2_000)
     assert (late.status_code, long.status_code) == (408, 413)
     for answer, setting in ((late, "serve.body_s"), (long, "serve.max_body_mb")):
@@ -184,7 +184,7 @@ def test_an_answer_that_never_comes_is_given_up(path: str) -> None:
         finally:
             ended.append(path)
 
-    answer = asked(TimeLimits(stuck, Serve(answer_s=0.01)), path, b"{}")
+    answer = asked(TimeLimits(stuck, TABLE, Serve(answer_s=0.01)), path, b"{}")
     assert (answer.status_code, ended, answer.headers["connection"]) == (504, [path], "close")
     assert "serve.answer_s" in answer.text
 
@@ -207,7 +207,7 @@ def test_a_stream_that_never_ends_is_cut_off_and_its_source_closed() -> None:
         return StreamingResponse(parts())
 
     with pytest.raises(AssertionError):  # httpx's: the answer was never completed
-        asked(TimeLimits(app, Serve(answer_s=0.05)), "/v1/chat/completions", b"{}")
+        asked(TimeLimits(app, TABLE, Serve(answer_s=0.05)), "/v1/chat/completions", b"{}")
     assert closed == [True]
 
 
@@ -216,4 +216,4 @@ def test_a_timeout_of_the_application_itself_is_not_taken_for_the_limit() -> Non
         raise TimeoutError("its own")
 
     with pytest.raises(TimeoutError, match="its own"):
-        asked(TimeLimits(fails, Serve()), "/v1/models", b"")
+        asked(TimeLimits(fails, TABLE, Serve()), "/v1/models", b"")

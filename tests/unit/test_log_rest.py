@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from gateway.http.application import Application
 from gateway.http.body import read, read_as_json
 from gateway.http.limits import KeyLimits
 from gateway.log import (
     adapters as adapter_orders,
-    groups as group_view,
+    group_view,
+    named_code,
     rewards as outside_rewards,
-    statements,
-    tasks as task_body,
 )
-from gateway.log.query_body import QueryBody
+from gateway.log.group_answer import GroupAnswer
+from gateway.log.query_body import QueryAnswer, QueryBody
 from gateway.log.rewards import RewardBody
-from gateway.log.statements import LogOverHttp
+from gateway.log.sql_rows import LogOverHttp, run_query
 from gateway.log.tasks import TaskBody, task_of
 from gateway.people.door import Door
-from gateway.server import log_routes
+from gateway.routes import TABLE
+from gateway.server import log_rooms
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
 from streams.access import keys
 from streams.errors import CallError, NotFoundError
@@ -114,23 +115,23 @@ def test_a_tenant_names_only_scorers_that_the_operator_allows() -> None:
     rule = Serve(auth="keys", tenant_scorers="exact, mix, mine:quick")
 
     def why(name: str, settings: str = "{}") -> str | None:
-        return task_body.why_not_of_tenant([RewardSource(name=name, settings=settings)], rule)
+        return named_code.why_not_of_tenant([RewardSource(name=name, settings=settings)], rule)
 
     assert why("exact") is None and why("mine:quick") is None
     assert "serve.tenant_scorers allows exact, mix, mine:quick" in str(why("regex", '{"pattern": "a"}'))
     assert "'judge'" in str(why("mix", '{"of": [{"name": "exact"}, {"name": "judge", "settings": {"rubric": "?"}}]}'))
     assert why("other:function") is not None
-    assert task_body.why_not_of_tenant([RewardSource(name="judge")], Serve()) is not None, "it costs money"
+    assert named_code.why_not_of_tenant([RewardSource(name="judge")], Serve()) is not None, "it costs money"
 
 
 def test_a_function_and_an_environment_by_reference_are_code() -> None:
     rule = Serve(outside_scorers="people:ann")
     mixed = RewardSource(name="mix", settings='{"of": [{"name": "mine:quick"}]}')
-    assert task_body.code_of([RewardSource(name="exact"), RewardSource(name="people:ann")], rule) is None
-    assert "mine:quick" in str(task_body.code_of([mixed], rule))
-    assert task_body.code_of_environment(EpisodeStart(name="calculator", seed=1)) is None
+    assert named_code.code_of([RewardSource(name="exact"), RewardSource(name="people:ann")], rule) is None
+    assert "mine:quick" in str(named_code.code_of([mixed], rule))
+    assert named_code.code_of_environment(EpisodeStart(name="calculator", seed=1)) is None
     for name in ("mine:Maze", "gymnasium:FrozenLake-v1", "mcp:rm -rf /"):
-        assert name in str(task_body.code_of_environment(EpisodeStart(name=name, seed=1)))
+        assert name in str(named_code.code_of_environment(EpisodeStart(name=name, seed=1)))
 
 
 # --- scores from outside ----------------------------------------------------------------------------------------------
@@ -206,46 +207,45 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogOverHttp]:
     found.close()
 
 
-def shown(view: LogOverHttp, task_id: str, asks: Any = None) -> dict[str, Any]:
+def shown(view: LogOverHttp, task_id: str, asks: Any = None) -> GroupAnswer:
     with view.snapshot() as snapshot:
-        return group_view.group(snapshot, view.settings, task_id, asks)
+        return group_view.read_group(snapshot, view.settings, task_id, asks)
 
 
 def test_a_group_is_shown_slot_by_slot_with_its_reasons(view: LogOverHttp) -> None:
     found = shown(view, "taught")
-    assert (found["verdict"], found["group"]["reward_mean"], len(found["slots"])) == ("taught", 0.5, 4)
-    first = found["slots"][0]
-    assert (first["text"], first["reward"], first["advantage"] > 0) == ("The sum is 11.", 1.0, True)
-    assert [(one["source"], one["value"], one["rationale"]) for one in first["rewards"]] == [
-        ("exact", 1.0, "compared with 11")
-    ]
-    assert first["recorded_at"].startswith("streamward.responses[")
+    assert (found.verdict, found.group and found.group.reward_mean, len(found.slots)) == ("taught", 0.5, 4)
+    first = found.slots[0]
+    assert (first.text, first.reward, (first.advantage or 0) > 0) == ("The sum is 11.", 1.0, True)
+    assert [(one.source, one.value, one.rationale) for one in first.rewards] == [("exact", 1.0, "compared with 11")]
+    assert first.recorded_at is not None and first.recorded_at.startswith("streamward.responses[")
     few = shown(view, "few")
-    assert few["slots"][1]["left_out"] == "the answer failed" and few["slots"][1]["error"] == "out of memory"
-    assert (few["group"]["dropped_reason"], few["verdict"]) == ("too_few_scored", "nothing")
-    assert (shown(view, "waiting")["group"], shown(view, "waiting")["verdict"]) == (None, "waits")
+    assert few.slots[1].left_out == "the answer failed" and few.slots[1].error == "out of memory"
+    assert (few.group and few.group.dropped_reason, few.verdict) == ("too_few_scored", "nothing")
+    assert (shown(view, "waiting").group, shown(view, "waiting").verdict) == (None, "waits")
 
 
 def test_a_group_is_found_by_its_whole_id_and_by_whose_it_is_alone(view: LogOverHttp) -> None:
     red = key(tenant="red")
     for asked in ("red.secret", "secret"):
-        assert shown(view, asked, red)["task_id"] == "red.secret"
+        assert shown(view, asked, red).task_id == "red.secret"
     others = [(key(tenant="blue"), "red.secret"), (red, "taught"), (key(agent_id="other"), "red.secret")]
     for asks, task_id in [*others, (None, "red.secre"), (red, "secre"), (None, "no such task")]:
         with pytest.raises(NotFoundError, match=f"^there is no task '{task_id}'$"):
             shown(view, task_id, asks)
-    assert shown(view, "red.secret", key(tenant="red", agent_id="calc"))["task"]["tenant"] == "red"
-    assert shown(view, "taught", key())["task_id"] == "taught"
+    own = shown(view, "red.secret", key(tenant="red", agent_id="calc")).task
+    assert own is not None and own.tenant == "red"
+    assert shown(view, "taught", key()).task_id == "taught"
 
 
-def asked(view: LogOverHttp, sql: str, **given: Any) -> dict[str, Any]:
-    return statements.answer(view, QueryBody(sql=sql, **given))
+def asked(view: LogOverHttp, sql: str, **given: Any) -> QueryAnswer:
+    return run_query(view, QueryBody(sql=sql, **given))
 
 
 def test_a_statement_gets_rows_up_to_its_limit(view: LogOverHttp) -> None:
     found = asked(view, "SELECT task_id, purpose FROM tasks ORDER BY task_id", limit=2)
-    assert (found["columns"], found["rows"]) == (["task_id", "purpose"], [["easy", "train"], ["few", "train"]])
-    assert found["more"] and not asked(view, "SELECT 1")["more"]
+    assert (found.columns, found.rows) == (["task_id", "purpose"], [["easy", "train"], ["few", "train"]])
+    assert found.more and not asked(view, "SELECT 1").more
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_the_archived_files_of_a_hidden_topic_cannot_be_opened_either(tmp_path: 
     with contextlib.closing(LogOverHttp(settings, "archive")) as view:
         files = sorted((tmp_path / "archive").rglob("*.parquet"))
         hidden, seen = (f"SELECT count(*) FROM read_parquet('{file}')" for file in files)  # noqa: S608 - a path
-        assert asked(view, seen)["rows"] == [[1]]
+        assert asked(view, seen).rows == [[1]]
         with pytest.raises(CallError, match="disabled by configuration"):
             asked(view, hidden)
 
@@ -283,7 +283,7 @@ def test_the_archived_files_of_a_hidden_topic_cannot_be_opened_either(tmp_path: 
 def test_a_statement_that_runs_too_long_is_ended(view: LogOverHttp) -> None:
     sql = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b"
     with pytest.raises(CallError, match="was ended") as problem:
-        statements.answer(view, QueryBody(sql=sql), longest_s=0.05)
+        run_query(view, QueryBody(sql=sql), longest_s=0.05)
     assert problem.value.kind == "unsupported"
 
 
@@ -291,32 +291,25 @@ def test_versions_are_listed_for_whoever_may_know_of_the_policy() -> None:
     states = {name: state_after([trained(1, policy=name)], name) for name in ("sums", "red.coach", "blue.coach")}
 
     def names(tenant: str | None, only: str | None = None) -> list[str]:
-        return [one["policy"] for one in adapter_orders.listed(states, tenant, "sums", only)["data"]]
+        return [one.policy for one in adapter_orders.visible_adapters(states, tenant, "sums", only).data]
 
     assert names(None) == ["blue.coach", "red.coach", "sums"]
     assert names("red") == ["red.coach", "sums"] and names("red", "red.coach") == ["red.coach"]
     for nobody in ("blue.coach", "grey.coach"):
         with pytest.raises(NotFoundError, match=f"there is no policy '{nobody}'"):
             names("red", nobody)
-    mine, shared = adapter_orders.listed(states, "red", "sums")["data"]
-    assert set(mine["versions"][1]) - set(shared["versions"][1]) == set(adapter_orders.OF_OTHERS)
-    assert (mine["serving"]["primary"], mine["versions"][1]["parent_version"]) == (0, 0)
+    mine, shared = adapter_orders.visible_adapters(states, "red", "sums").data
+    assert mine.versions[1].model_fields_set - shared.versions[1].model_fields_set == set(adapter_orders.OF_OTHERS)
+    assert (mine.serving.primary, mine.versions[1].parent_version) == (0, 0)
 
 
 # --- through the door -------------------------------------------------------------------------------------------------
 
 
 def behind_the_door(role: AccessRole, written: Written | None = None, **given: Any) -> TestClient:
-    app, nothing = FastAPI(), None
-    app.include_router(log_routes(SETTINGS, nothing))  # type: ignore[arg-type]
-
-    @app.exception_handler(CallError)
-    async def told(_: Any, problem: CallError) -> Any:
-        from gateway.http import errors
-
-        return errors.response(problem, "/tasks")
-
-    return TestClient(Door(app, Known(role, **given), KeyLimits(Serve()), written))
+    nothing: Any = None
+    app = Application(log_rooms(SETTINGS, nothing), version="0", max_body_bytes=100_000)
+    return TestClient(Door(app, TABLE, Known(role, **given), KeyLimits(Serve()), written))
 
 
 def test_texts_are_scored_and_what_is_run_takes_the_role_for_it() -> None:

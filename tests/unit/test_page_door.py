@@ -20,6 +20,7 @@ from gateway.page.mount import PageMount, mount
 from gateway.people import cookie as entrance
 from gateway.people.cookie import LoginCookie, PageEntrance
 from gateway.people.door import Door
+from gateway.routes import TABLE
 from schemas.events import AccessRole
 from streams.access import users
 from streams.access.keys import AccessKey
@@ -107,7 +108,7 @@ class AtThePage(TestClient):
         whole = FastAPI()
         mount(whole, page)
         tokens = Both(Known(role, tenant=tenant, **given), self.issued)
-        door = Door(whole, tokens, KeyLimits(Serve()), self.written)
+        door = Door(whole, TABLE, tokens, KeyLimits(Serve()), self.written)
         self.entrance = PageEntrance(door, tokens, logins, COOKIE)
         super().__init__(self.entrance, base_url=HERE, follow_redirects=False, headers=HTML)
 

@@ -14,10 +14,11 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from gateway.agents import anthropic, chat as gateway_chat, responses as gateway_responses
 from gateway.agents.anthropic import CountTokensBody, MessagesBody
+from gateway.agents.caller import Caller
 from gateway.agents.chat import ChatBody
 from gateway.agents.completions import CompletionsBody
 from gateway.agents.responses_body import ResponsesBody
-from gateway.http.body import Body, Caller, ignored, read, use
+from gateway.http.body import Body, ignored, read, use
 from schemas.events import ToolCall
 from streams.engines.rendering.answer_form import AnswerForm
 from streams.errors import CallError

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import httpx2
 import openai
 import pytest
-from fastapi import FastAPI, Request, Response
 from openai import AsyncOpenAI
 
-from gateway.http import errors
+from gateway.http.application import Application
 from gateway.jobs import files
 from gateway.jobs.form_data import FormPart, parts
 from streams.errors import CallError, JobRequestError, NotFoundError, SettingsError
@@ -27,12 +26,7 @@ BYTES = 10_000
 
 def served(store: str, ask: Callable[[AsyncOpenAI], Coroutine[Any, Any, T]]) -> T:
     """Return what the official client is told by a server in this process."""
-    app = FastAPI()
-    app.include_router(files.routes(store, max_body_bytes=BYTES))
-
-    @app.exception_handler(CallError)
-    async def refused(request: Request, problem: CallError) -> Response:
-        return errors.response(problem, request.url.path)
+    app = Application([files.UploadedFiles(store)], version="0", max_body_bytes=BYTES)
 
     async def run() -> T:
         transport = httpx2.ASGITransport(app)

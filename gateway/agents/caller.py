@@ -1,0 +1,128 @@
+"""Who calls, by path and headers, and what its environment showed before the call.
+
+/agents/AGENT_ID/trajectories/TRAJECTORY_ID, X-Agent-ID, Idempotency-Key ─┐
+X-Streamward-Observed: {"environment": "guess@1", "seed": 7, …} ──────────┴─► Caller, by the names in the log
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, NamedTuple, Protocol
+
+from pydantic import Field
+from starlette.requests import Request
+
+from gateway.http import errors
+from gateway.http.body import Body, Read, read, read_call
+from gateway.http.principal import AGENT_NAME, DEFAULT_AGENT, tenant_of
+from gateway.http.route import IDEMPOTENCY_KEY, Interface
+from schemas.events import Observed
+from streams.access.tenants.tenant_names import is_of, named
+from streams.errors import CallError
+
+PREFIXES = ("/v1", "/agents/{agent_id}/v1", "/agents/{agent_id}/trajectories/{trajectory_id}/v1")
+CALLS = Interface(PREFIXES)
+MESSAGES = Interface(PREFIXES, errors.MESSAGES)
+AGENT_ID = {
+    "name": "X-Agent-ID",
+    "in": "header",
+    "description": "who calls, as `/agents/AGENT_ID` before the path says it, too; default: the agent `default`",
+    "schema": {"type": "string", "pattern": r"^([A-Za-z0-9][A-Za-z0-9._:-]{0,127})?$"},
+}
+CALL_KEY = {**IDEMPOTENCY_KEY, "schema": {"type": "string"}}
+OBSERVED = "X-Streamward-Observed"
+LARGE_BYTES = 128 * 1024
+"""A longer body is read in a thread; for a shorter one, going there and back costs more than it saves."""
+
+
+class Caller(NamedTuple):
+    """The agent that calls, and what tells this request from others."""
+
+    agent_id: str
+    trajectory_id: str | None
+    request_digest: str
+    retry_key: str | None
+    observed: Observed | None = None
+    """What its environment showed before the call."""
+
+
+class ObservedBody(Body):
+    """What an environment showed, and what it made of the action before; the fields of an event's `Observed`."""
+
+    environment: Annotated[str, Field(min_length=1, max_length=500)]
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    tool: Annotated[str | None, Field(max_length=500)] = None
+    ok: bool | None = None
+    reward: float | None = None
+
+    @property
+    def event(self) -> Observed:
+        """What the log has of it."""
+        return Observed(**self.model_dump())
+
+
+class FindsAgents(Protocol):
+    """Knows turns and trajectories: the recorder of the agents' stage."""
+
+    async def agent_of(self, name: str) -> str | None:
+        """Return the agent of a turn or a trajectory; None if there is none of this id."""
+
+
+async def read_model_call(
+    request: Request, model: type[Read], raw: bytes, recorder: FindsAgents
+) -> tuple[Read, Caller]:
+    """Return the body and the caller of a request. Raises CallError."""
+    if len(raw) > LARGE_BYTES:  # the event loop has other calls to answer between the steps
+        body, digest = await asyncio.to_thread(read_call, model, raw)
+    else:
+        body, digest = read_call(model, raw)
+    caller, tenant = _caller(request, digest), tenant_of(request)
+    return body, caller if tenant is None else await _of_tenant(tenant, caller, recorder)
+
+
+def _caller(request: Request, digest: str) -> Caller:
+    """Return the caller. Raises CallError if path and header disagree, or a name cannot be one."""
+    path, header = request.path_params.get("agent_id"), request.headers.get("x-agent-id")
+    if path is not None and header is not None and path != header:
+        raise CallError("conflict", f"the path says agent {path}, X-Agent-ID says {header}; send one of them")
+    agent_id, trajectory_id = path or header or DEFAULT_AGENT, request.path_params.get("trajectory_id")
+    for kind, name in (("agent", agent_id), ("trajectory", trajectory_id)):
+        if name is not None and not AGENT_NAME.fullmatch(name):
+            raise CallError("invalid", f"{name!r} is no name of an {kind}; it has to match {AGENT_NAME.pattern}")
+    # the clients' generator sends how often it tried: then the same body is the same call
+    tried_before = request.headers.get("x-stainless-retry-count", "0") != "0"
+    return Caller(
+        agent_id=agent_id,
+        trajectory_id=trajectory_id,
+        request_digest=digest,
+        retry_key=request.headers.get("idempotency-key") or (digest if tried_before else None),
+        observed=_observed(request.headers.get(OBSERVED)),
+    )
+
+
+def _observed(header: str | None) -> Observed | None:
+    """Return what a call's header says. Raises CallError, naming the header."""
+    if header is None:
+        return None
+    try:
+        return read(ObservedBody, header.encode()).event
+    except CallError as exc:
+        raise CallError(exc.kind, f"{OBSERVED}: {exc.message}", OBSERVED) from exc
+
+
+async def _of_tenant(tenant: str, caller: Caller, recorder: FindsAgents) -> Caller:
+    """Return the caller by the names that the log has for a tenant's agents and trajectories. Raises CallError.
+
+    A trajectory that the server named, and told the tenant, has no tenant in its name; it is known by its agent.
+    """
+    agent_id, trajectory_id = named(tenant, caller.agent_id), caller.trajectory_id
+    if trajectory_id is not None:
+        owner = await recorder.agent_of(trajectory_id)
+        if owner is None or not is_of(tenant, owner):
+            trajectory_id = named(tenant, trajectory_id)
+    for name in (agent_id, trajectory_id or agent_id):
+        if not AGENT_NAME.fullmatch(name):
+            pattern = AGENT_NAME.pattern
+            raise CallError("invalid", f"{name!r} is too long: with the tenant's name it has to match {pattern}")
+    return caller._replace(agent_id=agent_id, trajectory_id=trajectory_id)

@@ -1,0 +1,326 @@
+"""Answer the calls of agents, in the protocol that each speaks.
+
+    POST …/v1/chat/completions ─┐                                ┌──► JSON, once every turn of it is in the log
+         …/v1/completions       ├─► Body ──► ModelCall ──► pieces┤
+         …/v1/responses         │            recorder            └──► server-sent events, as it is sampled
+         …/v1/messages         ─┘
+
+The agent is in the path (`/agents/AGENT_ID/v1`, `/agents/AGENT_ID/trajectories/TRAJECTORY_ID/v1`) or in the header
+X-Agent-ID; without either it is the agent `default`. Nothing is kept here: what the recorder knows is in the log.
+
+Not covered: keys, which the door checks before anything comes here; without it, all who reach the port may call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+
+from gateway.agents import anthropic, chat, completions, responses
+from gateway.agents.answers import (
+    ChatCompletion,
+    MessagesModelCard,
+    MessagesModelList,
+    ModelCard,
+    ModelList,
+    ModelMessage,
+    ModelResponse,
+    TextCompletion,
+    TokenCount,
+)
+from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, FindsAgents, read_model_call
+from gateway.agents.responses_body import ResponsesBody
+from gateway.http import errors, sse
+from gateway.http.principal import may_ask, principal_of, sees
+from gateway.http.request_record import RequestRecord, record_of
+from gateway.http.route import Reply, Route
+from schemas.events import Message
+from streams.errors import CallError
+from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
+
+QUESTION: dict[str, Any] = {"model": "sums", "messages": [{"role": "user", "content": "1 + 1 ="}]}
+
+
+class AnswersCalls(FindsAgents, Protocol):
+    """What the protocols are translated for: the recorder of the agents' stage."""
+
+    def answer(self, call: ModelCall) -> AsyncGenerator[Piece, None]:
+        """Answer, `Begun` first. Raises CallError, before the first piece if the call cannot begin."""
+
+    async def count_tokens(self, call: ModelCall) -> int:
+        """Return how many tokens the call's prompt has. Raises CallError."""
+
+    async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
+        """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
+
+    def models(self) -> Sequence[ServedModel]:
+        """Return what can be asked for, the policy itself first."""
+
+
+def call_route(path: str, **declared: Any) -> Route:
+    """Return the route of a call that a model answers."""
+    return Route(
+        "POST",
+        path,
+        may="chat.call",
+        refuses=(404, 409, 500),
+        parameters=(AGENT_ID, CALL_KEY),
+        streams=True,
+        **{"interface": CALLS, **declared},
+    )
+
+
+class ModelCalls:
+    """The calls that models answer, and the models."""
+
+    def __init__(self, recorder: AnswersCalls, shared: str = "") -> None:
+        """`shared`: the policy of every tenant."""
+        self._recorder, self._shared = recorder, shared
+
+    @call_route(
+        "/chat/completions",
+        takes=chat.ChatBody,
+        answers=ChatCompletion,
+        sends={**QUESTION, "max_tokens": 64},
+        example=chat.EXAMPLE,
+    )
+    async def create_chat_completion(self, request: Request, raw: bytes) -> Reply[ChatCompletion] | StreamingResponse:
+        """Answer a conversation."""
+        body, caller = await read_model_call(request, chat.ChatBody, raw, self._recorder)
+        at = time.time()
+        begun, pieces = await self._begin(request, chat.call(body, caller))
+        if body.stream:
+            return _openai_stream(chat.chunks(body, begun, pieces, at), begun)
+        answers = await _finish(request, pieces)
+        return Reply(chat.completion(begun, answers, at, with_logprobs=bool(body.logprobs)), _headers(begun))
+
+    @call_route(
+        "/completions",
+        takes=completions.CompletionsBody,
+        answers=TextCompletion,
+        sends={"model": "sums", "prompt": "1 + 1 ="},
+        example=completions.EXAMPLE,
+    )
+    async def create_completion(self, request: Request, raw: bytes) -> Reply[TextCompletion] | StreamingResponse:
+        """Continue a text."""
+        body, caller = await read_model_call(request, completions.CompletionsBody, raw, self._recorder)
+        at = time.time()
+        begun, pieces = await self._begin(request, completions.call(body, caller))
+        if body.stream:
+            return _openai_stream(completions.chunks(body, begun, pieces, at), begun)
+        answers = await _finish(request, pieces)
+        return Reply(completions.completion(body, begun, answers, at), _headers(begun))
+
+    @call_route("/responses", takes=ResponsesBody, answers=ModelResponse, sends={"model": "sums", "input": "1 + 1 ="})
+    async def create_response(self, request: Request, raw: bytes) -> Reply[ModelResponse] | StreamingResponse:
+        """Answer a conversation, or continue one that the log has."""
+        body, caller = await read_model_call(request, ResponsesBody, raw, self._recorder)
+        at, conversation = time.time(), await self._conversation(request, body.previous_response_id)
+        begun, pieces = await self._begin(request, responses.call(body, caller, conversation))
+        if body.stream:
+            return _stream(responses.events(body, begun, pieces, at), begun, sse.END)
+        [done] = await _finish(request, pieces)
+        return Reply(responses.response(body, begun, done, at), _headers(begun))
+
+    @call_route(
+        "/messages",
+        interface=MESSAGES,
+        takes=anthropic.MessagesBody,
+        answers=ModelMessage,
+        sends={**QUESTION, "max_tokens": 64},
+        example=anthropic.EXAMPLE,
+    )
+    async def create_message(self, request: Request, raw: bytes) -> Reply[ModelMessage] | StreamingResponse:
+        """Answer a conversation, as Anthropic has it."""
+        body, caller = await read_model_call(request, anthropic.MessagesBody, raw, self._recorder)
+        begun, pieces = await self._begin(request, anthropic.call(body, caller))
+        if body.stream:
+            return _stream(anthropic.events(begun, pieces), begun)
+        [done] = await _finish(request, pieces)
+        return Reply(anthropic.message(begun, done), _headers(begun))
+
+    @Route(
+        "POST",
+        "/messages/count_tokens",
+        may="chat.call",
+        interface=MESSAGES,
+        takes=anthropic.CountTokensBody,
+        answers=TokenCount,
+        refuses=(404,),
+        parameters=(AGENT_ID,),
+        sends=QUESTION,
+        example=TokenCount(input_tokens=14),
+    )
+    async def count_tokens(self, request: Request, raw: bytes) -> TokenCount:
+        """Count the tokens of a prompt."""
+        body, caller = await read_model_call(request, anthropic.CountTokensBody, raw, self._recorder)
+        call = self._checked(request, anthropic.call(body, caller))
+        return TokenCount(input_tokens=await self._recorder.count_tokens(call))
+
+    @Route(
+        "GET",
+        "/models",
+        may="models.read",
+        interface=CALLS,
+        answers=ModelList | MessagesModelList,
+        refuses=(),
+        example=ModelList(
+            object="list", data=[ModelCard(id="sums", object="model", created=1767225600, owned_by="streamward")]
+        ),
+    )
+    async def list_models(self, request: Request) -> ModelList | MessagesModelList:
+        """List what can be asked for."""
+        models = self._models(request)
+        if not _speaks_messages(request):
+            return ModelList(object="list", data=[_card(model) for model in models])
+        first, last = (models[0].name, models[-1].name) if models else (None, None)  # a fleet begins without any
+        cards = [_messages_card(model) for model in models]
+        return MessagesModelList(data=cards, has_more=False, first_id=first, last_id=last)
+
+    @Route(
+        "GET",
+        "/models/{name}",
+        may="models.read",
+        interface=CALLS,
+        answers=ModelCard | MessagesModelCard,
+        refuses=(404,),
+        example=ModelCard(id="sums", object="model", created=1767225600, owned_by="streamward"),
+    )
+    async def get_model(self, request: Request, name: str) -> ModelCard | MessagesModelCard:
+        """Look at one model."""
+        model = next((model for model in self._models(request) if model.name == name), None)
+        if model is None:
+            raise _no_model(name)
+        return _messages_card(model) if _speaks_messages(request) else _card(model)
+
+    def _models(self, request: Request) -> list[ServedModel]:
+        """Return the models that a request may know of."""
+        return [model for model in self._recorder.models() if may_ask(request, model.name, self._shared)]
+
+    def _checked(self, request: Request, call: ModelCall) -> ModelCall:
+        """Return the call. Raises CallError if its model is another tenant's."""
+        if not may_ask(request, call.model, self._shared):
+            raise _no_model(call.model)
+        return call
+
+    async def _begin(self, request: Request, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:
+        """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""
+        pieces = self._recorder.answer(self._checked(request, call))
+        begun = await anext(pieces)
+        if not isinstance(begun, Begun):
+            raise TypeError(f"an answer begins with Begun, not with {type(begun).__name__}")
+        record = record_of(request)
+        return begun, pieces if record is None else _count_tokens(record, begun, pieces)
+
+    async def _conversation(self, request: Request, response_id: str | None) -> tuple[Message, ...]:
+        """Return the conversation that a response continues. Raises CallError if the key may see no such response."""
+        if response_id is None:
+            return ()
+        turn_id, conversation = response_id.removeprefix("resp_"), None
+        agent_id = await self._recorder.agent_of(turn_id)
+        if agent_id is not None and sees(principal_of(request), agent_id):
+            conversation = await self._recorder.conversation(turn_id)
+        if conversation is None:
+            raise CallError("not_found", f"there is no response {response_id}", "previous_response_id")
+        return conversation
+
+
+def _no_model(name: str) -> CallError:
+    return CallError("not_found", f"there is no model {name}; GET /v1/models lists them", "model")
+
+
+def _speaks_messages(request: Request) -> bool:
+    """Return whether a client speaks Anthropic's protocol: it sends its version."""
+    return "anthropic-version" in request.headers
+
+
+def _card(model: ServedModel) -> ModelCard:
+    return ModelCard(id=model.name, object="model", created=model.created_at // 1000, owned_by="streamward")
+
+
+def _messages_card(model: ServedModel) -> MessagesModelCard:
+    created_at = datetime.fromtimestamp(model.created_at / 1000, UTC).isoformat()
+    return MessagesModelCard(
+        id=model.name, type="model", display_name=model.name, created_at=created_at, lifecycle="active"
+    )
+
+
+async def _count_tokens(
+    record: RequestRecord, begun: Begun, pieces: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[Piece, None]:
+    """Yield the pieces of an answer, and record its tokens."""
+    record.prompt_tokens, record.completion_tokens = begun.prompt_tokens, 0
+    try:
+        async for piece in pieces:
+            if isinstance(piece, Done):
+                record.completion_tokens += len(piece.tokens)
+            yield piece
+    finally:
+        await pieces.aclose()
+
+
+async def _finish(request: Request, pieces: AsyncGenerator[Piece, None]) -> list[Done]:
+    """Return the whole answer. Raises CallError, and ClientDisconnect as soon as the client hangs up."""
+
+    async def gather() -> list[Done]:
+        return [piece async for piece in pieces if isinstance(piece, Done)]
+
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gathering, leaving = asyncio.create_task(gather()), asyncio.create_task(wait_for_disconnect())
+    try:
+        await asyncio.wait((gathering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not gathering.done():
+            raise ClientDisconnect
+        return await gathering
+    finally:
+        gathering.cancel()
+        leaving.cancel()
+        await asyncio.wait((gathering, leaving))
+        await pieces.aclose()
+
+
+def _headers(begun: Begun) -> dict[str, str]:
+    """Return what an answer says beside its body: the turn, its trajectory, and the parameters that were ignored."""
+    headers = {
+        "x-request-id": begun.turn_id,
+        "request-id": begun.turn_id,
+        "x-streamward-trajectory": begun.trajectory_id,
+        "x-streamward-model": begun.model,
+    }
+    return headers | ({"x-streamward-ignored": ", ".join(begun.ignored)} if begun.ignored else {})
+
+
+def _stream(events: AsyncIterator[dict[str, Any]], begun: Begun, end: bytes = b"") -> StreamingResponse:
+    """Stream events that say their own type, and then `end`."""
+
+    async def frames() -> AsyncIterator[bytes]:
+        async for event in events:
+            yield sse.frame(event, event["type"])
+        if end:
+            yield end
+
+    return StreamingResponse(frames(), headers=_headers(begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)
+
+
+def _openai_stream(chunks: AsyncIterator[dict[str, Any]], begun: Begun) -> StreamingResponse:
+    """Stream chunks, and the mark that ends them; one that breaks off ends with the error instead."""
+
+    async def frames() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in chunks:
+                yield sse.frame(chunk)
+        except CallError as exc:
+            yield sse.frame(errors.OPENAI.problem(exc).model_dump())
+        else:
+            yield sse.END
+
+    return StreamingResponse(frames(), headers=_headers(begun) | sse.HEADERS, media_type=sse.MEDIA_TYPE)

@@ -1,0 +1,125 @@
+"""The application: each request goes to the method of a room that declares its route.
+
+    request ──► route ──► its body and query, read ──► the method, in a thread if it waits ──► its model as JSON
+                  └──► CallError ──► the dialect of the route
+
+Calls go past FastAPI's middleware, which does nothing for them and a tenth of the work of answering one; it answers
+paths that no route has, /openapi.json, and what is mounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.http import errors, openapi
+from gateway.http.body import read, read_query, sent
+from gateway.http.route import Reply, Route, RouteTable, routes_of
+from streams.errors import CallError
+
+TITLE = "Streamward"
+CLIENT_LEFT = 499
+"""The status of a response that has no reader any more."""
+DESCRIPTION = Route("GET", "/openapi.json", may="models.read")
+
+
+class Application(FastAPI):
+    """Answers the routes of rooms."""
+
+    def __init__(self, rooms: Iterable[object], *, version: str, max_body_bytes: int, keys: bool = False) -> None:
+        """`max_body_bytes`: of routes that have no limit of their own; `keys`: whether a door asks for keys."""
+        super().__init__(title=TITLE, version=version, docs_url=None, redoc_url=None)
+        self.add_exception_handler(HTTPException, _no_such_path)
+        self._keys = keys
+        self._endpoints: dict[Route, Endpoint] = {}
+        for room in rooms:
+            for route in routes_of(type(room)):
+                self._add(Endpoint(route, getattr(room, route.name), max_body_bytes))
+        self.table = RouteTable(self._endpoints)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        route = endpoint.route
+        self._endpoints[route] = endpoint
+        for path in route.paths:  # for the answer to a method that a path does not have
+            self.add_route(path, endpoint.answer, methods=[route.method], include_in_schema=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        match = self.table.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
+        if match is None:
+            await super().__call__(scope, receive, send)
+            return
+        scope["path_params"] = match.parameters
+        response = await self._endpoints[match.route].answer(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of these routes."""
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi.document(
+                self.table.routes, title=self.title, version=self.version, keys=self._keys
+            )
+        return self.openapi_schema
+
+
+async def _no_such_path(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)  # noqa: S101 - it handles no other
+    error = CallError("not_found", f"{request.method} {request.url.path}: {exc.detail}")
+    response = errors.response(error, errors.OPENAI)
+    response.status_code = exc.status_code
+    response.headers.update(exc.headers or {})  # Allow, of a method that a path does not have
+    return response
+
+
+class Endpoint:
+    """A route, with the method that answers it."""
+
+    def __init__(self, route: Route, method: Callable[..., Any], max_body_bytes: int) -> None:
+        self.route = route
+        self._max_body_bytes = route.max_bytes or max_body_bytes
+        self._call = method if inspect.iscoroutinefunction(method) else partial(errors.apart, method)
+        self._turns: AbstractAsyncContextManager[None] = nullcontext()
+        if route.at_once:
+            self._turns = asyncio.Semaphore(route.at_once)
+
+    async def answer(self, request: Request) -> Response:
+        """Return the response to a request."""
+        try:
+            arguments = {name: await self._argument(name, request) for name in self.route.arguments}
+            async with self._turns:
+                return self._response(await self._call(**arguments))
+        except CallError as exc:
+            return errors.response(exc, self.route.interface.dialect)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_LEFT)
+
+    async def _argument(self, name: str, request: Request) -> Any:
+        """Return what the method takes by this name. Raises CallError."""
+        if name == "request":
+            return request
+        if name == "raw":
+            return await sent(request, self._max_body_bytes)
+        if name == "body":
+            return read(self.route.takes, await sent(request, self._max_body_bytes))
+        if name == "query":
+            assert self.route.query is not None  # noqa: S101 - its route declares one
+            return read_query(self.route.query, request.query_params.multi_items())
+        return request.path_params[name]
+
+    def _response(self, result: Any) -> Response:
+        if isinstance(result, Response):
+            return result
+        if result is None:
+            return Response(status_code=self.route.status)
+        answer, headers = result if isinstance(result, Reply) else (result, None)
+        return errors.json_response(answer, self.route.status, headers)

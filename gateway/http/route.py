@@ -1,0 +1,160 @@
+"""A route is declared once, beside the function that answers it; everything else is derived from that.
+
+    @Route("POST", "/tasks", may="tasks.submit", takes=TaskBody, answers=TaskAnswer, …)
+    async def submit_task(self, request: Request, body: TaskBody) -> TaskAnswer
+
+    Route ──► RouteTable: what the door lets in, and the dialect of errors    Application: how its body is read
+          └─► openapi.py: the operation, its types, statuses and examples
+
+The functions are methods of a room: a class that holds what they need. A method is named as its operation, and its
+docstring describes it. It may take `request`, `body` (read), `raw` (the bytes), `query`, and each parameter of its
+path by name. One that is not `async` runs in a thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+
+from starlette.routing import compile_path
+
+from gateway.http import errors
+from gateway.http.body import Answer, PathQuery
+from gateway.http.errors import Dialect
+from streams.access.roles import Action
+
+T = TypeVar("T", bound=Answer)
+H = TypeVar("H", bound=Callable[..., Any])
+LoginAction = Literal["auth.login", "auth.refresh", "auth.logout", "auth.oidc"]
+"""What logs people in and out, which needs no key; the event of such a request has it as action."""
+LOGIN_ACTIONS: tuple[LoginAction, ...] = get_args(LoginAction)
+Content = Mapping[str, Mapping[str, Any]]
+"""A body by its media type, as OpenAPI has it, where it is not JSON of a model."""
+DECLARED = "declared_route"
+"""The attribute of a function that answers a route."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Where routes are, and how their errors are written."""
+
+    prefixes: tuple[str, ...] = ("",)
+    """Each route is below all of them; it is described below the first."""
+    dialect: Dialect = errors.OPENAI
+
+
+IDEMPOTENCY_KEY: Mapping[str, Any] = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "a request that is sent again with it has its effect once",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+}
+ANYWHERE = (503, 504)
+"""Statuses of every route that needs a key; those that need none say so themselves."""
+PLAIN = Interface()
+OPENAI = Interface(("/v1",))
+REST = Interface(("", "/api/v1"), errors.REST)
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """A route of the server: what it needs, takes and answers. It decorates the method that answers it."""
+
+    method: str
+    path: str
+    _: KW_ONLY
+    may: Action | LoginAction | None
+    """What a role has to allow; None: anybody may."""
+    interface: Interface = PLAIN
+    takes: Any = None
+    """The type of the body, or Content."""
+    query: type[PathQuery] | None = None
+    parameters: Sequence[Mapping[str, Any]] = ()
+    """Those of header and query that are read one by one."""
+    answers: Any = None
+    """The type of the answer, or Content; None: no body."""
+    status: int = 200
+    refuses: Sequence[int] = (404, 409)
+    """Statuses beside those that every such route has."""
+    also: Mapping[int, str] = field(default_factory=dict)
+    """Other statuses without a body, and what they mean."""
+    streams: bool = False
+    """Whether the answer may be streamed, as those to calls of agents."""
+    page: bool = False
+    """Whether a browser gets the answer, and refusals, as a page."""
+    max_bytes: int | None = None
+    """Longest body; None: serve.max_body_mb."""
+    at_once: int = 0
+    """Requests that are answered at the same time; 0: any number."""
+    sends: Any = None
+    """An example of the body."""
+    example: Any = None
+    """An example of the answer."""
+    name: str = ""
+    description: str = ""
+    arguments: tuple[str, ...] = ()
+    """What the method takes."""
+
+    def __call__(self, handler: H) -> H:
+        """Declare that a method of a room answers this route."""
+        declared = replace(
+            self,
+            name=handler.__name__,
+            description=inspect.getdoc(handler) or "",
+            arguments=tuple(inspect.signature(handler).parameters)[1:],
+        )
+        setattr(handler, DECLARED, declared)
+        return handler
+
+    @property
+    def paths(self) -> list[str]:
+        """Every path where it is."""
+        return [prefix + self.path for prefix in self.interface.prefixes]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it needs no key."""
+        return self.may is None or self.may in LOGIN_ACTIONS
+
+
+def routes_of(room: type) -> list[Route]:
+    """Return the routes that a room declares, in their order."""
+    return [getattr(member, DECLARED) for member in vars(room).values() if hasattr(member, DECLARED)]
+
+
+class Reply(NamedTuple, Generic[T]):
+    """An answer, and headers of its response."""
+
+    answer: T
+    headers: Mapping[str, str]
+
+
+class RouteMatch(NamedTuple):
+    """The route of a request, and the parameters in its path."""
+
+    route: Route
+    parameters: dict[str, str]
+
+
+class RouteTable:
+    """Routes by method and path; the first that fits counts."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self.routes = tuple(routes)
+        self._patterns = [(compile_path(path)[0], route) for route in self.routes for path in route.paths]
+
+    def find(self, method: str, path: str) -> RouteMatch | None:
+        """Return the route of a request; None if there is none. What may be read may be asked for by HEAD, too."""
+        method = "GET" if method == "HEAD" else method
+        for pattern, route in self._patterns:
+            if route.method == method and (match := pattern.match(path)) is not None:
+                return RouteMatch(route, match.groupdict())
+        return None
+
+    def dialect(self, path: str) -> Dialect:
+        """Return how errors of a path are written, whatever the method."""
+        fitting = (route for pattern, route in self._patterns if pattern.match(path) is not None)
+        route = next(fitting, None)
+        return errors.OPENAI if route is None else route.interface.dialect

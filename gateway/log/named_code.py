@@ -1,0 +1,78 @@
+"""Scorers and environments that a request names, and whether its sender may name them.
+
+of a tenant ──► those that serve.tenant_scorers lists          other keys ──► what is executed code takes code.run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from starlette.requests import Request
+
+from gateway.http.principal import principal_of, tenant_of
+from gateway.http.request_record import denied
+from schemas.events import EpisodeStart, RewardSource, Task
+from streams.access.roles import decide
+from streams.environments.listed import LISTED
+from streams.errors import CallError
+from streams.scorers import SCORERS, ScoreError, parts
+from streams.settings.model import Serve
+
+
+def check_named(request: Request, rule: Serve, task: Task, parameter: str = "reward_sources") -> None:
+    """Raise CallError for a scorer or an environment that the sender of a task may not name."""
+    environment = code_of_environment(task.environment)
+    if tenant_of(request) is not None:
+        if (problem := why_not_of_tenant(task.reward_sources, rule)) is not None:
+            raise denied(request, "code.run", problem, parameter)
+        if environment is not None:
+            raise denied(request, "code.run", f"{environment}, which takes a key without a tenant", "environment")
+        return
+    scorer, principal = code_of(task.reward_sources, rule), principal_of(request)
+    code = scorer or environment
+    if code is None or principal is None:
+        return
+    decision = decide(principal, "code.run")
+    if not decision.allowed:
+        raise denied(request, "code.run", f"{code}; {decision.why}", parameter if scorer else "environment")
+
+
+def scorers_of(sources: Collection[RewardSource]) -> Iterator[str]:
+    """Yield every scorer that reward sources name, those in a mix too. Raises CallError for one that there is not."""
+    for source in sources:
+        try:
+            mixed = parts(source)
+        except ScoreError as exc:
+            raise CallError("invalid", f"reward_sources: {exc}", "reward_sources") from exc
+        yield source.name
+        yield from (part.name for part in mixed if part.name != source.name)
+
+
+def why_not_of_tenant(sources: Collection[RewardSource], rule: Serve) -> str | None:
+    """Return why a tenant may not name these reward sources; None if it may."""
+    allowed = rule.scorers_of_tenants
+    for name in scorers_of(sources):
+        if name not in allowed:
+            return (
+                f"scorer {name[:80]!r} is none that tenants may name; serve.tenant_scorers allows "
+                f"{', '.join(allowed) or 'none'}"
+            )
+    return None
+
+
+def code_of(sources: Collection[RewardSource], rule: Serve) -> str | None:
+    """Return the first reward source that is executed code, in words; None if there is none.
+
+    Scorers of serve.outside_scorers are not run here.
+    """
+    for name in scorers_of(sources):
+        if name not in SCORERS and name not in rule.scorers_outside:
+            return f"scorer {name[:80]!r} is a function that is run"
+    return None
+
+
+def code_of_environment(start: EpisodeStart | None) -> str | None:
+    """Return why an environment is executed code, in words; None if it is built in, or there is none."""
+    if start is None or start.name in LISTED:
+        return None
+    return f"environment {start.name[:80]!r} is none of those that are built in, and is run"

@@ -1,0 +1,74 @@
+"""What the routes read of the log, opened when a request first needs it.
+
+rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
+
+from starlette.requests import Request
+
+from gateway.http.principal import no_task, principal_of, sees_task, task_names
+from streams.errors import CallError, NotFoundError
+from streams.settings.model import Settings
+from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
+
+if TYPE_CHECKING:
+    from gateway.log.sql_rows import LogOverHttp
+
+READ_S = 5.0
+"""How long a request waits for the ids of all tasks to be read."""
+AT_ONCE = 4
+"""Requests of each kind that wait for the broker in a thread; calls of agents need threads, too."""
+
+
+class OpenLog:
+    """The log of a server, for every request. Use as a context manager."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stack, self._lock = ExitStack(), threading.Lock()
+        self._tasks: TaskIndex | None = None
+        self._view: LogOverHttp | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @property
+    def view(self) -> LogOverHttp:
+        """Rows of the log. Raises CallError where DuckDB is not installed."""
+        with self._lock:
+            if self._view is None:
+                try:
+                    from gateway.log.sql_rows import LogOverHttp
+                except ImportError as exc:
+                    raise CallError("unsupported", f"this server reads no rows of the log: {exc}") from exc
+                self._view = self._stack.enter_context(contextlib.closing(LogOverHttp(self._settings)))
+            return self._view
+
+    @property
+    def tasks(self) -> TaskIndex:
+        """Every task by its id. Raises as `TaskIndex`, and CallError while the topic is read for the first time."""
+        with self._lock:
+            if self._tasks is None or self._tasks.failed:
+                self._tasks = self._stack.enter_context(TaskIndex(self._settings))
+            tasks = self._tasks
+        if not tasks.is_read(READ_S):
+            raise CallError("busy", "the ids of the tasks in the log are being read; try again")
+        return tasks
+
+    def find_task(self, request: Request, task_id: str) -> SubmittedTask:
+        """Return a task that a request may see. Raises NotFoundError, and as `tasks`."""
+        principal = principal_of(request)
+        for name in task_names(principal, task_id):
+            task = self.tasks.find(name)
+            if task is not None and sees_task(principal, task.task.tenant, task.task.agent):
+                return task
+        raise NotFoundError(no_task(task_id))

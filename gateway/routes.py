@@ -1,0 +1,56 @@
+"""Every route of the server, by the rooms that answer them.
+
+    ROOMS ──► ROUTES ──► TABLE: what the door lets in         ──► gateway/openapi.json (document.py)
+
+A room is a class whose methods declare routes (http/route.py). server.py makes those that a deployment serves.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gateway.agents.feedback import FeedbackBox
+from gateway.agents.model_calls import ModelCalls
+from gateway.agents.runs import AgentRuns
+from gateway.http.application import DESCRIPTION
+from gateway.http.body import Answer
+from gateway.http.route import Route, RouteTable, routes_of
+from gateway.jobs.files import UploadedFiles
+from gateway.jobs.fine_tuning import FineTuning
+from gateway.jobs.rest import TrainingJobs
+from gateway.jobs.rpc import JsonRpc
+from gateway.log.adapters import PolicyVersions
+from gateway.log.groups import TaskGroups
+from gateway.log.rewards import OutsideRewards
+from gateway.log.scores import ScorerTrials
+from gateway.log.statements import Statements
+from gateway.log.tasks import SentTasks
+from gateway.people.auth import OwnPermissions, PasswordLogins
+from gateway.people.cookie import PAGE_ROUTES
+from gateway.people.oidc_login import OidcLogins
+
+
+class HealthAnswer(Answer):
+    """The server answers."""
+
+    status: Literal["ok"]
+
+
+class Health:
+    """The route for probes."""
+
+    @Route("GET", "/healthz", may=None, answers=HealthAnswer, refuses=(), example=HealthAnswer(status="ok"))
+    async def get_health(self) -> HealthAnswer:
+        """Say that the server answers."""
+        return HealthAnswer(status="ok")
+
+
+ROOMS: tuple[type, ...] = (
+    *(ModelCalls, FeedbackBox, Health, AgentRuns),
+    *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs),
+    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, Statements, PolicyVersions),
+    *(OidcLogins, OwnPermissions, PasswordLogins),
+)
+ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))
+"""In the order of the description."""
+TABLE = RouteTable([*ROUTES, DESCRIPTION, *PAGE_ROUTES])
