@@ -208,7 +208,7 @@ class Presence:
 
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
         self._tp = partition_for(settings, settings.policy.name)
-        self._outage, self._over = outage, threading.Event()
+        self._outage, self._stopping = outage, threading.Event()
         session_ms = int(settings.kafka.session_timeout_s * 1000)
         self._client = ck.Consumer(
             {
@@ -228,12 +228,12 @@ class Presence:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopping.set()
         self._thread.join()
         self._outage.close(self._client.close)
 
     def _stay(self) -> None:
-        while not self._over.wait(POLL_EVERY_S):
+        while not self._stopping.wait(POLL_EVERY_S):
             self._client.poll(0)
 
     def commit(self, next_offset: int) -> None:
@@ -261,7 +261,9 @@ class FleetConsumer(GroupConsumer):
     """What the group had committed when the partitions were assigned."""
 
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
-        self.committed_before = {(at.topic, at.partition): at.offset for at in self._commits(tps)}
+        self.committed_before = {
+            (committed.topic, committed.partition): committed.offset for committed in self._commits(tps)
+        }
         return [ck.TopicPartition(*tp, ck.OFFSET_BEGINNING) for tp in tps]
 
 

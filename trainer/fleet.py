@@ -102,7 +102,7 @@ def connect(settings: Settings, stop: threading.Event, place: Place | None, *, i
             try:
                 with (
                     Producer(settings, outage=outage, stage=STAGE) as producer,
-                    exchange.others(place, settings.metrics.stuck_s) as others,
+                    exchange.other_ranks(place, settings.metrics.stuck_s) as others,
                 ):
                     yield TrainerIO(producer, outage, meter, tracer, others, is_fleet)
             except StoppedWaiting as exc:

@@ -38,11 +38,11 @@ class OpenPolicy:
 
 
 class ResidentPolicies:
-    """At most `most` open policies, with one learner between them."""
+    """At most `limit` open policies, with one learner between them."""
 
-    def __init__(self, learner: Learner, most: int, open_trainer: OpenTrainer, meter: Meter) -> None:
+    def __init__(self, learner: Learner, limit: int, open_trainer: OpenTrainer, meter: Meter) -> None:
         """`learner` is at version 0."""
-        self._learner, self._most, self._open_trainer, self._meter = learner, most, open_trainer, meter
+        self._learner, self._limit, self._open_trainer, self._meter = learner, limit, open_trainer, meter
         self._initial = learner.present().copy()
         """What every policy begins with."""
         self._open: OrderedDict[str, OpenPolicy] = OrderedDict()
@@ -86,7 +86,7 @@ class ResidentPolicies:
         """Open a policy at version 0, and close the one unused for longest if there are too many."""
         with ExitStack() as stack:
             trainer = self._open_trainer(policy, stack)
-            while len(self._open) >= self._most:
+            while len(self._open) >= self._limit:
                 self.close([next(iter(self._open))])
                 self._meter.add(catalog.FLEET_EVICTIONS)
             resident = OpenPolicy(trainer, stack.pop_all(), self._initial.copy())

@@ -49,7 +49,7 @@ from trainer.ranks.exchange import Ranks
 from trainer.step.recipe import in_recipe
 from trainer.versions import checkpoint, import_adapter
 from trainer.versions.checkpoint import ADAPTER_FOLDER, State
-from trainer.versions.learner import BatchGroups, Learner, cut, out_of_turn, where
+from trainer.versions.learner import BatchGroups, Learner, coordinates_of, cut, out_of_turn
 
 log = logging.getLogger(__name__)
 
@@ -157,17 +157,17 @@ class PolicyTrainer:
         bounds = self._io.outage.ask(lambda: admin.offsets(self._settings, [label]), f"to where {label} begin")
         return bounds[topics(self._settings.topics)[label].name, self._tp[1]]
 
-    def refuse_gap(self, at: Coordinates, batch: Batch) -> None:
+    def refuse_gap(self, coordinates: Coordinates, batch: Batch) -> None:
         """Raise RefusedError if `batch`, which is due, is not the next."""
         if batch.sequence == self.version:
             return
-        problem = out_of_turn(at, batch, self.version, self.bounds("batches")[0])
+        problem = out_of_turn(coordinates, batch, self.version, self.bounds("batches")[0])
         raise RefusedError(
             f"{problem}. Restore the checkpoints that reach further, or the records; and keep "
             "them longer (topics.retention_days) than a trainer may be down"
         )
 
-    def train(self, at: Coordinates, batch: Batch, trace: Context | None = None) -> None:
+    def train(self, coordinates: Coordinates, batch: Batch, trace: Context | None = None) -> None:
         """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce.
 
         `trace` is that of the batch's record.
@@ -177,7 +177,9 @@ class PolicyTrainer:
         marks = [self._waited_since, started := time.perf_counter()]
         groups = self._groups_of(batch)
         marks.append(time.perf_counter())
-        state, measured = self._learner.step(at, batch, groups, {"fetch_s": marks[2] - started}, meter.heartbeat)
+        state, measured = self._learner.step(
+            coordinates, batch, groups, {"fetch_s": marks[2] - started}, meter.heartbeat
+        )
         state = import_adapter.with_fresh_optimizer(state, self._imported)
         marks.append(time.perf_counter())
         path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
@@ -190,7 +192,7 @@ class PolicyTrainer:
             "%s: version %d: reward %.3f, loss %.4f, %d groups, %d tokens, %.1f s",
             state.policy, state.version, measured.get("reward", 0.0), measured.get("loss", 0.0), len(groups.good),
             measured["tokens"], time.perf_counter() - started,
-            extra={"at": at},
+            extra={"at": coordinates},
         )  # fmt: skip
 
     def _groups_of(self, batch: Batch) -> BatchGroups:
@@ -202,9 +204,9 @@ class PolicyTrainer:
                 f"{problem}. Restore the checkpoints that reach further, or the records; or train on under another "
                 "policy.name. Then keep groups longer (topics.retention_days) than a trainer may be down"
             )
-        coordinates = where(batch, topic)
+        coordinates = coordinates_of(batch, topic)
         fetched = fetch(self._settings, coordinates, outage=self._io.outage)
-        records = [fetched[at] for at in coordinates]
+        records = [fetched[place] for place in coordinates]
         if self._io.is_fleet and self.version == 0:
             self._refuse_other_base(batch, records)
         groups = self._learner.groups_of(batch, records, LogHistory(self._settings, self._io.outage))
@@ -224,11 +226,11 @@ class PolicyTrainer:
 
     def _trace_of(self, state: State) -> Context | None:
         """Return the trace of the batch that made a checkpoint, if its record is still there."""
-        at = Coordinates(*self._tp, state.next_offset - 1)
+        coordinates = Coordinates(*self._tp, state.next_offset - 1)
         first, end = self.bounds("batches")
-        if not first <= at.offset < end:
+        if not first <= coordinates.offset < end:
             return None
-        return context.of_headers(fetch(self._settings, [at], outage=self._io.outage)[at].headers)
+        return context.of_headers(fetch(self._settings, [coordinates], outage=self._io.outage)[coordinates].headers)
 
     def _announce(self, path: Path, state: State, trace: Context | None, began_ms: float | None = None) -> None:
         """Publish the adapter in checkpoint `path`, and write its event. Each is a no-op the second time."""

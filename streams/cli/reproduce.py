@@ -100,7 +100,7 @@ def reproduce(
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
     planned = retrain.plan(settings, policy or settings.policy.name, version, reader, start=from_version, files=files)
-    if planned.brought is not None:
+    if planned.imported is not None:
         click.echo(
             f"starts from version {planned.start}, which was trained elsewhere: earlier versions are not compared",
             err=True,

@@ -23,14 +23,14 @@ from tests.unit.test_tree_of_turns import trajectories, with_branches
 from trainer.bridges import foreign, prime_rl, verl
 from trainer.bridges.batch_rows import TrainingBatch
 from trainer.step.chains import chains
-from trainer.step.collate import scaled
+from trainer.step.collate import scale_advantages
 
 AT = Coordinates("batches", 0, 0)
 BRIDGES = needs("msgspec", "make setup-test")
 
 
 def whole_batch(*groups: AdvantagedGroup) -> TrainingBatch:
-    return TrainingBatch(AT, batch_of(4, [AT]), scaled(groups), ())
+    return TrainingBatch(AT, batch_of(4, [AT]), scale_advantages(groups), ())
 
 
 def answer(slot: int, tokens: list[int], mask: list[int], advantage: float, **more: Any) -> GroupResponse:
@@ -55,7 +55,7 @@ def by_hand() -> TrainingBatch:
 
 
 def test_verl_gets_prompts_padded_left_responses_right_and_the_rest_beside_the_responses(tmp_path: Path) -> None:
-    (tmp_path / "batch.pkl").write_bytes(verl.encoded(by_hand(), {"batch": 4}))
+    (tmp_path / "batch.pkl").write_bytes(verl.encode(by_hand(), {"batch": 4}))
     proto = stranger.load(tmp_path / "batch.pkl")
     found = {name: tensor.tolist() for name, tensor in proto.batch.items()}
     assert found == {
@@ -85,7 +85,7 @@ def test_verl_gets_prompts_padded_left_responses_right_and_the_rest_beside_the_r
 
 
 def test_the_file_names_two_classes_and_nothing_else_that_is_not_numpys_or_torchs(tmp_path: Path) -> None:
-    (tmp_path / "batch.pkl").write_bytes(verl.encoded(by_hand(), {}))
+    (tmp_path / "batch.pkl").write_bytes(verl.encode(by_hand(), {}))
     named: set[str] = set()
 
     class Watched(stranger.Unpickler):
@@ -124,7 +124,7 @@ def test_advantages_of_the_whole_batchs_spread_are_divided_by_it() -> None:
 def test_verl_has_one_temperature_for_a_batch_and_prime_rl_one_for_a_token() -> None:
     groups = [tiny_group(tiny_model(), n, sampling=Sampling(temperature=one)) for n, one in enumerate((1.0, 0.5))]
     with pytest.raises(RefusedError, match=r"batches\[0\]@0: batch 4 was sampled at temperatures 0.5, 1, and verl has"):
-        verl.encoded(whole_batch(*groups), {})
+        verl.encode(whole_batch(*groups), {})
     assert {one for row in whole_batch(*groups).rows for one in prime_rl.micro_batch(row).temperatures} == {0.5, 1.0}
 
 
@@ -132,7 +132,7 @@ def test_verl_has_one_temperature_for_a_batch_and_prime_rl_one_for_a_token() -> 
 
 
 def test_prime_rl_gets_rows_one_behind_the_other_with_all_that_is_per_token() -> None:
-    (micro,) = prime_rl.packed(by_hand().rows)
+    (micro,) = prime_rl.pack(by_hand().rows)
     assert micro._asdict() == {
         "input_ids": [1, 5, 11, 12, 13, 1, 5, 6, 21, 22],
         "loss_mask": [False, False, True, False, True, False, False, False, True, True],
@@ -148,7 +148,7 @@ def test_prime_rl_gets_rows_one_behind_the_other_with_all_that_is_per_token() ->
 
 def test_ranks_have_as_many_micro_batches_as_each_other_and_each_token_bears_loss_once() -> None:
     made = whole_batch(*(tiny_group(tiny_model(), seed, prompt=200, completion=50) for seed in range(5)))
-    micros = list(prime_rl.packed(made.rows))
+    micros = list(prime_rl.pack(made.rows))
     assert len(micros) == 3 and all(len(one.input_ids) <= prime_rl.MICRO_TOKENS for one in micros)
     dealt = prime_rl.deal(micros, 2)
     assert [len(mine) for mine in dealt] == [2, 2]
@@ -184,7 +184,7 @@ def test_the_files_are_msgpack_of_arrays_with_a_field_after_the_other() -> None:
     assert sorted(files) == ["rollouts/step_4/rank_0.bin", "rollouts/step_4/rank_1.bin"]
     decoder = msgspec.msgpack.Decoder(type=list[wire])
     (first,), (second,) = (decoder.decode(files[name]) for name in sorted(files))
-    assert tuple(getattr(first, name) for name in prime_rl.MicroBatch._fields) == next(prime_rl.packed(by_hand().rows))
+    assert tuple(getattr(first, name) for name in prime_rl.MicroBatch._fields) == next(prime_rl.pack(by_hand().rows))
     assert first.ref_logprobs is None and not any(second.loss_mask) and second.input_ids == first.input_ids
 
 

@@ -11,7 +11,7 @@ from schemas.events import AdvantagedGroup, Coordinates, Sampling
 from streams.errors import ContradictoryEvent
 from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, tiny_group, tiny_model
-from trainer.step.collate import GroupOrigin, check_group, collate, micro_batches, scaled
+from trainer.step.collate import GroupOrigin, check_group, collate, micro_batches, scale_advantages
 
 AT = Coordinates("streamward.groups", 2, 41)
 EXPECTED = GroupOrigin(
@@ -74,7 +74,7 @@ def test_batch_std_divides_by_the_spread_of_the_whole_batch(group: AdvantagedGro
     """Rewards 0 1 2 3 twice, and 4 5 6 7: by hand, std over the eight of batch_std with ddof 1 is sqrt(42 / 7)."""
     higher = replace(group, responses=tuple(replace(r, reward=r.reward + 4) for r in group.responses))
     per_batch = [replace(g, formula="batch_std", formula_eps=0.0) for g in (group, higher)]
-    first, second, untouched = scaled([*per_batch, group])
+    first, second, untouched = scale_advantages([*per_batch, group])
     for before, after in ((group, first), (higher, second)):
         assert [r.advantage for r in after.responses] == pytest.approx([r.advantage / 6**0.5 for r in before.responses])
     assert untouched == group

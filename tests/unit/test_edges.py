@@ -95,7 +95,7 @@ WITHOUT_TRY = {
     "streams/worker/faust/fixes.py::settled result": "asked for its exception first",
     "trainer/versions/checkpoint.py::_read json_text.parse": CALLER,
     "trainer/versions/checkpoint.py::restore load_file": "its sha256 is the manifest's",
-    "trainer/versions/export_adapter.py::_beside json.loads": OWN,
+    "trainer/versions/export_adapter.py::_with_tokenizer json.loads": OWN,
     "trainer/step/model.py::plain json.loads": OWN,
     "trainer/step/model.py::load_adapter json.loads": "its sha256 is the manifest's",
     "trainer/step/model.py::load_adapter load_file": "its sha256 is the manifest's",

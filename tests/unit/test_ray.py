@@ -181,21 +181,21 @@ def test_an_agent_that_was_asked_to_end_is_not_started() -> None:
 
 def test_ranks_are_started_again_until_one_of_them_decides_how_all_end() -> None:
     run = RankRun(2)
-    assert run.ended(1, -9) is None and run.ended(0, EXIT_RESTART) is None and run.code() is None
-    run.began(0)
-    run.began(1)
-    assert run.ended(0, 0) == 0
-    assert run.ended(1, EXIT_RESTART) == 0, "it saw rank 0 go"
+    assert run.record_end(1, -9) is None and run.record_end(0, EXIT_RESTART) is None and run.code() is None
+    run.record_start(0)
+    run.record_start(1)
+    assert run.record_end(0, 0) == 0
+    assert run.record_end(1, EXIT_RESTART) == 0, "it saw rank 0 go"
 
 
 @pytest.mark.parametrize(("rank", "code"), [(0, 4), (0, 5), (1, 2)])
 def test_a_rank_that_is_refused_decides_it(rank: int, code: int) -> None:
     run = RankRun(2)
-    assert run.ended(rank, code) == code
-    assert run.ended(1 - rank, EXIT_RESTART) == code == run.code()
+    assert run.record_end(rank, code) == code
+    assert run.record_end(1 - rank, EXIT_RESTART) == code == run.code()
 
 
 def test_ranks_that_were_asked_to_end_before_they_had_begun_end_well() -> None:
     run = RankRun(2)
-    run.ask_to_end()
-    assert run.is_asked() and run.silent_s() < 60 and run.ended(0, -signal.SIGTERM) == 0
+    run.stop()
+    assert run.is_stopping() and run.silent_s() < 60 and run.record_end(0, -signal.SIGTERM) == 0

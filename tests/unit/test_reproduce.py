@@ -21,7 +21,7 @@ from streams.output import json_line
 from streams.settings.model import Settings, Trainer
 from tests.support import factories
 from tests.support.factories import adapter_event
-from trainer.reproduce.recorded import ReproducedVersion, ReproductionPlan, recorded
+from trainer.reproduce.recorded import ReproducedVersion, ReproductionPlan, recorded_events
 from trainer.reproduce.retrain import plan
 from trainer.step.recipe import RecipeDifference
 
@@ -66,7 +66,7 @@ def test_the_first_announcement_of_a_version_is_the_one_that_counts() -> None:
     payloads = encoded(
         trained(1), trained(1, files=OTHER), trained(2, policy="another"), adapter_event("rejected", 1, files=FILES)
     )
-    found = recorded(Settings(), "default", Kept(adapters=[b"no event", *payloads]))
+    found = recorded_events(Settings(), "default", Kept(adapters=[b"no event", *payloads]))
     assert {number: one.files for number, one in found.items()} == {1: FILES}
 
 

@@ -23,9 +23,9 @@ from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.step.chains import TokenChain, chains
-from trainer.step.collate import GroupOrigin, scaled
+from trainer.step.collate import GroupOrigin, scale_advantages
 from trainer.step.totals import BatchTotals
-from trainer.versions.learner import cut, groups_in, where
+from trainer.versions.learner import coordinates_of, cut, groups_in
 
 ANY_TOKEN = 1 << 31
 
@@ -44,11 +44,11 @@ class BatchSpan(NamedTuple):
         >>> BatchSpan.parse("4"), BatchSpan.parse("4-9"), BatchSpan.parse("4-")
         (BatchSpan(first=4, last=4), BatchSpan(first=4, last=9), BatchSpan(first=4, last=None))
         """
-        found = re.fullmatch(r"(\d{1,9})(-(\d{1,9})?)?", text)
-        if found is None or (found[3] is not None and int(found[3]) < int(found[1])):
+        match = re.fullmatch(r"(\d{1,9})(-(\d{1,9})?)?", text)
+        if match is None or (match[3] is not None and int(match[3]) < int(match[1])):
             raise SettingsError(f"--batch {text!r}: expected a number, as 4, or a range, as 4-9 or 4- (to the newest)")
-        first = int(found[1])
-        return cls(first, first if found[2] is None else None if found[3] is None else int(found[3]))
+        first = int(match[1])
+        return cls(first, first if match[2] is None else None if match[3] is None else int(match[3]))
 
 
 class BatchRow(NamedTuple):
@@ -94,56 +94,56 @@ def read(settings: Settings, policy: str, span: BatchSpan, history: History) -> 
     Raises NotFoundError if one is not in the log, naming those that are; RefusedError if retention has deleted a group,
     or nothing of a batch can be trained on; LogError if the log cannot be read.
     """
-    found = _batches(settings, policy, history)
-    last = max(found, default=-1) if span.last is None else span.last
-    wanted = range(span.first, last + 1)
-    missing = next((sequence for sequence in wanted if sequence not in found), None)
-    if missing is not None or not wanted:
-        there = f"{min(found)} to {max(found)}" if found else "none"
+    batches = _batches(settings, policy, history)
+    last = max(batches, default=-1) if span.last is None else span.last
+    sequences = range(span.first, last + 1)
+    missing = next((sequence for sequence in sequences if sequence not in batches), None)
+    if missing is not None or not sequences:
+        available = f"{min(batches)} to {max(batches)}" if batches else "none"
         raise NotFoundError(
             f"policy {policy} has no batch {span.first if missing is None else missing} in "
-            f"{topics(settings.topics)['batches'].name}; there: {there}. A batch is cut when batches.groups groups are "
-            "complete; what retention has deleted may be in an archive (--source archive)"
+            f"{topics(settings.topics)['batches'].name}; there: {available}. A batch is cut when batches.groups groups "
+            "are complete; what retention has deleted may be in an archive (--source archive)"
         )
-    for sequence in wanted:
-        yield _whole(settings, *found[sequence], history)
+    for sequence in sequences:
+        yield _whole(settings, *batches[sequence], history)
 
 
 def _batches(settings: Settings, policy: str, history: History) -> dict[int, tuple[Coordinates, Batch]]:
     """Return the first batch of each sequence."""
     tp = (topics(settings.topics)["batches"].name, partition_of(policy, settings.topics.policy_partitions))
     first, end = history.bounds(["batches"]).get(tp, (0, 0))
-    found: dict[int, tuple[Coordinates, Batch]] = {}
+    batches: dict[int, tuple[Coordinates, Batch]] = {}
     for record in history.read({tp: first}, {tp: end}):
         batch = record.decode(Batch)
         if not isinstance(batch, Poison) and batch.policy == policy:
-            found.setdefault(batch.sequence, (record.at, batch))
-    return found
+            batches.setdefault(batch.sequence, (record.at, batch))
+    return batches
 
 
-def _whole(settings: Settings, at: Coordinates, batch: Batch, history: History) -> TrainingBatch:
-    named = topics(settings.topics)
-    first = history.bounds(["groups"]).get((named["groups"].name, batch.groups_partition), (0, 0))[0]
-    if problem := cut(batch, named["groups"].name, first):
+def _whole(settings: Settings, coordinates: Coordinates, batch: Batch, history: History) -> TrainingBatch:
+    topic_names = topics(settings.topics)
+    first = history.bounds(["groups"]).get((topic_names["groups"].name, batch.groups_partition), (0, 0))[0]
+    if problem := cut(batch, topic_names["groups"].name, first):
         raise RefusedError(f"{problem}; an archive may have them (--source archive)")
-    wanted = where(batch, named["groups"].name)
-    fetched = history.fetch(wanted)
-    records = [fetched[place] for place in wanted]
-    usable = groups_in(records, _origin(settings, batch, records), named["responses"].name, history)
-    refused = tuple(f"{one.record.at}: {one.error}" for one in usable.refused)
+    places = coordinates_of(batch, topic_names["groups"].name)
+    fetched = history.fetch(places)
+    records = [fetched[place] for place in places]
+    usable = groups_in(records, _origin(settings, batch, records), topic_names["responses"].name, history)
+    refused = tuple(f"{group.record.at}: {group.error}" for group in usable.refused)
     if not usable.good:
-        raise RefusedError(f"{at}: nothing of batch {batch.sequence} can be trained on: {'; '.join(refused)}")
-    return TrainingBatch(at, batch, scaled(usable.good), refused)
+        raise RefusedError(f"{coordinates}: nothing of batch {batch.sequence} can be trained on: {'; '.join(refused)}")
+    return TrainingBatch(coordinates, batch, scale_advantages(usable.good), refused)
 
 
 def _origin(settings: Settings, batch: Batch, records: Sequence[Record]) -> GroupOrigin:
     """Return what every group must match: the model of the first of them."""
     decoded = (record.decode(AdvantagedGroup) for record in records)
-    group = next((one for one in decoded if not isinstance(one, Poison) and one.responses), None)
+    sampled = next((group for group in decoded if not isinstance(group, Poison) and group.responses), None)
     return GroupOrigin(
         policy=batch.policy,
         version=None if settings.trainer.off_policy else batch.sequence,
-        base_digest="" if group is None else group.base_digest,
-        tokenizer_digest="" if group is None else group.tokenizer_digest,
+        base_digest="" if sampled is None else sampled.base_digest,
+        tokenizer_digest="" if sampled is None else sampled.tokenizer_digest,
         vocabulary=ANY_TOKEN,
     )

@@ -78,10 +78,10 @@ def bring(settings: Settings, order: ImportOrder) -> ImportedVersion:
     _check_recipe(order)
     adapter = foreign.read(order.folder)
     with checkpoint.hold(settings.trainer.checkpoints, order.policy):
-        return _brought(settings, order, adapter)
+        return _import(settings, order, adapter)
 
 
-def _brought(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) -> ImportedVersion:
+def _import(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) -> ImportedVersion:
     history = read_history(settings, order.policy)
     parent = known(history.state, order.parent)
     base = load_base(settings.model)
@@ -94,15 +94,15 @@ def _brought(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) ->
     _check_shape(settings, history, order.parent)
     foreign.check_base(settings, base, adapter, order.recipe)
     with Scratch("import") as scratch:
-        made = scratch / "adapter"
-        foreign.write(settings, base, adapter, made)
+        folder = scratch / "adapter"
+        foreign.write(settings, base, adapter, folder)
         event = _event(settings, order, base)
-        if (there := history.made(event.version)) is not None:
-            _check_same(there, event, made)
-            return ImportedVersion(there, adapter.left_out, again=True)
+        if (existing := history.made(event.version)) is not None:
+            _check_same(existing, event, folder)
+            return ImportedVersion(existing, adapter.other_files, again=True)
         _check_next(settings, history, order)
-        event = announce(settings, event, made, LATE)
-    return ImportedVersion(event, adapter.left_out, again=False)
+        event = announce(settings, event, folder, LATE)
+    return ImportedVersion(event, adapter.other_files, again=False)
 
 
 # --- what it must agree with ------------------------------------------------------------------------------------------
@@ -110,46 +110,46 @@ def _brought(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) ->
 
 def _check_recipe(order: ImportOrder) -> None:
     """Raise RefusedError if the recipe is of another policy or parent."""
-    for name, got, expected in (
+    for name, recorded, ordered in (
         ("policy", order.recipe.policy, order.policy),
         ("parent_version", order.recipe.parent_version, order.parent),
     ):
-        if got not in (None, expected):
+        if recorded not in (None, ordered):
             raise RefusedError(
-                f"the recipe says {name} {got}, and the command {expected}; name the recipe that belongs to "
+                f"the recipe says {name} {recorded}, and the command {ordered}; name the recipe that belongs to "
                 f"{order.folder}, or correct one of them"
             )
 
 
 def _check_shape(settings: Settings, history: AdapterHistory, parent: int) -> None:
     """Raise SettingsError if the settings make another adapter than the parent's recipe did."""
-    made = history.made(parent)
-    for name in SHAPE if made is not None else ():
+    parent_event = history.made(parent)
+    for name in SHAPE if parent_event is not None else ():
         section, _, key = name.partition(".")
-        ours = str(getattr(getattr(settings, section), key))
-        if made is not None and made.recipe.get(name, ours) != ours:
+        setting = str(getattr(getattr(settings, section), key))
+        if parent_event is not None and parent_event.recipe.get(name, setting) != setting:
             raise SettingsError(
-                f"{name}={ours}, and version {parent} of {history.state.policy} was trained with {made.recipe[name]}; "
-                "set what the policy has"
+                f"{name}={setting}, and version {parent} of {history.state.policy} was trained with "
+                f"{parent_event.recipe[name]}; set what the policy has"
             )
 
 
-def _check_same(there: AdapterEvent, event: AdapterEvent, made: Path) -> None:
+def _check_same(existing: AdapterEvent, event: AdapterEvent, folder: Path) -> None:
     """Raise RefusedError if the version is there and is another one."""
-    by = trained_elsewhere(there.recipe)
-    if by == trained_elsewhere(event.recipe) and there.files == manifest_of(made):
+    by = trained_elsewhere(existing.recipe)
+    if by == trained_elsewhere(event.recipe) and existing.files == manifest_of(folder):
         return
-    how = f"trained elsewhere ({by})" if by else f"{there.actor}: {there.reason}"
+    origin = f"trained elsewhere ({by})" if by else f"{existing.actor}: {existing.reason}"
     raise RefusedError(
-        f"version {event.parent_version} of {event.policy} is no longer the newest: version {there.version} was made "
-        f"from it ({how}), with other bytes (sha256 {manifest_digest(there.files)[:12]}). Nothing was written. Train "
-        "from the newest version, and import with that as --parent"
+        f"version {event.parent_version} of {event.policy} is no longer the newest: version {existing.version} was "
+        f"made from it ({origin}), with other bytes (sha256 {manifest_digest(existing.files)[:12]}). Nothing was "
+        "written. Train from the newest version, and import with that as --parent"
     )
 
 
 def _check_next(settings: Settings, history: AdapterHistory, order: ImportOrder) -> None:
     """Raise RefusedError if no batch is there whose place the version takes, or the policy is tuned."""
-    tuned = next((one.version for one in history.state.versions.values() if one.tuned_by is not None), None)
+    tuned = next((version.version for version in history.state.versions.values() if version.tuned_by is not None), None)
     if tuned is not None:
         raise RefusedError(
             f"version {tuned} of {order.policy} was made by `streamward tune`, and no batch follows it; import under "
@@ -159,9 +159,10 @@ def _check_next(settings: Settings, history: AdapterHistory, order: ImportOrder)
     log = LogHistory(settings)
     first, end = log.bounds(["batches"])[tp]
     decoded = (record.decode(Batch) for record in log.read({tp: first}, {tp: end}))
-    found = [one.sequence for one in decoded if not isinstance(one, Poison) and one.policy == order.policy]
-    if max(found, default=-1) < order.parent:
-        newest = f"the newest is {max(found)}" if found else "there is none"
+    batches = [batch for batch in decoded if not isinstance(batch, Poison) and batch.policy == order.policy]
+    sequences = [batch.sequence for batch in batches]
+    if max(sequences, default=-1) < order.parent:
+        newest = f"the newest is {max(sequences)}" if sequences else "there is none"
         raise RefusedError(
             f"batch {order.parent} of {order.policy} is not in the log yet ({newest}), and version {order.parent + 1} "
             f"takes its place; wait until batches.groups groups are complete, or make the adapter a base under another "

@@ -66,62 +66,62 @@ def export(settings: Settings, order: BatchOrder, folder: Path, history: History
     except OSError as exc:
         raise SettingsError(f"{folder}: cannot be written: {exc}; name another folder") from exc
     try:
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         refused: list[str] = []
-        for one in batch_rows.read(settings, order.policy, order.span, history):
-            found.append(_write(one, order, half))
-            refused += one.refused
-        manifest = {"manifest_version": MANIFEST_VERSION, "format": order.format, "batches": found}
+        for batch in batch_rows.read(settings, order.policy, order.span, history):
+            entries.append(_write(batch, order, half))
+            refused += batch.refused
+        manifest = {"manifest_version": MANIFEST_VERSION, "format": order.format, "batches": entries}
         _write_json(half / "manifest.json", manifest)
-        _write_json(half / RECIPE_FILE, _recipe(order, found))
+        _write_json(half / RECIPE_FILE, _recipe(order, entries))
         half.chmod(0o755)  # mkdtemp made it ours alone
         half.replace(folder)
     finally:
         shutil.rmtree(half, ignore_errors=True)
-    return ExportedBatches(str(folder), found, refused)
+    return ExportedBatches(str(folder), entries, refused)
 
 
-def _write(one: TrainingBatch, order: BatchOrder, folder: Path) -> dict[str, Any]:
+def _write(batch: TrainingBatch, order: BatchOrder, folder: Path) -> dict[str, Any]:
     """Write one batch, and return its entry in the manifest."""
-    about = _about(one)
-    name = f"batch-{one.batch.sequence}.pkl"
-    made = {name: verl.encoded(one, about)} if order.format == "verl" else prime_rl.files(one, order.ranks)
-    for path, content in made.items():
+    about = _about(batch)
+    name = f"batch-{batch.batch.sequence}.pkl"
+    files = {name: verl.encode(batch, about)} if order.format == "verl" else prime_rl.files(batch, order.ranks)
+    for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
-    return about | {"files": {path: hashlib.sha256(content).hexdigest() for path, content in made.items()}}
+    return about | {"files": {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}}
 
 
-def _about(one: TrainingBatch) -> dict[str, Any]:
+def _about(batch: TrainingBatch) -> dict[str, Any]:
     """Return what a batch is, and what the means of its step are taken over."""
-    totals, group = one.totals, one.groups[0]
+    totals, group = batch.totals, batch.groups[0]
     return {
-        "policy": one.batch.policy,
-        "batch": one.batch.sequence,
-        "at": str(one.at),
-        "parent_version": one.batch.sequence,
+        "policy": batch.batch.policy,
+        "batch": batch.batch.sequence,
+        "at": str(batch.at),
+        "parent_version": batch.batch.sequence,
         "base_digest": group.base_digest,
         "tokenizer_digest": group.tokenizer_digest,
         "groups": totals.groups,
         "responses": totals.responses,
-        "rows": len(one.rows),
+        "rows": len(batch.rows),
         "loss_tokens": int(totals.loss_tokens),
         "max_tokens": totals.max_tokens,
         "reward": totals.reward,
-        "left_out": len(one.refused),
+        "left_out": len(batch.refused),
     }
 
 
-def _recipe(order: BatchOrder, found: list[dict[str, Any]]) -> dict[str, Any]:
+def _recipe(order: BatchOrder, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the start of a recipe for the version that is trained on these batches."""
     return {
         "framework": order.format,
         "framework_version": "",
         "trained_by": "",
         "policy": order.policy,
-        "parent_version": found[0]["parent_version"],
-        "batches": [one["batch"] for one in found],
-        "base_digest": found[0]["base_digest"],
+        "parent_version": entries[0]["parent_version"],
+        "batches": [entry["batch"] for entry in entries],
+        "base_digest": entries[0]["base_digest"],
         "settings": {},
         "metrics": {},
     }

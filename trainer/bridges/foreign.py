@@ -86,9 +86,9 @@ def read_recipe(path: Path) -> ForeignRecipe:
         return ForeignRecipe.model_validate(json_text.parse(content))
     except ValidationError as exc:
         first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
+        place = ".".join(map(str, first["loc"])) or "the whole"
         raise SettingsError(
-            f"--recipe {path}: {where}: {first['msg']}, got {str(first['input'])[:80]!r}; expected framework, "
+            f"--recipe {path}: {place}: {first['msg']}, got {str(first['input'])[:80]!r}; expected framework, "
             "framework_version and trained_by, and if known policy, parent_version, batches, base_digest, settings, "
             "metrics"
         ) from exc
@@ -107,61 +107,61 @@ class ForeignAdapter(NamedTuple):
     """Whether they have other names in the file."""
 
     @property
-    def left_out(self) -> list[str]:
+    def other_files(self) -> list[str]:
         """Names of what is in its folder besides."""
-        known = {CONFIG_FILE, WEIGHTS_FILE, *LEFT_OUT}
-        return sorted(path.name for path in self.folder.iterdir() if path.name not in known)
+        adapter_files = {CONFIG_FILE, WEIGHTS_FILE, *LEFT_OUT}
+        return sorted(path.name for path in self.folder.iterdir() if path.name not in adapter_files)
 
 
 def read(folder: Path) -> ForeignAdapter:
     """Return the adapter in a folder. Raises NotFoundError for missing files, RefusedError for what is no LoRA adapter,
     or not finite."""
-    config, found = _config(folder), _weights(folder)
-    weights = {name if name.startswith(PREFIX) else PREFIX + name: tensor for name, tensor in found.items()}
+    config, stored = _config(folder), _weights(folder)
+    weights = {name if name.startswith(PREFIX) else PREFIX + name: tensor for name, tensor in stored.items()}
     if config.get("peft_type") != "LORA":
         raise RefusedError(f"{folder}: peft_type is {config.get('peft_type')}, expected LORA, which policies here have")
     for name, tensor in weights.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
-            what = f"of type {tensor.dtype}" if not tensor.is_floating_point() else "not finite in every number"
+            fault = f"of type {tensor.dtype}" if not tensor.is_floating_point() else "not finite in every number"
             raise RefusedError(
-                f"{folder / WEIGHTS_FILE}: {name} is {what}; such an adapter answers nothing. Bring an earlier step"
+                f"{folder / WEIGHTS_FILE}: {name} is {fault}; such an adapter answers nothing. Bring an earlier step"
             )
-    return ForeignAdapter(folder, config, weights, weights.keys() != found.keys())
+    return ForeignAdapter(folder, config, weights, weights.keys() != stored.keys())
 
 
 def check_base(settings: Settings, base: Base, adapter: ForeignAdapter, recipe: ForeignRecipe) -> None:
     """Raise RefusedError if the adapter was trained on another base model than this, or nothing says on which."""
-    ours = settings.model.base
+    base_name = settings.model.base
     if recipe.base_digest is not None:
         if recipe.base_digest != base.base_digest:
             raise RefusedError(
-                f"{adapter.folder}: its recipe says base_digest {recipe.base_digest[:12]}, and model.base={ours} in "
-                f"{settings.model.dtype} has {base.base_digest[:12]}: it is an adapter of another base model. Set "
+                f"{adapter.folder}: its recipe says base_digest {recipe.base_digest[:12]}, and model.base={base_name} "
+                f"in {settings.model.dtype} has {base.base_digest[:12]}: it is an adapter of another base model. Set "
                 "model.base and model.dtype to what it was trained on, if that is what the policy has"
             )
         return
     name = str(adapter.config.get("base_model_name_or_path") or "")
-    if name == ours or (os.path.isdir(name) and Path(name).resolve() == folder_of(ours)):
+    if name == base_name or (os.path.isdir(name) and Path(name).resolve() == folder_of(base_name)):
         return
     raise RefusedError(
-        f"{adapter.folder}: its config names {name or 'no base model'} as its base, and model.base is {ours}. If these "
-        f"are the same weights, say so in the recipe: base_digest {base.base_digest}"
+        f"{adapter.folder}: its config names {name or 'no base model'} as its base, and model.base is {base_name}. If "
+        f"these are the same weights, say so in the recipe: base_digest {base.base_digest}"
     )
 
 
-def write(settings: Settings, base: Base, adapter: ForeignAdapter, made: Path) -> None:
-    """Write to `made`, which is created, what is published of an adapter. `base.model` gets one beside its weights.
+def write(settings: Settings, base: Base, adapter: ForeignAdapter, target: Path) -> None:
+    """Write to `target`, which is created, what is published of an adapter. `base.model` gets one beside its weights.
 
     Raises RefusedError for an adapter that cannot take the place of the policy's own, saying what differs.
     """
     model = wrap(base.model, settings.trainer)
     check_shape(adapter, model)
-    made.mkdir()
+    target.mkdir()
     if adapter.renamed:
-        save_file(dict(adapter.weights), made / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_file(dict(adapter.weights), target / WEIGHTS_FILE, metadata={"format": "pt"})
     else:
-        shutil.copyfile(adapter.folder / WEIGHTS_FILE, made / WEIGHTS_FILE)
-    (made / CONFIG_FILE).write_text(config_text(model, settings.model.base))
+        shutil.copyfile(adapter.folder / WEIGHTS_FILE, target / WEIGHTS_FILE)
+    (target / CONFIG_FILE).write_text(config_text(model, settings.model.base))
 
 
 def check_shape(adapter: ForeignAdapter, model: PeftModel) -> None:
@@ -173,12 +173,12 @@ def check_shape(adapter: ForeignAdapter, model: PeftModel) -> None:
 def _config(folder: Path) -> Mapping[str, Any]:
     content = _file(folder, CONFIG_FILE)
     try:
-        found = json_text.parse(content.read_bytes())
+        config = json_text.parse(content.read_bytes())
     except (OSError, ValueError) as exc:
         raise RefusedError(f"{content}: no JSON: {exc}; save the adapter again") from exc
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise RefusedError(f"{content}: expected an object, as peft writes it; save the adapter again")
-    return found
+    return config
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
@@ -192,25 +192,25 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 def _file(folder: Path, name: str) -> Path:
     if (folder / name).is_file():
         return folder / name
-    there = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) if folder.is_dir() else "no such folder"
+    names = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) if folder.is_dir() else "no such folder"
     raise NotFoundError(
-        f"{folder}: has no {name}; there: {there or 'nothing'}. Expected what peft's save_pretrained writes "
+        f"{folder}: has no {name}; there: {names or 'nothing'}. Expected what peft's save_pretrained writes "
         "(safe_serialization=True, since reading a pickle runs code)"
     )
 
 
 def _same_config(adapter: ForeignAdapter, model: PeftModel) -> None:
     """Raise RefusedError if the adapter's config makes another one than the settings do."""
-    ours = {name: plain(value) for name, value in model.peft_config["default"].to_dict().items()}
-    theirs = {name: plain(value) for name, value in (LoraConfig().to_dict() | dict(adapter.config)).items()}
-    names = (ours.keys() | theirs.keys()) - set(NO_EFFECT)
+    expected_config = {name: plain(value) for name, value in model.peft_config["default"].to_dict().items()}
+    config = {name: plain(value) for name, value in (LoraConfig().to_dict() | dict(adapter.config)).items()}
+    names = (expected_config.keys() | config.keys()) - set(NO_EFFECT)
     for name in sorted(names, key=lambda name: (name not in SETTING_OF, name)):
-        got, expected = theirs.get(name), ours.get(name)
-        if _loose(got) != _loose(expected):
+        value, expected_value = config.get(name), expected_config.get(name)
+        if _loose(value) != _loose(expected_value):
             setting = f" (trainer.{SETTING_OF[name]})" if name in SETTING_OF else ""
             raise RefusedError(
-                f"{adapter.folder}: its config has {name}={got}, and the policy's adapters have {expected}{setting}; "
-                f"an adapter of another shape cannot be continued here. {WAY_OUT}"
+                f"{adapter.folder}: its config has {name}={value}, and the policy's adapters have "
+                f"{expected_value}{setting}; an adapter of another shape cannot be continued here. {WAY_OUT}"
             )
 
 
@@ -221,16 +221,16 @@ def _loose(value: Any) -> Any:
 
 def _same_weights(adapter: ForeignAdapter, expected: Mapping[str, Tensor]) -> None:
     """Raise RefusedError if the tensors are not those of such an adapter."""
-    where, weights = adapter.folder / WEIGHTS_FILE, adapter.weights
+    path, weights = adapter.folder / WEIGHTS_FILE, adapter.weights
     if odd := sorted(weights.keys() ^ expected.keys()):
         raise RefusedError(
-            f"{where}: it is for {_modules(weights)}, and the policy's adapters are for {_modules(expected)} "
+            f"{path}: it is for {_modules(weights)}, and the policy's adapters are for {_modules(expected)} "
             f"(trainer.lora_targets); the first tensor that only one of them has is {odd[0]}. {WAY_OUT}"
         )
     for name, tensor in weights.items():
         if tensor.shape != expected[name].shape:
             raise RefusedError(
-                f"{where}: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}; it has another rank "
+                f"{path}: {name} is {list(tensor.shape)}, expected {list(expected[name].shape)}; it has another rank "
                 f"than its config says, or of another base model. {WAY_OUT}"
             )
 
@@ -241,5 +241,5 @@ def _modules(names: Collection[str]) -> str:
     >>> _modules(["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"])
     'q_proj (1 tensors)'
     """
-    found = {name.split(".lora_")[0].rpartition(".")[2] for name in names}
-    return f"{', '.join(sorted(found)[:20]) or 'none'} ({len(names)} tensors)"
+    modules = {name.split(".lora_")[0].rpartition(".")[2] for name in names}
+    return f"{', '.join(sorted(modules)[:20]) or 'none'} ({len(names)} tensors)"

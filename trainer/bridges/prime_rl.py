@@ -26,7 +26,7 @@ from trainer.step.collate import MICRO_TOKENS
 
 NO_NAME = "streamward"
 """The environment of tasks without a scenario, or with the one name that prime-rl keeps for itself."""
-TAKEN = ("", "all")
+RESERVED_NAMES = ("", "all")
 
 
 class MicroBatch(NamedTuple):
@@ -54,23 +54,23 @@ def files(whole: TrainingBatch, ranks: int) -> dict[str, bytes]:
         from msgspec import msgpack
     except ImportError as exc:
         raise SettingsError(f"--format prime-rl: {exc}; install it: pip install 'streamward[bridges]'") from exc
-    dealt = deal(list(packed(whole.rows)), ranks)
+    shares = deal(list(pack(whole.rows)), ranks)
     folder = f"rollouts/step_{whole.batch.sequence}"
-    return {f"{folder}/rank_{rank}.bin": msgpack.encode(mine) for rank, mine in enumerate(dealt)}
+    return {f"{folder}/rank_{rank}.bin": msgpack.encode(micro_batches) for rank, micro_batches in enumerate(shares)}
 
 
-def packed(rows: list[BatchRow]) -> Iterator[MicroBatch]:
+def pack(rows: list[BatchRow]) -> Iterator[MicroBatch]:
     """Yield the rows in their order, about MICRO_TOKENS at a time; a longer one comes alone."""
     part: list[MicroBatch] = []
-    held = 0
-    for one in map(micro_batch, rows):
-        if part and held + len(one.input_ids) > MICRO_TOKENS:
-            yield _joined(part)
-            part, held = [], 0
-        part.append(one)
-        held += len(one.input_ids)
+    tokens = 0
+    for micro in map(micro_batch, rows):
+        if part and tokens + len(micro.input_ids) > MICRO_TOKENS:
+            yield _join(part)
+            part, tokens = [], 0
+        part.append(micro)
+        tokens += len(micro.input_ids)
     if part:
-        yield _joined(part)
+        yield _join(part)
 
 
 def micro_batch(row: BatchRow) -> MicroBatch:
@@ -79,15 +79,15 @@ def micro_batch(row: BatchRow) -> MicroBatch:
     tokens = np.concatenate([chain.context.numpy(), chain.tokens.numpy()]).tolist()
     mask = chain.loss_mask.numpy().astype(bool)
 
-    def behind(values: NDArray[np.float32]) -> list[float]:
+    def padded_left(values: NDArray[np.float32]) -> list[float]:
         return [0.0] * before + [float(value) for value in np.where(mask, values, 0)]
 
-    name = NO_NAME if row.group.scenario in TAKEN else row.group.scenario
+    name = NO_NAME if row.group.scenario in RESERVED_NAMES else row.group.scenario
     return MicroBatch(
         input_ids=tokens,
         loss_mask=[False] * before + mask.tolist(),
-        advantages=behind(chain.advantages),
-        inference_logprobs=behind(chain.logprobs.numpy()),
+        advantages=padded_left(chain.advantages),
+        inference_logprobs=padded_left(chain.logprobs.numpy()),
         position_ids=list(range(len(tokens))),
         sequence_lengths=[len(tokens)],
         temperatures=[row.group.sampling.temperature] * len(tokens),
@@ -98,12 +98,14 @@ def micro_batch(row: BatchRow) -> MicroBatch:
 
 def deal(micros: list[MicroBatch], ranks: int) -> list[list[MicroBatch]]:
     """Return the micro batches of each rank, in turn; as many for each, the last ones without loss if need be."""
-    without = micros[0]._replace(
+    no_loss = micros[0]._replace(
         loss_mask=[False] * len(micros[0].input_ids), advantages=[0.0] * len(micros[0].input_ids)
     )
-    whole = micros + [without] * (-len(micros) % ranks)
+    whole = micros + [no_loss] * (-len(micros) % ranks)
     return [whole[rank::ranks] for rank in range(ranks)]
 
 
-def _joined(part: list[MicroBatch]) -> MicroBatch:
-    return MicroBatch._make([value for one in part for value in one[place]] for place in range(len(MicroBatch._fields)))
+def _join(part: list[MicroBatch]) -> MicroBatch:
+    return MicroBatch._make(
+        [value for micro in part for value in micro[place]] for place in range(len(MicroBatch._fields))
+    )

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from streams.errors import RefusedError
 from trainer.bridges.batch_rows import BatchRow, TrainingBatch
-from trainer.step.collate import padded
+from trainer.step.collate import pad
 
 PROTOCOL = 4
 PAD = 0
@@ -38,17 +38,17 @@ PAD = 0
 
 def check(whole: TrainingBatch) -> float:
     """Return the temperature of a batch. Raises RefusedError if it has several."""
-    found = sorted({group.sampling.temperature for group in whole.groups})
-    if len(found) > 1:
+    temperatures = sorted({group.sampling.temperature for group in whole.groups})
+    if len(temperatures) > 1:
         raise RefusedError(
             f"{whole.at}: batch {whole.batch.sequence} was sampled at temperatures "
-            f"{', '.join(f'{one:g}' for one in found)}, and verl has one for a batch; use --format prime-rl, which has "
-            "one for each token"
+            f"{', '.join(f'{value:g}' for value in temperatures)}, and verl has one for a batch; use --format "
+            "prime-rl, which has one for each token"
         )
-    return found[0]
+    return temperatures[0]
 
 
-def encoded(whole: TrainingBatch, about: dict[str, Any]) -> bytes:
+def encode(whole: TrainingBatch, about: dict[str, Any]) -> bytes:
     """Return the file of a batch; `about` becomes `meta_info["streamward"]`. Raises as `check`."""
     temperature, rows = check(whole), whole.rows
     batch = tensors(rows)
@@ -58,9 +58,9 @@ def encoded(whole: TrainingBatch, about: dict[str, Any]) -> bytes:
         "streamward": about,
     }
     tensor_dict = _Made(_Named("tensordict", "TensorDict"), (batch, [len(rows)]))
-    held = io.BytesIO()
-    torch.save(tensor_dict, held, pickle_module=_MODULE, pickle_protocol=PROTOCOL)
-    proto = _Made(_Named("verl.protocol", "DataProto"), (), (held.getvalue(), _arrays(rows), meta))
+    buffer = io.BytesIO()
+    torch.save(tensor_dict, buffer, pickle_module=_MODULE, pickle_protocol=PROTOCOL)
+    proto = _Made(_Named("verl.protocol", "DataProto"), (), (buffer.getvalue(), _arrays(rows), meta))
     file = io.BytesIO()
     _Pickler(file, protocol=PROTOCOL).dump(proto)
     return file.getvalue()
@@ -69,17 +69,17 @@ def encoded(whole: TrainingBatch, about: dict[str, Any]) -> bytes:
 def tensors(rows: list[BatchRow]) -> dict[str, Tensor]:
     """Return what is per token: C rows, P and W the longest prompt and response."""
     wide, long = (max(1, *(len(part(row)) for row in rows)) for part in (_context, _tokens))
-    prompts, before = padded([_context(row) for row in rows], wide, PAD, np.int64, left=True)
-    responses, behind = padded([_tokens(row) for row in rows], long, PAD, np.int64)
+    prompts, prompt_mask = pad([_context(row) for row in rows], wide, PAD, np.int64, left=True)
+    responses, response_mask = pad([_tokens(row) for row in rows], long, PAD, np.int64)
     mask = [row.chain.loss_mask.numpy().astype(np.int64) for row in rows]
-    logps = [np.where(one, row.chain.logprobs.numpy(), 0) for row, one in zip(rows, mask, strict=True)]
-    advantages = [np.where(one, row.chain.advantages, 0) for row, one in zip(rows, mask, strict=True)]
-    attention = np.concatenate([before, behind], axis=1)
+    logps = [np.where(row_mask, row.chain.logprobs.numpy(), 0) for row, row_mask in zip(rows, mask, strict=True)]
+    advantages = [np.where(row_mask, row.chain.advantages, 0) for row, row_mask in zip(rows, mask, strict=True)]
+    attention = np.concatenate([prompt_mask, response_mask], axis=1)
     scores = np.zeros(responses.shape, np.float32)
-    scores[np.arange(len(rows)), behind.sum(1).clip(min=1) - 1] = [row.response.reward for row in rows]
+    scores[np.arange(len(rows)), response_mask.sum(1).clip(min=1) - 1] = [row.response.reward for row in rows]
 
     def per_token(values: list[NDArray[Any]], dtype: Any) -> Tensor:  # [C, W], 0 where padded
-        return torch.from_numpy(padded(values, long, 0, dtype)[0])
+        return torch.from_numpy(pad(values, long, 0, dtype)[0])
 
     return {
         "prompts": torch.from_numpy(prompts),  # [C, P] int64
@@ -135,8 +135,8 @@ class _Named(NamedTuple):
 class _Made:
     """An object that is made by calling a class where it is read."""
 
-    def __init__(self, of: _Named, arguments: tuple[Any, ...], state: Any = None) -> None:
-        self._reduced = (of, arguments) if state is None else (of, arguments, state)
+    def __init__(self, cls: _Named, arguments: tuple[Any, ...], state: Any = None) -> None:
+        self._reduced = (cls, arguments) if state is None else (cls, arguments, state)
 
     def __reduce__(self) -> Any:
         return self._reduced

@@ -51,31 +51,31 @@ class Ranks:
 
     def __init__(self, place: Place, stuck_s: float) -> None:
         """`stuck_s`, seconds: how much longer than rank 0 another rank may take for its share."""
-        self._place, self._others = place, range(1, place.size)
+        self._place, self._peers = place, range(1, place.size)
         self._stuck_s = stuck_s
         self._numbers = 0
 
     def meet(self, recipe: dict[str, str]) -> None:
         """Return when every other rank has the model and uses the same recipe. Raises LostProcessError."""
         _join(self._place)
-        message = _packed([json.dumps(recipe).encode()])
-        for rank in self._others:
+        message = _pack([json.dumps(recipe).encode()])
+        for rank in self._peers:
             _send_bytes(message, rank, READY_S)
-        for rank in self._others:
+        for rank in self._peers:
             _receive(torch.zeros(1, dtype=torch.int64), rank, READY_S)
-        log.info("rank 0 and %d others share every batch", len(self._others))
+        log.info("rank 0 and %d others share every batch", len(self._peers))
 
     def begin(self, weights: Tensor, groups: Sequence[AdvantagedGroup]) -> None:
         """Send the batch `groups` and these weights [P] to each. Raises LostProcessError."""
         self._numbers = weights.numel()
-        message = _packed([encode(group) for group in groups])
-        for rank in self._others:
+        message = _pack([encode(group) for group in groups])
+        for rank in self._peers:
             _send_bytes(message, rank, self._stuck_s)
             _send(weights, rank, self._stuck_s)
 
     def shares(self, own_s: float) -> Iterator[Share]:
         """Yield theirs, in order of ranks; share 0 took `own_s` seconds. Raises LostProcessError."""
-        for rank in self._others:
+        for rank in self._peers:
             sums = _receive(torch.zeros(SUMS, dtype=torch.float64), rank, self._stuck_s + own_s)
             gradient = _receive(torch.zeros(self._numbers), rank, self._stuck_s)
             yield Share(gradient, sums)
@@ -84,23 +84,23 @@ class Ranks:
         """Tell them that the run is over, as far as they can be reached."""
         if not dist.is_initialized():
             return  # they never joined; whoever started them ends them
-        for rank in self._others:
+        for rank in self._peers:
             with suppress(LostProcessError):
                 _send(torch.tensor([OVER]), rank, HOME_S)
         dist.destroy_process_group()
 
 
 @contextmanager
-def others(place: Place | None, stuck_s: float) -> Iterator[Ranks | None]:
+def other_ranks(place: Place | None, stuck_s: float) -> Iterator[Ranks | None]:
     """Yield the other ranks, or None if there are none; they end when the block ends."""
     if place is None:
         yield None
         return
-    found = Ranks(place, stuck_s)
+    ranks = Ranks(place, stuck_s)
     try:
-        yield found
+        yield ranks
     finally:
-        found.end()
+        ranks.end()
 
 
 def meet(place: Place, recipe: dict[str, str]) -> None:
@@ -126,7 +126,7 @@ def help_out(place: Place, numbers: int, compute: Callable[[int, Tensor, Sequenc
 
 
 def _agree(recipe: dict[str, str], place: Place) -> None:
-    (message,) = _unpacked(_receive_bytes(0, READY_S))
+    (message,) = _unpack(_receive_bytes(0, READY_S))
     if differences := in_recipe(0, json.loads(message), recipe):
         first = differences[0]
         raise SettingsError(
@@ -138,9 +138,9 @@ def _agree(recipe: dict[str, str], place: Place) -> None:
 
 def _groups(place: Place) -> list[AdvantagedGroup]:
     """Return the groups of the next batch; none when the run is over."""
-    found = [decode(payload, AdvantagedGroup) for payload in _unpacked(_receive_bytes(0, IDLE_S))]
-    good = [group for group in found if not isinstance(group, Poison)]
-    if len(good) < len(found):
+    decoded = [decode(payload, AdvantagedGroup) for payload in _unpack(_receive_bytes(0, IDLE_S))]
+    good = [group for group in decoded if not isinstance(group, Poison)]
+    if len(good) < len(decoded):
         raise LostProcessError(
             f"rank {place.rank} of {place.size}: rank 0 sent something that is not a batch; restart all ranks"
         )
@@ -162,18 +162,18 @@ def _join(place: Place) -> None:
         ) from exc
 
 
-def _packed(payloads: Sequence[bytes]) -> Tensor:
+def _pack(payloads: Sequence[bytes]) -> Tensor:
     """Return bytes, each with its length before it, as a tensor of bytes."""
     joined = b"".join(struct.pack(">q", len(payload)) + payload for payload in payloads)
     return torch.frombuffer(bytearray(joined), dtype=torch.uint8)
 
 
-def _unpacked(packed: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(packed):
-        (length,) = struct.unpack_from(">q", packed, at)
-        yield packed[at + 8 : at + 8 + length]
-        at += 8 + length
+def _unpack(packed: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(packed):
+        (length,) = struct.unpack_from(">q", packed, start)
+        yield packed[start + 8 : start + 8 + length]
+        start += 8 + length
 
 
 def _send_bytes(packed: Tensor, to: int, within_s: float) -> None:
@@ -192,18 +192,18 @@ def _send(tensor: Tensor, to: int, within_s: float) -> None:
     try:
         dist.isend(tensor, to).wait(timedelta(seconds=within_s))
     except RuntimeError as exc:
-        raise _lost(to, exc) from exc
+        raise _lost_rank(to, exc) from exc
 
 
 def _receive(tensor: Tensor, sender: int, within_s: float) -> Tensor:
     try:
         dist.irecv(tensor, sender).wait(timedelta(seconds=within_s))
     except RuntimeError as exc:
-        raise _lost(sender, exc) from exc
+        raise _lost_rank(sender, exc) from exc
     return tensor
 
 
-def _lost(rank: int, exc: RuntimeError) -> LostProcessError:
+def _lost_rank(rank: int, exc: RuntimeError) -> LostProcessError:
     return LostProcessError(
         f"rank {rank} is lost or does not answer: {str(exc).splitlines()[0]}. Restart all ranks: the newest "
         "checkpoint is complete, and nothing is lost"

@@ -94,8 +94,8 @@ def run_ranks(command: Sequence[str], processes: int) -> int:
     It is rank 0's. If another rank fails, or rank 0 is killed, all are ended at once: 75, to be restarted, or 2 if a
     rank refuses its settings.
     """
-    with Scratch("ranks") as folder, _started(command, processes, folder) as ranks:
-        with _forwarded(ranks[0]) as asked:
+    with Scratch("ranks") as folder, _start_ranks(command, processes, folder) as ranks:
+        with _forward_signals(ranks[0]) as signals:
             while ranks[0].poll() is None and not any(rank.poll() for rank in ranks):
                 time.sleep(LOOK_EVERY_S)
         if ranks[0].poll() is not None:
@@ -104,17 +104,17 @@ def run_ranks(command: Sequence[str], processes: int) -> int:
     for number, code in enumerate(codes):
         if code is not None and (code < 0 or (number and code)):
             log.error("rank %d of %d ended with %s; all end with it", number, processes, describe_exit(code))
-    return code_of_all(codes, asked=bool(asked))
+    return code_of_all(codes, is_stopped=bool(signals))
 
 
-def code_of_all(codes: Sequence[int | None], asked: bool) -> int:
+def code_of_all(codes: Sequence[int | None], is_stopped: bool) -> int:
     """Return one exit code for all ranks. A negative one is a signal's number; None: it had to be killed."""
-    first, *others = codes
-    if first == -signal.SIGTERM and asked:  # it was asked to stop before it had begun
+    first, *other_codes = codes
+    if first == -signal.SIGTERM and is_stopped:  # it was asked to stop before it had begun
         return 0
     if first is not None and first >= 0 and first != EXIT_RESTART:
         return first
-    return SettingsError.exit_code if SettingsError.exit_code in others else EXIT_RESTART
+    return SettingsError.exit_code if SettingsError.exit_code in other_codes else EXIT_RESTART
 
 
 class RankRun:
@@ -122,42 +122,42 @@ class RankRun:
 
     def __init__(self, size: int) -> None:
         self._codes: list[int | None] = [None] * size
-        self._asked = False
+        self._is_stopping = False
         self._code: int | None = None
-        self._heard = time.monotonic()
+        self._heard_at = time.monotonic()
 
-    def ask_to_end(self) -> None:
+    def stop(self) -> None:
         """Let rank 0 finish its step and end the others."""
-        self._asked = True
+        self._is_stopping = True
 
-    def is_asked(self) -> bool:
+    def is_stopping(self) -> bool:
         """Return whether the ranks were asked to end; rank 0 looks while it runs."""
-        self._heard = time.monotonic()
-        return self._asked
+        self._heard_at = time.monotonic()
+        return self._is_stopping
 
     def silent_s(self) -> float:
         """Return for how many seconds nobody has looked."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._heard_at
 
     def code(self) -> int | None:
         """Return the exit code of all, once that is decided."""
         return self._code
 
-    def began(self, rank: int) -> None:
+    def record_start(self, rank: int) -> None:
         """Note that a rank runs, perhaps again."""
         self._codes[rank] = None
 
-    def ended(self, rank: int, code: int) -> int | None:
+    def record_end(self, rank: int, code: int) -> int | None:
         """Note the exit code of a rank, and return that of all; None: all are to be started again."""
         self._codes[rank] = code
-        found = code_of_all(self._codes, asked=self._asked)
-        if self._code is None and found != EXIT_RESTART:
-            self._code = found
+        code_for_all = code_of_all(self._codes, is_stopped=self._is_stopping)
+        if self._code is None and code_for_all != EXIT_RESTART:
+            self._code = code_for_all
         return self._code
 
 
 @contextmanager
-def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[list[ChildProcess]]:
+def _start_ranks(command: Sequence[str], processes: int, folder: Path) -> Iterator[list[ChildProcess]]:
     """Yield the ranks; none is left when the block ends."""
     shared = {
         **os.environ,
@@ -181,22 +181,22 @@ def _started(command: Sequence[str], processes: int, folder: Path) -> Iterator[l
 
 
 @contextmanager
-def _forwarded(first: ChildProcess) -> Iterator[list[int]]:
+def _forward_signals(first: ChildProcess) -> Iterator[list[int]]:
     """Forward SIGTERM and Ctrl-C to rank 0 as SIGTERM; a second Ctrl-C ends this process, and with it all ranks.
 
     Yields the signals that came.
     """
-    asked: list[int] = []
+    signals: list[int] = []
 
-    def ask(number: int, _: object) -> None:
-        asked.append(number)
+    def forward(number: int, _: object) -> None:
+        signals.append(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         first.terminate()
 
-    before = {sign: signal.signal(sign, ask) for sign in (signal.SIGTERM, signal.SIGINT)}
+    before = {sign: signal.signal(sign, forward) for sign in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield signals
     finally:
         for sign, handler in before.items():
             signal.signal(sign, handler)

@@ -92,24 +92,24 @@ def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
         if group is None:
             return 0
     os.environ[START_TIMEOUT] = str(settings.wait_s)
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    between = ray.remote(RankRun).options(num_cpus=0, scheduling_strategy=here).remote(room.processes)
+    on_this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    rank_run = ray.remote(RankRun).options(num_cpus=0, scheduling_strategy=on_this_node).remote(room.processes)
     with Scratch("ray") as folder:
         failures: list[Exception] = []
         thread = threading.Thread(
-            target=_fit, args=(_trainer(work, room, settings, between, folder), failures), name="ray", daemon=True
+            target=_fit, args=(_trainer(work, room, settings, rank_run, folder), failures), name="ray", daemon=True
         )
         thread.start()
-        asked = False
+        is_stopping = False
         while thread.is_alive():
-            if stop.is_set() and not asked:
-                asked = True
-                between.ask_to_end.remote()
-            if asked and ray.get(between.silent_s.remote()) > SILENT_S:
+            if stop.is_set() and not is_stopping:
+                is_stopping = True
+                rank_run.stop.remote()
+            if is_stopping and ray.get(rank_run.silent_s.remote()) > SILENT_S:
                 break  # Ray waits for room, and no rank is there that could end
             thread.join(LOOK_EVERY_S)
-    code: int | None = ray.get(between.code.remote())
-    if code is not None or asked:
+    code: int | None = ray.get(rank_run.code.remote())
+    if code is not None or is_stopping:
         return code or 0
     for failure in failures:
         if isinstance(failure, ray.train.ControllerError) and "Timeout" in type(failure.controller_failure).__name__:
@@ -118,9 +118,9 @@ def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
     return EXIT_RESTART
 
 
-def _trainer(work: NodeCommand, room: Room, settings: Ray, between: Any, folder: Path) -> TorchTrainer:
+def _trainer(work: NodeCommand, room: Room, settings: Ray, rank_run: Any, folder: Path) -> TorchTrainer:
     return TorchTrainer(
-        partial(_rank, work, between),  # not as train_loop_config, which Ray may show to people: it has secrets
+        partial(_rank, work, rank_run),  # not as train_loop_config, which Ray may show to people: it has secrets
         torch_config=MeetingPlace(backend="gloo"),
         scaling_config=ray.train.ScalingConfig(
             num_workers=room.processes, use_gpu=room.gpus > 0, resources_per_worker=room.bundle()
@@ -140,9 +140,9 @@ def _fit(trainer: TorchTrainer, failures: list[Exception]) -> None:
         failures.append(exc)
 
 
-def _rank(work: NodeCommand, between: Any) -> None:
+def _rank(work: NodeCommand, rank_run: Any) -> None:
     """Be a worker of Ray Train: run one rank until it ends. Raises RankLost if all are to be started again."""
-    if ray.get(between.is_asked.remote()):
+    if ray.get(rank_run.is_stopping.remote()):
         return
     context = ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
@@ -152,13 +152,13 @@ def _rank(work: NodeCommand, between: Any) -> None:
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
     }
-    ray.get(between.began.remote(rank))
+    ray.get(rank_run.record_start.remote(rank))
     with child_of(work, variables) as child:
-        while child.poll() is None and ray.get(between.code.remote()) is None:
-            if rank == 0 and ray.get(between.is_asked.remote()):
+        while child.poll() is None and ray.get(rank_run.code.remote()) is None:
+            if rank == 0 and ray.get(rank_run.is_stopping.remote()):
                 child.terminate()
             child.wait_at_most(LOOK_EVERY_S)
         child.wait_at_most(HOME_S)
     code = child.returncode
-    if ray.get(between.ended.remote(rank, code)) is None and code != 0:
+    if ray.get(rank_run.record_end.remote(rank, code)) is None and code != 0:
         raise RankLost(f"rank {rank} of {size} ended with {describe_exit(code)}; all end with it")

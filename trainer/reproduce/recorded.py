@@ -1,6 +1,6 @@
 """What the log says of versions, and what making them again came to.
 
-adapters: trained ──► recorded: the event that counts ──► RecordedSetup: settings, threads and base as they were
+adapters: trained ──► recorded_events: the one that counts ──► RecordedSetup: settings, threads and base as they were
 ReproductionPlan ──► trainer/reproduce/retrain.py, trainer/reproduce/tuned.py ──► ReproducedVersion
 """
 
@@ -37,7 +37,7 @@ class ReproductionPlan:
     batches: tuple[tuple[Coordinates, Batch], ...]
     """Those from `start` to `version`, in sequence."""
     checkpoint: tuple[Path, State] | None = None
-    brought: AdapterEvent | None = None
+    imported: AdapterEvent | None = None
     """The version to start from, if it was trained elsewhere."""
     tuned: tuple[AdapterEvent, ...] = ()
     """The versions to tune, oldest first, instead of batches."""
@@ -73,24 +73,24 @@ class ReproducedVersion:
         return not self.differences
 
 
-def recorded(settings: Settings, policy: str, history: History) -> dict[int, AdapterEvent]:
+def recorded_events(settings: Settings, policy: str, history: History) -> dict[int, AdapterEvent]:
     """Return by version the event that says how it was trained: the first one counts, as in
     `streams.adapters.versions`.
 
     Raises LogError if the log cannot be read.
     """
-    at = (topics(settings.topics)["adapters"].name, partition_of(policy, settings.topics.policy_partitions))
-    first, end = history.bounds(["adapters"]).get(at, (0, 0))
-    state, found = empty(policy), {}
-    for record in history.read({at: first}, {at: end}):
+    tp = (topics(settings.topics)["adapters"].name, partition_of(policy, settings.topics.policy_partitions))
+    first, end = history.bounds(["adapters"]).get(tp, (0, 0))
+    state, events = empty(policy), {}
+    for record in history.read({tp: first}, {tp: end}):
         event = record.decode(AdapterEvent)
         if isinstance(event, Poison):
             continue
         after = fold(state, event)
         if event.policy == policy and after.versions.keys() - state.versions.keys():
-            found[event.version] = event
+            events[event.version] = event
         state = after
-    return found
+    return events
 
 
 class RecordedSetup:
@@ -100,7 +100,7 @@ class RecordedSetup:
         """`changed` names keys of model and trainer to take from `settings` instead of the recipes."""
         self._settings, self._changed = settings, changed
 
-    def used(self, event: AdapterEvent) -> tuple[Settings, int]:
+    def settings_of(self, event: AdapterEvent) -> tuple[Settings, int]:
         """Return the settings of a version's recipe, with the device that is here, and its threads.
 
         Raises SettingsError as `as_recorded`.
@@ -122,22 +122,22 @@ class RecordedSetup:
 
         Raises SettingsError if neither is that model.
         """
-        recorded, here = used.model.base, self._settings.model.base
+        recorded_base, configured = used.model.base, self._settings.model.base
         wrong = []
-        for name in [here] if "model.base" in self._changed else dict.fromkeys([recorded, here]):
+        for name in [configured] if "model.base" in self._changed else dict.fromkeys([recorded_base, configured]):
             try:
                 base = load_base(used.model.model_copy(update={"base": name}))
             except SettingsError as exc:
                 wrong.append(str(exc))
                 continue
-            for what in ("base_digest", "tokenizer_digest"):
-                got, expected = getattr(base, what), event.recipe.get(what, getattr(base, what))
-                if got != expected:
-                    wrong.append(f"model.base={name} has {what} {got[:12]}, expected {expected[:12]}")
+            for entry in ("base_digest", "tokenizer_digest"):
+                digest, expected = getattr(base, entry), event.recipe.get(entry, getattr(base, entry))
+                if digest != expected:
+                    wrong.append(f"model.base={name} has {entry} {digest[:12]}, expected {expected[:12]}")
                     break
             else:
                 return base
         raise SettingsError(
-            f"version {event.version} was trained on model.base={recorded}, which is not here: {'; '.join(wrong)}. "
-            "Name its folder: --set model.base=FOLDER"
+            f"version {event.version} was trained on model.base={recorded_base}, which is not here: "
+            f"{'; '.join(wrong)}. Name its folder: --set model.base=FOLDER"
         )

@@ -35,13 +35,13 @@ from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded
+from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded_events
 from trainer.reproduce.tuned import TunedReproduction, tuned_plan
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference, in_data, in_files, in_recipe
 from trainer.versions import checkpoint, import_adapter as imports
 from trainer.versions.checkpoint import ADAPTER_FOLDER, State
-from trainer.versions.learner import BatchGroups, Learner, cut, due, out_of_turn, where
+from trainer.versions.learner import BatchGroups, Learner, coordinates_of, cut, due, out_of_turn
 
 
 def plan(
@@ -58,7 +58,7 @@ def plan(
     Raises NotFoundError for a missing version, checkpoint or file, SettingsError if `start` is not before the version,
     RefusedError if retention has deleted a batch or a group, or a file is missing, LogError if the log cannot be read.
     """
-    events = recorded(settings, policy, history)
+    events = recorded_events(settings, policy, history)
     if not events:
         raise NotFoundError(
             f"policy {policy} has no version in {topics(settings.topics)['adapters'].name}; check policy, "
@@ -75,10 +75,10 @@ def plan(
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
     if events[version].tuning is not None:
         return tuned_plan(settings, events, version, history, start=start, files=files)
-    start, brought = _behind_imports(policy, events, version, start)
+    start, imported = _behind_imports(policy, events, version, start)
     if files:
         raise SettingsError(f"--file has no effect: version {version} of {policy} was trained on batches; leave it out")
-    found = _checkpoint(settings, policy, start, events) if start and brought is None else None
+    saved = _checkpoint(settings, policy, start, events) if start and imported is None else None
     batches = _batches(settings, policy, range(start, version), history)
     _refuse_cut(settings, policy, batches, version, history)
     return ReproductionPlan(
@@ -87,8 +87,8 @@ def plan(
         version=version,
         events={number: event for number, event in events.items() if number <= version},
         batches=batches,
-        checkpoint=found,
-        brought=brought,
+        checkpoint=saved,
+        imported=imported,
     )
 
 
@@ -99,9 +99,9 @@ def _behind_imports(
 
     Raises RefusedError if `version` itself was trained elsewhere, or an imported one is between it and a checkpoint.
     """
-    if (by := trained_elsewhere(events[version].recipe)) is not None:
+    if (origin := trained_elsewhere(events[version].recipe)) is not None:
         raise RefusedError(
-            f"version {version} of {policy} was trained elsewhere ({by}) and imported, so it cannot be recomputed "
+            f"version {version} of {policy} was trained elsewhere ({origin}) and imported, so it cannot be recomputed "
             "here: the log has its files with their sha256, and what its recipe says, but not the program that made "
             f"it. Versions that were trained here behind it can be reproduced (--from-version {version})"
         )
@@ -136,12 +136,12 @@ def _batches(
     settings: Settings, policy: str, sequences: range, history: History
 ) -> tuple[tuple[Coordinates, Batch], ...]:
     """Return the batches of `sequences`, the first of each. Raises RefusedError if one is missing."""
-    at = (topics(settings.topics)["batches"].name, partition_of(policy, settings.topics.policy_partitions))
-    first, end = history.bounds(["batches"]).get(at, (0, 0))
-    found: list[tuple[Coordinates, Batch]] = []
+    tp = (topics(settings.topics)["batches"].name, partition_of(policy, settings.topics.policy_partitions))
+    first, end = history.bounds(["batches"]).get(tp, (0, 0))
+    batches: list[tuple[Coordinates, Batch]] = []
     problem: str | None = None
-    for record in history.read({at: first}, {at: end}):
-        version = sequences.start + len(found)
+    for record in history.read({tp: first}, {tp: end}):
+        version = sequences.start + len(batches)
         if version == sequences.stop:
             break
         batch = record.decode(Batch)
@@ -149,12 +149,12 @@ def _batches(
             continue
         if problem := out_of_turn(record.at, batch, version, first):
             break
-        found.append((record.at, batch))
-    if len(found) < len(sequences):
-        version = sequences.start + len(found)
-        problem = problem or f"{at[0]}[{at[1]}]: batch {version} of {policy} is missing between {first} and {end}"
+        batches.append((record.at, batch))
+    if len(batches) < len(sequences):
+        version = sequences.start + len(batches)
+        problem = problem or f"{tp[0]}[{tp[1]}]: batch {version} of {policy} is missing between {first} and {end}"
         raise RefusedError(f"{problem}. {_way_out(settings, policy, version + 1, sequences.stop)}")
-    return tuple(found)
+    return tuple(batches)
 
 
 def _refuse_cut(
@@ -166,7 +166,7 @@ def _refuse_cut(
     problems = {}
     for _, batch in batches:
         first, end = bounds.get((topic, batch.groups_partition), (0, 0))
-        beyond = [at for at in where(batch, topic) if at.offset >= end]
+        beyond = [place for place in coordinates_of(batch, topic) if place.offset >= end]
         if problem := cut(batch, topic, first):
             problems[batch.sequence] = problem
         elif beyond:
@@ -262,34 +262,34 @@ class _Reproduction:
 
     def versions(self) -> Iterator[ReproducedVersion]:
         """Yield each version, up to the first that differs."""
-        for at, batch in self._plan.batches:
-            version = self._train(at, batch)
+        for coordinates, batch in self._plan.batches:
+            version = self._train(coordinates, batch)
             yield version
             if not version.equal:
                 return
 
-    def _train(self, at: Coordinates, batch: Batch) -> ReproducedVersion:
+    def _train(self, coordinates: Coordinates, batch: Batch) -> ReproducedVersion:
         began = time.perf_counter()
         version = batch.sequence + 1
         event = self._plan.events[version]
         learner = self._learner_of(event)
         groups = self._groups_of(learner, batch)
-        state, metrics = learner.step(at, batch, groups, {})
+        state, metrics = learner.step(coordinates, batch, groups, {})
         path = learner.save(self._folder, state, self._keep)
         self._newest = path, state
         files = manifest_of(path / ADAPTER_FOLDER)
         differences: list[RecipeDifference] = []
-        for one in in_recipe(version, event.recipe, learner.recipe):
-            self._recipe_differences.setdefault(one.name, one)
-        known = event if event.version == version else None
-        if known is not None and (differences := in_files(version, known.files, files)):
-            differences += [*in_data(version, known.metrics, metrics), *self._recipe_differences.values()]
+        for difference in in_recipe(version, event.recipe, learner.recipe):
+            self._recipe_differences.setdefault(difference.name, difference)
+        announced = event if event.version == version else None
+        if announced is not None and (differences := in_files(version, announced.files, files)):
+            differences += [*in_data(version, announced.metrics, metrics), *self._recipe_differences.values()]
         return ReproducedVersion(
             version=version,
-            batch=at,
+            batch=coordinates,
             groups=len(groups.good),
             refused=len(groups.refused),
-            recorded=None if known is None else known.files,
+            recorded=None if announced is None else announced.files,
             reproduced=files,
             differences=tuple(differences),
             other_recipe=tuple(self._recipe_differences.values()),
@@ -297,21 +297,25 @@ class _Reproduction:
         )
 
     def _groups_of(self, learner: Learner, batch: Batch) -> BatchGroups:
-        wanted = where(batch, topics(self._settings.topics)["groups"].name)
-        records = self._history.fetch(wanted)
-        return learner.groups_of(batch, (records[at] for at in wanted), self._history)
+        coordinates = coordinates_of(batch, topics(self._settings.topics)["groups"].name)
+        records = self._history.fetch(coordinates)
+        return learner.groups_of(batch, (records[place] for place in coordinates), self._history)
 
     def _learner_of(self, event: AdapterEvent) -> Learner:
         """Return the learner for the next step: a new one if the recipe has changed."""
-        used, threads = self._setup.used(event)
-        if self._learner is not None and self._learner_is_of == (used, threads):
+        recorded_settings, threads = self._setup.settings_of(event)
+        if self._learner is not None and self._learner_is_of == (recorded_settings, threads):
             return self._learner
         self._learner = None  # frees the old model before the new one is loaded
-        pin(used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})}))
-        learner = Learner(used, self._setup.base(used, event))
+        pin(
+            recorded_settings.model_copy(
+                update={"trainer": recorded_settings.trainer.model_copy(update={"threads": threads})}
+            )
+        )
+        learner = Learner(recorded_settings, self._setup.base(recorded_settings, event))
         if self._newest is not None:
             learner.restore(*self._newest)
-        elif self._plan.brought is not None:
-            imports.begin(used, self._plan.policy, learner, version_of(self._plan.brought))
-        self._learner, self._learner_is_of = learner, (used, threads)
+        elif self._plan.imported is not None:
+            imports.begin(recorded_settings, self._plan.policy, learner, version_of(self._plan.imported))
+        self._learner, self._learner_is_of = learner, (recorded_settings, threads)
         return learner

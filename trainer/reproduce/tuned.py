@@ -20,7 +20,7 @@ from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch, sha256_of
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded
+from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded_events
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference, in_files, in_recipe
 from trainer.tuning import from_log
@@ -45,23 +45,29 @@ def tuned_plan(
     """
     policy = events[version].policy
     chain = _chain(events, version, start)
-    given: dict[str, Path] = {}
+    files_by_digest: dict[str, Path] = {}
     for path in files:
         try:
-            given[sha256_of(path)] = path
+            files_by_digest[sha256_of(path)] = path
         except OSError as exc:
             raise NotFoundError(f"--file {path}: {exc.strerror}") from exc
     for event in chain:
         tuning = _tuning_of(event)
-        if tuning.file_sha256 is not None and tuning.file_sha256 not in given:
+        if tuning.file_sha256 is not None and tuning.file_sha256 not in files_by_digest:
             raise RefusedError(
                 f"version {event.version} of {policy} was tuned on {tuning.file} with sha256 {tuning.file_sha256}, "
                 "which is not in the log; name the file that has it: --file FILE"
             )
-        if (gone := from_log.gone(settings, tuning, history)) is not None:
-            raise RefusedError(f"version {event.version} of {policy}: {gone}")
+        if (problem := from_log.missing_groups(settings, tuning, history)) is not None:
+            raise RefusedError(f"version {event.version} of {policy}: {problem}")
     return ReproductionPlan(
-        policy=policy, start=start, version=version, events=dict(events), batches=(), tuned=tuple(chain), files=given
+        policy=policy,
+        start=start,
+        version=version,
+        events=dict(events),
+        batches=(),
+        tuned=tuple(chain),
+        files=files_by_digest,
     )
 
 
@@ -107,27 +113,31 @@ class TunedReproduction:
         """Yield each version, up to the first that differs. Raises as `trainer.reproduce.retrain.run`."""
         newest: Path | None = None
         for event in self._plan.tuned:
-            version, newest = self._tuned(event, newest)
+            version, newest = self._retune(event, newest)
             yield version
             if not version.equal:
                 return
 
-    def _tuned(self, event: AdapterEvent, before: Path | None) -> tuple[ReproducedVersion, Path]:
+    def _retune(self, event: AdapterEvent, before: Path | None) -> tuple[ReproducedVersion, Path]:
         began = time.perf_counter()
         tuning, number = _tuning_of(event), event.version
-        used, threads = self._setup.used(event)
-        pin(used.model_copy(update={"trainer": used.trainer.model_copy(update={"threads": threads})}))
-        base = self._setup.base(used, event)
+        recorded_settings, threads = self._setup.settings_of(event)
+        pin(
+            recorded_settings.model_copy(
+                update={"trainer": recorded_settings.trainer.model_copy(update={"threads": threads})}
+            )
+        )
+        base = self._setup.base(recorded_settings, event)
         examples = self._examples(tuning, base)
         with Scratch("reproduce") as scratch:
             start = before if before is not None else self._start(event, tuning, base, scratch)
-            tuner = Tuner(used, base, TuningSteps.of_recipe(event.recipe), start)
+            tuner = Tuner(recorded_settings, base, TuningSteps.of_recipe(event.recipe), start)
             metrics = tuner.tune(examples)
-        made = self._folder / str(number)
-        tuner.save(made)
-        files = manifest_of(made)
-        for one in in_recipe(number, event.recipe, tuner.recipe):
-            self._recipe_differences.setdefault(one.name, one)
+        folder = self._folder / str(number)
+        tuner.save(folder)
+        files = manifest_of(folder)
+        for difference in in_recipe(number, event.recipe, tuner.recipe):
+            self._recipe_differences.setdefault(difference.name, difference)
         differences: list[RecipeDifference] = []
         if differences := in_files(number, event.files, files):
             differences += [*_in_examples(number, tuning, examples), *self._recipe_differences.values()]
@@ -144,7 +154,7 @@ class TunedReproduction:
                 other_recipe=tuple(self._recipe_differences.values()),
                 seconds=time.perf_counter() - began,
             ),
-            made,
+            folder,
         )
 
     def _start(self, event: AdapterEvent, tuning: Tuning, base: Base, scratch: Path) -> Path | None:
@@ -152,27 +162,27 @@ class TunedReproduction:
         if tuning.start_version == 0:
             return None
         policy = tuning.start_policy or event.policy
-        of = self._plan.events if policy == event.policy else recorded(self._settings, policy, self._history)
-        if tuning.start_version not in of:
+        events = self._plan.events if policy == event.policy else recorded_events(self._settings, policy, self._history)
+        if tuning.start_version not in events:
             raise NotFoundError(
                 f"version {event.version} of {event.policy} started from version {tuning.start_version} of {policy}, "
                 "which is not in the log"
             )
-        return start_folder(self._settings, of[tuning.start_version], base, scratch)
+        return start_folder(self._settings, events[tuning.start_version], base, scratch)
 
     def _examples(self, tuning: Tuning, base: Base) -> list[TunedExample]:
         if tuning.file_sha256 is not None:
             return read_file(self._plan.files[tuning.file_sha256], tuning.method, base).examples
-        return from_log.again(self._settings, tuning, limits_of(base), self._history)
+        return from_log.recorded_examples(self._settings, tuning, limits_of(base), self._history)
 
 
 def _in_examples(version: int, tuning: Tuning, examples: Sequence[TunedExample]) -> list[RecipeDifference]:
     """Return that the examples differ, if they do."""
-    here = digest(examples)
-    if here == tuning.digest:
+    reproduced = digest(examples)
+    if reproduced == tuning.digest:
         return []
     return [
         RecipeDifference(
-            version=version, kind="data", name="digest of the examples", recorded=tuning.digest, reproduced=here
+            version=version, kind="data", name="digest of the examples", recorded=tuning.digest, reproduced=reproduced
         )
     ]

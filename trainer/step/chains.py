@@ -32,8 +32,8 @@ class TokenChain(NamedTuple):
 
 def tokens_of(group: AdvantagedGroup) -> int:
     """Return how many tokens a group has, what its responses share counted once."""
-    own = (len(response.prompt_token_ids) + response.completion_tokens for response in group.responses)
-    return len(group.prompt_token_ids) + sum(own)
+    own_tokens = (len(response.prompt_token_ids) + response.completion_tokens for response in group.responses)
+    return len(group.prompt_token_ids) + sum(own_tokens)
 
 
 def chains(group: AdvantagedGroup, response: GroupResponse) -> list[TokenChain]:
@@ -43,21 +43,21 @@ def chains(group: AdvantagedGroup, response: GroupResponse) -> list[TokenChain]:
     """
     prompt = TokenIds(group.prompt_token_ids.data + response.prompt_token_ids.data)
     whole = [prompt.data + response.completion_token_ids.data]
-    found = [_chain(response, response, 0, prompt)]
+    chains_with_loss = [_chain(response, response, 0, prompt)]
     for number, branch in enumerate(response.branches, 1):
         shared = whole[branch.leaves][: branch.shared_tokens * TokenIds.BYTES]
         whole.append(shared + branch.completion_token_ids.data)
         if branch.loss_mask.trained:
-            found.append(_from_loss(_chain(response, branch, number, TokenIds(shared))))
-    return found
+            chains_with_loss.append(_from_loss(_chain(response, branch, number, TokenIds(shared))))
+    return chains_with_loss
 
 
-def _chain(response: GroupResponse, of: GroupResponse | Branch, number: int, context: TokenIds) -> TokenChain:
-    advantages = np.full(len(of.completion_token_ids), response.advantage, np.float32)
+def _chain(response: GroupResponse, path: GroupResponse | Branch, number: int, context: TokenIds) -> TokenChain:
+    advantages = np.full(len(path.completion_token_ids), response.advantage, np.float32)
     for span in response.spans:
         if span.chain == number:
             advantages[span.start : span.end] = span.advantage
-    return TokenChain(context, of.completion_token_ids, of.loss_mask, of.logprobs, advantages)
+    return TokenChain(context, path.completion_token_ids, path.loss_mask, path.logprobs, advantages)
 
 
 def _from_loss(chain: TokenChain) -> TokenChain:

@@ -75,20 +75,20 @@ def micro_batches(
     They stay in order within a temperature; one pass has one temperature, as it divides all its logits.
     """
     ordered = sorted(groups, key=lambda group: group.sampling.temperature)  # stable
-    for _, same in groupby(ordered, key=lambda group: group.sampling.temperature):
+    for _, same_temperature in groupby(ordered, key=lambda group: group.sampling.temperature):
         part: list[AdvantagedGroup] = []
-        held = 0
-        for group in same:
-            more = tokens_of(group)
-            if part and (len(part) == size or held + more > tokens):
+        part_tokens = 0
+        for group in same_temperature:
+            group_tokens = tokens_of(group)
+            if part and (len(part) == size or part_tokens + group_tokens > tokens):
                 yield part
-                part, held = [], 0
+                part, part_tokens = [], 0
             part.append(group)
-            held += more
+            part_tokens += group_tokens
         yield part
 
 
-def scaled(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]:
+def scale_advantages(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]:
     """Return the groups with final advantages: those of formula batch_std are divided by the batch's spread.
 
         A_i = (r_i - mean of the group) / (std of all rewards of the batch + eps)     TRL's scale_rewards="batch"
@@ -111,15 +111,15 @@ def scaled(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]:
 def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.device | str = "cpu") -> Micro:
     """Return the responses of `groups`, which share one temperature, as one micro-batch."""
     responses = [response for group in groups for response in group.responses]
-    taken = [chains(group, response) for group in groups for response in group.responses]
-    width = max(1, *(sum(len(chain.tokens) for chain in found) for found in taken))
+    all_chains = [chains(group, response) for group in groups for response in group.responses]
+    width = max(1, *(sum(len(chain.tokens) for chain in chains_of_response) for chains_of_response in all_chains))
 
     def tensor(values: Callable[[TokenChain], NDArray[Any]], fill: int, dtype: Any) -> Tensor:
-        joined = [np.concatenate([values(chain) for chain in found]) for found in taken]
-        return torch.from_numpy(padded(joined, width, fill, dtype)[0]).to(device)
+        joined = [np.concatenate([values(chain) for chain in chains_of_response]) for chains_of_response in all_chains]
+        return torch.from_numpy(pad(joined, width, fill, dtype)[0]).to(device)
 
     return Micro(
-        rows=tuple(_rows(taken, width)),
+        rows=tuple(_rows(all_chains, width)),
         completion_ids=tensor(lambda chain: chain.tokens.numpy(), pad_id, np.int64),
         completion_mask=tensor(lambda chain: np.ones(len(chain.tokens)), 0, np.int64),
         loss_mask=tensor(lambda chain: chain.loss_mask.numpy(), 0, np.float32),
@@ -131,10 +131,10 @@ def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.dev
     )
 
 
-def _rows(taken: Sequence[Sequence[TokenChain]], width: int) -> Iterator[Row]:
-    for number, found in enumerate(taken):
+def _rows(all_chains: Sequence[Sequence[TokenChain]], width: int) -> Iterator[Row]:
+    for number, chains_of_response in enumerate(all_chains):
         place = number * width
-        for chain in found:
+        for chain in chains_of_response:
             tokens = np.concatenate([chain.context.numpy(), chain.tokens.numpy()]).tolist()
             yield Row(tokens, len(chain.context), chain.loss_mask.numpy().nonzero()[0].tolist(), place)
             place += len(chain.tokens)
@@ -145,49 +145,52 @@ class SideBySide(NamedTuple):
 
     input_ids: Tensor  # [C, P + W] int64, contexts padded left, completions right
     attention_mask: Tensor  # [C, P + W] int64, 0 where padded
-    there: Tensor  # [C, W] bool, false where padded
-    places: Tensor  # of those that are there, int64 in the flat output
+    is_token: Tensor  # [C, W] bool, false where padded
+    places: Tensor  # of the tokens, int64 in the flat output
 
-    def joined(self, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    def join(self, values: Tensor, shape: tuple[int, int]) -> Tensor:
         """Return what such a pass gave, [C, W], where `places` says in the output, [*shape]."""
-        return values.new_zeros(shape[0] * shape[1]).scatter(0, self.places, values[self.there]).view(shape)
+        return values.new_zeros(shape[0] * shape[1]).scatter(0, self.places, values[self.is_token]).view(shape)
 
 
 def side_by_side(rows: Sequence[Row], *, pad_id: int, device: torch.device | str = "cpu") -> SideBySide:
     """Return `rows` padded as TRL expects."""
     contexts = [np.array(row.tokens[: row.prompt]) for row in rows]
     completions = [np.array(row.tokens[row.prompt :]) for row in rows]
-    before = padded(contexts, max(map(len, contexts)), pad_id, np.int64, left=True)
-    behind = padded(completions, max(1, *map(len, completions)), pad_id, np.int64)
-    ids, mask = (torch.from_numpy(np.concatenate(sides, axis=1)) for sides in zip(before, behind, strict=True))
+    padded_contexts = pad(contexts, max(map(len, contexts)), pad_id, np.int64, left=True)
+    padded_completions = pad(completions, max(1, *map(len, completions)), pad_id, np.int64)
+    ids, mask = (
+        torch.from_numpy(np.concatenate(sides, axis=1))
+        for sides in zip(padded_contexts, padded_completions, strict=True)
+    )
     places = [row.place + np.arange(len(completion)) for row, completion in zip(rows, completions, strict=True)]
-    parts = (ids, mask, torch.from_numpy(behind[1] > 0), torch.from_numpy(np.concatenate(places)))
+    parts = (ids, mask, torch.from_numpy(padded_completions[1] > 0), torch.from_numpy(np.concatenate(places)))
     return SideBySide(*(part.to(device) for part in parts))
 
 
-def padded(
+def pad(
     rows: Sequence[NDArray[Any]], width: int, fill: int, dtype: Any, *, left: bool = False
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the rows side by side, [B, width], padded on one side, and where they are: 1, and 0 where padded."""
     lengths = np.array([len(row) for row in rows])[:, None]
     places = np.arange(width)
-    there = places >= width - lengths if left else places < lengths
-    padded = np.full(there.shape, fill, dtype)
-    padded[there] = np.concatenate(rows)  # both in the order of rows, then of tokens
-    return padded, there.astype(np.int64)
+    is_token = places >= width - lengths if left else places < lengths
+    matrix = np.full(is_token.shape, fill, dtype)
+    matrix[is_token] = np.concatenate(rows)  # both in the order of rows, then of tokens
+    return matrix, is_token.astype(np.int64)
 
 
-def check_group(group: AdvantagedGroup, expected: GroupOrigin, at: Coordinates) -> None:
+def check_group(group: AdvantagedGroup, expected: GroupOrigin, coordinates: Coordinates) -> None:
     """Raise ContradictoryEvent for a group that cannot be trained on.
 
     It has the coordinates, what was expected and found, and what to do.
     """
     for problem in _group_problems(group, expected):
-        raise ContradictoryEvent(f"{at}: group {group.group_id} of task {group.task_id}: {problem}")
+        raise ContradictoryEvent(f"{coordinates}: group {group.group_id} of task {group.task_id}: {problem}")
     for response in group.responses:
         for problem in _response_problems(group, response, expected):
             raise ContradictoryEvent(
-                f"{at}: group {group.group_id} of task {group.task_id}, slot {response.slot}: {problem}"
+                f"{coordinates}: group {group.group_id} of task {group.task_id}, slot {response.slot}: {problem}"
             )
 
 
@@ -203,9 +206,9 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
             "experiment, set trainer.off_policy=true"
         )
     for name in ("base_digest", "tokenizer_digest"):
-        theirs, ours = getattr(group, name), getattr(expected, name)
-        if theirs != ours:
-            yield f"{name} is {theirs}, the trainer's is {ours}; agents and trainer must load the same model.base"
+        value, expected_value = getattr(group, name), getattr(expected, name)
+        if value != expected_value:
+            yield f"{name} is {value}, the trainer's {expected_value}; agents and trainer must load the same model.base"
     if group.sampling.temperature <= 0:
         yield "it was sampled greedily (temperature 0), which has no logprobs to learn from; use temperature 1"
     if group.sampling.top_p != 1:

@@ -22,51 +22,60 @@ def fetch(groups: Iterable[AdvantagedGroup], topic: str, history: History) -> Ma
 
     Raises RefusedError if retention has deleted one, LogError if the log cannot be read.
     """
-    wanted = [_at(topic, one) for group in groups for one in group.responses if one.elsewhere is not None]
-    if not wanted:
+    coordinates = [
+        _at(topic, response) for group in groups for response in group.responses if response.elsewhere is not None
+    ]
+    if not coordinates:
         return {}
     bounds = history.bounds(["responses"])
-    for at in wanted:
-        first = bounds.get(at[:2], (0, 0))[0]
-        if at.offset < first:
+    for place in coordinates:
+        first = bounds.get(place[:2], (0, 0))[0]
+        if place.offset < first:
             raise RefusedError(
-                f"{at}: retention has deleted this response, and its group was too large to have its tokens, too; the "
-                f"first one there has offset {first}. Restore it from an archive (`streamward archive restore`; "
+                f"{place}: retention has deleted this response, and its group was too large to have its tokens, too; "
+                f"the first one there has offset {first}. Restore it from an archive (`streamward archive restore`; "
                 "`streamward reproduce` reads one with --source archive), and keep responses as long as groups "
                 "(topics.retention_days)"
             )
-    return history.fetch(at for at in wanted if at.offset < bounds.get(at[:2], (0, 0))[1])
+    return history.fetch(place for place in coordinates if place.offset < bounds.get(place[:2], (0, 0))[1])
 
 
 def whole(group: AdvantagedGroup, topic: str, responses: Mapping[Coordinates, Record]) -> AdvantagedGroup:
     """Return the group with all its tokens. Raises ContradictoryEvent if a response is not the one that it names."""
-    if all(one.elsewhere is None for one in group.responses):
+    if all(response.elsewhere is None for response in group.responses):
         return group
-    made = replace(group, responses=tuple(_with_tokens(group, one, topic, responses) for one in group.responses))
-    for problem in problems(made):
+    completed = replace(
+        group, responses=tuple(_with_tokens(group, response, topic, responses) for response in group.responses)
+    )
+    for problem in problems(completed):
         raise ContradictoryEvent(f"group {group.group_id} of task {group.task_id}: {problem}")
-    return made
+    return completed
 
 
 def _with_tokens(
-    group: AdvantagedGroup, one: GroupResponse, topic: str, responses: Mapping[Coordinates, Record]
+    group: AdvantagedGroup, member: GroupResponse, topic: str, responses: Mapping[Coordinates, Record]
 ) -> GroupResponse:
-    if one.elsewhere is None:
-        return one
-    at = _at(topic, one)
-    said = f"group {group.group_id} of task {group.task_id}, slot {one.slot}: its tokens are said to be at {at}"
-    record = responses.get(at)
+    if member.elsewhere is None:
+        return member
+    coordinates = _at(topic, member)
+    place = f"group {group.group_id} of task {group.task_id}, slot {member.slot}"
+    complaint = f"{place}: its tokens are said to be at {coordinates}"
+    record = responses.get(coordinates)
     if record is None:
-        raise ContradictoryEvent(f"{said}, which is after the end of the topic; check who wrote the group")
+        raise ContradictoryEvent(f"{complaint}, which is after the end of the topic; check who wrote the group")
     response = record.decode(Response)
-    if isinstance(response, Poison) or response.response_id != one.response_id:
-        found = response.error if isinstance(response, Poison) else f"response {response.response_id}"
-        raise ContradictoryEvent(f"{said}, which is not response {one.response_id}: {found}; check who wrote the group")
+    if isinstance(response, Poison) or response.response_id != member.response_id:
+        description = response.error if isinstance(response, Poison) else f"response {response.response_id}"
+        raise ContradictoryEvent(
+            f"{complaint}, which is not response {member.response_id}: {description}; check who wrote the group"
+        )
     prompt, common = response.prompt_token_ids, group.prompt_token_ids
     if prompt[: len(common)] != common:
-        raise ContradictoryEvent(f"{said}, which does not begin with the group's prompt; check who wrote the group")
-    made = replace(
-        one,
+        raise ContradictoryEvent(
+            f"{complaint}, which does not begin with the group's prompt; check who wrote the group"
+        )
+    completed = replace(
+        member,
         elsewhere=None,
         prompt_token_ids=prompt[len(common) :],
         completion_token_ids=response.completion_token_ids,
@@ -74,12 +83,12 @@ def _with_tokens(
         loss_mask=response.loss_mask,
         branches=response.branches,
     )
-    if (counts := TokensElsewhere(completion_tokens=made.completion_tokens, loss_tokens=made.loss_tokens)) != (
-        one.elsewhere
-    ):
-        raise ContradictoryEvent(f"{said}, where there are {counts}, expected {one.elsewhere}")
-    return made
+    if (
+        counts := TokensElsewhere(completion_tokens=completed.completion_tokens, loss_tokens=completed.loss_tokens)
+    ) != (member.elsewhere):
+        raise ContradictoryEvent(f"{complaint}, where there are {counts}, expected {member.elsewhere}")
+    return completed
 
 
-def _at(topic: str, one: GroupResponse) -> Coordinates:
-    return Coordinates(topic, one.partition, one.offset)
+def _at(topic: str, member: GroupResponse) -> Coordinates:
+    return Coordinates(topic, member.partition, member.offset)

@@ -39,7 +39,7 @@ from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
 from trainer.step import prefix_tree
-from trainer.step.collate import Micro, collate, micro_batches, scaled, side_by_side
+from trainer.step.collate import Micro, collate, micro_batches, scale_advantages, side_by_side
 from trainer.step.loss import LossTokens, clipped_share, loss_of, ratio_of, reference_kl, token_losses
 from trainer.step.sharded import Rhythm, losing, shard
 from trainer.step.shares import OtherRanks, Share, gradient_of, set_gradient, split, weights_of
@@ -180,7 +180,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             sums = self._differentiate(groups, number, beat)
         gradient = gradient_of(self.parameters)
         self.optimizer.zero_grad(set_to_none=True)
-        return Share(gradient, sums.packed())
+        return Share(gradient, sums.pack())
 
     def _shares(self, groups: Sequence[AdvantagedGroup], beat: Callable[[], None]) -> Iterator[Share]:
         """Yield every share of the batch, in order."""
@@ -195,11 +195,11 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _differentiate(self, groups: Sequence[AdvantagedGroup], number: int, beat: Callable[[], None]) -> StepSums:
         """Add the gradient of share `number` of the batch `groups` to the parameters'; return the share in numbers."""
-        final = scaled(groups)
+        final = scale_advantages(groups)
         moving = final if self.beta else [group for group in final if not group.flat]
         batch, sums = BatchTotals.of(groups), StepSums()
         share = split(moving, self.settings.processes)[number]
-        for part, passes in self._measured(list(micro_batches(share, self.settings.micro_groups))):
+        for part, passes in self._with_passes(list(micro_batches(share, self.settings.micro_groups))):
             self._passes = passes
             if part is None:
                 self._idle()
@@ -214,12 +214,14 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             beat()
         return sums
 
-    def _measured(self, parts: Sequence[list[AdvantagedGroup]]) -> Iterator[tuple[list[AdvantagedGroup] | None, int]]:
+    def _with_passes(
+        self, parts: Sequence[list[AdvantagedGroup]]
+    ) -> Iterator[tuple[list[AdvantagedGroup] | None, int]]:
         """Yield micro-batches with the passes that each takes at least; None: only other ranks have one."""
         if self._rhythm is None:
             return zip(parts, repeat(0))
         rows = [collate(part, pad_id=self._tokenizer.pad_token_id, device="cpu").rows for part in parts]
-        return zip_longest(parts, self._rhythm.agree([len(prefix_tree.grow(each)) for each in rows]))
+        return zip_longest(parts, self._rhythm.agree([len(prefix_tree.grow(part)) for part in rows]))
 
     def _idle(self) -> None:
         """Take the passes that other ranks take for a micro-batch, for nothing."""
@@ -303,11 +305,11 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.model,
             rows.input_ids,
             rows.attention_mask,
-            rows.there.shape[1],
+            rows.is_token.shape[1],
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
         )
-        return MicroPass(rows.joined(plain, shape), rows.joined(wide, shape), rows.input_ids.numel(), aux)
+        return MicroPass(rows.join(plain, shape), rows.join(wide, shape), rows.input_ids.numel(), aux)
 
     def _reference(self, micro: Micro) -> Tensor:
         """Return logprobs [B, T] of the base model, with the adapter switched off."""

@@ -109,13 +109,13 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
     Raises SettingsError if it is of another shape than the settings make.
     """
     saved = json.loads((folder / CONFIG_FILE).read_text())
-    ours = model.peft_config["default"].to_dict()
+    config = model.peft_config["default"].to_dict()
     for name in ("r", "lora_alpha", "target_modules"):
-        mine = plain(ours[name])
-        if saved[name] != mine:
+        expected = plain(config[name])
+        if saved[name] != expected:
             raise SettingsError(
-                f"{folder}: this adapter has {name}={saved[name]}, but the settings make {mine}; restore the setting, "
-                "or train a new policy (policy.name) from the start"
+                f"{folder}: this adapter has {name}={saved[name]}, but the settings make {expected}; restore the "
+                "setting, or train a new policy (policy.name) from the start"
             )
     loaded = set_peft_model_state_dict(model, load_file(folder / WEIGHTS_FILE))
     if loaded.unexpected_keys:

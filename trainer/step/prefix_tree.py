@@ -83,10 +83,10 @@ def grow(rows: Sequence[Row], nodes: int = NODES) -> list[PrefixTrees]:
     trees = _Builder()
     for row in rows:
         if trees.tokens and trees.missing(row.run) + len(trees.tokens) > nodes:
-            grown.append(trees.built())
+            grown.append(trees.build())
             trees = _Builder()
         trees.add(row)
-    return [*grown, trees.built()] if trees.tokens else grown
+    return [*grown, trees.build()] if trees.tokens else grown
 
 
 class _Builder:
@@ -98,11 +98,11 @@ class _Builder:
         self.targets: list[tuple[int, int, int]] = []  # node, token, place
 
     def missing(self, tokens: Sequence[int]) -> int:
-        return len(tokens) - len(self._known(tokens))
+        return len(tokens) - len(self._path_of(tokens))
 
     def add(self, row: Row) -> None:
         tokens = row.run
-        path = self._known(tokens)
+        path = self._path_of(tokens)
         new = len(tokens) - len(path)
         for depth in range(len(path), len(tokens)):
             node = len(self.tokens)
@@ -112,9 +112,12 @@ class _Builder:
             path.append(node)
         if new:
             self.runs.append(Run(np.array(path), new))
-        self.targets += [(path[row.prompt + at - 1], row.tokens[row.prompt + at], row.place + at) for at in row.needed]
+        self.targets += [
+            (path[row.prompt + needed - 1], row.tokens[row.prompt + needed], row.place + needed)
+            for needed in row.needed
+        ]
 
-    def _known(self, tokens: Sequence[int]) -> list[int]:
+    def _path_of(self, tokens: Sequence[int]) -> list[int]:
         """Return the nodes of the longest prefix of `tokens` that is in the tree."""
         path: list[int] = []
         node = -1
@@ -125,7 +128,7 @@ class _Builder:
             path.append(node := child)
         return path
 
-    def built(self) -> PrefixTrees:
+    def build(self) -> PrefixTrees:
         targets = np.array(self.targets, dtype=np.int64).reshape(-1, 3)
         heads, target_heads = np.unique(targets[:, 0], return_inverse=True)
         return PrefixTrees(
@@ -207,10 +210,10 @@ def logprobs(
     entropies = flat.clone()
     forest = [trees.to(model.device) for trees in grow(rows, nodes)]
     one_token = _ONE_TOKEN[0].to(model.device)
-    found = [_hidden(model, trees)[trees.heads] for trees in forest]
-    idle = [_hidden(model, one_token) for _ in range(len(forest), passes)]
+    states = [_hidden_states(model, trees)[trees.heads] for trees in forest]
+    idle = [_hidden_states(model, one_token) for _ in range(len(forest), passes)]
     with whole_head(model) as weight:
-        for trees, hidden in zip(forest, found, strict=True):
+        for trees, hidden in zip(forest, states, strict=True):
             logps, entropy = NextToken.apply(hidden, weight, trees.target_heads, trees.target_ids, temperature)
             flat = flat.scatter(0, trees.target_places, logps)
             entropies = entropies.scatter(0, trees.target_places, entropy[trees.target_heads])
@@ -219,7 +222,7 @@ def logprobs(
     return flat.view(shape), entropies.view(shape), sum(len(trees.tokens) for trees in forest)
 
 
-def _hidden(model: PreTrainedModel, trees: PrefixTrees) -> Tensor:
+def _hidden_states(model: PreTrainedModel, trees: PrefixTrees) -> Tensor:
     """Return the states [N, D] of all nodes after the final norm."""
     with attention_of(model):
         states: Tensor = model.base_model(
@@ -257,8 +260,8 @@ def _probe(model: PreTrainedModel) -> str | None:
     rows = [Row(row.tolist(), 3, (0, 1), 2 * number) for number, row in enumerate(ids)]
     ids = ids.to(model.get_input_embeddings().weight.device)
     with torch.no_grad():
-        ours = logprobs(model, rows, (2, 2), 1.0)[0]
+        shared = logprobs(model, rows, (2, 2), 1.0)[0]
         plain = model(input_ids=ids).logits[:, 2:4].float().log_softmax(-1).gather(-1, ids[:, 3:, None])[..., 0]
-    apart = (ours - plain).abs().max().item()
+    apart = (shared - plain).abs().max().item()
     tolerance = 1e-3 if model.dtype == torch.float32 else 0.25
     return None if apart <= tolerance else f"its logprobs then differ by {apart:.2g} nats"

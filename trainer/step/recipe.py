@@ -61,14 +61,14 @@ def as_recorded(settings: Settings, recipe: Mapping[str, str], changed: Collecti
         section, _, name = key.partition(".")
         trees[section].setdefault(name, getattr(getattr(settings, section), name))
     try:
-        made = {section: _SECTIONS[section].model_validate(tree) for section, tree in trees.items()}
+        sections = {section: _SECTIONS[section].model_validate(tree) for section, tree in trees.items()}
     except ValidationError as exc:
         first = exc.errors()[0]
         raise SettingsError(
             f"the recipe in the log has {'.'.join(map(str, first['loc'])) or 'settings'} that cannot be used here: "
             f"{first['msg']}; reproduce it with the version of Streamward that trained it"
         ) from exc
-    return settings.model_copy(update=made)
+    return settings.model_copy(update=sections)
 
 
 def threads_of(settings: Settings, recipe: Mapping[str, str], changed: Collection[str] = ()) -> int:
@@ -85,43 +85,43 @@ def threads_of(settings: Settings, recipe: Mapping[str, str], changed: Collectio
 # --- what differs -----------------------------------------------------------------------------------------------------
 
 
-def in_files(version: int, recorded: Iterable[AdapterFile], here: Iterable[AdapterFile]) -> list[RecipeDifference]:
+def in_files(version: int, recorded: Iterable[AdapterFile], current: Iterable[AdapterFile]) -> list[RecipeDifference]:
     """Return each file whose sha256 differs; None where there is no such file."""
-    then, now = ({file.path: file.sha256 for file in files} for files in (recorded, here))
-    return _between(version, "file", then, now)
+    before, after = ({file.path: file.sha256 for file in files} for files in (recorded, current))
+    return _compare(version, "file", before, after)
 
 
-def in_recipe(version: int, recorded: Mapping[str, str], here: Mapping[str, str]) -> list[RecipeDifference]:
+def in_recipe(version: int, recorded: Mapping[str, str], current: Mapping[str, str]) -> list[RecipeDifference]:
     """Return each entry of the recipe that differs; None where there is no such entry.
 
     A setting that the recipe lacks counts as recorded with its default. Where a step began with a fresh optimizer is
     not compared: it follows from the version before it.
     """
-    defaults = {key: str(value) for key, value in flatten(Settings()) if key in here}
-    then = {name: value for name, value in recorded.items() if name != OPTIMIZER}
-    return _between(version, "recipe", {**defaults, **then}, here)
+    defaults = {key: str(value) for key, value in flatten(Settings()) if key in current}
+    before = {name: value for name, value in recorded.items() if name != OPTIMIZER}
+    return _compare(version, "recipe", {**defaults, **before}, current)
 
 
-def in_data(version: int, recorded: Mapping[str, float], here: Mapping[str, float]) -> list[RecipeDifference]:
+def in_data(version: int, recorded: Mapping[str, float], current: Mapping[str, float]) -> list[RecipeDifference]:
     """Return each metric in `DATA` that differs."""
-    then, now = ({name: repr(of[name]) for name in DATA if name in of} for of in (recorded, here))
-    return _between(version, "data", then, now)
+    before, after = ({name: repr(metrics[name]) for name in DATA if name in metrics} for metrics in (recorded, current))
+    return _compare(version, "data", before, after)
 
 
-def _between(
-    version: int, kind: Literal["file", "recipe", "data"], then: Mapping[str, str], now: Mapping[str, str]
+def _compare(
+    version: int, kind: Literal["file", "recipe", "data"], before: Mapping[str, str], after: Mapping[str, str]
 ) -> list[RecipeDifference]:
     return [
-        RecipeDifference(version=version, kind=kind, name=name, recorded=then.get(name), reproduced=now.get(name))
-        for name in sorted(then.keys() | now.keys())
-        if then.get(name) != now.get(name)
+        RecipeDifference(version=version, kind=kind, name=name, recorded=before.get(name), reproduced=after.get(name))
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
     ]
 
 
 def cause(differences: Collection[RecipeDifference]) -> str:
     """Return the likely cause of bytes that differ, and what to do."""
-    data = [_described(one) for one in differences if one.kind == "data"]
-    recipe = [_described(one) for one in differences if one.kind == "recipe"]
+    data = [_description(difference) for difference in differences if difference.kind == "data"]
+    recipe = [_description(difference) for difference in differences if difference.kind == "recipe"]
     if data:
         return (
             f"other groups than it was trained on: {'; '.join(data)}. Is this the log it was trained from? "
@@ -136,6 +136,8 @@ def cause(differences: Collection[RecipeDifference]) -> str:
     )
 
 
-def _described(one: RecipeDifference) -> str:
-    then = "not recorded" if one.recorded is None else f"recorded {one.recorded}"
-    return f"{one.name} is {'missing' if one.reproduced is None else one.reproduced} here, {then}"
+def _description(difference: RecipeDifference) -> str:
+    recorded = "not recorded" if difference.recorded is None else f"recorded {difference.recorded}"
+    return (
+        f"{difference.name} is {'missing' if difference.reproduced is None else difference.reproduced} here, {recorded}"
+    )

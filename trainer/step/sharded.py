@@ -59,26 +59,26 @@ def shard(model: PeftModel, device: str, within_s: float) -> Rhythm:
     tied = embeddings.weight is head.weight
     for unit in [[embeddings, head]] if tied else [embeddings, head]:
         fully_shard(unit, mesh=mesh, ignored_params=trained)
-    whole = sum(parameter.nbytes for parameter in base.parameters())
+    whole_bytes = sum(parameter.nbytes for parameter in base.parameters())
     fully_shard(base.base_model, mesh=mesh, ignored_params=trained)
-    held = sum(_here(parameter).untyped_storage().nbytes() for parameter in base.parameters())
-    log.info("this rank holds %d of the %d bytes of base and adapter", held, whole)
+    stored_bytes = sum(_local_part(parameter).untyped_storage().nbytes() for parameter in base.parameters())
+    log.info("this rank holds %d of the %d bytes of base and adapter", stored_bytes, whole_bytes)
     return Rhythm()
 
 
-def _here(parameter: Tensor) -> Tensor:
+def _local_part(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _layers(base: PreTrainedModel) -> list[torch.nn.Module]:
     names = set(base._no_split_modules or ())
-    found = [module for module in base.modules() if type(module).__name__ in names]
-    if not found:
+    layers = [module for module in base.modules() if type(module).__name__ in names]
+    if not layers:
         raise SettingsError(
             f"trainer.shard_base: {type(base).__name__} does not say which of its modules are layers "
             "(_no_split_modules), so it cannot be held in parts; set trainer.shard_base=false"
         )
-    return found
+    return layers
 
 
 @contextmanager
@@ -104,11 +104,11 @@ class Rhythm:
         Raises LostProcessError.
         """
         with losing():
-            (length,) = _most([len(counts)])
-            return _most([*counts, *[0] * (length - len(counts))])
+            (length,) = _largest([len(counts)])
+            return _largest([*counts, *[0] * (length - len(counts))])
 
 
-def _most(values: Sequence[int]) -> list[int]:
+def _largest(values: Sequence[int]) -> list[int]:
     """Return the largest of every rank's `values`, number by number."""
     largest = torch.tensor(values, dtype=torch.int64)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)

@@ -23,11 +23,11 @@ STEP_VERSION = "3"
 Version 1 ran every response through the model on its own. Version 2 runs a common prefix once. Version 3 takes the
 loss from trainer/step/loss.py and no longer from TRL: the same formulas, with sums in another order.
 """
-_ADDED = ("loss", "clipped", "reference_kl", "seen_tokens", "run", "given")
+_ADDED = ("loss", "clipped", "reference_kl", "loss_tokens", "run_tokens", "row_tokens")
 _TIMES = ("forward_s", "backward_s")
 _RATIOS = 5
 SUMS = len(_ADDED) + len(_TIMES) + 1 + _RATIOS
-"""How many numbers `StepSums.packed` has."""
+"""How many numbers `StepSums.pack` has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class StepSums:
     loss: float = 0.0
     clipped: float = 0.0
     reference_kl: float = 0.0
-    seen_tokens: float = 0.0
-    run: float = 0.0
+    loss_tokens: float = 0.0
+    run_tokens: float = 0.0
     """Tokens that went through the model."""
-    given: float = 0.0
+    row_tokens: float = 0.0
     """Tokens of the rows, what they share repeated."""
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -97,24 +97,24 @@ class StepSums:
             ratio.square(),
         )
         self.ratios += torch.stack([(row.double() * mask).sum() for row in rows]).cpu()
-        self.seen_tokens += micro.loss_tokens
+        self.loss_tokens += micro.loss_tokens
         self.largest = max(self.largest, difference.abs().max().item())
-        self.run += run
-        self.given += sum(len(row.tokens) for row in micro.rows)
+        self.run_tokens += run
+        self.row_tokens += sum(len(row.tokens) for row in micro.rows)
 
-    def packed(self) -> Tensor:
+    def pack(self) -> Tensor:
         """Return everything, [SUMS] float64, for `add`."""
         plain = [float(getattr(self, name)) for name in (*_ADDED, *_TIMES)]
         return torch.tensor([*plain, self.largest, *self.ratios.tolist()], dtype=torch.float64)
 
-    def add(self, packed: Tensor, *, meanwhile: bool) -> None:
+    def add(self, vector: Tensor, *, meanwhile: bool) -> None:
         """Add the sums of another share of the batch; if computed `meanwhile`, it took no time of its own."""
-        values = dict(zip((*_ADDED, *_TIMES, "largest"), packed.tolist(), strict=False))
+        values = dict(zip((*_ADDED, *_TIMES, "largest"), vector.tolist(), strict=False))
         for name, value in values.items():
-            ours = getattr(self, name)
+            value_here = getattr(self, name)
             largest = name == "largest" or (name in _TIMES and meanwhile)
-            setattr(self, name, max(ours, value) if largest else ours + value)
-        self.ratios += packed[len(values) :]
+            setattr(self, name, max(value_here, value) if largest else value_here + value)
+        self.ratios += vector[len(values) :]
 
     def metrics(self, batch: BatchTotals) -> dict[str, float]:
         """Return the step in numbers. `kl` is the k3 estimate of KL(sampler || trainer), nats per token.
@@ -122,7 +122,7 @@ class StepSums:
         `effective` is the share of the tokens that would count as much with equal weights: Kish's effective sample
         size over n, (Σw)² / (n Σw²), of the ratios w; 1 where no token was run.
         """
-        ratio, k3, difference, entropy, squared = (self.ratios / max(1.0, self.seen_tokens)).tolist()
+        ratio, k3, difference, entropy, squared = (self.ratios / max(1.0, self.loss_tokens)).tolist()
         return {
             "loss": self.loss,
             "reward": batch.reward,
@@ -137,8 +137,8 @@ class StepSums:
             "groups": float(batch.groups),
             "responses": float(batch.responses),
             "tokens": batch.loss_tokens,
-            "tokens_given": float(self.given),
-            "tokens_run": float(self.run),
+            "tokens_given": float(self.row_tokens),
+            "tokens_run": float(self.run_tokens),
             "forward_s": self.forward_s,
             "backward_s": self.backward_s,
         }

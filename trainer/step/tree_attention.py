@@ -69,10 +69,10 @@ def paths(runs: Sequence[Run], nodes: int) -> Paths:
         queries, keys = np.zeros((len(alike), width), np.int64), np.zeros((len(alike), depth), np.int64)
         above = np.empty(len(alike), np.int64)
         for number, run in enumerate(alike):
-            own = run.path[len(run.path) - run.new :]
-            queries[number, : run.new], keys[number, : len(run.path)] = own, run.path
+            own_nodes = run.path[len(run.path) - run.new :]
+            queries[number, : run.new], keys[number, : len(run.path)] = own_nodes, run.path
             above[number] = len(run.path) - run.new
-            places[own] = begun + number * width + np.arange(run.new)
+            places[own_nodes] = begun + number * width + np.arange(run.new)
         begun += queries.size
         sees = np.arange(depth) <= (above[:, None] + np.arange(width))[..., None]
         blocks.append(Block(torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(sees[:, None])))
@@ -131,16 +131,16 @@ def _attend(
     outputs = []
     for block in paths.blocks:
         (runs, width), times = block.queries.shape, heads // shared
-        asked = _gathered(query, block.queries).reshape(runs, shared, times * width, -1)
+        queries = _gather(query, block.queries).reshape(runs, shared, times * width, -1)
         sees = block.sees.expand(-1, times, -1, -1).reshape(runs, 1, times * width, -1)
-        found = scaled_dot_product_attention(
-            asked, _gathered(key, block.keys), _gathered(value, block.keys), sees, dropout_p=dropout, scale=scaling
+        attended = scaled_dot_product_attention(
+            queries, _gather(key, block.keys), _gather(value, block.keys), sees, dropout_p=dropout, scale=scaling
         )
-        outputs.append(found.reshape(runs, heads, width, wide).transpose(1, 2).reshape(-1, heads, wide))
+        outputs.append(attended.reshape(runs, heads, width, wide).transpose(1, 2).reshape(-1, heads, wide))
     return torch.cat(outputs).index_select(0, paths.places)[None], None
 
 
-def _gathered(states: Tensor, nodes: Tensor) -> Tensor:
+def _gather(states: Tensor, nodes: Tensor) -> Tensor:
     """Return the states of some nodes: [1, H, N, D] and [R, n] give [R, H, n, D]."""
     return states[0].transpose(0, 1).index_select(0, nodes.flatten()).unflatten(0, nodes.shape).transpose(1, 2)
 

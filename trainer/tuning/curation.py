@@ -47,7 +47,7 @@ class Curation:
 
     def plain(self) -> dict[str, str]:
         """Return what was chosen by, as texts."""
-        every = {
+        entries = {
             "purpose": self.purpose,
             "min_reward": self.min_reward,
             "all": True if self.every else None,
@@ -55,7 +55,7 @@ class Curation:
             "since_ms": self.since_ms,
             "until_ms": self.until_ms,
         }
-        return {name: str(value) for name, value in every.items() if value is not None}
+        return {name: str(value) for name, value in entries.items() if value is not None}
 
     @classmethod
     def of_plain(cls, method: TuningMethod, recorded: Mapping[str, str]) -> Curation:
@@ -88,8 +88,8 @@ class Curation:
         """Return the slots, or why there are none: sft those to imitate, in order; dpo the better, then the worse."""
         if group.dropped_reason is not None or not group.responses:
             return f"dropped: {group.dropped_reason or 'no responses'}"
-        best = max(group.responses, key=lambda one: (one.reward, -one.slot))
-        worst = min(group.responses, key=lambda one: (one.reward, one.slot))
+        best = max(group.responses, key=lambda response: (response.reward, -response.slot))
+        worst = min(group.responses, key=lambda response: (response.reward, response.slot))
         return self._to_imitate(group, best, worst) if self.method == "sft" else self._pair(best, worst)
 
     def _to_imitate(self, group: AdvantagedGroup, best: GroupResponse, worst: GroupResponse) -> tuple[int, ...] | str:
@@ -97,7 +97,7 @@ class Curation:
             return "all rewards are equal" if best.reward == worst.reward else (best.slot,)
         if best.reward < self.min_reward:
             return "below the least reward"
-        good = [one.slot for one in group.responses if one.reward >= self.min_reward]
+        good = [response.slot for response in group.responses if response.reward >= self.min_reward]
         return tuple(good) if self.every else (best.slot,)
 
     def _pair(self, best: GroupResponse, worst: GroupResponse) -> tuple[int, ...] | str:

@@ -72,8 +72,10 @@ class MessageIn(_LineIn):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, given: Any) -> Any:
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+    def _null_is_absent(cls, fields: Any) -> Any:
+        return (
+            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
+        )
 
     @property
     def message(self) -> Message:
@@ -126,16 +128,16 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
             continue
         try:
             example = example_of(line, method, template)
-            if (most := max(answer.longest for answer in example)) > context_tokens:
-                raise ValueError(f"it has {most} tokens, and the model's context {context_tokens}; shorten it")
+            if (longest := max(answer.longest for answer in example)) > context_tokens:
+                raise ValueError(f"it has {longest} tokens, and the model's context {context_tokens}; shorten it")
         except ValueError as exc:
-            problems.append(f"{path}:{number}: {_said(exc)}")
+            problems.append(f"{path}:{number}: {_error_text(exc)}")
         else:
             examples.append(example)
     if problems:
-        more = len(problems) - LINES_SHOWN
-        said = "\n".join([*problems[:LINES_SHOWN], *([f"and {more} more lines"] if more > 0 else [])])
-        raise SettingsError(f"{said}\nNothing was trained; correct these lines, or leave them out")
+        unnamed = len(problems) - LINES_SHOWN
+        shown = "\n".join([*problems[:LINES_SHOWN], *([f"and {unnamed} more lines"] if unnamed > 0 else [])])
+        raise SettingsError(f"{shown}\nNothing was trained; correct these lines, or leave them out")
     if not examples:
         raise NotFoundError(f"{path}: it has no line with an example; expected {_EXPECTED[method]}")
     return ExampleFile(path.name, hashlib.sha256(data).hexdigest(), examples)
@@ -143,17 +145,17 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
 
 def example_of(line: bytes, method: TuningMethod, template: ChatTemplate) -> TunedExample:
     """Return the example in a line. Raises ValueError, with what was expected and found."""
-    found = json_text.parse(line)
-    if not isinstance(found, dict):
-        raise ValueError(f"expected a JSON object, {_EXPECTED[method]}; got {type(found).__name__}")
-    render = _renderer(template, _tools(found.get("tools")))
-    return (_said_by_assistant(found, render),) if method == "sft" else _pair(found, render)
+    fields = json_text.parse(line)
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, {_EXPECTED[method]}; got {type(fields).__name__}")
+    render = _renderer(template, _tools(fields.get("tools")))
+    return (_assistant_answer(fields, render),) if method == "sft" else _pair(fields, render)
 
 
 # --- sft --------------------------------------------------------------------------------------------------------------
 
 
-def _said_by_assistant(line: dict[str, Any], render: Renderer) -> TunedAnswer:
+def _assistant_answer(line: dict[str, Any], render: Renderer) -> TunedAnswer:
     messages = _messages(line, "messages", "sft")
     whole = render(messages, False)
     spans = []
@@ -179,8 +181,8 @@ def _said_by_assistant(line: dict[str, Any], render: Renderer) -> TunedAnswer:
 def _pair(line: dict[str, Any], render: Renderer) -> TunedExample:
     if "input" in line or "preferred_output" in line:
         names = ("input.messages", "preferred_output", "non_preferred_output")
-        asked = line.get("input")
-        line = {**line, names[0]: asked.get("messages") if isinstance(asked, dict) else None}
+        prompt_part = line.get("input")
+        line = {**line, names[0]: prompt_part.get("messages") if isinstance(prompt_part, dict) else None}
     else:
         names = ("prompt", "chosen", "rejected")
     prompt, chosen, rejected = (_messages(line, name, "dpo") for name in names)
@@ -189,8 +191,8 @@ def _pair(line: dict[str, Any], render: Renderer) -> TunedExample:
     start = min(_in_common(before, whole) for whole in answers)
     if answers[0] == answers[1]:
         raise ValueError(f"{names[1]} and {names[2]} are the same tokens; a pair needs two answers that differ")
-    found = ((start, len(whole)) for whole in answers)
-    parts = zip(answers, found, names[1:], strict=True)
+    spans = ((start, len(whole)) for whole in answers)
+    parts = zip(answers, spans, names[1:], strict=True)
     return tuple(TunedAnswer((_chain(whole, [span], name),)) for whole, span, name in parts)
 
 
@@ -204,7 +206,7 @@ Renderer = Callable[[Sequence[MessageIn], bool], tuple[int, ...]]
 def _renderer(template: ChatTemplate, tools: Sequence[Tool]) -> Renderer:
     def render(messages: Sequence[MessageIn], answer: bool) -> tuple[int, ...]:
         try:
-            text = template.render([one.message for one in messages], tools, answer=answer)
+            text = template.render([message.message for message in messages], tools, answer=answer)
         except Exception as exc:  # a template is a program, and a file chooses what it runs on: it may raise anything
             raise ValueError(f"the chat template refuses the messages: {exc}; check their roles and order") from exc
         return template.tokens(text)
@@ -224,9 +226,9 @@ def _chain(whole: Sequence[int], spans: Sequence[tuple[int, int]], name: str) ->
     return TunedChain(TokenIds.of(whole[:first]), TokenIds.of(whole[first:last]), LossMask(bytes(mask)))
 
 
-def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+def _in_common(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many tokens both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 # --- fields -----------------------------------------------------------------------------------------------------------
@@ -240,30 +242,30 @@ _EXPECTED: dict[str, str] = {
 
 
 def _messages(line: dict[str, Any], name: str, method: TuningMethod) -> list[MessageIn]:
-    given = line.get(name)
-    if not isinstance(given, list) or not given:
-        there = ", ".join(sorted(line)) or "nothing"
-        got = f"got {type(given).__name__}" if name in line and given is not None else f"the line has {there}"
-        raise ValueError(f"{name}: expected a list of messages, as in {_EXPECTED[method]}; {got}")
+    messages = line.get(name)
+    if not isinstance(messages, list) or not messages:
+        keys = ", ".join(sorted(line)) or "nothing"
+        problem = f"got {type(messages).__name__}" if name in line and messages is not None else f"the line has {keys}"
+        raise ValueError(f"{name}: expected a list of messages, as in {_EXPECTED[method]}; {problem}")
     try:
-        return _MESSAGES.validate_python(given)
+        return _MESSAGES.validate_python(messages)
     except ValidationError as exc:
         first = exc.errors()[0]
         raise ValueError(f"{name}{''.join(f'[{part}]' for part in first['loc'])}: {first['msg']}") from exc
 
 
-def _tools(given: Any) -> list[Tool]:
+def _tools(tools: Any) -> list[Tool]:
     """Return the tools of a line: a list, or its JSON text. Raises ValueError for anything else."""
-    if given is None:
+    if tools is None:
         return []
     try:
-        found = _TOOLS.validate_python(json_text.parse(given) if isinstance(given, str) else given)
+        parsed = _TOOLS.validate_python(json_text.parse(tools) if isinstance(tools, str) else tools)
     except ValidationError as exc:
         first = exc.errors()[0]
         raise ValueError(f"tools{''.join(f'[{part}]' for part in first['loc'])}: {first['msg']}") from exc
     return [
-        Tool(name=one.function.name, description=one.function.description, parameters=_json(one.function.parameters))
-        for one in found
+        Tool(name=tool.function.name, description=tool.function.description, parameters=_json(tool.function.parameters))
+        for tool in parsed
     ]
 
 
@@ -271,5 +273,5 @@ def _json(value: str | dict[str, Any]) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _said(exc: ValueError) -> str:
+def _error_text(exc: ValueError) -> str:
     return f"not JSON: {exc}" if isinstance(exc, json.JSONDecodeError | UnicodeDecodeError) else str(exc)

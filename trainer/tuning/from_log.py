@@ -20,7 +20,7 @@ from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.step import group_tokens as elsewhere
+from trainer.step import group_tokens
 from trainer.step.collate import outside
 from trainer.tuning.curation import Curation
 from trainer.tuning.tuned_examples import TunedChain, TunedExample, answer_of
@@ -66,69 +66,69 @@ def choose(
     Raises NotFoundError, with how many groups were looked at and why none fits, if there is none; RefusedError if
     retention has deleted tokens that a group left elsewhere; LogError if the log cannot be read.
     """
-    named = topics(settings.topics)
-    at = (named["groups"].name, partition_of(policy, settings.topics.policy_partitions))
-    first, end = history.bounds(["groups"]).get(at, (0, 0))
+    names = topics(settings.topics)
+    tp = (names["groups"].name, partition_of(policy, settings.topics.policy_partitions))
+    first, end = history.bounds(["groups"]).get(tp, (0, 0))
     end = end if before is None else min(end, before)
-    chosen = ChosenGroups(policy, at[1])
-    seen: set[str] = set()
-    for record in history.read({at: first}, {at: end}):
+    chosen = ChosenGroups(policy, tp[1])
+    group_ids: set[str] = set()
+    for record in history.read({tp: first}, {tp: end}):
         group = record.decode(AdvantagedGroup)
-        if isinstance(group, Poison) or group.policy != policy or group.group_id in seen:
+        if isinstance(group, Poison) or group.policy != policy or group.group_id in group_ids:
             continue
-        seen.add(group.group_id)
+        group_ids.add(group.group_id)
         if group.purpose != curation.purpose or not curation.covers(record.timestamp_ms):
             continue
         chosen.looked_at += 1
-        found = _examples(settings, group, curation, limits, history)
-        if isinstance(found, str):
-            chosen.left_out[found] += 1
+        examples_of_group = _examples(settings, group, curation, limits, history)
+        if isinstance(examples_of_group, str):
+            chosen.left_out[examples_of_group] += 1
             continue
-        slots, examples = found
+        slots, examples = examples_of_group
         chosen.groups.append(TunedGroup(offset=record.at.offset, slots=slots))
         chosen.examples += examples
     if not chosen.examples:
-        raise NotFoundError(_nothing(chosen, curation, f"{at[0]}[{at[1]}] {first} to {end}"))
+        raise NotFoundError(_no_examples(chosen, curation, f"{tp[0]}[{tp[1]}] {first} to {end}"))
     return chosen
 
 
-def again(settings: Settings, tuning: Tuning, limits: TokenLimits, history: History) -> list[TunedExample]:
+def recorded_examples(settings: Settings, tuning: Tuning, limits: TokenLimits, history: History) -> list[TunedExample]:
     """Return the examples that a version was tuned on, which `tuning` names.
 
     Raises RefusedError if retention has deleted a group, or if what is there now is no such group; LogError if the log
     cannot be read.
     """
-    if (problem := gone(settings, tuning, history)) is not None:
+    if (problem := missing_groups(settings, tuning, history)) is not None:
         raise RefusedError(problem)
     topic, partition = topics(settings.topics)["groups"].name, tuning.groups_partition or 0
-    made: list[TunedExample] = []
+    examples: list[TunedExample] = []
     for begin in range(0, len(tuning.groups), FETCHED):
         part = tuning.groups[begin : begin + FETCHED]
-        wanted = {one.offset: Coordinates(topic, partition, one.offset) for one in part}
-        records = history.fetch(wanted.values())
-        for one in part:
-            at = wanted[one.offset]
-            group = records[at].decode(AdvantagedGroup)
+        coordinates = {tuned_group.offset: Coordinates(topic, partition, tuned_group.offset) for tuned_group in part}
+        records = history.fetch(coordinates.values())
+        for tuned_group in part:
+            place = coordinates[tuned_group.offset]
+            group = records[place].decode(AdvantagedGroup)
             if isinstance(group, Poison) or group.policy != tuning.groups_policy:
                 raise RefusedError(
-                    f"{at}: expected a group of {tuning.groups_policy}, which a version was tuned on; the log is "
+                    f"{place}: expected a group of {tuning.groups_policy}, which a version was tuned on; the log is "
                     "another one, or it was changed (`streamward audit`)"
                 )
             try:
                 group = _whole(settings, group, history)
-                made += _of_slots(group, one.slots, tuning.method)
+                examples += _of_slots(group, tuned_group.slots, tuning.method)
             except (ContradictoryEvent, KeyError) as exc:
-                raise RefusedError(f"{at}: a version was tuned on slots {one.slots} of it: {exc}") from exc
-    if (wrong := next(filter(None, (_unfit(example, limits) for example in made)), None)) is not None:
+                raise RefusedError(f"{place}: a version was tuned on slots {tuned_group.slots} of it: {exc}") from exc
+    if (wrong := next(filter(None, (_unfit(example, limits) for example in examples)), None)) is not None:
         raise RefusedError(f"an example of the version is {wrong}; reproduce it with the model that was tuned")
-    return made
+    return examples
 
 
-def gone(settings: Settings, tuning: Tuning, history: History) -> str | None:
+def missing_groups(settings: Settings, tuning: Tuning, history: History) -> str | None:
     """Return what is wrong if groups that a version was tuned on are no longer in the log."""
     topic, partition = topics(settings.topics)["groups"].name, tuning.groups_partition or 0
     first, end = history.bounds(["groups"]).get((topic, partition), (0, 0))
-    missing = [one.offset for one in tuning.groups if not first <= one.offset < end]
+    missing = [tuned_group.offset for tuned_group in tuning.groups if not first <= tuned_group.offset < end]
     if not missing:
         return None
     return (
@@ -150,12 +150,13 @@ def _examples(
     except ContradictoryEvent:
         return "tokens are not where the group says"
     if curation.method == "sft":
-        made = [
-            (slot, one, _unfit(one, limits)) for slot, one in zip(slots, _of_slots(group, slots, "sft"), strict=True)
+        judged = [
+            (slot, example, _unfit(example, limits))
+            for slot, example in zip(slots, _of_slots(group, slots, "sft"), strict=True)
         ]
-        if fit := [(slot, one) for slot, one, wrong in made if wrong is None]:
-            return tuple(slot for slot, _ in fit), [one for _, one in fit]
-        return next(wrong for _, _, wrong in made if wrong is not None)
+        if fit := [(slot, example) for slot, example, reason in judged if reason is None]:
+            return tuple(slot for slot, _ in fit), [example for _, example in fit]
+        return next(reason for _, _, reason in judged if reason is not None)
     (pair,) = _of_slots(group, slots, "dpo")
     if pair[0] == pair[1]:
         return "best and worst say the same"
@@ -164,12 +165,12 @@ def _examples(
 
 def _whole(settings: Settings, group: AdvantagedGroup, history: History) -> AdvantagedGroup:
     topic = topics(settings.topics)["responses"].name
-    return elsewhere.whole(group, topic, elsewhere.fetch([group], topic, history))
+    return group_tokens.whole(group, topic, group_tokens.fetch([group], topic, history))
 
 
 def _of_slots(group: AdvantagedGroup, slots: Sequence[int], method: str) -> list[TunedExample]:
     """Return the examples of these slots. Raises KeyError if there is no such slot."""
-    by_slot = {one.slot: one for one in group.responses}
+    by_slot = {response.slot: response for response in group.responses}
     answers = [answer_of(group, by_slot[slot]) for slot in slots]
     return [tuple(answers)] if method == "dpo" else [(answer,) for answer in answers]
 
@@ -190,12 +191,12 @@ def _chains(example: TunedExample) -> Iterator[TunedChain]:
     return (chain for answer in example for chain in answer.chains)
 
 
-def _nothing(chosen: ChosenGroups, curation: Curation, where: str) -> str:
-    what = f"{curation.purpose} groups of policy {chosen.policy}"
+def _no_examples(chosen: ChosenGroups, curation: Curation, range_text: str) -> str:
+    kind = f"{curation.purpose} groups of policy {chosen.policy}"
     if not chosen.looked_at:
         return (
-            f"{where}: no {what} in this range; see what is there with `streamward query groups`, and name another "
-            "policy with --groups-of, or another --purpose"
+            f"{range_text}: no {kind} in this range; see what is there with `streamward query groups`, and name "
+            "another policy with --groups-of, or another --purpose"
         )
     reasons = ", ".join(f"{number} {reason}" for reason, number in chosen.left_out.most_common())
-    return f"{where}: {chosen.looked_at} {what} were looked at and none fits ({reasons}); ask for less"
+    return f"{range_text}: {chosen.looked_at} {kind} were looked at and none fits ({reasons}); ask for less"

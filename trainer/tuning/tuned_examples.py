@@ -56,8 +56,8 @@ TunedExample = tuple[TunedAnswer, ...]
 
 def answer_of(group: AdvantagedGroup, response: GroupResponse) -> TunedAnswer:
     """Return a response of a group, which has its tokens (trainer/step/group_tokens.py), as they were sampled."""
-    found = (TunedChain(one.context, one.tokens, one.loss_mask) for one in chains(group, response))
-    return TunedAnswer(tuple(found))
+    tuned_chains = (TunedChain(chain.context, chain.tokens, chain.loss_mask) for chain in chains(group, response))
+    return TunedAnswer(tuple(tuned_chains))
 
 
 def loss_tokens(examples: Iterable[TunedExample]) -> int:
@@ -72,13 +72,13 @@ def all_tokens(examples: Iterable[TunedExample]) -> int:
 
 def digest(examples: Iterable[TunedExample]) -> str:
     """Return the sha256 over all tokens and masks, in order, each part with its length before it."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for example in examples:
-        found.update(f"example {len(example)}\n".encode())
+        sha256.update(f"example {len(example)}\n".encode())
         for answer in example:
-            found.update(f"answer {len(answer.chains)}\n".encode())
+            sha256.update(f"answer {len(answer.chains)}\n".encode())
             for chain in answer.chains:
-                found.update(f"chain {len(chain.context)} {len(chain.tokens)}\n".encode())
+                sha256.update(f"chain {len(chain.context)} {len(chain.tokens)}\n".encode())
                 for part in chain:
-                    found.update(part.data)
-    return found.hexdigest()
+                    sha256.update(part.data)
+    return sha256.hexdigest()

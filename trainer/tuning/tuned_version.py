@@ -74,10 +74,10 @@ class StartVersion(NamedTuple):
         >>> StartVersion.parse("grpo:7", "coach")
         StartVersion(policy='grpo', version=7)
         """
-        found = re.fullmatch(r"(?:(?P<policy>.+):)?(?P<version>\d{1,9})", text)
-        if found is None:
+        match = re.fullmatch(r"(?:(?P<policy>.+):)?(?P<version>\d{1,9})", text)
+        if match is None:
             raise SettingsError(f"--start {text!r}: expected a version, as 3, or one of another policy, as {policy}:3")
-        return cls(found["policy"] or policy, int(found["version"]))
+        return cls(match["policy"] or policy, int(match["version"]))
 
 
 class TunedJob(NamedTuple):
@@ -140,8 +140,8 @@ def tune(settings: Settings, order: TuningOrder, history: History, report: Repor
     store.uri_of(settings.adapters.store, order.policy, 1)  # raises for a name that no folder can have
     signing.check_signing_key(settings.adapters)
     pin(settings)
-    where = f"{settings.adapters.store}, {settings.trainer.checkpoints} or the folder for temporary files"
-    with checkpoint.explaining_disks(where, "Fix that, and run the command again"):
+    folders = f"{settings.adapters.store}, {settings.trainer.checkpoints} or the folder for temporary files"
+    with checkpoint.explaining_disks(folders, "Fix that, and run the command again"):
         return _tune(settings, order, history, report)
 
 
@@ -151,28 +151,28 @@ def _tune(settings: Settings, order: TuningOrder, history: History, report: Repo
         _refuse_trained(state, folder)
         _refuse_another(state, order)
         start = order.start or StartVersion(order.policy, state.state.newest)
-        made = _made(settings, state, start)
+        start_event = _start_event(settings, state, start)
         base = load_base(settings.model)
-        adapter = None if made is None else start_folder(settings, made, base, scratch)
-        found = _examples(settings, order, start, base, history)
+        adapter = None if start_event is None else start_folder(settings, start_event, base, scratch)
+        chosen = _examples(settings, order, start, base, history)
         tuner = Tuner(settings, base, order.steps, adapter)
-        event = _event(settings, order, state, base, found.tuning, tuner)
+        event = _event(settings, order, state, base, chosen.tuning, tuner)
         encoded(event, topics(settings.topics)["adapters"])  # what is too large is refused before the work
         log.info(
             "policy %s: %s on %d examples, from version %d of %s",
-            order.policy, order.steps.method, len(found.examples), start.version, start.policy,
+            order.policy, order.steps.method, len(chosen.examples), start.version, start.policy,
         )  # fmt: skip
 
-        def step(number: int, of: int, taken: TuningStep) -> None:
-            _log(number, of, taken)
+        def step(number: int, count: int, result: TuningStep) -> None:
+            _log(number, count, result)
             if report is not None:
-                report(number, of, found.examples, taken)
+                report(number, count, chosen.examples, result)
 
-        metrics = tuner.tune(found.examples, step)
+        metrics = tuner.tune(chosen.examples, step)
         tuner.save(scratch / "tuned")
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         event = announce(settings, replace(event, metrics=finite), scratch / "tuned", LATE)
-    return TunedVersion(event=event, looked_at=found.looked_at, left_out=found.left_out)
+    return TunedVersion(event=event, looked_at=chosen.looked_at, left_out=chosen.left_out)
 
 
 def limits_of(base: Base) -> TokenLimits:
@@ -189,22 +189,24 @@ def read_file(path: Path, method: TuningMethod, base: Base) -> from_file.Example
     return from_file.read(path, method, ChatTemplate(base.tokenizer), limits_of(base).context_tokens)
 
 
-def start_folder(settings: Settings, made: AdapterEvent, base: Base, scratch: Path) -> Path:
+def start_folder(settings: Settings, event: AdapterEvent, base: Base, scratch: Path) -> Path:
     """Return the folder with the adapter of this event, fetched from the store into `scratch`.
 
     Raises NotFoundError if it has no files, RefusedError if it is of another base model, EventError if the store does
     not hold what the log says.
     """
-    if made.uri is None:
-        raise NotFoundError(f"version {made.version} of {made.policy} has no files in a store; start from another one")
-    if made.base_digest not in (None, base.base_digest):
+    if event.uri is None:
+        raise NotFoundError(
+            f"version {event.version} of {event.policy} has no files in a store; start from another one"
+        )
+    if event.base_digest not in (None, base.base_digest):
         raise RefusedError(
-            f"version {made.version} of {made.policy} was trained on base {made.base_digest[:12]}, and "
+            f"version {event.version} of {event.policy} was trained on base {event.base_digest[:12]}, and "
             f"model.base={settings.model.base} has {base.base_digest[:12]}; set model.base and model.dtype to what it "
             "was trained on"
         )
-    signed = signing.expected(settings.adapters, made.policy, made.version)
-    return store.fetch(settings.adapters.store, made.uri, made.files, scratch, signed)
+    signed = signing.expected(settings.adapters, event.policy, event.version)
+    return store.fetch(settings.adapters.store, event.uri, event.files, scratch, signed)
 
 
 # --- what it depends on -----------------------------------------------------------------------------------------------
@@ -217,14 +219,14 @@ def _refuse_trained(state: AdapterHistory, folder: Path) -> None:
         f"tune under another name, which starts from a version of it: --policy {policy}-tuned --start "
         f"{policy}:{state.state.newest} --groups-of {policy}"
     )
-    made = (event for _, event in state.trained.values() if event.tuning is None)
-    if (first := min(made, key=lambda event: event.version, default=None)) is not None:
+    events = (event for _, event in state.trained.values() if event.tuning is None)
+    if (first := min(events, key=lambda event: event.version, default=None)) is not None:
         raise RefusedError(
             f"version {first.version} of {policy} was trained on batches, and a version that no batch makes would "
             f"leave the next batch without its parent; {way_out}"
         )
-    if there := checkpoint.versions(folder):
-        raise RefusedError(f"{folder}: checkpoints of a trainer, the newest of version {there[-1]}; {way_out}")
+    if saved := checkpoint.versions(folder):
+        raise RefusedError(f"{folder}: checkpoints of a trainer, the newest of version {saved[-1]}; {way_out}")
 
 
 def _refuse_another(state: AdapterHistory, order: TuningOrder) -> None:
@@ -236,16 +238,16 @@ def _refuse_another(state: AdapterHistory, order: TuningOrder) -> None:
         )
 
 
-def _made(settings: Settings, state: AdapterHistory, start: StartVersion) -> AdapterEvent | None:
+def _start_event(settings: Settings, state: AdapterHistory, start: StartVersion) -> AdapterEvent | None:
     """Return the event that made the version to start from; None for the base model. Raises NotFoundError."""
-    of = state if start.policy == state.state.policy else read_history(settings, start.policy)
-    version = known(of.state, start.version)
+    history = state if start.policy == state.state.policy else read_history(settings, start.policy)
+    version = known(history.state, start.version)
     if start.version and version.status == "retired":
         raise NotFoundError(
             f"version {start.version} of {start.policy} has no files in the store: it is retired; name another one "
             "with --start"
         )
-    return of.made(start.version)
+    return history.made(start.version)
 
 
 def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base: Base, history: History) -> _Examples:
@@ -303,6 +305,6 @@ def _event(
 # --- making it --------------------------------------------------------------------------------------------------------
 
 
-def _log(number: int, of: int, step: TuningStep) -> None:
-    if number in (1, of) or number % REPORT_EVERY == 0:
-        log.info("step %d of %d: loss %.4f, gradient %.3g", number, of, step.loss, step.grad_norm)
+def _log(number: int, count: int, step: TuningStep) -> None:
+    if number in (1, count) or number % REPORT_EVERY == 0:
+        log.info("step %d of %d: loss %.4f, gradient %.3g", number, count, step.loss, step.grad_norm)

@@ -136,22 +136,22 @@ class Tuner:
         started = time.perf_counter()
         reference = self._reference(examples)
         draw = torch.Generator().manual_seed(self._settings.trainer.seed)
-        each = math.ceil(len(examples) / self._steps.batch)
-        taken: list[TuningStep] = []
+        steps_per_epoch = math.ceil(len(examples) / self._steps.batch)
+        steps: list[TuningStep] = []
         for _ in range(self._steps.epochs):
             order = torch.randperm(len(examples), generator=draw).tolist()
             for begin in range(0, len(order), self._steps.batch):
                 chosen = order[begin : begin + self._steps.batch]
                 pairs = None if reference is None else reference[chosen]
-                taken.append(self.step([examples[place] for place in chosen], pairs))
-                report(len(taken), each * self._steps.epochs, taken[-1])
-        skipped = sum(not math.isfinite(step.grad_norm) for step in taken)
-        if skipped == len(taken):
+                steps.append(self.step([examples[place] for place in chosen], pairs))
+                report(len(steps), steps_per_epoch * self._steps.epochs, steps[-1])
+        skipped = sum(not math.isfinite(step.grad_norm) for step in steps)
+        if skipped == len(steps):
             raise StreamwardError(
                 f"none of {skipped} steps had a finite gradient, so nothing was learned; lower trainer.learning_rate, "
                 "or set model.dtype=float32"
             )
-        return self._metrics(examples, taken, taken[-each:]) | {"tune_s": time.perf_counter() - started}
+        return self._metrics(examples, steps, steps[-steps_per_epoch:]) | {"tune_s": time.perf_counter() - started}
 
     def step(self, examples: Sequence[TunedExample], reference: Tensor | None = None) -> TuningStep:
         """Take one step on these examples; `reference` [P, 2] has the logprobs of pairs before the first step.
@@ -162,13 +162,13 @@ class Tuner:
         for part in _micro_batches(examples):
             logps = self.logps([answer for example in examples[part] for answer in example])
             if reference is None:
-                one = sft_loss(logps, loss_tokens(examples))
+                part_loss = sft_loss(logps, loss_tokens(examples))
             else:
                 margin = dpo_margins(logps.view(-1, 2), reference[part], self._steps.beta)
                 margins += margin.tolist()
-                one = dpo_loss(margin, len(examples))
-            one.backward()
-            loss += one.item()
+                part_loss = dpo_loss(margin, len(examples))
+            part_loss.backward()
+            loss += part_loss.item()
         limit = self._settings.trainer.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit).item()
         if math.isfinite(norm):
@@ -190,8 +190,8 @@ class Tuner:
             flat = prefix_tree.logprobs(base, rows, (1, place), 1.0)[0][0]
         else:
             flat = self._plain(rows, place)
-        whose = torch.tensor(owners, device=flat.device)
-        return flat.new_zeros(len(answers)).index_add(0, whose, flat)
+        owner = torch.tensor(owners, device=flat.device)
+        return flat.new_zeros(len(answers)).index_add(0, owner, flat)
 
     def save(self, folder: Path) -> None:
         """Write the adapter to `folder`, which is created."""
@@ -203,10 +203,10 @@ class Tuner:
         if self._steps.method == "sft":
             return None
         with torch.no_grad():
-            found = [
-                self.logps([answer for one in examples[part] for answer in one]) for part in _micro_batches(examples)
+            logps = [
+                self.logps([answer for pair in examples[part] for answer in pair]) for part in _micro_batches(examples)
             ]
-        return torch.cat(found).view(-1, 2)
+        return torch.cat(logps).view(-1, 2)
 
     def _plain(self, rows: Sequence[Row], places: int) -> Tensor:  # [places] float32, nats; 0 where there is no loss
         """Return logprobs by one pass over whole rows, for a model whose prefixes cannot be shared."""
@@ -217,7 +217,7 @@ class Tuner:
         lengths = torch.tensor([len(row.tokens) for row in rows], device=device)
         mask = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()
         logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        found = [
+        logps = [
             logits[number, row.prompt - 1 + torch.tensor(row.needed, device=device)]
             .float()
             .log_softmax(-1)
@@ -225,19 +225,21 @@ class Tuner:
             for number, row in enumerate(rows)
             if row.needed
         ]
-        where = [row.place + at for row in rows for at in row.needed]
-        return torch.zeros(places, device=device).index_add(0, torch.tensor(where, device=device), torch.cat(found))
+        places_of_tokens = [row.place + needed for row in rows for needed in row.needed]
+        return torch.zeros(places, device=device).index_add(
+            0, torch.tensor(places_of_tokens, device=device), torch.cat(logps)
+        )
 
     def _metrics(
-        self, examples: Sequence[TunedExample], taken: Sequence[TuningStep], last: Sequence[TuningStep]
+        self, examples: Sequence[TunedExample], steps: Sequence[TuningStep], last: Sequence[TuningStep]
     ) -> dict[str, float]:
         """Return the numbers of all steps; `last` are those of the last epoch."""
-        found = {
-            "loss_first": taken[0].loss,
+        metrics = {
+            "loss_first": steps[0].loss,
             "loss": sum(step.loss for step in last) / len(last),
-            "grad_norm": taken[-1].grad_norm,
-            "skipped": float(sum(not math.isfinite(step.grad_norm) for step in taken)),
-            "steps": float(len(taken)),
+            "grad_norm": steps[-1].grad_norm,
+            "skipped": float(sum(not math.isfinite(step.grad_norm) for step in steps)),
+            "steps": float(len(steps)),
             "examples": float(len(examples)),
             "tokens": float(loss_tokens(examples)),
             "context_tokens": float(all_tokens(examples) - loss_tokens(examples)),
@@ -245,29 +247,29 @@ class Tuner:
         }
         if self._steps.method == "dpo":
             margins = [margin for step in last for margin in step.margins]
-            found["margin"] = sum(margins) / len(margins)
-            found["accuracy"] = sum(margin > 0 for margin in margins) / len(margins)
-        return found
+            metrics["margin"] = sum(margins) / len(margins)
+            metrics["accuracy"] = sum(margin > 0 for margin in margins) / len(margins)
+        return metrics
 
 
 def recipe_of(settings: Settings, steps: TuningSteps) -> dict[str, str]:
     """Return what decides the bytes of a tuned adapter besides its examples and its start. Call `pin` first."""
-    every = recipe(settings)
-    kept = {
+    entries = recipe(settings)
+    relevant = {
         key: value
-        for key, value in every.items()
+        for key, value in entries.items()
         if (not key.startswith("trainer.") or key.removeprefix("trainer.") in USED) and key != "version.step"
     }
-    return kept | steps.plain() | {"version.tuning": TUNING_VERSION}
+    return relevant | steps.plain() | {"version.tuning": TUNING_VERSION}
 
 
 def _micro_batches(examples: Sequence[TunedExample]) -> Iterator[slice]:
     """Yield neighbouring examples, about MICRO_TOKENS at a time; a longer one comes alone."""
-    begin = held = 0
+    begin = part_tokens = 0
     for place, example in enumerate(examples):
-        more = sum(answer.tokens for answer in example)
-        if place > begin and held + more > MICRO_TOKENS:
+        example_tokens = sum(answer.tokens for answer in example)
+        if place > begin and part_tokens + example_tokens > MICRO_TOKENS:
             yield slice(begin, place)
-            begin, held = place, 0
-        held += more
+            begin, part_tokens = place, 0
+        part_tokens += example_tokens
     yield slice(begin, len(examples))

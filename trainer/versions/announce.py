@@ -34,12 +34,12 @@ def announce(settings: Settings, event: AdapterEvent, folder: Path, when_late: W
 
     Raises RefusedError if the version is stored with other bytes, or somebody else's event is its first; LogError.
     """
-    whole = _published(settings, event, folder, when_late)
+    whole = _publish(settings, event, folder, when_late)
     with Producer(settings) as producer:
         producer.send(whole)
         producer.flush()
-    made = read_history(settings, event.policy).made(event.version)
-    if made is None or made.files != whole.files:
+    first = read_history(settings, event.policy).made(event.version)
+    if first is None or first.files != whole.files:
         raise RefusedError(
             f"version {event.version} of {event.policy} was made by somebody else meanwhile, so this one counts for "
             f"nothing; {when_late.announced}"
@@ -47,15 +47,15 @@ def announce(settings: Settings, event: AdapterEvent, folder: Path, when_late: W
     return whole
 
 
-def _published(settings: Settings, event: AdapterEvent, folder: Path, when_late: WhenLate) -> AdapterEvent:
+def _publish(settings: Settings, event: AdapterEvent, folder: Path, when_late: WhenLate) -> AdapterEvent:
     """Put the adapter into the store; return the event with its files."""
     adapters = settings.adapters
     try:
         uri, files = store.publish(folder, adapters.store, event.policy, event.version, adapters.signing_key)
     except RefusedError as exc:
-        where = store.uri_of(adapters.store, event.policy, event.version)
+        uri = store.uri_of(adapters.store, event.policy, event.version)
         raise RefusedError(
-            f"{where}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
+            f"{uri}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
             f"it{when_late.stored}"
         ) from exc
     return replace(event, uri=uri, files=files, created_at=times.now_ms())

@@ -116,8 +116,8 @@ def of_version(folder: Path, version: int) -> tuple[Path, State]:
     """
     path = folder / _name(version)
     if not path.is_dir():
-        there = ", ".join(map(str, versions(folder))) or "none"
-        raise NotFoundError(f"{path}: no checkpoint of version {version}; there are checkpoints of versions: {there}")
+        saved = ", ".join(map(str, versions(folder))) or "none"
+        raise NotFoundError(f"{path}: no checkpoint of version {version}; there are checkpoints of versions: {saved}")
     try:
         return path, _read(path)
     except (OSError, ValueError) as exc:
@@ -156,20 +156,20 @@ def restore(path: Path, model: PeftModel, optimizer: torch.optim.Optimizer) -> N
 
 def disk_trouble(exc: OSError | SafetensorError) -> str | None:
     """Return the system's message if the error is that of a full or failing disk, else None."""
-    found = re.search(r"\(os error (\d+)\)", str(exc))  # safetensors' wording
-    number = exc.errno if isinstance(exc, OSError) else int(found[1]) if found else None
+    match = re.search(r"\(os error (\d+)\)", str(exc))  # safetensors' wording
+    number = exc.errno if isinstance(exc, OSError) else int(match[1]) if match else None
     return os.strerror(number) if number in (errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO) else None
 
 
 @contextmanager
-def explaining_disks(where: str, advice: str) -> Iterator[None]:
+def explaining_disks(folders: str, advice: str) -> Iterator[None]:
     """Raise StreamwardError with these words, where the block fails for a full or failing disk."""
     try:
         yield
     except (OSError, SafetensorError) as exc:
-        if (what := disk_trouble(exc)) is None:
+        if (trouble := disk_trouble(exc)) is None:
             raise
-        raise StreamwardError(f"{where}: {what}. {advice}") from exc
+        raise StreamwardError(f"{folders}: {trouble}. {advice}") from exc
 
 
 def _optimizer_tensors(model: PeftModel, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -203,8 +203,8 @@ def _versions(folder: Path) -> list[Path]:
 def _read(path: Path) -> State:
     """Return what a whole checkpoint holds. Raises OSError or ValueError for any other."""
     manifest = json_text.parse((path / MANIFEST_FILE).read_bytes())
-    there = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {MANIFEST_FILE}
-    if not isinstance(manifest, dict) or manifest.keys() != there:
+    files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {MANIFEST_FILE}
+    if not isinstance(manifest, dict) or manifest.keys() != files:
         raise ValueError(f"its {MANIFEST_FILE} does not name the files that are there")
     if bad := [name for name, digest in manifest.items() if sha256_of(path / name) != digest]:
         raise ValueError(f"{bad[0]} does not match its manifest")

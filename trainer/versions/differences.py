@@ -30,12 +30,12 @@ class ParameterChange(NamedTuple):
     """Norm of the difference over that norm; None if only one has it, if shapes differ, or if the norm is 0."""
 
 
-def relative_changes(one: Path, other: Path) -> list[ParameterChange]:
+def relative_changes(folder: Path, other_folder: Path) -> list[ParameterChange]:
     """Return |B - A| / |A| for each tensor A of the first folder and its namesake B in the other, largest first.
 
     Tensors that cannot be compared come before all others. Raises EventError (bad_adapter) for what are no tensors.
     """
-    first, second = _tensors(one / FILE), _tensors(other / FILE)
+    first, second = _tensors(folder / FILE), _tensors(other_folder / FILE)
     changes = []
     for name in sorted(first.keys() | second.keys()):
         a, b = first.get(name), second.get(name)

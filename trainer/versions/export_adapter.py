@@ -58,35 +58,37 @@ def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bo
     try:
         signed = signing.expected(settings.adapters, trained.policy, trained.version)
         adapter = store.fetch(settings.adapters.store, trained.uri, trained.files, half, signed)
-        made = half / "whole"
-        base = _merge(settings, trained, adapter, made) if merge else _beside(settings, trained, adapter, made)
-        made.replace(folder)
+        whole = half / "whole"
+        base = (
+            _merge(settings, trained, adapter, whole) if merge else _with_tokenizer(settings, trained, adapter, whole)
+        )
+        whole.replace(folder)
     finally:
         shutil.rmtree(half, ignore_errors=True)
     names = tuple(sorted(file.name for file in folder.iterdir()))
     return ExportedAdapter(trained.policy, trained.version, str(folder), base, names)
 
 
-def _beside(settings: Settings, trained: AdapterEvent, adapter: Path, made: Path) -> str:
-    """Make `made` the adapter with the tokenizer and a config that names its base, and return that name."""
+def _with_tokenizer(settings: Settings, trained: AdapterEvent, adapter: Path, folder: Path) -> str:
+    """Make `folder` the adapter with the tokenizer and a config that names its base, and return that name."""
     name = settings.model.base
     unchanged = is_hub_id(name) and name == trained.recipe.get("model.base")
     tokenizer = load_tokenizer(name) if unchanged else _base_of(settings, trained).tokenizer
     base = name if is_hub_id(name) else str(folder_of(name))
-    adapter.rename(made)
-    config = json.loads((made / CONFIG_FILE).read_text()) | {"base_model_name_or_path": base}
-    (made / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    tokenizer.save_pretrained(made)
+    adapter.rename(folder)
+    config = json.loads((folder / CONFIG_FILE).read_text()) | {"base_model_name_or_path": base}
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tokenizer.save_pretrained(folder)
     return base
 
 
-def _merge(settings: Settings, trained: AdapterEvent, adapter: Path, made: Path) -> str:
-    """Make `made` a model of its own, in the dtype of its base."""
+def _merge(settings: Settings, trained: AdapterEvent, adapter: Path, folder: Path) -> str:
+    """Make `folder` a model of its own, in the dtype of its base."""
     base = _base_of(settings, trained)
     model = PeftModel.from_pretrained(base.model, os.fspath(adapter)).merge_and_unload()
     model.config._name_or_path = ""
-    model.save_pretrained(made)
-    base.tokenizer.save_pretrained(made)
+    model.save_pretrained(folder)
+    base.tokenizer.save_pretrained(folder)
     return ""
 
 
@@ -95,10 +97,10 @@ def _base_of(settings: Settings, trained: AdapterEvent) -> Base:
     base = load_base(settings.model)
     if trained.base_digest not in (None, base.base_digest):
         recipe = trained.recipe
-        was = f"{recipe.get('model.base', 'another base')} in {recipe.get('model.dtype', 'another dtype')}"
+        recorded_base = f"{recipe.get('model.base', 'another base')} in {recipe.get('model.dtype', 'another dtype')}"
         raise RefusedError(
-            f"version {trained.version} of {trained.policy} was trained on {was} (weights {trained.base_digest[:12]}), "
-            f"and model.base={settings.model.base} in {settings.model.dtype} has weights {base.base_digest[:12]}; set "
-            "model.base and model.dtype to what it was trained on"
+            f"version {trained.version} of {trained.policy} was trained on {recorded_base} (weights "
+            f"{trained.base_digest[:12]}), and model.base={settings.model.base} in {settings.model.dtype} has weights "
+            f"{base.base_digest[:12]}; set model.base and model.dtype to what it was trained on"
         )
     return base

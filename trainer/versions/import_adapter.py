@@ -29,41 +29,41 @@ log = logging.getLogger(__name__)
 
 def newest(versions: Mapping[int, Version]) -> Version | None:
     """Return the newest version that was trained elsewhere, if there is one."""
-    found = [one for one in versions.values() if one.trained_elsewhere is not None]
-    return max(found, key=lambda one: one.version, default=None)
+    imported = [version for version in versions.values() if version.trained_elsewhere is not None]
+    return max(imported, key=lambda version: version.version, default=None)
 
 
-def begin(settings: Settings, policy: str, learner: Learner, brought: Version) -> None:
+def begin(settings: Settings, policy: str, learner: Learner, imported: Version) -> None:
     """Bring a learner at version 0 to a version that was trained elsewhere.
 
     Raises SettingsError if it is of another model or shape, NotFoundError if its files are deleted, RefusedError if the
     store does not hold what the log says.
     """
-    number = brought.version
-    said = f"version {number} of {policy} was trained elsewhere ({brought.trained_elsewhere})"
-    if brought.base_digest not in (None, learner.base_digest):
+    number = imported.version
+    origin = f"version {number} of {policy} was trained elsewhere ({imported.trained_elsewhere})"
+    if imported.base_digest not in (None, learner.base_digest):
         raise SettingsError(
-            f"{said} on base {(brought.base_digest or '')[:12]}, but model.base={settings.model.base} has "
+            f"{origin} on base {(imported.base_digest or '')[:12]}, but model.base={settings.model.base} has "
             f"{learner.base_digest[:12]}; restore model.base and model.dtype, or train under another policy.name"
         )
-    if brought.uri is None or brought.status == "retired":
+    if imported.uri is None or imported.status == "retired":
         raise NotFoundError(
-            f"{said}, and its files are no longer in the store: it is retired. Training cannot continue without "
+            f"{origin}, and its files are no longer in the store: it is retired. Training cannot continue without "
             "them; train under another policy.name"
         )
     with Scratch("import") as scratch:
         try:
             signed = signing.expected(settings.adapters, policy, number)
-            folder = store.fetch(settings.adapters.store, brought.uri, brought.files, scratch, signed)
+            folder = store.fetch(settings.adapters.store, imported.uri, imported.files, scratch, signed)
         except EventError as exc:
-            raise RefusedError(f"{said}: {exc}") from exc
+            raise RefusedError(f"{origin}: {exc}") from exc
         learner.begin(folder, number)
-    log.info("%s: training continues from it with batch %d and a fresh optimizer", said, number)
+    log.info("%s: training continues from it with batch %d and a fresh optimizer", origin, number)
 
 
-def with_fresh_optimizer(state: State, brought: Version | None) -> State:
+def with_fresh_optimizer(state: State, imported: Version | None) -> State:
     """Return the state of a step with that in its recipe, if it was the one behind an imported version."""
-    if brought is None or state.version != brought.version + 1:
+    if imported is None or state.version != imported.version + 1:
         return state
-    words = f"fresh behind version {brought.version}, which was trained elsewhere"
+    words = f"fresh behind version {imported.version}, which was trained elsewhere"
     return replace(state, recipe=state.recipe | {OPTIMIZER: words})

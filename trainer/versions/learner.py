@@ -1,7 +1,7 @@
 """How a batch becomes a version, for the trainer and for `reproduce`.
 
-    batch ──► out_of_turn, where, cut ──► records of its groups ──► BatchGroups: those to train on, and those refused
-                                                                        │
+    batch ──► out_of_turn, cut ──► records of its groups ──► BatchGroups: those to train on, and those refused
+                                                                │
     Base, Settings ──► Learner, at version s ──► step ──► State of version s + 1 ──► save ──► checkpoint
                           ▲
     another policy's TrainingState ──► exchange
@@ -33,7 +33,7 @@ from streams.settings.model import Settings
 from trainer.ranks import exchange
 from trainer.ranks.exchange import Ranks
 from trainer.ranks.launcher import Place
-from trainer.step import group_tokens as elsewhere
+from trainer.step import group_tokens
 from trainer.step.collate import GroupOrigin, check_group
 from trainer.step.grpo import LogGRPOTrainer
 from trainer.step.model import load_adapter, pin, recipe, wrap
@@ -87,17 +87,17 @@ def due(batch: Batch, policy: str, version: int) -> bool:
     return batch.policy == policy and batch.sequence >= version
 
 
-def out_of_turn(at: Coordinates, batch: Batch, version: int, first: int) -> str | None:
+def out_of_turn(coordinates: Coordinates, batch: Batch, version: int, first: int) -> str | None:
     """Return what is wrong if `batch`, which is due, is not the next one; `first` is where its partition begins."""
     if batch.sequence == version:
         return None
     return (
-        f"{at}: batch {batch.sequence} of {batch.policy}, expected {version}: a batch is missing (the first record "
-        f"there has offset {first}), and without it no later version can be reproduced"
+        f"{coordinates}: batch {batch.sequence} of {batch.policy}, expected {version}: a batch is missing (the first "
+        f"record there has offset {first}), and without it no later version can be reproduced"
     )
 
 
-def where(batch: Batch, topic: str) -> list[Coordinates]:
+def coordinates_of(batch: Batch, topic: str) -> list[Coordinates]:
     """Return the coordinates of the groups of `batch`, in its order; `topic` is the name of the groups topic."""
     return [Coordinates(topic, batch.groups_partition, offset) for offset in batch.groups_offsets]
 
@@ -107,12 +107,13 @@ def cut(batch: Batch, topic: str, first: int) -> str | None:
 
     A step without them would be another step.
     """
-    gone = [at for at in where(batch, topic) if at.offset < first]
-    if not gone:
+    missing = [coordinates for coordinates in coordinates_of(batch, topic) if coordinates.offset < first]
+    if not missing:
         return None
     return (
-        f"{gone[0]}: retention has cut {len(gone)} of {len(batch.groups_offsets)} groups of batch {batch.sequence}; "
-        f"the first one there has offset {first}. Without them version {batch.sequence + 1} cannot be trained"
+        f"{missing[0]}: retention has cut {len(missing)} of {len(batch.groups_offsets)} groups of batch "
+        f"{batch.sequence}; the first one there has offset {first}. Without them version {batch.sequence + 1} cannot "
+        "be trained"
     )
 
 
@@ -120,18 +121,18 @@ def groups_in(records: Iterable[Record], expected: GroupOrigin, topic: str, hist
     """Return the groups in the records of a batch, given in its order, and those that no step may use.
 
     `history` has the responses, of `topic`, that hold the tokens of groups which were too large. Raises as
-    `elsewhere.fetch`.
+    `group_tokens.fetch`.
     """
     decoded = [(record, record.decode(AdvantagedGroup)) for record in records]
-    found = (group for _, group in decoded if not isinstance(group, Poison))
-    responses = elsewhere.fetch(found, topic, history)
+    decoded_groups = (group for _, group in decoded if not isinstance(group, Poison))
+    responses = group_tokens.fetch(decoded_groups, topic, history)
     groups = BatchGroups([], [])
     for record, group in decoded:
         if isinstance(group, Poison):
             groups.refused.append(BatchRefused(record, group.reason, group.error))
             continue
         try:
-            whole = elsewhere.whole(group, topic, responses)
+            whole = group_tokens.whole(group, topic, responses)
             check_group(whole, expected, record.at)
         except ContradictoryEvent as exc:
             groups.refused.append(BatchRefused(record, exc.reason, str(exc).removeprefix(f"{record.at}: ")))
@@ -198,26 +199,26 @@ class Learner:
             checkpoint.rng_states(),
         )
 
-    def exchange(self, given: TrainingState) -> TrainingState:
-        """Train `given` from now on, of which nobody else may keep the tensors; return what was trained until now.
+    def exchange(self, state: TrainingState) -> TrainingState:
+        """Train `state` from now on, of which nobody else may keep the tensors; return what was trained until now.
 
         Tensors change places and are not copied, so the next step has the bytes it would have had anyway.
         """
-        held = self.present()
+        previous = self.present()
         optimizer = self._trainer.optimizer
-        for parameter, weights, moments in zip(self._trainer.parameters, given.weights, given.moments, strict=True):
+        for parameter, weights, moments in zip(self._trainer.parameters, state.weights, state.moments, strict=True):
             parameter.data = weights
             optimizer.state.pop(parameter, None)
             if moments:
                 optimizer.state[parameter] = moments
-        checkpoint.set_rng_states(given.rng)
-        self.version, self.next_offset = given.version, given.next_offset
-        return held
+        checkpoint.set_rng_states(state.rng)
+        self.version, self.next_offset = state.version, state.next_offset
+        return previous
 
     def groups_of(self, batch: Batch, records: Iterable[Record], history: History) -> BatchGroups:
         """Return the groups in the records of `batch`, given in its order, and those that no step may use.
 
-        `history` has the responses that hold the tokens of groups which were too large. Raises as `elsewhere.fetch`.
+        `history` has the responses that hold the tokens of groups which were too large. Raises as `group_tokens.fetch`.
         """
         expected = GroupOrigin(
             policy=batch.policy,
@@ -230,7 +231,7 @@ class Learner:
 
     def step(
         self,
-        at: Coordinates,
+        coordinates: Coordinates,
         batch: Batch,
         groups: BatchGroups,
         timings: Mapping[str, float],
@@ -243,7 +244,7 @@ class Learner:
         """
         metrics = self._trainer.train_batch(groups.good, beat)
         metrics |= {"groups_refused": float(len(groups.refused)), **timings}
-        self.version, self.next_offset = batch.sequence + 1, at.offset + 1
+        self.version, self.next_offset = batch.sequence + 1, coordinates.offset + 1
         state = State(
             policy=batch.policy,
             version=self.version,

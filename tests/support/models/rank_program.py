@@ -63,7 +63,7 @@ def main(folder: Path, *changes: str) -> None:
     if place.rank:
         learner.help_out(settings, place)
         return
-    with exchange.others(place, stuck_s=60) as others:
+    with exchange.other_ranks(place, stuck_s=60) as others:
         (folder / "metrics.json").write_text(json.dumps(steps(settings, others)))
 
 
