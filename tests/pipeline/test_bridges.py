@@ -499,7 +499,7 @@ def test_two_imports_at_once_are_one_and_a_refusal(
     write(settings, base, range(1))
     file = exported(settings, tmp_path / "out")
     adapter = Stranger(settings.model.base).step(file, tmp_path / "theirs")
-    ours = announce._published
+    ours = announce._publish
 
     def second(*arguments: Any) -> AdapterEvent:
         event = ours(*arguments)
@@ -507,7 +507,7 @@ def test_two_imports_at_once_are_one_and_a_refusal(
             producer.send(changed(event, files=(), reason="theirs"))
         return event
 
-    monkeypatch.setattr(announce, "_published", second)
+    monkeypatch.setattr(announce, "_publish", second)
     done = imported(settings, adapter, recipe(settings, tmp_path / "out"))
     assert done.exit_code == 4 and "version 1 of default was made by somebody else meanwhile" in done.stderr
 

@@ -305,14 +305,14 @@ def test_a_version_that_somebody_else_made_meanwhile_is_the_one_that_counts(
 ) -> None:
     """On another machine, which shares no lock and no store with this one."""
     sent(settings, groups(base))
-    ours = announce._published
+    ours = announce._publish
 
     def second(*arguments: Any) -> AdapterEvent:
         event = ours(*arguments)
         sent(settings, [changed(event, files=(), reason="theirs")])
         return event
 
-    monkeypatch.setattr(announce, "_published", second)
+    monkeypatch.setattr(announce, "_publish", second)
     with pytest.raises(RefusedError, match="version 1 of default was made by somebody else meanwhile"):
         made(settings, "sft")
 

@@ -206,9 +206,12 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
             "experiment, set trainer.off_policy=true"
         )
     for name in ("base_digest", "tokenizer_digest"):
-        value, expected_value = getattr(group, name), getattr(expected, name)
-        if value != expected_value:
-            yield f"{name} is {value}, the trainer's {expected_value}; agents and trainer must load the same model.base"
+        digest, expected_digest = getattr(group, name), getattr(expected, name)
+        if digest != expected_digest:
+            yield (
+                f"{name} is {digest}, the trainer's is {expected_digest}; agents and trainer must load the same "
+                "model.base"
+            )
     if group.sampling.temperature <= 0:
         yield "it was sampled greedily (temperature 0), which has no logprobs to learn from; use temperature 1"
     if group.sampling.top_p != 1:
