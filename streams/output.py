@@ -207,15 +207,24 @@ def with_interval(row: Row, key: str) -> str:
     return f"{row[key]:.3g}" + ("" if low is None or high is None else f" ({low:.3g} to {high:.3g})")
 
 
-def cell(value: Any) -> str:
-    """Return `value` as the text of a table cell."""
+def cell(value: Any, *, as_sql: bool = False) -> str:
+    """Return `value` as the text of a table cell; nothing in it moves the cursor.
+
+    `as_sql`: as DuckDB's users expect it, with true and false, six digits, and JSON for what is nested.
+    """
     match value:
         case None:
             return ""
+        case bool() if as_sql:
+            return "true" if value else "false"
         case bool():
             return "yes" if value else "no"
+        case float() if as_sql:
+            return f"{value:.1f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
         case float():
             return f"{value:.4g}"
+        case Mapping() | list() if as_sql:
+            return printable(json.dumps(value, ensure_ascii=False, default=str))
         case Mapping():
             return ", ".join(f"{key} {cell(item)}" for key, item in value.items())
         case list() | tuple() | PerToken():

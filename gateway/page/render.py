@@ -6,6 +6,7 @@ view ──► its fields by name ──► template; each value cut and made vi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from gateway.http.principal import principal_of
 from gateway.page import chart
 from streams.access.roles import Action, Principal
-from streams.tools.query.formats import cell
+from streams.output import cell
 from streams.tools.views import rights
 from streams.tools.views.places import PLACE_NOTES
 from streams.tools.views.visible_text import cut, visible
@@ -93,7 +94,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters |= {"cut": cut, "number": number, "moment": moment, "cell": cell, "path": path}
+    env.filters |= {"cut": cut, "number": number, "moment": moment, "cell": partial(cell, as_sql=True), "path": path}
     env.globals |= {"bar": chart.bar_width, "svg": chart.svg, "legend": chart.legend, "place_notes": PLACE_NOTES}
     return env
 

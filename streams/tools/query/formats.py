@@ -12,7 +12,6 @@ column per line, as psql does with `\\x auto`. A table is built in memory; the o
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -97,7 +96,7 @@ class Following:
             )
         count = 0
         for row in rows(result):
-            self._lines.add([cell(value) for value in row])
+            self._lines.add([show.cell(value, as_sql=True) for value in row])
             count += 1
         return count
 
@@ -203,21 +202,6 @@ def _span(value: Any) -> str:
     return " ".join([*parts, f"{seconds:g} s"] if seconds or not parts else parts)
 
 
-def cell(value: Any) -> str:
-    """Return a value as the text of a table's cell; nothing in it moves the cursor."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case float():
-            return f"{value:.6g}" if not 1e6 <= abs(value) < 1e15 else f"{value:.1f}"
-        case dict() | list():
-            return show.printable(json.dumps(value, ensure_ascii=False, default=str))
-        case _:
-            return show.printable(str(value))
-
-
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
@@ -229,7 +213,7 @@ def _table(result: QueryResult, out: TextIO) -> int:
     from rich.cells import cell_len
 
     titles = [show.printable(name) for name in result.names]
-    cells = [[cell(value) for value in row] for row in rows(result)]
+    cells = [[show.cell(value, as_sql=True) for value in row] for row in rows(result)]
     right = [_is_number(kind) for kind in result.schema.types]
     room = _terminal(out)
     if room and cells:
@@ -289,7 +273,7 @@ def _markdown(result: QueryResult, out: TextIO) -> int:
     out.write(line(["---:" if _is_number(kind) else "---" for kind in result.schema.types]))
     count = 0
     for row in rows(result):
-        out.write(line([cell(value) for value in row]))
+        out.write(line([show.cell(value, as_sql=True) for value in row]))
         count += 1
     return count
 
@@ -341,10 +325,9 @@ def _csv(result: QueryResult, out: TextIO, *, header: bool = True) -> int:
 
 
 def _csv_cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    """Return a value with all its digits and characters, which a program reads."""
+    if value is None or isinstance(value, bool):
+        return show.cell(value, as_sql=True)
     return show.json_line(value) if isinstance(value, dict | list) else str(value)
 
 
