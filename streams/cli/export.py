@@ -178,7 +178,6 @@ def _export_groups(
 ) -> tuple[dict[str, Any], list[str]]:
     """Write a data set of groups. Return a summary, and a sentence for each kind of missing record."""
     from streams.tools.query import export as sets
-    from streams.tools.query.prompt import left_out
     from streams.tools.query.session import Session
     from streams.tools.query.source import Scope
 
@@ -188,10 +187,10 @@ def _export_groups(
         session.check(labels)
         if on is not None:
             counts = _on_engine(call, folder, options, session, on)
-            return _summary(folder, counts), left_out(session, labels)
+            return _summary(folder, counts), session.omissions(labels)
         rows = (row for batch in session.run(sets.statement(options)).batches for row in batch.to_pylist())
         counts = sets.write(rows, options, folder, ranges=[row for row in session.ranges if row["topic"] in read])
-        return _summary(folder, counts), left_out(session, labels)
+        return _summary(folder, counts), session.omissions(labels)
 
 
 def _on_engine(call: AppContext, folder: Path, options: ExportOptions, session: Session, on: EngineName) -> Counts:

@@ -60,7 +60,7 @@ def query(call: AppContext, ctx: click.Context, /, **chosen: Any) -> None:
 
     from streams.tools.query import options
 
-    request = options.checked(call.settings, options.QueryOptions(**chosen), sys.stdin.read)
+    request = options.check_request(call.settings, options.QueryOptions(**chosen), sys.stdin.read)
     if request.statement is None:
         _shell(call, request)
         return
@@ -79,8 +79,8 @@ def _answer(session: Session, request: QueryRequest, statement: Statement) -> bo
     session.check(session.labels(statement))
     result = session.run(statement.sql, limit=request.options.limit)
     if request.options.out is not None:
-        with options.half(request.options.out) as half:
-            count = formats.write_file(result, request.output, half)
+        with options.new_file(request.options.out) as file:
+            count = formats.write_file(result, request.output, file)
     else:
         count = formats.write(result, request.output, sys.stdout)
         sys.stdout.flush()
@@ -114,9 +114,7 @@ def _follow(session: Session, request: QueryRequest, statement: Statement) -> bo
 
 def _print_gaps(session: Session, statement: Statement) -> bool:
     """Print to stderr which records are missing; return whether none are."""
-    from streams.tools.query import prompt
-
-    gaps = prompt.left_out(session, session.labels(statement))
+    gaps = session.omissions(session.labels(statement))
     for text in gaps:
         click.echo(text, err=True)
     return not gaps

@@ -191,7 +191,7 @@ def test_a_session_ends_where_the_log_ended_when_it_was_opened(own: Settings) ->
     with Session(own) as session:
         write(own, "b")
         assert answer(session, "SELECT task_id FROM tasks") == [["a"]]
-        with session.renewed() as fresh:
+        with session.renew() as fresh:
             assert answer(fresh, "SELECT task_id FROM tasks ORDER BY 1") == [["a"], ["b"]]
 
 

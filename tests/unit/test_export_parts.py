@@ -89,7 +89,7 @@ def in_parts(settings: Settings, options: ExportOptions, scope: Scope, folder: P
         for batch in Exporting(settings, options)(rows.filter(pa.compute.equal(rows["bucket"], bucket)))
     ]
     counts = export.Counts()
-    lines = distributed.counted(Made(pa.Table.from_batches(made, LINES)), counts)
+    lines = distributed.count_lines(Made(pa.Table.from_batches(made, LINES)), counts)
     export.write_lines(lines, options, folder, counts, ranges=list)
     return counts
 

@@ -292,7 +292,7 @@ def test_a_connection_that_nobody_holds_any_more_is_freed(settings: Settings) ->
 
 
 def asked(settings: Settings, sql: str | None, **options: Any) -> query_options.QueryRequest:
-    return query_options.checked(settings, query_options.QueryOptions(sql=sql, **options), lambda: "SELECT 7")
+    return query_options.check_request(settings, query_options.QueryOptions(sql=sql, **options), lambda: "SELECT 7")
 
 
 def sql_of(settings: Settings, sql: str, **options: Any) -> str:
@@ -442,11 +442,11 @@ def test_parquet_holds_the_types_as_they_are(session: Session, tmp_path: Path) -
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), query_options.half(tmp_path / "x") as half:
+    with pytest.raises(ZeroDivisionError), query_options.new_file(tmp_path / "x") as half:
         half.write_text("begun")
         raise ZeroDivisionError
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(SettingsError, match="--out"), query_options.half(tmp_path / "no" / "x"):
+    with pytest.raises(SettingsError, match="--out"), query_options.new_file(tmp_path / "no" / "x"):
         pass
 
 

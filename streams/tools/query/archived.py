@@ -40,39 +40,39 @@ class Sorted(NamedTuple):
 
 def sort(archive: ArchiveReader, event: type[Event], segments: Iterable[Segment]) -> Sorted:
     """Return the segments by how they must be read. Those of groups are opened, and others without a newest record."""
-    found = Sorted([], [], [])
+    sorted_segments = Sorted([], [], [])
     newest = versions.files().newest(event)
     ids = numbering.current().ids_meaning(newest) if newest.version > 1 else frozenset()
     for segment in segments:
         unsure = event is AdvantagedGroup or (newest.version > 1 and ids.isdisjoint(segment.schema_ids))
         if unsure and not _has_columns(archive, event, segment):
-            found.older.append(segment)
+            sorted_segments.older.append(segment)
         else:
-            (found.with_bad if segment.bad else found.clean).append(segment)
-    return found
+            (sorted_segments.with_bad if segment.bad else sorted_segments.clean).append(segment)
+    return sorted_segments
 
 
 def _has_columns(archive: ArchiveReader, event: type[Event], segment: Segment) -> bool:
     try:
         with archive.store.open(f"{archive.folder(segment.label)}/{segment.name}") as source:
-            held = small(pq.read_schema(source))
+            schema = small(pq.read_schema(source))
     except (OSError, pa.ArrowException, LogError):
         return True  # missing or damaged: reading it raises (`ArchiveReader.sound`)
     return all(
-        field.name in held.names and held.field(field.name).type == field.type for field in segment_schema(event)
+        field.name in schema.names and schema.field(field.name).type == field.type for field in segment_schema(event)
     )
 
 
 def selects(sorted_: Sorted, listed: Mapping[str, str], scope: Scope) -> list[str]:
     """Return the SELECTs of each kind of segment that DuckDB reads by itself; `listed`: as `archived_columns`."""
-    found = []
+    statements = []
     for segments, is_event in ((sorted_.clean, ""), (sorted_.with_bad, "_bad IS NULL")):
         for condition, columns in listed.items():
             limits = [text for text in (is_event, condition, scope.condition()) if text]
             if segments:
-                where = f" WHERE {' AND '.join(limits)}" if limits else ""
-                found.append(f"SELECT {columns} FROM {files(segments)}{where}")  # noqa: S608 - quoted
-    return found
+                condition_sql = f" WHERE {' AND '.join(limits)}" if limits else ""
+                statements.append(f"SELECT {columns} FROM {files(segments)}{condition_sql}")  # noqa: S608 - quoted
+    return statements
 
 
 def files(segments: Iterable[Segment]) -> str:
@@ -85,18 +85,18 @@ def rows(archive: ArchiveReader, topic: Topic, segments: Iterable[Segment]) -> I
     """Yield what the segments hold, to be decoded again."""
     for segment in segments:
         tp = (topic.name, segment.partition)
-        for some in decode.at_once(archive.range(tp, [segment])):
-            yield decode.side_by_side(topic.name, some)
+        for records in decode.at_once(archive.range(tp, [segment])):
+            yield decode.side_by_side(topic.name, records)
 
 
 def bad(con: duckdb.DuckDBPyConnection, topic: Topic, segments: Iterable[Segment], scope: Scope) -> list[Bad]:
     """Return the records in these segments that are not events."""
-    held = [segment for segment in segments if segment.bad]
-    if not held:
+    damaged = [segment for segment in segments if segment.bad]
+    if not damaged:
         return []
-    found = con.execute(
-        f"SELECT _partition, _offset, _bad FROM {files(held)} "  # noqa: S608 - paths as literals
+    undecodable = con.execute(
+        f"SELECT _partition, _offset, _bad FROM {files(damaged)} "  # noqa: S608 - paths as literals
         f"WHERE _bad IS NOT NULL AND {scope.condition() or 'true'}"
     ).fetchall()
-    how = "`streamward events tail` shows it, if the log still has it"
-    return [Bad(Coordinates(topic.name, partition, offset), reason, how) for partition, offset, reason in found]
+    hint = "`streamward events tail` shows it, if the log still has it"
+    return [Bad(Coordinates(topic.name, partition, offset), reason, hint) for partition, offset, reason in undecodable]

@@ -19,54 +19,56 @@ from streams.tools.query.export import Counts
 from streams.tools.query.finished import Finished
 
 
-def examples(found: Iterable[Finished], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, str]]:
+def examples(finished: Iterable[Finished], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, str]]:
     """Yield every example with the id of its task, and count."""
     group = None
-    for one in found:
+    for answer in finished:
         counts.responses += 1
-        counts.groups += one.group is not None and one.at != group
-        group = one.at
-        floor, reward = options.min_reward, one.reward
-        is_good = floor is None or (reward is not None and reward >= floor)
-        made = list(_of(one)) if is_good else []
-        if not made:
-            why = "below the least reward" if not is_good else "its task is gone"
-            counts.left_out[why if one.run is None or not is_good else "no call is delivered"] += 1
-        for example in made:
+        counts.groups += answer.group is not None and answer.position != group
+        group = answer.position
+        floor, reward = options.min_reward, answer.reward
+        if floor is not None and (reward is None or reward < floor):
+            counts.left_out["below the least reward"] += 1
+            continue
+        conversations = list(_conversations(answer))
+        if not conversations:
+            counts.left_out["its task is gone" if answer.run is None else "no call is delivered"] += 1
+        for example in conversations:
             counts.examples += 1
-            yield example, one.task_id
+            yield example, answer.task_id
 
 
-def _of(one: Finished) -> Iterator[Example]:
-    if one.run is None:
-        if one.task is not None and one.response is not None:
-            said = Message(role="assistant", content=one.response.text)
-            yield _example(one, (*one.task.messages, said), one.task.tools, 0, one.response.adapter_version, None)
+def _conversations(answer: Finished) -> Iterator[Example]:
+    task, response = answer.task, answer.response
+    if answer.run is None:
+        if task is not None and response is not None:
+            reply = Message(role="assistant", content=response.text)
+            yield _example(answer, (*task.messages, reply), task.tools, 0, response.adapter_version, None)
         return
-    for number, chain in enumerate(one.run.chains):
+    for number, chain in enumerate(answer.run.chains):
         first, last = chain.turns[0], chain.turns[-1]
-        yield _example(one, chain.messages, first.tools, number, last.adapter_version, last.agent_id)
+        yield _example(answer, chain.messages, first.tools, number, last.adapter_version, last.agent_id)
 
 
 def _example(
-    one: Finished,
+    answer: Finished,
     messages: Iterable[Message],
     tools: Iterable[Tool],
     chain: int,
     version: int,
     agent_id: str | None,
 ) -> Example:
-    about = [one.answer_id, *(step.turn.turn_id for step in (one.run.steps if one.run is not None else ()))]
+    subjects = [answer.answer_id, *(step.turn.turn_id for step in (answer.run.steps if answer.run is not None else ()))]
     return {
         "messages": [message_of(message, for_template=True) for message in messages],
         "tools": [tool_of(tool) for tool in tools],
-        "reward": one.reward,
-        "feedback": one.opinion(*about),
-        "task_id": one.task_id,
-        "scenario": None if one.task is None else one.task.scenario,
+        "reward": answer.reward,
+        "feedback": answer.opinion(*subjects),
+        "task_id": answer.task_id,
+        "scenario": None if answer.task is None else answer.task.scenario,
         "agent_id": agent_id,
-        "trajectory_id": None if one.run is None else one.answer_id,
+        "trajectory_id": None if answer.run is None else answer.answer_id,
         "chain": chain,
         "adapter_version": version,
-        "at": str(one.at),
+        "at": str(answer.position),
     }

@@ -31,9 +31,9 @@ from streams.tools.distributed.engine import DataEngine, Rows, SharedValue, as_b
 from streams.tools.distributed.executor import guarded, release
 from streams.tools.distributed.pieces import ArchivePiece, bucket_of, buckets_for, for_executors, pieces_of
 from streams.tools.query.examples import FORMATS, ExportOptions
-from streams.tools.query.export import LABELS, Counts, grouped, line_of, statement
+from streams.tools.query.export import LABELS, Counts, line_of, rows_by_group, statement
 from streams.tools.query.source import Scope
-from streams.tools.query.views import WHOLE, columns, quoted
+from streams.tools.query.views import WHOLE, columns, identifier
 
 BATCH_RECORDS = 1000
 READ = pa.schema(
@@ -117,34 +117,35 @@ class Exporting:
             con.execute(f"SET TimeZone = 'UTC'; CREATE SCHEMA {WHOLE}")
             for topic, label in enumerate(LABELS):
                 self._view(con, label, rows.filter(pa.compute.equal(rows["topic"], topic)))
-            found = con.sql(statement(self.options)).to_arrow_reader(BATCH_RECORDS)
-            yield from self._of_groups(row for batch in found for row in batch.to_pylist())
+            reader = con.sql(statement(self.options)).to_arrow_reader(BATCH_RECORDS)
+            yield from self._group_lines(row for batch in reader for row in batch.to_pylist())
 
     def _view(self, con: duckdb.DuckDBPyConnection, label: str, rows: pa.Table) -> None:
         """Make the view of a topic, as a session has it."""
         topic = topics(self.settings.topics)[label]
         tables = [
-            decode.decode_rows(topic.event, decode.side_by_side(topic.name, some)).table
-            for some in decode.at_once(_records(topic.name, rows))
+            decode.decode_rows(topic.event, decode.side_by_side(topic.name, records)).table
+            for records in decode.at_once(_records(topic.name, rows))
         ]
         schema = decode.arrow_schema(topic.event)
         con.register(f"{label} here", pa.concat_tables([schema.empty_table(), *tables]))
-        name = quoted(f"{label} here")
+        name = identifier(f"{label} here")
         select = f"SELECT {columns(label, schema.names)} FROM {name}"  # noqa: S608 - names, quoted
-        con.execute(f"CREATE VIEW {WHOLE}.{quoted(label)} AS {select}; CREATE VIEW main.{quoted(label)} AS {select}")
+        for view_schema in (WHOLE, "main"):
+            con.execute(f"CREATE VIEW {view_schema}.{identifier(label)} AS {select}")
 
-    def _of_groups(self, rows: Iterator[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
-        for group in grouped(rows):
+    def _group_lines(self, rows: Iterator[Mapping[str, Any]]) -> Iterator[tuple[Any, ...]]:
+        for group in rows_by_group(rows):
             first = group[0]
-            at, made = (
+            position, examples = (
                 (first["groups_partition"], first["groups_offset"]),
                 FORMATS[self.options.format](group, self.options),
             )
-            if isinstance(made, str):
-                yield *at, 0, len(group), first["task_id"], None, made
+            if isinstance(examples, str):
+                yield *position, 0, len(group), first["task_id"], None, examples
                 continue
-            for number, example in enumerate(made):
-                yield *at, number, 0 if number else len(group), first["task_id"], line_of(example), None
+            for number, example in enumerate(examples):
+                yield *position, number, 0 if number else len(group), first["task_id"], line_of(example), None
 
 
 def _records(name: str, rows: pa.Table) -> Iterator[Record]:
@@ -163,20 +164,21 @@ def lines(
     """
     ranges = ranges_of(settings)
     pieces = pieces_of(settings, ranges, LABELS)
-    own, named = for_executors(settings), topics(settings.topics)
-    check(engine, release(), own.archive.store, sorted({named[LABELS[piece.topic]].name for piece in pieces}))
+    executor_settings, topic_of = for_executors(settings), topics(settings.topics)
+    names = sorted({topic_of[LABELS[piece.topic]].name for piece in pieces})
+    check(engine, release(), executor_settings.archive.store, names)
     if not pieces:
         return iter(())
     buckets = buckets_for(pieces, engine.parallelism)
-    reading = ReadingByTask(own, engine.share(pieces), options, scope, buckets)
+    reading = ReadingByTask(executor_settings, engine.share(pieces), options, scope, buckets)
     read = engine.of(len(pieces), min(len(pieces), buckets), guarded(reading), READ)
-    made = read.together("bucket", buckets, guarded(Exporting(own, options)), LINES).kept()
-    return counted(made, counts)
+    rows = read.together("bucket", buckets, guarded(Exporting(executor_settings, options)), LINES).kept()
+    return count_lines(rows, counts)
 
 
-def counted(made: Rows, counts: Counts) -> Iterator[tuple[str, str]]:
+def count_lines(rows: Rows, counts: Counts) -> Iterator[tuple[str, str]]:
     """Yield what `lines` returns, of rows of LINES."""
-    for table in made.ordered(ORDER):
+    for table in rows.ordered(ORDER):
         for row in table.to_pylist():
             counts.groups += not row["number"]
             counts.responses += row["responses"]

@@ -93,8 +93,8 @@ def _single(group: list[Row], options: ExportOptions) -> list[Example] | str:
 
 def _openai(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """OpenAI's chat format for supervised fine-tuning: {messages} and nothing else."""
-    made = _single(group, options)
-    return made if isinstance(made, str) else [{"messages": example["messages"]} for example in made]
+    examples = _single(group, options)
+    return examples if isinstance(examples, str) else [{"messages": example["messages"]} for example in examples]
 
 
 def _preference(group: list[Row], options: ExportOptions) -> list[Example] | str:
@@ -112,23 +112,23 @@ def _preference(group: list[Row], options: ExportOptions) -> list[Example] | str
             "chosen_reward": best["reward"],
             "rejected_reward": worst["reward"],
             **_origin(best),
-            "rejected_at": _at(worst),
+            "rejected_at": _position(worst),
         }
     ]
 
 
 def _openai_preference(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """OpenAI's format for preference fine-tuning: {input, preferred_output, non_preferred_output}."""
-    made = _preference(group, options)
-    if isinstance(made, str):
-        return made
+    pairs = _preference(group, options)
+    if isinstance(pairs, str):
+        return pairs
     return [
         {
             "input": {"messages": example["prompt"]},
             "preferred_output": example["chosen"],
             "non_preferred_output": example["rejected"],
         }
-        for example in made
+        for example in pairs
     ]
 
 
@@ -177,11 +177,11 @@ def _origin(row: Row) -> Example:
         "scenario": row["scenario"],
         "adapter_version": row["adapter_version"],
         "finish_reason": row["finish_reason"],
-        "response_at": _at(row),
+        "response_at": _position(row),
     }
 
 
-def _at(row: Row) -> str:
+def _position(row: Row) -> str:
     return f"responses[{row['responses_partition']}]@{row['responses_offset']}"
 
 
@@ -189,11 +189,11 @@ def _messages(row: Row) -> list[Example]:
     """Return the prompt as chat templates and OpenAI's API take it; what is not set is left out."""
     messages = []
     for message in row["messages"]:
-        said = {
+        fields = {
             name: message[name] for name in ("role", "content", "name", "tool_call_id") if message[name] is not None
         }
         if message["tool_calls"]:
-            said["tool_calls"] = [
+            fields["tool_calls"] = [
                 {
                     "id": call["id"],
                     "type": "function",
@@ -201,5 +201,5 @@ def _messages(row: Row) -> list[Example]:
                 }
                 for call in message["tool_calls"]
             ]
-        messages.append(said)
+        messages.append(fields)
     return messages

@@ -33,7 +33,7 @@ from streams.files import sha256_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.examples import COLUMNS, FORMATS, Example, ExportOptions, Row, check
-from streams.tools.query.views import literal, quoted
+from streams.tools.query.views import identifier, literal
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
@@ -122,7 +122,7 @@ def line_of(example: Example) -> str:
 
 
 def write_examples(
-    made: Iterable[tuple[Example, str]],
+    examples: Iterable[tuple[Example, str]],
     options: ExportOptions,
     folder: Path,
     counts: Counts,
@@ -131,11 +131,11 @@ def write_examples(
 ) -> None:
     """Write examples, each with the id of its task, as `write` does. `counts` is counted while they are made, and what
     `ranges` returns is known then."""
-    write_lines(((line_of(example), task_id) for example, task_id in made), options, folder, counts, ranges=ranges)
+    write_lines(((line_of(example), task_id) for example, task_id in examples), options, folder, counts, ranges=ranges)
 
 
 def write_lines(
-    made: Iterable[tuple[str, str]],
+    lines: Iterable[tuple[str, str]],
     options: ExportOptions,
     folder: Path,
     counts: Counts,
@@ -148,9 +148,9 @@ def write_lines(
     folder.mkdir(parents=True, exist_ok=True)
     halves = {split: folder / f".{split}.half" for split in (("train", "test") if options.test_share else ("train",))}
     try:
-        examples = _split_lines(made, options, halves)
+        examples = _split_lines(lines, options, halves)
         if not counts.examples:
-            raise NotFoundError(_nothing(options, counts))
+            raise NotFoundError(_no_examples(options, counts))
         files = []
         for split, half in halves.items():
             if not examples[split]:  # readers of data sets do not take an empty file
@@ -166,12 +166,12 @@ def write_lines(
     (folder / MANIFEST).write_text(_manifest(options, counts, files, ranges()))
 
 
-def _split_lines(made: Iterable[tuple[str, str]], options: ExportOptions, halves: Mapping[str, Path]) -> Counter[str]:
+def _split_lines(lines: Iterable[tuple[str, str]], options: ExportOptions, halves: Mapping[str, Path]) -> Counter[str]:
     """Write each line to the file of its split; return how many are in each."""
     written: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         files = {split: stack.enter_context(half.open("w", encoding="utf-8")) for split, half in halves.items()}
-        for line, task_id in made:
+        for line, task_id in lines:
             split = split_of(task_id, options)
             files[split].write(line + "\n")
             written[split] += 1
@@ -185,7 +185,7 @@ def _as_parquet(lines: Path) -> Path:
         longest = max(map(len, file))
         file.seek(0)
         names = json.loads(file.readline())
-    columns = ", ".join(f"{quoted(name)}: {literal(COLUMNS.get(name, 'VARCHAR'))}" for name in names)
+    columns = ", ".join(f"{identifier(name)}: {literal(COLUMNS.get(name, 'VARCHAR'))}" for name in names)
     with duckdb.connect() as con:
         con.execute(
             f"COPY (FROM read_json({literal(str(lines))}, format = 'newline_delimited', columns = {{{columns}}}, "
@@ -205,7 +205,7 @@ def split_of(task_id: str, options: ExportOptions) -> str:
     return "test" if draw < options.test_share else "train"
 
 
-def _nothing(options: ExportOptions, counts: Counts) -> str:
+def _no_examples(options: ExportOptions, counts: Counts) -> str:
     if options.format == "conversations" and not counts.responses:
         return (
             f"policy {options.policy} has no finished conversations in this range: a response is finished when its "
@@ -217,8 +217,8 @@ def _nothing(options: ExportOptions, counts: Counts) -> str:
             "with `streamward query groups`"
         )
     reasons = ", ".join(f"{number} {reason}" for reason, number in counts.left_out.most_common())
-    what = f"{counts.groups} groups" if counts.groups else f"{counts.responses} conversations"
-    return f"{what} were read and none gives an example ({reasons}); ask for less"
+    subject = f"{counts.groups} groups" if counts.groups else f"{counts.responses} conversations"
+    return f"{subject} were read and none gives an example ({reasons}); ask for less"
 
 
 def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges: Iterable[Mapping[str, Any]]) -> str:
@@ -238,19 +238,19 @@ def _manifest(options: ExportOptions, counts: Counts, files: list[File], ranges:
 
 def _examples(rows: Iterable[Row], options: ExportOptions, counts: Counts) -> Iterator[tuple[Example, str]]:
     """Yield every example with the id of its task, and count."""
-    for group in grouped(rows):
+    for group in rows_by_group(rows):
         counts.groups += 1
         counts.responses += len(group)
-        made = FORMATS[options.format](group, options)
-        if isinstance(made, str):
-            counts.left_out[made] += 1
+        examples = FORMATS[options.format](group, options)
+        if isinstance(examples, str):
+            counts.left_out[examples] += 1
             continue
-        for example in made:
+        for example in examples:
             counts.examples += 1
             yield example, group[0]["task_id"]
 
 
-def grouped(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def rows_by_group(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Yield the rows of each group."""
     for _, members in groupby(rows, key=lambda row: (row["groups_partition"], row["groups_offset"])):
         yield list(members)

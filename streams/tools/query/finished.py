@@ -1,12 +1,12 @@
-"""Everything that was answered and is finished: responses in groups, and runs of agents, each with all that is known.
+"""Finished answers: responses in groups, and runs of agents, each with everything that the log has about it.
 
     groups ────────────────────────────────► a task's responses, or the runs of agents that they are ─┐
     trajectories ──► ended, and no task's ─► one run ─────────────────────────────────────────────────┴─► Finished
     tasks, turns, rewards (feedback) ──────► found by their key
 
-A group, and the end of a run, are written after everything that they are about. So the topics with the former are
-looked at first, and the others are read at least as far. Of a record only its place is kept, until it is needed; what
-it says is fetched when the group or the end comes, some hundred at a time.
+A group, and the end of a run, are written after everything that they are about. So the ends of their topics are taken
+first, and the other topics are read at least as far. Only the position of a record is kept until the group or the end
+comes; its content is fetched then, some hundred records at a time.
 
 Not covered: a response that is in no group, since its task is open, its group was dropped, or it failed.
 """
@@ -41,7 +41,7 @@ from streams.settings.model import Settings
 from streams.stages.agents.trajectories.fold import Trajectory, fold
 
 BY_KEY = ("trajectories", "tasks", "turns", "rewards")
-"""What is found by the id of its task."""
+"""Topics whose records are found by the id of their task."""
 LABELS = ("groups", "responses", *BY_KEY)
 """The topics it reads."""
 CHUNK = 256
@@ -52,7 +52,7 @@ log = logging.getLogger("streamward.export")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedSelection:
-    """Which of it is wanted; None: all."""
+    """Which answers to read; None: all."""
 
     policy: str
     purpose: Purpose | None = None
@@ -63,9 +63,9 @@ class FinishedSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A response, or a run of an agent, and all that the log has about it."""
+    """A response or a run of an agent, and everything that the log has about it."""
 
-    at: Coordinates
+    position: Coordinates
     """Of its group, or of the end of the run."""
     answer_id: str
     """Of the response; of the trajectory where no task was submitted."""
@@ -82,7 +82,7 @@ class Finished:
 
     @property
     def reward(self) -> float | None:
-        """What its scorers gave; None if nobody was to score it."""
+        """The reward of its scorers; None if the task had none."""
         if self.group is None or self.member is None:
             return None
         return self.member.reward if self.group.purpose != "serve" or self.member.components else None
@@ -96,19 +96,19 @@ class Finished:
 class FinishedReader:
     """Reads on from where the last round ended; within a round, in an order that never changes. Raises as `History`."""
 
-    def __init__(self, settings: Settings, history: History, wanted: FinishedSelection) -> None:
+    def __init__(self, settings: Settings, history: History, selection: FinishedSelection) -> None:
         self.history = history
         """May be replaced between two rounds."""
         self.unusable = 0
-        """Records that are no events, or gone, and what they were about is left out for it."""
-        self._wanted = wanted
+        """Records that are no events, or deleted; the answers that they are about are left out."""
+        self._selection = selection
         self._names = {label: topics(settings.topics)[label] for label in LABELS}
         self._kinds = {topic.name: topic.event for topic in self._names.values()}
         self._low: dict[TopicPartition, int] = {}
         self._next: dict[TopicPartition, int] = {}
         self._first: dict[TopicPartition, int] = {}
         self._places: defaultdict[bytes, list[Coordinates]] = defaultdict(list)
-        """Where the records of a task are, by their key."""
+        """The positions of a task's records, by their key."""
 
     def ranges(self) -> list[dict[str, Any]]:
         """Return what was read, for a manifest."""
@@ -129,13 +129,13 @@ class FinishedReader:
             end = ends["groups"][tp]
             groups = filter(self._is_in_time, self.history.read({tp: start}, {tp: end}) if start < end else ())
             while chunk := list(islice(groups, CHUNK)):
-                yield from self._of_groups(chunk)
+                yield from self._group_answers(chunk)
         ended.sort()
         for begin in range(0, len(ended), CHUNK):
-            found = self.history.fetch(ended[begin : begin + CHUNK])
-            yield from self._of_ends([found[at] for at in ended[begin : begin + CHUNK]])
+            records = self.history.fetch(ended[begin : begin + CHUNK])
+            yield from self._run_answers([records[position] for position in ended[begin : begin + CHUNK]])
 
-    # --- reading on ---------------------------------------------------------------------------------------------------
+    # --- reading further ----------------------------------------------------------------------------------------------
 
     def _end(self, label: str) -> dict[TopicPartition, int]:
         bounds = self.history.bounds([label])
@@ -143,7 +143,7 @@ class FinishedReader:
         return {tp: high for tp, (_, high) in bounds.items()}
 
     def _begin(self, ends: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return where to read on."""
+        """Return the offsets to continue from."""
         starts = {tp: self._next.get(tp, self._low[tp]) for tp in ends}
         self._first = starts | self._first
         self._next |= ends
@@ -159,10 +159,10 @@ class FinishedReader:
                 ended.append(record.at)
 
     def _is_in_time(self, record: Record) -> bool:
-        since, until = self._wanted.since_ms, self._wanted.until_ms
+        since, until = self._selection.since_ms, self._selection.until_ms
         return (since is None or record.timestamp_ms >= since) and (until is None or record.timestamp_ms < until)
 
-    def _decoded(self, records: Iterable[Record], kind: type[AnEvent]) -> Iterator[tuple[Coordinates, AnEvent]]:
+    def _decode(self, records: Iterable[Record], kind: type[AnEvent]) -> Iterator[tuple[Coordinates, AnEvent]]:
         for record in records:
             event = record.decode(kind)
             if isinstance(event, Poison):
@@ -173,82 +173,71 @@ class FinishedReader:
 
     # --- what is finished ---------------------------------------------------------------------------------------------
 
-    def _of_groups(self, records: list[Record]) -> Iterator[Finished]:
+    def _group_answers(self, records: list[Record]) -> Iterator[Finished]:
         groups: dict[Coordinates, AdvantagedGroup] = {}
-        for at, group in self._decoded(records, AdvantagedGroup):
-            if group.policy == self._wanted.policy and self._wanted.purpose in (None, group.purpose):
-                groups[at] = group
+        for position, group in self._decode(records, AdvantagedGroup):
+            if group.policy == self._selection.policy and self._selection.purpose in (None, group.purpose):
+                groups[position] = group
         # the second copy of a group is skipped: the records it is about were forgotten with the first
-        known = {at: self._taken(group.task_id) for at, group in groups.items()}
+        places_by_group = {position: self._take_places(group.task_id) for position, group in groups.items()}
         name = self._names["responses"].name
         members = {
-            (at, member.slot): Coordinates(name, member.partition, member.offset)
-            for at, group in groups.items()
-            if known[at]
+            (position, member.slot): Coordinates(name, member.partition, member.offset)
+            for position, group in groups.items()
+            if places_by_group[position]
             for member in group.responses
         }
-        found = self._fetched([*members.values(), *(place for places in known.values() for place in places)])
-        for at, group in groups.items():
+        events = self._fetch([*members.values(), *(place for places in places_by_group.values() for place in places)])
+        for position, group in groups.items():
+            about = [events.get(place) for place in places_by_group[position]]
             for member in group.responses:
-                response = found.get(members.get((at, member.slot), at))
+                response = events.get(members.get((position, member.slot), position))
                 if isinstance(response, Response):
-                    yield self._answer(at, group, member, response, [found.get(place) for place in known[at]])
+                    yield Finished(
+                        position=position,
+                        answer_id=response.response_id,
+                        task_id=group.task_id,
+                        purpose=group.purpose,
+                        task=next((event for event in about if isinstance(event, Task)), None),
+                        group=group,
+                        member=member,
+                        response=response,
+                        run=_run(response.response_id, about),
+                        feedback=_feedback(about),
+                    )
 
-    def _answer(
-        self,
-        at: Coordinates,
-        group: AdvantagedGroup,
-        member: GroupResponse,
-        response: Response,
-        events: list[Event | None],
-    ) -> Finished:
-        answer_id = response.response_id
-        return Finished(
-            at=at,
-            answer_id=answer_id,
-            task_id=group.task_id,
-            purpose=group.purpose,
-            task=next((event for event in events if isinstance(event, Task)), None),
-            group=group,
-            member=member,
-            response=response,
-            run=_run(answer_id, events),
-            feedback=_feedback(events),
-        )
-
-    def _of_ends(self, records: list[Record]) -> Iterator[Finished]:
+    def _run_answers(self, records: list[Record]) -> Iterator[Finished]:
         ends: dict[Coordinates, TrajectoryEvent] = {}
-        for at, event in self._decoded(records, TrajectoryEvent):
-            if event.policy == self._wanted.policy and self._wanted.purpose in (None, event.purpose):
-                ends[at] = event
-        known = {at: self._taken(event.task_id) for at, event in ends.items()}
-        found = self._fetched(place for places in known.values() for place in places)
-        for at, event in ends.items():
-            events = [found.get(place) for place in known[at]]
-            if events:
+        for position, event in self._decode(records, TrajectoryEvent):
+            if event.policy == self._selection.policy and self._selection.purpose in (None, event.purpose):
+                ends[position] = event
+        places_by_end = {position: self._take_places(event.task_id) for position, event in ends.items()}
+        events = self._fetch(place for places in places_by_end.values() for place in places)
+        for position, event in ends.items():
+            about = [events.get(place) for place in places_by_end[position]]
+            if about:
                 yield Finished(
-                    at=at,
+                    position=position,
                     answer_id=event.trajectory_id,
                     task_id=event.task_id,
                     purpose=event.purpose,
-                    run=_run(event.trajectory_id, events),
-                    feedback=_feedback(events),
+                    run=_run(event.trajectory_id, about),
+                    feedback=_feedback(about),
                 )
 
-    def _taken(self, task_id: str) -> list[Coordinates]:
+    def _take_places(self, task_id: str) -> list[Coordinates]:
         return self._places.pop(task_id.encode(), [])
 
-    def _fetched(self, places: Iterable[Coordinates]) -> dict[Coordinates, Event]:
+    def _fetch(self, places: Iterable[Coordinates]) -> dict[Coordinates, Event]:
         """Return the events at these places; what retention has deleted is left out."""
-        wanted = set(places)
-        gone = {at for at in wanted if at.offset < self._low[at.topic, at.partition]}
-        self.unusable += len(gone)
-        found = self.history.fetch(wanted - gone)
-        return {
-            at: event
-            for name, kind in self._kinds.items()
-            for at, event in self._decoded((record for record in found.values() if record.at.topic == name), kind)
-        }
+        named = set(places)
+        stored = {place for place in named if place.offset >= self._low[place.topic, place.partition]}
+        self.unusable += len(named - stored)
+        records = self.history.fetch(stored).values()
+        events: dict[Coordinates, Event] = {}
+        for name, kind in self._kinds.items():
+            events |= self._decode([record for record in records if record.at.topic == name], kind)
+        return events
 
 
 def _run(trajectory_id: str, events: list[Event | None]) -> Trajectory | None:
@@ -263,11 +252,11 @@ def _run(trajectory_id: str, events: list[Event | None]) -> Trajectory | None:
 
 
 def _feedback(events: list[Event | None]) -> dict[str, list[Reward]]:
-    once: dict[str, Reward] = {}
+    by_id: dict[str, Reward] = {}
     for event in events:
         if isinstance(event, Reward) and event.source.startswith(FEEDBACK):
-            once.setdefault(event.reward_id, event)
-    found: defaultdict[str, list[Reward]] = defaultdict(list)
-    for reward in once.values():
-        found[reward.response_id].append(reward)
-    return dict(found)
+            by_id.setdefault(event.reward_id, event)
+    by_subject: defaultdict[str, list[Reward]] = defaultdict(list)
+    for reward in by_id.values():
+        by_subject[reward.response_id].append(reward)
+    return dict(by_subject)

@@ -224,7 +224,7 @@ def _table(result: QueryResult, out: TextIO) -> int:
         cells = short
     widths = [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
     for row in [titles, *cells]:
-        out.write(_padded(row, widths, right) + "\n")
+        out.write(_pad(row, widths, right) + "\n")
     return len(cells)
 
 
@@ -240,13 +240,13 @@ def _records(titles: Sequence[str], cells: Sequence[Sequence[str]], out: TextIO)
     return len(cells)
 
 
-def _padded(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+def _pad(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     from rich.cells import cell_len
 
     parts = []
-    for text, width, to_the_right in zip(row, widths, right, strict=True):
+    for text, width, is_right in zip(row, widths, right, strict=True):
         space = " " * (width - cell_len(text))
-        parts.append(space + text if to_the_right else text + space)
+        parts.append(space + text if is_right else text + space)
     return "  ".join(parts).rstrip()
 
 
@@ -279,19 +279,19 @@ def _markdown(result: QueryResult, out: TextIO) -> int:
 
 
 def _objects(result: QueryResult) -> Iterator[str]:
-    names = _unlike(result.names)
+    names = _unique_names(result.names)
     return (show.json_line(dict(zip(names, row, strict=True))) for row in rows(result))
 
 
-def _unlike(names: Sequence[str]) -> list[str]:
+def _unique_names(names: Sequence[str]) -> list[str]:
     """Return names without duplicates, which a JSON object would lose."""
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
-        number, another = 1, name
-        while another in found:
-            another, number = f"{name}_{number}", number + 1
-        found.append(another)
-    return found
+        number, candidate = 1, name
+        while candidate in unique:
+            candidate, number = f"{name}_{number}", number + 1
+        unique.append(candidate)
+    return unique
 
 
 def _jsonl(result: QueryResult, out: TextIO, *, header: bool = True) -> int:

@@ -1,9 +1,10 @@
 """One line for every question and its answer, appended to a file that may be followed.
 
-    Finished ──► a response: one line; a run: one line a call ──► agent_interactions.jsonl, behind what is there
+    Finished ──► a response: one line; a run: one line a call ──► the end of agent_interactions.jsonl
 
-The file is its own memory: a line says whose it is, and what has one is not written again. So a run that is killed
-anywhere is repeated, and neither loses nor doubles a line; a last line that was cut off is removed and written anew.
+The file is its own memory: a line has the id of its answer or call, and an id is written once. So an export that was
+killed anywhere can be repeated, and neither loses nor doubles a line; a last line that was cut off is removed and
+written anew.
 Lines are in the order in which groups and runs were finished.
 """
 
@@ -34,55 +35,62 @@ FOLLOW_S = 1.0
 Interaction = dict[str, Any]
 
 
-def interactions(one: Finished) -> Iterator[Interaction]:
+def interactions(answer: Finished) -> Iterator[Interaction]:
     """Yield a line for a response, or for each call of a run, also one that bears no loss."""
-    if one.run is not None:
-        yield from (_of_call(one, step) for step in one.run.steps)
-    elif one.response is not None:
-        said, messages = one.response, () if one.task is None else one.task.messages
+    if answer.run is not None:
+        yield from (_call_line(answer, step) for step in answer.run.steps)
+    elif answer.response is not None:
+        response, messages = answer.response, () if answer.task is None else answer.task.messages
         yield {
-            "task_id": one.task_id,
+            "task_id": answer.task_id,
             "input": messages[-1].content if messages else None,
-            "response": said.text,
-            "score": one.reward if one.reward is not None else one.opinion(one.answer_id),
-            "agent_id": said.agent_id,
-            "adapter_version": said.adapter_version,
-            "timestamp": moment(said.created_at),
-            "metadata": {"id": said.response_id, **_metadata(one, said.finish_reason, (one.answer_id,))},
+            "response": response.text,
+            "score": answer.reward if answer.reward is not None else answer.opinion(answer.answer_id),
+            "agent_id": response.agent_id,
+            "adapter_version": response.adapter_version,
+            "timestamp": moment(response.created_at),
+            "metadata": {"id": response.response_id, **_metadata(answer, response.finish_reason, (answer.answer_id,))},
         }
 
 
-def _of_call(one: Finished, step: TrajectoryStep) -> Interaction:
+def _call_line(answer: Finished, step: TrajectoryStep) -> Interaction:
     turn = step.turn
-    own = one.opinion(turn.turn_id)
+    opinion = answer.opinion(turn.turn_id)
     calls = [{"name": call.name, "arguments": call.arguments} for call in turn.reply.tool_calls]
-    about: dict[str, Any] = {"trajectory_id": turn.trajectory_id, "turn": turn.number, "chain": step.chain}
-    about |= {"left_out": step.left_out} if step.left_out is not None else {}
-    about |= {"error": turn.error} if turn.error is not None else {}
-    about |= {"tool_calls": calls} if calls else {}
-    whole = one.reward if one.reward is not None else one.opinion(one.answer_id)
+    details: dict[str, Any] = {"trajectory_id": turn.trajectory_id, "turn": turn.number, "chain": step.chain}
+    if step.left_out is not None:
+        details["left_out"] = step.left_out
+    if turn.error is not None:
+        details["error"] = turn.error
+    if calls:
+        details["tool_calls"] = calls
+    score = answer.reward if answer.reward is not None else answer.opinion(answer.answer_id)
     return {
-        "task_id": one.task_id,
+        "task_id": answer.task_id,
         "input": turn.messages[-1].content if turn.messages else None,
         "response": turn.reply.content,
-        "score": whole if own is None else own,
+        "score": score if opinion is None else opinion,
         "agent_id": turn.agent_id,
         "adapter_version": turn.adapter_version,
         "timestamp": moment(turn.created_at),
         "metadata": {
             "id": turn.turn_id,
-            **about,
-            **_metadata(one, turn.finish_reason, (one.answer_id, turn.turn_id)),
+            **details,
+            **_metadata(answer, turn.finish_reason, (answer.answer_id, turn.turn_id)),
         },
     }
 
 
-def _metadata(one: Finished, finish_reason: str, about: Iterable[str]) -> dict[str, Any]:
-    opinions = [_opinion(reward) for name in about for reward in one.feedback.get(name, ())]
-    said: dict[str, Any] = {"purpose": one.purpose, "finish_reason": finish_reason, "at": str(one.at)}
-    if one.task is not None:
-        said |= {"scenario": one.task.scenario} | ({"task": one.task.metadata} if one.task.metadata else {})
-    return said | ({"feedback": opinions} if opinions else {})
+def _metadata(answer: Finished, finish_reason: str, subjects: Iterable[str]) -> dict[str, Any]:
+    opinions = [_opinion(reward) for name in subjects for reward in answer.feedback.get(name, ())]
+    metadata: dict[str, Any] = {"purpose": answer.purpose, "finish_reason": finish_reason, "at": str(answer.position)}
+    if answer.task is not None:
+        metadata["scenario"] = answer.task.scenario
+        if answer.task.metadata:
+            metadata["task"] = answer.task.metadata
+    if opinions:
+        metadata["feedback"] = opinions
+    return metadata
 
 
 def _opinion(reward: Reward) -> dict[str, Any]:
@@ -90,14 +98,14 @@ def _opinion(reward: Reward) -> dict[str, Any]:
 
 
 class InteractionFile:
-    """The file, and what it has. Use as a context manager."""
+    """The file, and the ids of its lines. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         """Open it, and mend its end. Raises RefusedError if it is not such a file, or another process writes it."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = path.open("a+b")
-        self._known: set[str] = set()
+        self._ids: set[str] = set()
         try:
             self._begin()
         except BaseException:
@@ -120,7 +128,7 @@ class InteractionFile:
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n"):  # cut off: its writer was killed
                 break
-            self._known.add(self._id_in(line, number))
+            self._ids.add(self._id_in(line, number))
             end += len(line)
         self._file.truncate(end)
 
@@ -133,14 +141,14 @@ class InteractionFile:
                 "name another folder, or remove what is in this file"
             ) from exc
 
-    def add(self, found: Iterable[Finished]) -> int:
+    def add(self, finished: Iterable[Finished]) -> int:
         """Append the lines that are not there yet, and return how many those are."""
         added = 0
-        for one in found:
-            for line in interactions(one):
-                name = line["metadata"]["id"]
-                if name not in self._known:
-                    self._known.add(name)
+        for answer in finished:
+            for line in interactions(answer):
+                line_id = line["metadata"]["id"]
+                if line_id not in self._ids:
+                    self._ids.add(line_id)
                     self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                     added += 1
         self._file.flush()
@@ -149,9 +157,9 @@ class InteractionFile:
 
 
 def write(reader: FinishedReader, path: Path, live: History | None, *, stop: threading.Event) -> int:
-    """Append what is finished; return how many lines those are. Raises as `FinishedReader`.
+    """Append the finished answers; return how many lines those are. Raises as `FinishedReader`.
 
-    With `live` it continues until `stop` is set, and reads there what comes.
+    With `live` it continues there until `stop` is set.
     """
     with InteractionFile(path) as file:
         added = file.add(takewhile(lambda _: not stop.is_set(), reader.round()))

@@ -30,7 +30,7 @@ class Troubles:
     def __init__(self) -> None:
         self.last: BaseException | None = None
 
-    def taken(self) -> BaseException | None:
+    def take(self) -> BaseException | None:
         """Return the error, once."""
         last, self.last = self.last, None
         return last
@@ -43,13 +43,13 @@ class Chunks:
         self,
         event: type[Event],
         read: Callable[[], Iterator[DecodedRows]],
-        tell: Callable[[tuple[Bad, ...]], None] | None = None,
+        on_bad: Callable[[tuple[Bad, ...]], None] | None = None,
     ) -> None:
         self._event = event
         self._read = read
-        self._tell = tell
+        self._on_bad = on_bad
         self._rows: Iterator[DecodedRows] | None = None
-        self._made: list[pa.Table] = []
+        self._tables: list[pa.Table] = []
         self._whole = False
         self._lock = threading.Lock()
         self.bad: list[Bad] = []
@@ -67,14 +67,14 @@ class Chunks:
 
     def _nth(self, number: int) -> pa.Table | None:
         with self._lock:  # two scans of one statement may pull at once
-            while number >= len(self._made) and not self._whole:
+            while number >= len(self._tables) and not self._whole:
                 self._decode_next()
-            return self._made[number] if number < len(self._made) else None
+            return self._tables[number] if number < len(self._tables) else None
 
     def _decode_next(self) -> None:
         if self._rows is None:
             self._rows = iter(self._read())
-            self._made.clear()
+            self._tables.clear()
             self.bad.clear()
         try:
             rows = next(self._rows, None)
@@ -86,10 +86,10 @@ class Chunks:
             self._let_go()
             return
         decoded = decode.decode_rows(self._event, rows)
-        self._made.append(decoded.table)
+        self._tables.append(decoded.table)
         self.bad += decoded.bad
-        if decoded.bad and self._tell is not None:
-            self._tell(decoded.bad)
+        if decoded.bad and self._on_bad is not None:
+            self._on_bad(decoded.bad)
 
     def _let_go(self) -> None:
         rows, self._rows = self._rows, None
@@ -97,7 +97,7 @@ class Chunks:
         if close is not None:
             close()
         if not self._whole:
-            self._made.clear()
+            self._tables.clear()
 
 
 class Live(dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types

@@ -28,7 +28,7 @@ from streams.tools.query import formats, statement as query_statement
 from streams.tools.query.session import Session
 from streams.tools.query.source import Scope
 from streams.tools.query.statement import Statement
-from streams.tools.query.views import SqlView, name_of, quoted, views
+from streams.tools.query.views import SqlView, identifier, name_of, views
 
 _NAME = re.compile(r"[\w.-]+")
 
@@ -70,15 +70,15 @@ class QueryRequest:
         return Session(settings, source=options.source, scope=self.scope, allow_files=options.allow_files)
 
 
-def checked(settings: Settings, options: QueryOptions, stdin: Callable[[], str]) -> QueryRequest:
+def check_request(settings: Settings, options: QueryOptions, stdin: Callable[[], str]) -> QueryRequest:
     """Return what the options ask for.
 
     Raises SettingsError for options that do not fit the statement or each other, NotFoundError for an unknown topic,
     RefusedError for a statement that does more than read.
     """
-    known = views(settings)
+    sql_views = views(settings)
     text = stdin() if options.sql == "-" else options.sql
-    statement = None if text is None else _statement(settings, known, text, options.where)
+    statement = None if text is None else _statement(settings, sql_views, text, options.where)
     scope = Scope(
         None if options.since is None else parse_time(options.since, "--since"),
         None if options.until is None else parse_time(options.until, "--until"),
@@ -89,22 +89,22 @@ def checked(settings: Settings, options: QueryOptions, stdin: Callable[[], str])
     if statement is None:
         _check_shell(options, output)
     else:
-        _check_scope(settings, known, statement, options)
-        _check_rows(known, statement, options)
+        _check_scope(settings, sql_views, statement, options)
+        _check_rows(sql_views, statement, options)
     return QueryRequest(statement, scope, output, options)
 
 
-def _statement(settings: Settings, known: Mapping[str, SqlView], text: str, where: str | None) -> Statement:
+def _statement(settings: Settings, sql_views: Mapping[str, SqlView], text: str, condition: str | None) -> Statement:
     """Return the statement in `text`; a topic or a view means all of its rows."""
     text = text.strip()
-    name = _view_of(settings, known, text) if _NAME.fullmatch(text) else None
+    name = _view_of(settings, sql_views, text) if _NAME.fullmatch(text) else None
     if name is None:
-        if where is not None:
+        if condition is not None:
             raise SettingsError("--where goes with a TOPIC; SQL has its own WHERE")
         sql = text
     else:
-        sql = f"FROM {quoted(name)}" + (
-            f" WHERE ({where}\n)" if where is not None else ""
+        sql = f"FROM {identifier(name)}" + (
+            f" WHERE ({condition}\n)" if condition is not None else ""
         )  # a comment ends with its line
     con = duckdb.connect()
     try:
@@ -113,32 +113,34 @@ def _statement(settings: Settings, known: Mapping[str, SqlView], text: str, wher
         con.close()
 
 
-def _view_of(settings: Settings, known: Mapping[str, SqlView], text: str) -> str:
+def _view_of(settings: Settings, sql_views: Mapping[str, SqlView], text: str) -> str:
     """Return the view called `text`: by its name, or by the label or full name of its topic."""
-    full = {topic.name: name_of(label) for label, topic in topics(settings.topics).items()}
-    name = full.get(text) or text.lower().replace("-", "_")
-    if name in known:
+    views_by_topic = {topic.name: name_of(label) for label, topic in topics(settings.topics).items()}
+    name = views_by_topic.get(text) or text.lower().replace("-", "_")
+    if name in sql_views:
         return name
-    close = get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    close = get_close_matches(name, sql_views, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sql_views)}"
     raise NotFoundError(f"there is no topic or view {text!r}; {hint} (or give a whole SQL statement)")
 
 
 def _check_shell(options: QueryOptions, output: str) -> None:
-    given = {
+    values = {
         "where": options.where, "limit": options.limit, "follow": options.follow, "from": options.first,
         "to": options.end, "partition": options.partition, "key": options.key, "out": options.out,
     }  # fmt: skip
-    for name, value in given.items():
+    for name, value in values.items():
         if value not in (None, False):
             raise SettingsError(f"--{name} needs a TOPIC or SQL; without either, `streamward query` is a shell")
     if output == "parquet":
         raise SettingsError("--output parquet needs SQL and --out FILE; the shell prints")
 
 
-def _check_scope(settings: Settings, known: Mapping[str, SqlView], statement: Statement, options: QueryOptions) -> None:
+def _check_scope(
+    settings: Settings, sql_views: Mapping[str, SqlView], statement: Statement, options: QueryOptions
+) -> None:
     """Raise SettingsError if the statement does not read one topic that the options can be about."""
-    read = [known[name] for name in sorted(statement.tables) if name in known]
+    read = [sql_views[name] for name in sorted(statement.tables) if name in sql_views]
     names = ", ".join(view.name for view in read) or "no view by name"
     for name, value in (("from", options.first), ("to", options.end), ("partition", options.partition)):
         if value is not None and len(read) != 1:
@@ -158,7 +160,7 @@ def _check_scope(settings: Settings, known: Mapping[str, SqlView], statement: St
         raise SettingsError(f"--since and --until choose records, and the statement reads {names}")
 
 
-def _check_rows(known: Mapping[str, SqlView], statement: Statement, options: QueryOptions) -> None:
+def _check_rows(sql_views: Mapping[str, SqlView], statement: Statement, options: QueryOptions) -> None:
     """Raise SettingsError if the statement gives no rows that can be counted or followed."""
     if options.limit is not None and not statement.rows:
         raise SettingsError("--limit is for rows of data; this statement describes or explains")
@@ -169,7 +171,7 @@ def _check_rows(known: Mapping[str, SqlView], statement: Statement, options: Que
             raise SettingsError(f"--follow has no end; leave out --{name} or --follow")
     if options.source == "archive":
         raise SettingsError("--follow reads the log, and --source archive never does; leave out one of them")
-    topic = len(statement.tables) == 1 and not known.get(next(iter(statement.tables)), SqlView("", "", "", "-")).sql
+    topic = len(statement.tables) == 1 and not sql_views.get(next(iter(statement.tables)), SqlView("", "", "", "-")).sql
     if not (statement.plain and topic):
         raise SettingsError(
             "--follow prints rows as records come: it takes a TOPIC, or SELECT ... FROM one topic [WHERE ...] without "
@@ -178,19 +180,19 @@ def _check_rows(known: Mapping[str, SqlView], statement: Statement, options: Que
 
 
 @contextmanager
-def half(path: Path) -> Iterator[Path]:
-    """Yield the path of a new file beside `path`; rename it to `path` when all is written.
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file in the folder of `path`; rename it to `path` when all is written.
 
     Raises SettingsError if it cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.half")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.half")
     try:
-        beside.touch()
+        temporary.touch()
     except OSError as exc:
         raise SettingsError(f"--out {path}: {exc}. Name a file in a folder that can be written") from exc
     try:
-        yield beside
-        beside.rename(path)
+        yield temporary
+        temporary.rename(path)
     finally:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()

@@ -34,7 +34,7 @@ HELP = """\
 .refresh            include what was written to the log since
 .quit               leave (or Ctrl-D)
 Anything else is SQL, on one line or several, and runs at `;`."""
-PROMPT, MORE = "streamward> ", "        ... "
+PROMPT, CONTINUATION = "streamward> ", "        ... "
 
 
 class Shell:
@@ -50,20 +50,20 @@ class Shell:
     @property
     def prompt(self) -> str:
         """What to show before the next line."""
-        return MORE if self._lines else PROMPT
+        return CONTINUATION if self._lines else PROMPT
 
     def feed(self, line: str) -> bool:
         """Take one line; return whether more are wanted."""
         word = line.strip()
         if not self._lines and word.startswith("."):
-            return self._guarded(lambda: self._command(word))
+            return self._catch_errors(lambda: self._command(word))
         if not self._lines and not word:
             return True
         self._lines.append(line)
         sql = "\n".join(self._lines)
         if is_whole(sql):
             self._lines.clear()
-            return self._guarded(lambda: self._run(sql))
+            return self._catch_errors(lambda: self._run(sql))
         return True
 
     def forget(self) -> None:
@@ -75,9 +75,9 @@ class Shell:
         sql = "\n".join(self._lines)
         self._lines.clear()
         if sql.strip():
-            self._guarded(lambda: self._run(sql))
+            self._catch_errors(lambda: self._run(sql))
 
-    def _guarded(self, act: Callable[[], bool]) -> bool:
+    def _catch_errors(self, act: Callable[[], bool]) -> bool:
         try:
             return act()
         except StreamwardError as exc:
@@ -108,7 +108,7 @@ class Shell:
             case ".output":
                 self._say(f"Error: .output takes {', '.join(FORMATS)}; it is {self._output}")
             case ".refresh":
-                self.session = self.session.renewed()
+                self.session = self.session.renew()
             case _:
                 self._say(f"Error: {show.printable(line)}: no such command; .help lists them")
         return True
@@ -121,7 +121,7 @@ class Shell:
         self._out.flush()
         if not count and self._err.isatty():
             self._say("no rows")
-        for line in left_out(self.session, labels):
+        for line in self.session.omissions(labels):
             self._say(line)
         return True
 
@@ -133,25 +133,9 @@ class Shell:
         self._err.flush()
 
 
-def left_out(session: Session, labels: set[str]) -> list[str]:
-    """Return a sentence for each kind of record that is missing from the answer; none if it is complete."""
-    found = []
-    bad = session.bad(labels)
-    if bad:
-        what = f"{bad[0].at}: {bad[0].reason}: {show.printable(bad[0].error)}"
-        found.append(f"{_counted(len(bad), 'record')} could not be read and left out, first {what}")
-    for gap in session.gaps(labels):
-        found.append(f"{gap.at}: {gap.what}")
-    return found
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def is_whole(sql: str) -> bool:
     """Return whether a statement is ended: by a `;` that is in no string and no comment."""
-    tokens = [at for at, kind in duckdb.tokenize(sql) if kind != duckdb.token_type.comment]
+    tokens = [position for position, kind in duckdb.tokenize(sql) if kind != duckdb.token_type.comment]
     return bool(tokens) and sql.encode()[tokens[-1] :].startswith(b";")
 
 
@@ -189,21 +173,21 @@ def interact(shell: Shell) -> None:
 
 def words(session: Session) -> dict[str, str]:
     """Return what can be completed: commands, views, columns and SQL's own words, each with what it is."""
-    found = {
+    completions = {
         name: "SQL" for (name,) in session.con.execute("SELECT upper(keyword_name) FROM duckdb_keywords()").fetchall()
     }
     for view in session.views:
-        found |= {column: kind for column, kind in session.columns(view)}
-    found |= dict.fromkeys(session.views, "view")
-    return found | dict.fromkeys((".help", ".tables", ".schema", ".output", ".refresh", ".quit"), "command")
+        completions |= {column: kind for column, kind in session.columns(view)}
+    completions |= dict.fromkeys(session.views, "view")
+    return completions | dict.fromkeys((".help", ".tables", ".schema", ".output", ".refresh", ".quit"), "command")
 
 
 def _completer(session: Session) -> Completer:
     from prompt_toolkit.completion import WordCompleter
 
-    known = words(session)
-    meta: dict[Any, Any] = {name: kind[:40] for name, kind in known.items()}
-    return WordCompleter(sorted(known), ignore_case=True, meta_dict=meta, WORD=False)
+    completions = words(session)
+    meta: dict[Any, Any] = {name: kind[:40] for name, kind in completions.items()}
+    return WordCompleter(sorted(completions), ignore_case=True, meta_dict=meta, WORD=False)
 
 
 def _history() -> Path:

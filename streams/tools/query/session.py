@@ -30,6 +30,7 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
+from streams import output as show
 from streams.arrow import bulk, decode
 from streams.arrow.decode import Bad, DecodedRows
 from streams.errors import LogError, NotFoundError, SettingsError, StreamwardError
@@ -43,15 +44,15 @@ from streams.tools.archive.tables import Segment
 from streams.tools.query import archived, statement as query_statement
 from streams.tools.query.live import Chunks, Live, Troubles
 from streams.tools.query.pull import Pull
-from streams.tools.query.source import Gap, Parts, Scope, newest, seek, snapshot
+from streams.tools.query.source import Parts, Scope, newest, seek, snapshot
 from streams.tools.query.statement import Statement
-from streams.tools.query.views import WHOLE, SqlView, archived_columns, columns, literal, quoted, views
+from streams.tools.query.views import WHOLE, SqlView, archived_columns, columns, identifier, literal, views
 
 BATCH_ROWS = 2048
 """Rows per batch of a result: DuckDB's own vector."""
 LIVE = "live"
 """The schema of what is read from Python."""
-NOTHING = Scope()
+NO_LIMITS = Scope()
 
 _log = logging.getLogger("streamward.query")
 
@@ -80,11 +81,11 @@ def connect(
         if config is not None:
             raise SettingsError("connect: a file and whole settings were given; give one of them, or a mapping of keys")
     else:
-        chosen = [
+        overrides = [
             f"{key}={json.dumps(value) if isinstance(value, Mapping) else value}"
             for key, value in (settings or {}).items()
         ]
-        settings = load(file=None if config is None else Path(config), overrides=chosen)
+        settings = load(file=None if config is None else Path(config), overrides=overrides)
     if settings.schemas.registry_url:
         from streams.kafka.registry import client as registry_client
 
@@ -114,7 +115,7 @@ class Session:
         settings: Settings,
         *,
         source: Source = "auto",
-        scope: Scope = NOTHING,
+        scope: Scope = NO_LIMITS,
         allow_files: bool = False,
         warn: bool = False,
         limits: Mapping[str, str] | None = None,
@@ -128,7 +129,7 @@ class Session:
         self._allow_files = allow_files
         self._warn = warn
         self._limits = limits
-        self._without = without
+        self._hidden = without
         self._troubles = Troubles()
         self._running: set[Pull] = set()
         self._chunks: dict[str, list[Chunks]] = {}
@@ -160,7 +161,7 @@ class Session:
         self.con.close()
         self._spill.close()
 
-    def renewed(self) -> Session:
+    def renew(self) -> Session:
         """Return a session like this one that sees the log as it is now; this one is closed."""
         fresh = Session(
             self._settings,
@@ -169,7 +170,7 @@ class Session:
             allow_files=self._allow_files,
             warn=self._warn,
             limits=self._limits,
-            without=self._without,
+            without=self._hidden,
         )
         self.close()
         return fresh
@@ -201,14 +202,14 @@ class Session:
         Raises SettingsError for an error in the statement, RefusedError for what it may not do, LogError if the log or
         the archive cannot be read, KeyboardInterrupt if it was interrupted.
         """
-        self._troubles.taken()
+        self._troubles.take()
 
-        def opened() -> tuple[tuple[str, ...], pa.RecordBatchReader]:
-            made = self.con.sql(sql) if limit is None else self.con.sql(sql).limit(limit)
-            return tuple(made.columns), made.to_arrow_reader(BATCH_ROWS)
+        def open_reader() -> tuple[tuple[str, ...], pa.RecordBatchReader]:
+            relation = self.con.sql(sql) if limit is None else self.con.sql(sql).limit(limit)
+            return tuple(relation.columns), relation.to_arrow_reader(BATCH_ROWS)
 
-        with self._translated(sql):
-            pull = Pull(self.con, opened)
+        with self._translate_errors(sql):
+            pull = Pull(self.con, open_reader)
         self._running.add(pull)
         return QueryResult(pull.names, pull.schema, self._batches(sql, pull))
 
@@ -216,7 +217,7 @@ class Session:
         """Return (name, type) of each column of a view. Raises NotFoundError, with the nearest name."""
         if name not in self.views:
             raise NotFoundError(f"no view is called {name!r}; there are {', '.join(self.views)}")
-        rows = self.con.execute(f"DESCRIBE main.{quoted(name)}").fetchall()
+        rows = self.con.execute(f"DESCRIBE main.{identifier(name)}").fetchall()
         return [(str(row[0]), str(row[1])) for row in rows]
 
     def labels(self, statement: Statement) -> set[str]:
@@ -240,31 +241,38 @@ class Session:
 
         Of the log only those that were read: a statement may stop before its end.
         """
-        found = {bad.at: bad for chunks in self._every_chunks() for bad in chunks.bad}
+        by_position = {bad.at: bad for chunks in self._every_chunks() for bad in chunks.bad}
         for label in labels:
             parts = self._parts[label].within(self.scope)
             for bad in archived.bad(self.con, parts.topic, parts.segments, self.scope):
-                found.setdefault(bad.at, bad)
-        return sorted(found.values())
+                by_position.setdefault(bad.at, bad)
+        return sorted(by_position.values())
 
-    def gaps(self, labels: set[str]) -> list[Gap]:
-        """Return what is missing from these topics, in the archive and in the log."""
-        return [gap for label in sorted(labels) for gap in self._parts[label].gaps]
+    def omissions(self, labels: set[str]) -> list[str]:
+        """Return a sentence for each kind of record that is missing from the answer; none if it is complete."""
+        sentences = []
+        bad = self.bad(labels)
+        if bad:
+            count = f"{len(bad)} record{'' if len(bad) == 1 else 's'}"
+            first = f"{bad[0].at}: {bad[0].reason}: {show.printable(bad[0].error)}"
+            sentences.append(f"{count} could not be read and left out, first {first}")
+        gaps = [gap for label in sorted(labels) for gap in self._parts[label].gaps]
+        return sentences + [f"{gap.start}: {gap.reason}" for gap in gaps]
 
     @property
     def ranges(self) -> list[dict[str, Any]]:
         """The range of each non-empty partition in the views: topic, partition, first and next offset."""
-        found: dict[tuple[str, int], list[int]] = {}
+        offsets_by_partition: dict[tuple[str, int], list[int]] = {}
         for parts in self._parts.values():
-            seen = parts.within(self.scope)
-            pieces = [(segment.partition, segment.first, segment.next) for segment in seen.segments]
-            pieces += [(tp[1], seen.starts[tp], end) for tp, end in seen.ends.items()]
+            narrowed = parts.within(self.scope)
+            pieces = [(segment.partition, segment.first, segment.next) for segment in narrowed.segments]
+            pieces += [(tp[1], narrowed.starts[tp], end) for tp, end in narrowed.ends.items()]
             for partition, first, end in pieces:
                 if first < end:
-                    found.setdefault((parts.topic.name, partition), []).extend((first, end))
+                    offsets_by_partition.setdefault((parts.topic.name, partition), []).extend((first, end))
         return [
             {"topic": topic, "partition": partition, "first": min(offsets), "next": max(offsets)}
-            for (topic, partition), offsets in sorted(found.items())
+            for (topic, partition), offsets in sorted(offsets_by_partition.items())
         ]
 
     # --- views --------------------------------------------------------------------------------------------------------
@@ -273,12 +281,12 @@ class Session:
         self.con.execute(f"CREATE SCHEMA {WHOLE}; CREATE SCHEMA {LIVE}")
         for view in self.views.values():
             if view.sql:
-                self.con.execute(f"CREATE VIEW main.{quoted(view.name)} AS {view.sql}")
+                self.con.execute(f"CREATE VIEW main.{identifier(view.name)} AS {view.sql}")
                 continue
             parts = self._parts[view.label]
-            self._make_view(WHOLE, view, parts, NOTHING)
+            self._make_view(WHOLE, view, parts, NO_LIMITS)
             if self.scope.whole:
-                self.con.execute(f"CREATE VIEW main.{quoted(view.name)} AS FROM {WHOLE}.{quoted(view.name)}")
+                self.con.execute(f"CREATE VIEW main.{identifier(view.name)} AS FROM {WHOLE}.{identifier(view.name)}")
             else:
                 self._make_view("main", view, parts.within(self.scope), self.scope)
 
@@ -296,7 +304,7 @@ class Session:
             selects.append(
                 self._live(schema, view, parts, partial(_read, self._settings, self._archive, parts, older, scope))
             )
-        create = f"CREATE OR REPLACE VIEW {schema}.{quoted(view.name)} AS "
+        create = f"CREATE OR REPLACE VIEW {schema}.{identifier(view.name)} AS "
         try:
             self.con.execute(create + " UNION ALL ".join(selects))
         except (duckdb.IOException, duckdb.InvalidInputException) as exc:  # the first segment is opened for its columns
@@ -308,13 +316,11 @@ class Session:
         event, name = parts.topic.event, f"{schema}_{view.name}"
         chunks = Chunks(event, read, self._warn_of if self._warn else None)
         self._chunks.setdefault(view.label, []).append(chunks)
-        self.con.execute(
-            f"USE {LIVE}"
-        )  # in a schema of their own, unlike what `register` makes, SHOW TABLES omits them
+        self.con.execute(f"USE {LIVE}")  # in a schema of their own SHOW TABLES omits them, unlike with `register`
         self.con.from_arrow(Live(event, chunks, self._troubles)).create_view(name)
         self.con.execute("USE main")
         listed = columns(view.label, decode.arrow_schema(event).names)
-        return f"SELECT {listed} FROM {LIVE}.{quoted(name)}"  # noqa: S608 - names, quoted
+        return f"SELECT {listed} FROM {LIVE}.{identifier(name)}"  # noqa: S608 - names, quoted
 
     def _lock(self) -> None:
         files = [literal(segment.path) for parts in self._parts.values() for segment in parts.segments]
@@ -335,7 +341,7 @@ class Session:
 
     def _batches(self, sql: str, pull: Pull) -> Iterator[pa.RecordBatch]:
         try:
-            with self._translated(sql):
+            with self._translate_errors(sql):
                 yield from pull
         finally:
             self._end(pull)  # a caller that leaves early does not wait for the rest
@@ -345,14 +351,14 @@ class Session:
         self._running.discard(pull)
 
     @contextlib.contextmanager
-    def _translated(self, sql: str) -> Iterator[None]:
+    def _translate_errors(self, sql: str) -> Iterator[None]:
         """Raise our errors for DuckDB's; an error that was raised inside a view is raised unchanged."""
         try:
             yield
         except StreamwardError:
             raise
         except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as exc:
-            trouble = self._troubles.taken()
+            trouble = self._troubles.take()
             if trouble is not None:
                 raise trouble from None
             if isinstance(exc, duckdb.InterruptException) or "interrupted" in str(exc).lower():
@@ -363,9 +369,9 @@ class Session:
                 raise StreamwardError(f"{exc}\nAsk for less: fewer columns, a narrower --since, a --limit") from exc
             if not isinstance(exc, duckdb.Error):
                 raise
-            raise query_statement.sql_error(self._placed(sql, exc)) from exc
+            raise query_statement.sql_error(self._with_line(sql, exc)) from exc
 
-    def _placed(self, sql: str, exc: duckdb.Error) -> duckdb.Error:
+    def _with_line(self, sql: str, exc: duckdb.Error) -> duckdb.Error:
         """Return the error with its line: a relation loses it, an EXPLAIN of the statement has it."""
         if "LINE " in str(exc):
             return exc
@@ -373,7 +379,7 @@ class Session:
             self.con.execute(f"EXPLAIN\n{sql}").fetchall()
         except duckdb.Error as again:
             if type(again) is type(exc):
-                return type(exc)(re.sub(r"\bLINE (\d+):", lambda found: f"LINE {int(found[1]) - 1}:", str(again)))
+                return type(exc)(re.sub(r"\bLINE (\d+):", lambda match: f"LINE {int(match[1]) - 1}:", str(again)))
         return exc
 
 
@@ -388,19 +394,20 @@ def _read(
         raise NotFoundError(f"topic {parts.topic.name} does not exist; create it with `streamward topics apply`")
     if archive is not None:
         for rows in archived.rows(archive, parts.topic, older):
-            yield scope.chosen(rows)
+            yield scope.choose(rows)
     if parts.live:
         for rows in bulk.read(settings, parts.starts, parts.ends):
-            yield scope.chosen(rows)
+            yield scope.choose(rows)
 
 
-def _cannot_read(archive: ArchiveReader | None, parts: Parts, why: str) -> Iterator[DecodedRows]:
+def _cannot_read(archive: ArchiveReader | None, parts: Parts, reason: str) -> Iterator[DecodedRows]:
     """Raise LogError, naming the segment, when a statement reads this topic."""
     if archive is not None:
         for segment in parts.segments:
             archive.sound(segment)
-    raise _unreadable(why)
+    raise _unreadable(reason)
 
 
-def _unreadable(why: object) -> LogError:
-    return LogError(f"the archive cannot be read: {why}. `streamward archive verify` names what is missing or damaged")
+def _unreadable(reason: object) -> LogError:
+    hint = "`streamward archive verify` names what is missing or damaged"
+    return LogError(f"the archive cannot be read: {reason}. {hint}")

@@ -55,7 +55,7 @@ class Scope:
         )
         return " AND ".join(text.format(value) for text, value in limits if value is not None)
 
-    def chosen(self, rows: DecodedRows) -> DecodedRows:
+    def choose(self, rows: DecodedRows) -> DecodedRows:
         """Return the records within the limits, before they are decoded."""
         if self.whole:
             return rows
@@ -65,7 +65,7 @@ class Scope:
         keep = [
             number
             for number, (at_ms, offset, key) in enumerate(zip(rows.timestamps, rows.offsets, rows.keys, strict=True))
-            if low <= at_ms < high and first <= offset < end and self._has(key)
+            if low <= at_ms < high and first <= offset < end and self._has_key(key)
         ]
         return DecodedRows(
             rows.topic,
@@ -77,7 +77,7 @@ class Scope:
             [],
         )
 
-    def _has(self, key: bytes | None) -> bool:
+    def _has_key(self, key: bytes | None) -> bool:
         return self.key is None or (key is not None and key.decode(errors="replace") == self.key)
 
     def reaches(self, segment: Segment) -> bool:
@@ -92,11 +92,10 @@ class Scope:
 
 
 class Gap(NamedTuple):
-    """Records that are in neither."""
+    """Records that are neither in the archive nor in the log."""
 
-    at: Coordinates
-    """The first of them."""
-    what: str
+    start: Coordinates
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +114,12 @@ class Parts:
     def within(self, scope: Scope) -> Parts:
         """Return the parts that can hold records of a scope."""
         low, high = scope.first or 0, scope.next
-        wanted = [tp for tp in self.starts if scope.partition in (None, tp[1])]
+        partitions = [tp for tp in self.starts if scope.partition in (None, tp[1])]
         return replace(
             self,
             segments=tuple(segment for segment in self.segments if scope.reaches(segment)),
-            starts={tp: max(self.starts[tp], low) for tp in wanted},
-            ends={tp: self.ends[tp] if high is None else min(self.ends[tp], high) for tp in wanted},
+            starts={tp: max(self.starts[tp], low) for tp in partitions},
+            ends={tp: self.ends[tp] if high is None else min(self.ends[tp], high) for tp in partitions},
         )
 
     @property
@@ -134,12 +133,12 @@ def snapshot(settings: Settings, archive: ArchiveReader | None, *, log: bool) ->
 
     Raises LogError if the broker or the archive does not answer.
     """
-    known = topics(settings.topics)
-    segments = {label: _segments(archive, topic) for label, topic in known.items()}
+    by_label = topics(settings.topics)
+    segments = {label: _segments(archive, topic) for label, topic in by_label.items()}
     if not log:
-        return {label: Parts(topic, segments[label]) for label, topic in known.items()}
-    bounds = _bounds(settings, known)
-    return {label: _cut(topic, segments[label], bounds) for label, topic in known.items()}
+        return {label: Parts(topic, segments[label]) for label, topic in by_label.items()}
+    bounds = _bounds(settings, by_label)
+    return {label: _cut(topic, segments[label], bounds) for label, topic in by_label.items()}
 
 
 def newest(settings: Settings, topic: Topic) -> Parts:
@@ -151,9 +150,9 @@ def seek(settings: Settings, parts: Parts, since_ms: int) -> Parts:
     """Return the parts without what the log recorded before a time. Raises LogError if the broker does not answer."""
     if not parts.live:
         return parts
-    found = admin.offsets_at(settings, [parts.topic.label], since_ms)
-    at = {tp: parts.ends[tp] if found.get(tp, -1) < 0 else found[tp] for tp in parts.starts}
-    return replace(parts, starts={tp: max(start, at[tp]) for tp, start in parts.starts.items()})
+    offsets = admin.offsets_at(settings, [parts.topic.label], since_ms)
+    starts = {tp: parts.ends[tp] if offsets.get(tp, -1) < 0 else offsets[tp] for tp in parts.starts}
+    return replace(parts, starts={tp: max(start, starts[tp]) for tp, start in parts.starts.items()})
 
 
 def _segments(archive: ArchiveReader | None, topic: Topic) -> tuple[Segment, ...]:
@@ -169,9 +168,9 @@ def _bounds(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
     try:
         return admin.offsets(settings, labels)
     except NotFoundError:
-        there = admin.describe(settings)
-        known = topics(settings.topics)
-        return admin.offsets(settings, [label for label in labels if known[label].name in there])
+        existing = admin.describe(settings)
+        by_label = topics(settings.topics)
+        return admin.offsets(settings, [label for label in labels if by_label[label].name in existing])
 
 
 def _cut(topic: Topic, segments: tuple[Segment, ...], bounds: dict[TopicPartition, tuple[int, int]]) -> Parts:
@@ -179,17 +178,17 @@ def _cut(topic: Topic, segments: tuple[Segment, ...], bounds: dict[TopicPartitio
     archived: dict[int, int] = {}
     for segment in segments:
         archived[segment.partition] = max(archived.get(segment.partition, 0), segment.next)
-    own = {tp: bound for tp, bound in bounds.items() if tp[0] == topic.name}
+    own_bounds = {tp: bound for tp, bound in bounds.items() if tp[0] == topic.name}
     gaps, starts, ends = [], {}, {}
-    for tp, (low, high) in own.items():
+    for tp, (low, high) in own_bounds.items():
         begin = archived.get(tp[1], low)
         starts[tp], ends[tp] = max(begin, low), max(high, begin, low)
-        at = Coordinates(topic.name, tp[1], begin)
+        position = Coordinates(topic.name, tp[1], begin)
         if low > begin:
             gaps.append(
-                Gap(at, f"{low - begin} records are neither in the archive nor in the log: retention was faster")
+                Gap(position, f"{low - begin} records are neither in the archive nor in the log: retention was faster")
             )
         elif 0 < high < begin:
-            what = f"the log ends at {high}, before the archive's {begin}: the topic was recreated, and is not read"
-            gaps.append(Gap(at, what))
-    return Parts(topic, segments, starts, ends, tuple(gaps), missing=not own)
+            reason = f"the log ends at {high}, before the archive's {begin}: the topic was recreated, and is not read"
+            gaps.append(Gap(position, reason))
+    return Parts(topic, segments, starts, ends, tuple(gaps), missing=not own_bounds)

@@ -44,29 +44,29 @@ def parse(con: duckdb.DuckDBPyConnection, sql: str) -> Statement:
     Raises SettingsError if there is none, or several, or it cannot be parsed; RefusedError if it does more than read.
     """
     try:
-        found = con.extract_statements(sql)
+        statements = con.extract_statements(sql)
     except duckdb.Error as exc:
         raise sql_error(exc) from exc
-    if len(found) != 1:
-        raise SettingsError(f"expected one SQL statement, got {len(found)}. Run them one by one")
-    if found[0].type == duckdb.StatementType.EXPLAIN:
+    if len(statements) != 1:
+        raise SettingsError(f"expected one SQL statement, got {len(statements)}. Run them one by one")
+    if statements[0].type == duckdb.StatementType.EXPLAIN:
         head = _EXPLAIN.match(sql)
         inner = parse(con, sql[head.end() :]) if head else None
         if inner is None:
-            raise _refused("this EXPLAIN")
+            raise _refusal("this EXPLAIN")
         return Statement(sql, inner.tables, False, False)
-    if found[0].type != duckdb.StatementType.SELECT:
-        raise _refused(found[0].type.name)
+    if statements[0].type != duckdb.StatementType.SELECT:
+        raise _refusal(statements[0].type.name)
     tree = _tree(con, sql)
-    own = {str(entry["key"]).lower() for node in _nodes(tree) for entry in node.get("cte_map", {}).get("map", ())}
-    named = frozenset(
+    ctes = {str(entry["key"]).lower() for node in _nodes(tree) for entry in node.get("cte_map", {}).get("map", ())}
+    tables = frozenset(
         str(node["table_name"]).strip('"').lower()
         for node in _nodes(tree)
         if node.get("type") in ("BASE_TABLE", "SHOW_REF") and node.get("table_name")
     )
     shows = any(node.get("type") == "SHOW_REF" for node in _nodes(tree))
     plain = not shows and _is_plain(con, tree)
-    return Statement(sql, named - own, not shows, plain)
+    return Statement(sql, tables - ctes, not shows, plain)
 
 
 def sql_error(exc: duckdb.Error) -> SettingsError | RefusedError:
@@ -77,9 +77,9 @@ def sql_error(exc: duckdb.Error) -> SettingsError | RefusedError:
     return SettingsError(text)
 
 
-def _refused(what: str) -> RefusedError:
+def _refusal(kind: str) -> RefusedError:
     return RefusedError(
-        f"{what} is refused: a query only reads. What may be run: {ALLOWED}. Results go to a file with --out"
+        f"{kind} is refused: a query only reads. What may be run: {ALLOWED}. Results go to a file with --out"
     )
 
 
@@ -110,12 +110,12 @@ def _is_plain(con: duckdb.DuckDBPyConnection, tree: Any) -> bool:
         return False
     if node["from_table"]["type"] != "BASE_TABLE":
         return False
-    asked = [each for part in ("select_list", "where_clause") for each in _nodes(node.get(part))]
-    if any(each.get("class") in ("WINDOW", "SUBQUERY") for each in asked):
+    nodes = [node_part for part in ("select_list", "where_clause") for node_part in _nodes(node.get(part))]
+    if any(node_part.get("class") in ("WINDOW", "SUBQUERY") for node_part in nodes):
         return False
-    functions = {str(each["function_name"]).lower() for each in asked if each.get("class") == "FUNCTION"}
-    found = con.execute(
+    functions = {str(node_part["function_name"]).lower() for node_part in nodes if node_part.get("class") == "FUNCTION"}
+    rows = con.execute(
         "SELECT count(*) FROM duckdb_functions() WHERE function_type = 'aggregate' AND list_contains(?, function_name)",
         [sorted(functions)],
     ).fetchall()
-    return found == [(0,)]
+    return rows == [(0,)]

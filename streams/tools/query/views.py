@@ -45,15 +45,17 @@ class SqlView(NamedTuple):
     """Labels of the other topics of a join."""
 
 
-def quoted(name: str) -> str:
+def identifier(name: str) -> str:
     """Return a name as SQL reads it literally."""
     return '"' + name.replace('"', '""') + '"'
 
 
-_KEPT = ", ".join(
-    f"'{each.name}': one.{quoted(each.name)}" for each in fields(GroupResponse) if each.name not in PER_TOKEN
+_MEMBER_FIELDS = ", ".join(
+    f"'{name}': one.{identifier(name)}"
+    for name in (member_field.name for member_field in fields(GroupResponse))
+    if name not in PER_TOKEN
 )
-_MEMBERS = f"list_transform(responses, lambda one: {{{_KEPT}}})"
+_MEMBERS = f"list_transform(responses, lambda one: {{{_MEMBER_FIELDS}}})"
 _ANSWERED = f"group_size > len(list_filter(left_out, lambda slot: slot.reason IN {UNSCORED}))"
 HAS_SCORES = f"""{_ANSWERED}
     AND (purpose <> 'serve' OR len(list_filter({{members}}, lambda one: cardinality(one.components) > 0)) > 0)"""
@@ -110,7 +112,7 @@ SELECT policy, adapter_version, scenario, purpose, task_id, group_id, credit, m.
 FROM credited
 """
 """A turn without a span of its own has the advantage of its response."""
-KNOWN = """
+KNOWN_VERSIONS = """
 WITH RECURSIVE numbered AS MATERIALIZED (
     SELECT *, row_number() OVER (PARTITION BY policy ORDER BY _partition, _offset) AS n, coalesce(suite, '') AS asked_of
     FROM whole.adapters
@@ -259,11 +261,11 @@ JOINS = (
         "lineage",
         "adapters",
         "adapter version <- batch <- group <- response, one row per response of its step",
-        KNOWN + LINEAGE,
+        KNOWN_VERSIONS + LINEAGE,
         ("batches", "groups"),
     ),
     SqlView("spans", "groups", "one row per turn of a grouped response, with its credit", SPANS, ("responses",)),
-    SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN + ROLLOUT),
+    SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN_VERSIONS + ROLLOUT),
     SqlView(
         "runs",
         "trajectories",
@@ -277,11 +279,11 @@ JOINS = (
 
 def views(settings: Settings) -> dict[str, SqlView]:
     """Return every view by its name, topics first, in the order of the topics."""
-    own = [
+    topic_views = [
         SqlView(name_of(label), label, f"one row per {topic.event.__name__} on {topic.name}")
         for label, topic in topics(settings.topics).items()
     ]
-    return {view.name: view for view in (*own, *JOINS)}
+    return {view.name: view for view in (*topic_views, *JOINS)}
 
 
 def name_of(label: str) -> str:
@@ -291,7 +293,7 @@ def name_of(label: str) -> str:
 
 def columns(label: str, names: Iterable[str]) -> str:
     """Return the columns of a topic's view, as a SELECT of its fields lists them."""
-    return _listed(names, COMPUTED.get(label, {}), _MEMBERS)
+    return _select_list(names, COMPUTED.get(label, {}), _MEMBERS)
 
 
 def archived_columns(label: str, names: Sequence[str]) -> dict[str, str]:
@@ -300,13 +302,15 @@ def archived_columns(label: str, names: Sequence[str]) -> dict[str, str]:
     Each record meets one condition; `` is met by all.
     """
     apart = APART.get(label, {"": COMPUTED.get(label, {})})
-    return {condition: _listed(names, computed, MEMBERS) for condition, computed in apart.items()}
+    return {condition: _select_list(names, computed, MEMBERS) for condition, computed in apart.items()}
 
 
-def _listed(names: Iterable[str], computed: Mapping[str, str], members: str) -> str:
-    made = {name: sql.format(members=members) for name, sql in computed.items()}
-    every = dict.fromkeys([*names, *made])
-    return ", ".join(f"{made[name]} AS {name}" if name in made else quoted(name) for name in every)
+def _select_list(names: Iterable[str], computed: Mapping[str, str], members: str) -> str:
+    expressions = {name: sql.format(members=members) for name, sql in computed.items()}
+    all_names = dict.fromkeys([*names, *expressions])
+    return ", ".join(
+        f"{expressions[name]} AS {name}" if name in expressions else identifier(name) for name in all_names
+    )
 
 
 def literal(text: str) -> str:

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from streams.errors import CallError, RefusedError, SettingsError
 from streams.tools.query import formats
-from streams.tools.query.prompt import left_out
 from streams.tools.query.pull import AGAIN_S
 from streams.tools.query.session import Session
 from streams.tools.query.views import SqlView
@@ -91,7 +90,7 @@ def run_statement(
         if max_bytes is not None:
             result = replace(result, batches=_limit_bytes(result.batches, max_bytes))
         rows = list(formats.rows(result))
-    return QueryRows(result.names, rows[:limit], len(rows) > limit, left_out(session, labels))
+    return QueryRows(result.names, rows[:limit], len(rows) > limit, session.omissions(labels))
 
 
 def _limit_bytes(batches: Iterator[pa.RecordBatch], max_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from streams.errors import NotFoundError
 from streams.kafka.topics import topics
-from streams.tools.query.views import name_of, quoted
+from streams.tools.query.views import identifier, name_of
 from streams.tools.views.log_view import LogSnapshot
 
 
@@ -68,14 +68,14 @@ def find_record(log: LogSnapshot, label: str, partition: int, offset: int) -> Lo
 
 
 def _record_sql(label: str, partition: int, offset: int) -> str:
-    return f"SELECT * FROM {quoted(name_of(label))} WHERE _partition = {partition} AND _offset = {offset}"  # noqa: S608
+    return f"SELECT * FROM {identifier(name_of(label))} WHERE _partition = {partition} AND _offset = {offset}"  # noqa: S608
 
 
 def _other_offsets(log: LogSnapshot, label: str, topic: str, partition: int, offset: int) -> list[int]:
     """Return the offsets next to one in its partition, and those of every undecodable record there."""
     (row,) = log.rows(
         f"SELECT max(_offset) FILTER (_offset < {offset}) AS previous, min(_offset) FILTER (_offset > {offset}) "  # noqa: S608
-        f"AS following FROM {quoted(name_of(label))} WHERE _partition = {partition}"
+        f"AS following FROM {identifier(name_of(label))} WHERE _partition = {partition}"
     )
     bad = [bad.at.offset for bad in log.undecodable(label) if (bad.at.topic, bad.at.partition) == (topic, partition)]
     return [other for other in (row["previous"], row["following"], *bad) if other is not None]

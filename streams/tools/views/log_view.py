@@ -25,7 +25,6 @@ from streams.kafka.topics import LABELS
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.query import formats
-from streams.tools.query.prompt import left_out
 from streams.tools.query.session import Session
 from streams.tools.views.rights import LogRights
 
@@ -83,7 +82,7 @@ class LogSnapshot:
 
     def left_out(self) -> list[str]:
         """Return a sentence for each kind of record that could not be read, as far as the log was read."""
-        return [] if self.rights.tenant is not None else left_out(self._session, set(LABELS))
+        return [] if self.rights.tenant is not None else self._session.omissions(set(LABELS))
 
 
 class LogView:

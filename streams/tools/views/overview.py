@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from streams.errors import StreamwardError
 from streams.kafka.topics import LABELS
 from streams.tools import status
-from streams.tools.query.views import name_of, quoted
+from streams.tools.query.views import identifier, name_of
 from streams.tools.status import LoopStatus
 from streams.tools.views.log_view import LogSnapshot, LogView, Row
 from streams.tools.views.places import PLACES, PLACES_SQL
@@ -63,7 +63,7 @@ def records_sql(labels: Sequence[str]) -> str:
     recent = f"_timestamp > now() - INTERVAL {RATE_MINUTES} MINUTE"
     return " UNION ALL ".join(
         f"SELECT '{label}' AS topic, count(*) AS records, count(*) FILTER ({recent}) / {RATE_MINUTES}.0 AS per_minute, "  # noqa: S608
-        f"max(_timestamp) AS newest FROM {quoted(name_of(label))}"
+        f"max(_timestamp) AS newest FROM {identifier(name_of(label))}"
         for label in labels
     )
 

@@ -25,7 +25,7 @@ from schemas.serde import Poison
 from streams.kafka.record import Record
 from streams.kafka.topics import LABELS
 from streams.output import moment
-from streams.tools.query.views import name_of, quoted
+from streams.tools.query.views import identifier, name_of
 from streams.tools.views.log_view import LogSnapshot, Row
 from streams.tools.views.rights import LogRights
 from streams.tools.views.visible_text import cut, visible
@@ -87,7 +87,7 @@ def live_topics(rights: LogRights) -> list[str]:
 def newest_sql(topics: Sequence[str]) -> str:
     """Return the statement of the newest records of some topics."""
     records = " UNION ALL ".join(
-        f"SELECT '{label}' AS topic, _partition, _offset, _timestamp, _key FROM {quoted(name_of(label))}"  # noqa: S608
+        f"SELECT '{label}' AS topic, _partition, _offset, _timestamp, _key FROM {identifier(name_of(label))}"  # noqa: S608
         for label in topics
     )
     return f"SELECT * FROM ({records}) ORDER BY _timestamp DESC, topic, _offset DESC LIMIT {NEWEST}"  # noqa: S608
