@@ -21,15 +21,13 @@ from gateway.http.principal import actor_of, tenant_of
 from gateway.http.request_record import denied
 from gateway.http.route import REST, Route
 from gateway.log.open_log import AT_ONCE
-from schemas.events import AdapterEvent, AdapterKind
+from schemas.events import AdapterKind
 from streams.access.tenants.tenant_names import SEPARATOR, is_of
 from streams.adapters import decisions
 from streams.adapters.decisions import AdapterDecision, ProposedDecision
-from streams.adapters.versions import AdapterState, empty, fold
+from streams.adapters.versions import AdapterState, read_states
 from streams.adapters.view import row_of
 from streams.errors import CallError, NotFoundError, RefusedError
-from streams.kafka.admin import read_topic
-from streams.kafka.record import partition_of
 from streams.settings.model import Settings
 
 OF_OTHERS = ("held_out", "judged", "tuned_by", "uri")
@@ -223,19 +221,6 @@ class PolicyVersions:
             rule = f"policy {policy} is shared; {actor} decides about those that begin with {tenant}."
             raise denied(request, "adapters.promote", rule, "policy")
         return _write_decision(self._settings, policy, kind, body, actor)
-
-
-def read_states(settings: Settings) -> dict[str, AdapterState]:
-    """Return every policy that has adapters, and that of the settings. Raises LogError."""
-    partitions = settings.topics.policy_partitions
-    states = {settings.policy.name: empty(settings.policy.name)}
-    for record in read_topic(settings, "adapters"):
-        event = record.decode(AdapterEvent)
-        if not isinstance(event, AdapterEvent):
-            continue
-        if partition_of(event.policy, partitions) == record.at.partition:  # elsewhere no process looks for it
-            states[event.policy] = fold(states.get(event.policy) or empty(event.policy), event)
-    return states
 
 
 def may_see(tenant: str | None, policy: str, shared: str) -> bool:

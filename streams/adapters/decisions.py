@@ -49,13 +49,13 @@ class AdapterHistory:
 
     def of(self, version: int) -> list[tuple[Coordinates, AdapterEvent]]:
         """Return the events that name a version, with their coordinates."""
-        return [(at, event) for at, event in self.events if event.version == version]
+        return [(place, event) for place, event in self.events if event.version == version]
 
     def about(self, version: int) -> list[tuple[Coordinates, AdapterEvent]]:
         """Return the events that name a version, or replace it, with their coordinates."""
         return [
-            (at, event)
-            for at, event in self.events
+            (place, event)
+            for place, event in self.events
             if event.version == version
             or (event.kind in SWAPS and event.expected_version == version and event.event_id not in self.refused)
         ]
@@ -64,10 +64,10 @@ class AdapterHistory:
         """Return the event that made a version; None for the base model."""
         return self.trained[version][1] if version in self.trained else None
 
-    def no_effect(self, at: Coordinates, event: AdapterEvent) -> str | None:
+    def no_effect(self, place: Coordinates, event: AdapterEvent) -> str | None:
         """Return why an event had no effect; None if it had one. A forged `trained` may have the id of the true one."""
-        made = event.kind == "trained" and self.trained.get(event.version, (None,))[0] == at
-        return None if made else self.refused.get(event.event_id)
+        made_it = event.kind == "trained" and self.trained.get(event.version, (None,))[0] == place
+        return None if made_it else self.refused.get(event.event_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +107,20 @@ def follow(settings: Settings, history: AdapterHistory, end: int) -> AdapterHist
     return replace(history, state=state, next=max(history.next, end), events=tuple(events), trained=trained)
 
 
-def known(state: AdapterState, version: int) -> adapters.Version:
+def find_version(state: AdapterState, version: int) -> adapters.Version:
     """Return a version of a policy. Raises NotFoundError."""
-    found = state.versions.get(version)
-    if found is None and (stray := state.strays.get(version)) is not None:
+    adapter = state.versions.get(version)
+    if adapter is None and (stray := state.strays.get(version)) is not None:
         raise NotFoundError(
             f"policy {state.policy} has no adapter version {version}: the `trained` event that claims it is refused: "
             f"{stray.reason}. Find out who wrote it (`streamward audit` has its coordinates)"
         )
-    if found is None:
+    if adapter is None:
         raise NotFoundError(
             f"policy {state.policy} has no adapter version {version}; the newest is {state.newest} "
             "(`streamward adapters list` shows all of them)"
         )
-    return found
+    return adapter
 
 
 def rollback_target(history: AdapterHistory, expect: int, *, actor: str, reason: str) -> int:
@@ -131,7 +131,7 @@ def rollback_target(history: AdapterHistory, expect: int, *, actor: str, reason:
     """
     state = history.state
     if expect != state.primary:
-        back = [event for _, event in _taken(history) if event.kind == "rolled_back"]
+        back = [event for _, event in _effective(history) if event.kind == "rolled_back"]
         if back and (back[-1].expected_version, back[-1].actor, back[-1].reason) == (expect, actor, reason):
             return back[-1].version
         raise RefusedError(
@@ -172,21 +172,21 @@ def decide(settings: Settings, history: AdapterHistory, proposed: ProposedDecisi
     was written at the same time; LogError if the broker does not answer.
     """
     state, kind, version = history.state, proposed.kind, proposed.version
-    known(state, version)
+    find_version(state, version)
     if not proposed.reason.strip():
         raise RefusedError(f"version {version} is not {kind} without a reason; give one with --reason")
-    if (found := _in_force(history, proposed)) is not None:
-        return found
+    if (earlier := _in_force(history, proposed)) is not None:
+        return earlier
     event = _event(history, proposed)
-    if (why := refusal(event, state.serving)) is not None:
-        raise RefusedError(f"policy {state.policy}: nothing was written: {why}{_hint(state, kind, version)}")
-    at = _write(settings, event)
-    after = follow(settings, history, at.offset + 1)
-    if (why := after.refused.get(event.event_id)) is not None:
+    if (reason := refusal(event, state.serving)) is not None:
+        raise RefusedError(f"policy {state.policy}: nothing was written: {reason}{_hint(state, kind, version)}")
+    place = _write(settings, event)
+    after = follow(settings, history, place.offset + 1)
+    if (reason := after.refused.get(event.event_id)) is not None:
         raise RefusedError(
-            f"{at}: another decision came first, and this one has no effect: {why}{_winner(history, after)}"
+            f"{place}: another decision came first, and this one has no effect: {reason}{_winner(history, after)}"
         )
-    return AdapterDecision(at, event, state.primary, after.state)
+    return AdapterDecision(place, event, state.primary, after.state)
 
 
 def _event(history: AdapterHistory, proposed: ProposedDecision) -> AdapterEvent:
@@ -210,25 +210,25 @@ def _event(history: AdapterHistory, proposed: ProposedDecision) -> AdapterEvent:
 
 def _in_force(history: AdapterHistory, proposed: ProposedDecision) -> AdapterDecision | None:
     """Return this very decision, if it took effect and nothing has been decided since."""
-    taken = _taken(history)
-    if not taken:
+    decisions = _effective(history)
+    if not decisions:
         return None
-    at, event = taken[-1]
+    place, event = decisions[-1]
     last = (event.kind, event.version, event.actor, event.reason)
     if last != (proposed.kind, proposed.version, proposed.actor, proposed.reason):
         return None
     if proposed.expect not in (None, event.expected_version):
         return None
     before = history.state.primary if event.expected_version is None else event.expected_version
-    return AdapterDecision(at, event, before, history.state, again=True)
+    return AdapterDecision(place, event, before, history.state, again=True)
 
 
-def _taken(history: AdapterHistory) -> list[tuple[Coordinates, AdapterEvent]]:
+def _effective(history: AdapterHistory) -> list[tuple[Coordinates, AdapterEvent]]:
     """Return the decisions that took effect; of an event that was recorded twice, the first."""
     first: dict[str, tuple[Coordinates, AdapterEvent]] = {}
-    for at, event in history.events:
+    for place, event in history.events:
         if event.kind not in NO_DECISIONS and event.event_id not in history.refused:
-            first.setdefault(event.event_id, (at, event))
+            first.setdefault(event.event_id, (place, event))
     return list(first.values())
 
 
@@ -250,7 +250,7 @@ def _hint(state: AdapterState, kind: AdapterKind, version: int) -> str:
 
 def _winner(before: AdapterHistory, after: AdapterHistory) -> str:
     """Return who decided what between two looks."""
-    for at, event in _taken(after):
-        if at.offset >= before.next:
-            return f". {event.actor} wrote {event.kind} of version {event.version} at {at}: {event.reason}"
+    for place, event in _effective(after):
+        if place.offset >= before.next:
+            return f". {event.actor} wrote {event.kind} of version {event.version} at {place}: {event.reason}"
     return ""

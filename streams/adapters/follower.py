@@ -46,8 +46,10 @@ class AdapterFollower:
             self._reader.close()
             self._reader = None
 
-    def assign(self, partitions: Iterable[int], beside: Mapping[TopicPartition, int] | None = None) -> list[Record]:
-        """Follow these partitions from their first record instead of any other, and other topics from offsets.
+    def assign(
+        self, partitions: Iterable[int], other_starts: Mapping[TopicPartition, int] | None = None
+    ) -> list[Record]:
+        """Follow these partitions from their first record, and other topics from `other_starts`, instead of any before.
 
         Returns once every event is taken in that the log has by now, with records of the other topics that came
         meanwhile. Raises NotFoundError if there is no such topic, LogError, StoppedReading once the process should
@@ -59,14 +61,14 @@ class AdapterFollower:
         starts = {tp: bounds[tp][0] for tp in ((self._topic, partition) for partition in partitions)}
         if not starts:
             return []
-        self._reader = PartitionReader(self._settings, {**starts, **(beside or {})}, outage=self._outage)
-        others = self._read_to({tp: bounds[tp][1] for tp in starts})
+        self._reader = PartitionReader(self._settings, {**starts, **(other_starts or {})}, outage=self._outage)
+        other_records = self._read_to({tp: bounds[tp][1] for tp in starts})
         self._has_caught_up = True
-        return others
+        return other_records
 
     def poll(self, timeout_s: float = 0.0) -> list[Record]:
         """Take in the events that came, waiting at most `timeout_s`; return the records of other topics."""
-        records = self._assigned.poll(timeout_s=timeout_s)
+        records = self._open_reader.poll(timeout_s=timeout_s)
         self._take([record for record in records if record.at.topic == self._topic])
         return [record for record in records if record.at.topic != self._topic]
 
@@ -75,7 +77,7 @@ class AdapterFollower:
 
         Raises LogError if the broker does not answer.
         """
-        reader = self._assigned
+        reader = self._open_reader
         followed = [tp for tp in reader.position if tp[0] == self._topic and partition in (None, tp[1])]
         return self._read_to({tp: reader.bounds(tp)[1] for tp in followed})
 
@@ -93,7 +95,7 @@ class AdapterFollower:
         return self.router(policy).adapters
 
     @property
-    def _assigned(self) -> PartitionReader:
+    def _open_reader(self) -> PartitionReader:
         if self._reader is None:
             raise ValueError("no partition of adapters is assigned")
         return self._reader
@@ -102,16 +104,16 @@ class AdapterFollower:
         return partition_of(policy, self._settings.topics.policy_partitions)
 
     def _read_to(self, ends: Mapping[TopicPartition, int]) -> list[Record]:
-        reader, others = self._assigned, list[Record]()
+        reader, other_records = self._open_reader, list[Record]()
         while any(reader.position[tp] < end for tp, end in ends.items()):
             self._outage.read_on(self._topic)
             before = reader.position
-            others += self.poll(POLL_S)
+            other_records += self.poll(POLL_S)
             if reader.position == before:
                 self._outage.silent("with adapter events")
             else:
                 self._outage.answered()
-        return others
+        return other_records
 
     def _take(self, records: Iterable[Record]) -> None:
         """Take in records, policy by policy, so that the tables of each are copied once."""

@@ -1,6 +1,6 @@
 """Get the adapter of a version onto this machine, verified.
 
-a version of the log ──► trained on this base? ──► signed by whom it must be? ──► every file as recorded ──► folder
+a version of the log ──► trained on this base? ──► signed as it must be? ──► every file as recorded ──► folder
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def fetch_version(settings: Settings, version: Version, base_digest: str | None,
     Raises EventError if the version cannot be used; with reason store_unreachable it may be able to later.
     """
     if version.uri is None:
-        what = f"version {version.version} was trained without a uri, so there is nothing to load"
-        raise EventError(what, reason="bad_adapter")
+        problem = f"version {version.version} was trained without a uri, so there is nothing to load"
+        raise EventError(problem, reason="bad_adapter")
     if base_digest is not None:
         store.check_base(version.uri, version.base_digest, base_digest)
-    signed = signing.expected(settings.adapters, settings.policy.name, version.version)
+    signed = signing.expected_signer(settings.adapters, settings.policy.name, version.version)
     return store.fetch(settings.adapters.store, version.uri, version.files, folder, signed)

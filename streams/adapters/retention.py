@@ -27,7 +27,7 @@ class RetentionDecision(NamedTuple):
     """Whether one version is kept, and why."""
 
     version: Version
-    why: str
+    reason: str
     goes: bool
     score: float | None
 
@@ -47,20 +47,20 @@ def measure(state: AdapterState, by: str | None) -> tuple[str, str] | None:
     `by` is suite/metric; a suite's name may itself have slashes. Without it, the only suite and the metric that
     represents it. Raises SettingsError if there are several suites, or none of that name.
     """
-    found: dict[str, dict[str, float]] = {}
+    suites: dict[str, dict[str, float]] = {}
     for version in state.versions.values():
         for suite, metrics in version.evaluated.items():
-            found.setdefault(suite, {}).update(metrics)
-    names = [f"{suite}/{name}" for suite, metrics in found.items() for name in metrics]
+            suites.setdefault(suite, {}).update(metrics)
+    names = [f"{suite}/{name}" for suite, metrics in suites.items() for name in metrics]
     if by is not None:
         if by not in names:
             raise SettingsError(f"--by {by}: no version was evaluated so; expected one of {', '.join(names) or 'none'}")
         suite, _, metric = by.rpartition("/")
         return suite, metric
-    if len(found) > 1:
-        best = [f"{suite}/{headline(metrics)}" for suite, metrics in found.items()]
+    if len(suites) > 1:
+        best = [f"{suite}/{headline(metrics)}" for suite, metrics in suites.items()]
         raise SettingsError(f"several suites were asked; say which one ranks the versions, e.g. --by {best[0]}")
-    for suite, metrics in found.items():
+    for suite, metrics in suites.items():
         if (name := headline(metrics)) is not None:
             return suite, name
     return None
@@ -72,38 +72,40 @@ def plan(state: AdapterState, *, best: int, primaries: int, by: tuple[str, str] 
     Besides those that must be kept, the `best` versions by score are, and so many earlier `primaries`.
     """
     scores = {number: _score(version, by) for number, version in state.versions.items()}
-    why = _needed(state, primaries)
+    reasons = _required(state, primaries)
     name = "" if by is None else f" by {by[1]} of {by[0]}"
     ranked = sorted(
         (number for number, score in scores.items() if score is not None and _may_serve(state.versions[number])),
         key=lambda number: (-(scores[number] or 0.0), -number),
     )
     for place, number in enumerate(ranked[:best], start=1):
-        why.setdefault(number, f"number {place}{name}")
+        reasons.setdefault(number, f"number {place}{name}")
     decisions = []
     for number, version in sorted(state.versions.items()):
         if number == 0:
             continue
-        goes = number not in why
-        reason = why.get(number) or _gone(version, scores[number], ranked, name)
+        goes = number not in reasons
+        reason = reasons.get(number) or _reason_to_go(version, scores[number], ranked, name)
         decisions.append(RetentionDecision(version, reason, goes, scores[number]))
     return decisions
 
 
-def _needed(state: AdapterState, primaries: int) -> dict[int, str]:
+def _required(state: AdapterState, primaries: int) -> dict[int, str]:
     """Return the versions that are kept whatever their score, and why."""
-    why = {state.primary: "is primary"}
+    reasons = {state.primary: "is primary"}
     if state.serving.candidate is not None:
-        why.setdefault(state.serving.candidate, "is the candidate")
-    before = [number for number in _newest_first(state.primaries[:-1]) if number not in why]
+        reasons.setdefault(state.serving.candidate, "is the candidate")
+    before = [number for number in _newest_first(state.primaries[:-1]) if number not in reasons]
     for number in [number for number in before if number and _may_serve(state.versions[number])][:primaries]:
-        why[number] = "was primary, for a roll-back"
+        reasons[number] = "was primary, for a roll-back"
     for number, version in state.versions.items():
         if number > state.primary and version.status == "trained":
-            why.setdefault(number, "is newer than the primary, and nobody has decided")
+            reasons.setdefault(number, "is newer than the primary, and nobody has decided")
         if version.trained_elsewhere is not None and version.status != "retired":
-            why.setdefault(number, f"was trained elsewhere ({version.trained_elsewhere}), so it cannot be made again")
-    return why
+            reasons.setdefault(
+                number, f"was trained elsewhere ({version.trained_elsewhere}), so it cannot be made again"
+            )
+    return reasons
 
 
 def _newest_first(numbers: Iterable[int]) -> list[int]:
@@ -118,7 +120,7 @@ def _score(version: Version, by: tuple[str, str] | None) -> float | None:
     return None if by is None else version.evaluated.get(by[0], {}).get(by[1])
 
 
-def _gone(version: Version, score: float | None, ranked: list[int], name: str) -> str:
+def _reason_to_go(version: Version, score: float | None, ranked: list[int], name: str) -> str:
     if not _may_serve(version):
         return "is retired" if version.status == "retired" else "was rejected"
     if score is None:

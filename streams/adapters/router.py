@@ -44,9 +44,9 @@ class VersionRouter:
     def take_all(self, events: Iterable[tuple[AdapterEvent, Coordinates]]) -> None:
         """Take in adapter events with their places in the log."""
         after = AdapterFold(self.adapters)
-        for event, at in events:
+        for event, place in events:
             if after.take(event) and event.kind == "trained":
-                self.trained_at[event.version] = at
+                self.trained_at[event.version] = place
         self.adapters = after.state()
 
     @property

@@ -46,12 +46,12 @@ def _from(*statuses: Status | None) -> frozenset[Status | None]:
     return frozenset(statuses)
 
 
-_KNOWN = _from("trained", "canary", "primary", "superseded", "rolled_back", "rejected", "retired")
+_ANY = _from("trained", "canary", "primary", "superseded", "rolled_back", "rejected", "retired")
 
 TRANSITIONS: dict[AdapterKind, Transition] = {
     "trained": Transition(_from(None), "trained"),
-    "evaluated": Transition(_KNOWN, None),
-    "judged": Transition(_KNOWN, None),
+    "evaluated": Transition(_ANY, None),
+    "judged": Transition(_ANY, None),
     "canary_started": Transition(_from("trained"), "canary", compares=True),
     "canary_advanced": Transition(_from("canary"), None, compares=True),
     "promoted": Transition(
@@ -84,8 +84,8 @@ def refusal(event: AdapterEvent, serving: Serving) -> str | None:
     transition = TRANSITIONS[event.kind]
     status = serving.statuses.get(event.version)
     if status not in transition.allowed:
-        was = "unknown" if status is None else status
-        return f"version {event.version} is {was}; {event.kind} needs {_names(transition.allowed)}"
+        current = "unknown" if status is None else status
+        return f"version {event.version} is {current}; {event.kind} needs {_names(transition.allowed)}"
     if event.kind == "trained" and event.version - 1 not in serving.statuses:
         return (
             f"version {event.version} is not the next one after {newest(serving)}; each batch makes one version, so "

@@ -42,7 +42,7 @@ MAX_BYTES = 1 << 20
 
 
 class ExpectedSigner(NamedTuple):
-    """Who must have signed what."""
+    """The key that must have signed a version."""
 
     key: Path
     """The public key."""
@@ -50,8 +50,8 @@ class ExpectedSigner(NamedTuple):
     version: int
 
 
-def expected(adapters: Adapters, policy: str, version: int) -> ExpectedSigner | None:
-    """Return whose signature a version must have; None if none is required (adapters.verify_key)."""
+def expected_signer(adapters: Adapters, policy: str, version: int) -> ExpectedSigner | None:
+    """Return the signer that a version must have; None if none is required (adapters.verify_key)."""
     return None if adapters.verify_key is None else ExpectedSigner(adapters.verify_key, policy, version)
 
 
@@ -90,13 +90,13 @@ def sign(local: Path, names: Iterable[str], manifest: bytes, *, label: str, key:
 
 
 def verify(
-    folder: Path, files: Iterable[AdapterFile], manifest: bytes, signature: bytes, wanted: ExpectedSigner
+    folder: Path, files: Iterable[AdapterFile], manifest: bytes, signature: bytes, signer: ExpectedSigner
 ) -> None:
-    """Return if `signature` is that of `wanted` on `manifest` and on all that is in `folder`, which holds `files`.
+    """Return if `signature` is that of `signer` on `manifest` and on all that is in `folder`, which holds `files`.
 
     Raises EventError (bad_signature) if it is not, SettingsError if the key cannot be used.
     """
-    verifier = _verifier(wanted.key)
+    verifier = _verifier(signer.key)
     path = folder / MANIFEST
     with Scratch("signing") as scratch:
         (scratch / SIGNATURE).write_bytes(signature)
@@ -104,20 +104,20 @@ def verify(
         try:
             verifier.verify(folder, scratch / SIGNATURE)
         except Exception as exc:  # untrusted input is parsed first, which may raise anything
-            raise refused(wanted, f"its signature does not hold: {type(exc).__name__}: {exc}") from exc
+            raise untrusted(signer, f"its signature does not hold: {type(exc).__name__}: {exc}") from exc
         finally:
             path.unlink()
     signed = json_text.parse(manifest)
-    if signed != json.loads(manifest_text(wanted.policy, wanted.version, files)):
-        raise refused(wanted, f"its signature is for version {signed.get('version')} of {signed.get('policy')}")
+    if signed != json.loads(manifest_text(signer.policy, signer.version, files)):
+        raise untrusted(signer, f"its signature is for version {signed.get('version')} of {signed.get('policy')}")
 
 
-def refused(wanted: ExpectedSigner, got: str) -> EventError:
+def untrusted(signer: ExpectedSigner, problem: str) -> EventError:
     """Return the error for an adapter without a trusted signature."""
     return EventError(
-        f"version {wanted.version} of {wanted.policy}: {got}; expected one made with the private half of {wanted.key} "
-        "(adapters.verify_key); it is not served: publish it with adapters.signing_key, or find out who wrote to the "
-        "store",
+        f"version {signer.version} of {signer.policy}: {problem}; expected one made with the private half of "
+        f"{signer.key} (adapters.verify_key); it is not served: publish it with adapters.signing_key, or find out "
+        "which process wrote to the store",
         reason="bad_signature",
     )
 

@@ -61,24 +61,24 @@ def publish(
     uri = str(fs.unstrip_protocol(target))
     manifest = signing.manifest_text(policy, version, files)
 
-    def beside() -> dict[str, bytes]:
-        """Return what is stored next to the files, the manifest last."""
-        made: dict[str, bytes] = {}
+    def extra_files() -> dict[str, bytes]:
+        """Return what is stored in addition to the files, the manifest last."""
+        extras: dict[str, bytes] = {}
         if signing_key is not None:
             names, label = [file.path for file in files], f"{policy}-{version}"
-            made[SIGNATURE] = signing.sign(local, names, manifest, label=label, key=signing_key)
-        return made | {MANIFEST: manifest}
+            extras[SIGNATURE] = signing.sign(local, names, manifest, label=label, key=signing_key)
+        return extras | {MANIFEST: manifest}
 
     try:
         if not _is_there(fs, target, uri, manifest):
             if is_local(fs):
-                _put_folder(local, Path(target), files, beside())
+                _put_folder(local, Path(target), files, extra_files())
             else:
-                _put_objects(fs, local, target, files, beside())
+                _put_objects(fs, local, target, files, extra_files())
             if not _is_there(fs, target, uri, manifest):
                 raise OSError(f"{target} exists without a {MANIFEST}, which no publisher of ours leaves behind")
         if signing_key is not None and not fs.exists(f"{target}/{SIGNATURE}"):
-            _add(fs, f"{target}/{SIGNATURE}", beside()[SIGNATURE])
+            _add(fs, f"{target}/{SIGNATURE}", extra_files()[SIGNATURE])
     except OSError as exc:
         raise SettingsError(
             f"adapters.store={store}: version {version} of {policy} cannot be written: {exc}; make room, or set "
@@ -88,14 +88,14 @@ def publish(
 
 
 def fetch(
-    store: str, uri: str, files: Iterable[AdapterFile], into: Path, signed: signing.ExpectedSigner | None = None
+    store: str, uri: str, files: Iterable[AdapterFile], cache: Path, signed: signing.ExpectedSigner | None = None
 ) -> Path:
-    """Return a folder below `into` that holds exactly `files`, each with its sha256; copied if it is not there yet.
+    """Return a folder below `cache` that holds exactly `files`, each with its sha256; copied if it is not there yet.
 
-    `uri` and `files` are those in the log, which anybody who can write events chose: nothing outside `store` is
-    opened. `signed` is who must have signed them, if anybody. Raises EventError: bad_adapter if the uri leads elsewhere
-    or to something else, bad_signature if no trusted signature is there, store_unreachable if the store does not answer
-    (which may pass); SettingsError if a package for this kind of store, or for signatures, is not installed.
+    `uri` and `files` are those in the log, chosen by any process that can write events: nothing outside `store` is
+    opened. `signed` names the signer that is required, if any. Raises EventError: bad_adapter if the uri leads
+    elsewhere or to something else, bad_signature if no trusted signature is there, store_unreachable if the store does
+    not answer (which may pass); SettingsError if a package for this kind of store, or for signatures, is not installed.
     """
     files = tuple(files)
     for file in files:
@@ -106,14 +106,14 @@ def fetch(
     # the signer is part of the name: a folder that exists was verified when it was created
     vouched = None if signed is None else (signing.fingerprint(signed.key), signed.policy, signed.version)
     key = hashlib.sha256(json.dumps([sorted((f.path, f.sha256, f.bytes) for f in files), vouched]).encode()).hexdigest()
-    folder = into / key[:32]
+    folder = cache / key[:32]
     if folder.is_dir():
         if _agrees(folder, files):
             return folder
         shutil.rmtree(folder)  # damaged after it was verified
     fs, source = _inside(store, uri)
-    into.mkdir(parents=True, exist_ok=True)
-    half = Path(tempfile.mkdtemp(prefix=".fetching-", dir=into))
+    cache.mkdir(parents=True, exist_ok=True)
+    half = Path(tempfile.mkdtemp(prefix=".fetching-", dir=cache))
     try:
         _check_names(fs, source, uri, files)
         for file in files:
@@ -195,7 +195,7 @@ def remove(uri: str) -> bool:
     return True
 
 
-def abandoned(store: str, policy: str) -> list[Path]:
+def abandoned_folders(store: str, policy: str) -> list[Path]:
     """Return the half-written folders that killed publishers left in a folder store.
 
     An object store has none: there, the next publish of a version completes what the last one left.
@@ -213,16 +213,16 @@ def manifest_of(local: Path) -> tuple[AdapterFile, ...]:
 
     Raises RefusedError if it holds anything but safetensors and JSON (what peft writes beside them is left out).
     """
-    found = sorted(path for path in local.iterdir() if path.name not in LEFT_OUT) if local.is_dir() else []
-    for path in found:
+    paths = sorted(path for path in local.iterdir() if path.name not in LEFT_OUT) if local.is_dir() else []
+    for path in paths:
         if not path.is_file() or not _is_allowed(path.name):
             raise RefusedError(
                 f"{path}: only plain files that end in {' or '.join(SUFFIXES)} are published, since reading them "
                 "runs no code; save the adapter with safetensors and take everything else out of its folder"
             )
-    if not any(path.suffix == ".safetensors" for path in found):
+    if not any(path.suffix == ".safetensors" for path in paths):
         raise RefusedError(f"{local}: holds no .safetensors file, so it is no adapter; save the adapter there first")
-    return tuple(AdapterFile(path=path.name, sha256=sha256_of(path), bytes=path.stat().st_size) for path in found)
+    return tuple(AdapterFile(path=path.name, sha256=sha256_of(path), bytes=path.stat().st_size) for path in paths)
 
 
 def _is_allowed(name: str) -> bool:
@@ -267,10 +267,10 @@ def _is_there(fs: Any, target: str, uri: str, manifest: bytes) -> bool:
     """Whether this very version is in the store. Raises RefusedError if it is there with other bytes."""
     fs.invalidate_cache()
     try:
-        there = fs.cat_file(f"{target}/{MANIFEST}")
+        stored = fs.cat_file(f"{target}/{MANIFEST}")
     except FileNotFoundError:
         return False
-    if there != manifest:
+    if stored != manifest:
         raise RefusedError(
             f"{uri}: this version is there with other bytes, and a version never changes; publish under the next "
             "version, or find out which of two trainers of this policy is one too many"
@@ -278,14 +278,14 @@ def _is_there(fs: Any, target: str, uri: str, manifest: bytes) -> bool:
     return True
 
 
-def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], beside: Mapping[str, bytes]) -> None:
+def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], extras: Mapping[str, bytes]) -> None:
     """Write next to the target, then rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
     half = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         for file in files:
             shutil.copyfile(local / file.path, half / file.path)
-        for name, content in beside.items():
+        for name, content in extras.items():
             (half / name).write_bytes(content)
         for path in (*half.iterdir(), half):
             sync(path)
@@ -296,12 +296,12 @@ def _put_folder(local: Path, target: Path, files: Iterable[AdapterFile], beside:
         shutil.rmtree(half, ignore_errors=True)
 
 
-def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile], beside: Mapping[str, bytes]) -> None:
+def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile], extras: Mapping[str, bytes]) -> None:
     """Write the manifest last."""
     fs.makedirs(target, exist_ok=True)
     for file in files:
         fs.put_file(str(local / file.path), f"{target}/{file.path}")
-    for name, content in beside.items():
+    for name, content in extras.items():
         fs.pipe_file(f"{target}/{name}", content)
 
 
@@ -342,14 +342,14 @@ def sync(path: Path) -> None:
 def _check_names(fs: Any, source: str, uri: str, files: Iterable[AdapterFile]) -> None:
     """Refuse a folder that holds more or less than `files` and the manifest; a signature may be there."""
     fs.invalidate_cache()
-    there = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(source, detail=False)}
-    wanted = {file.path for file in files} | {MANIFEST}
-    if MANIFEST not in there:
+    names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(source, detail=False)}
+    expected = {file.path for file in files} | {MANIFEST}
+    if MANIFEST not in names:
         raise _bad(uri, f"it has no {MANIFEST}, so it was never written whole", "a published version")
-    if there - {SIGNATURE} != wanted:
-        odd = ", ".join(sorted(there - wanted - {SIGNATURE})) or "nothing else"
+    if names - {SIGNATURE} != expected:
+        odd = ", ".join(sorted(names - expected - {SIGNATURE})) or "nothing else"
         raise _bad(
-            uri, f"it lacks {', '.join(sorted(wanted - there)) or 'nothing'} and has {odd}", "its manifest's files"
+            uri, f"it lacks {', '.join(sorted(expected - names)) or 'nothing'} and has {odd}", "its manifest's files"
         )
 
 
@@ -365,8 +365,8 @@ def _copy(fs: Any, source: str, target: Path, uri: str, file: AdapterFile) -> No
             digest.update(chunk)
             writer.write(chunk)
     if (size, digest.hexdigest()) != (file.bytes, file.sha256):
-        what = f"{file.path} has {size} bytes with sha256 {digest.hexdigest()}"
-        raise _bad(uri, what, f"{file.bytes} bytes with {file.sha256}, as the log says")
+        problem = f"{file.path} has {size} bytes with sha256 {digest.hexdigest()}"
+        raise _bad(uri, problem, f"{file.bytes} bytes with {file.sha256}, as the log says")
 
 
 def _is_plain(fs: Any, path: str) -> bool:
@@ -379,23 +379,24 @@ def _small(fs: Any, path: str, signed: signing.ExpectedSigner) -> bytes:
     name = path.rsplit("/", 1)[-1]
     try:
         if not _is_plain(fs, path):
-            raise signing.refused(signed, f"its {name} is no plain file")
+            raise signing.untrusted(signed, f"its {name} is no plain file")
         with fs.open(path, "rb") as reader:
             content: bytes = reader.read(signing.MAX_BYTES + 1)
     except FileNotFoundError:
-        raise signing.refused(signed, f"it has no signature ({name})") from None
+        raise signing.untrusted(signed, f"it has no signature ({name})") from None
     if len(content) > signing.MAX_BYTES:
-        raise signing.refused(signed, f"its {name} has more than {signing.MAX_BYTES} bytes")
+        raise signing.untrusted(signed, f"its {name} has more than {signing.MAX_BYTES} bytes")
     return content
 
 
 def _agrees(folder: Path, files: Iterable[AdapterFile]) -> bool:
-    there = {path.name: sha256_of(path) for path in folder.iterdir()}
-    return there == {file.path: file.sha256 for file in files}
+    digests = {path.name: sha256_of(path) for path in folder.iterdir()}
+    return digests == {file.path: file.sha256 for file in files}
 
 
-def _bad(uri: str, got: str, expected: str) -> EventError:
+def _bad(uri: str, problem: str, expected: str) -> EventError:
     return EventError(
-        f"adapter {uri}: {got}; expected {expected}; it is not served: restore the store, or train the version again",
+        f"adapter {uri}: {problem}; expected {expected}; it is not served: restore the store, or train the version "
+        "again",
         reason="bad_adapter",
     )

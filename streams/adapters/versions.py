@@ -250,3 +250,18 @@ def read_state(settings: Settings, policy: str, outage: BrokerOutage | None = No
     records = read_topic(settings, "adapters", partition=partition, outage=outage)
     decoded = (record.decode(AdapterEvent) for record in records)
     return fold_all(empty(policy), (event for event in decoded if not isinstance(event, Poison)))
+
+
+def read_states(settings: Settings) -> dict[str, AdapterState]:
+    """Return the state of policy.name, and of every policy that has an event in its partition, as of now.
+
+    Raises as `read_state`.
+    """
+    folds = {settings.policy.name: AdapterFold(empty(settings.policy.name))}
+    for record in read_topic(settings, "adapters"):
+        event = record.decode(AdapterEvent)
+        if isinstance(event, Poison):
+            continue
+        if partition_of(event.policy, settings.topics.policy_partitions) == record.at.partition:
+            folds.setdefault(event.policy, AdapterFold(empty(event.policy))).take(event)
+    return {policy: after.state() for policy, after in folds.items()}

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from streams.adapters.decisions import known
+from streams.adapters.decisions import find_version
 from streams.adapters.versions import AdapterState, manifest_digest
 
 
 def row_of(state: AdapterState, number: int) -> dict[str, Any]:
     """Return a version as printed in JSON. Raises NotFoundError if there is none."""
-    version = known(state, number)
+    version = find_version(state, number)
     batches = None if version.first_batch is None else f"{version.first_batch}-{version.last_batch}"
     judged = version.judged
     return {

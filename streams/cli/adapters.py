@@ -280,7 +280,7 @@ def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dic
                     f"version {version.version} of {policy} has no files in the store "
                     f"({'it is retired' if version.uri else 'it is the base model'}); leave --weights out"
                 )
-            signed = signing.expected(call.settings.adapters, policy, version.version)
+            signed = signing.expected_signer(call.settings.adapters, policy, version.version)
             folders.append(store.fetch(call.settings.adapters.store, version.uri, version.files, scratch, signed))
         return [change._asdict() for change in relative_changes(*folders)]
 

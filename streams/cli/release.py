@@ -322,7 +322,7 @@ def _sweep(call: AppContext, policy: str, *, delete: bool) -> None:
     """Remove half-written folders of killed publishers; without `delete`, only name them."""
     from streams.adapters import store
 
-    left = store.abandoned(call.settings.adapters.store, policy)
+    left = store.abandoned_folders(call.settings.adapters.store, policy)
     for folder in left if delete else ():
         shutil.rmtree(folder, ignore_errors=True)
     if left:
@@ -351,7 +351,7 @@ def _fate(call: AppContext, history: AdapterHistory, fate: RetentionDecision) ->
         "what": action,
         "bytes": size,
         "score": fate.score,
-        "why": fate.why + elsewhere,
+        "why": fate.reason + elsewhere,
     }
 
 
@@ -365,7 +365,8 @@ def _delete(
     number = fate.version.version
     if fate.version.status != "retired":
         try:
-            retire = decisions.ProposedDecision(kind="retired", version=number, actor=actor, reason=f"gc: {fate.why}")
+            reason = f"gc: {fate.reason}"
+            retire = decisions.ProposedDecision(kind="retired", version=number, actor=actor, reason=reason)
             decisions.decide(call.settings_to_write, history, retire)
         except RefusedError as exc:  # it came into use meanwhile
             click.echo(f"version {number} stays: {exc}", err=True)

@@ -21,7 +21,7 @@ from typing import Any
 
 from schemas.conventions import IMPORTED
 from schemas.events import AdvantagedGroup, Batch, Coordinates, Reward, Tuning
-from streams.adapters.decisions import AdapterHistory, known
+from streams.adapters.decisions import AdapterHistory, find_version
 from streams.errors import LogError
 from streams.kafka.history import History
 from streams.kafka.record import TopicPartition, partition_of
@@ -85,7 +85,7 @@ def parents(life: AdapterHistory, version: int) -> list[int]:
 
     Raises NotFoundError without such a version.
     """
-    known(life.state, version)
+    find_version(life.state, version)
     chain = [version]
     while chain[-1] != 0:
         parent = life.state.versions[chain[-1]].parent_version
@@ -261,7 +261,7 @@ def difference(life: AdapterHistory, one: int, other: int) -> dict[str, Any]:
 
     Of a recipe only differences are listed. Raises NotFoundError if one of the versions does not exist.
     """
-    versions = known(life.state, one), known(life.state, other)
+    versions = find_version(life.state, one), find_version(life.state, other)
     events = [life.made(version.version) for version in versions]
     recipes = [dict(event.recipe) if event is not None else {} for event in events]
     files = [{file.path: file for file in version.files} for version in versions]

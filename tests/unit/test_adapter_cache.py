@@ -14,7 +14,7 @@ from streams.adapters.router import VersionRouter
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import EventError
 from streams.settings.model import Adapters, Settings
-from streams.stages.policy.adapter_cache import KEPT, AdapterCache
+from streams.stages.policy.adapter_cache import CACHED, AdapterCache
 from tests.support.factories import adapter_event, trained
 
 
@@ -54,7 +54,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
-    for version in range(1, KEPT + 4):
+    for version in range(1, CACHED + 4):
         made.train(version, tmp_path)
     yield made
     made.cache.close()
@@ -86,10 +86,10 @@ def test_a_folder_that_somebody_removed_is_fetched_again(world: World) -> None:
 def test_the_last_few_are_kept_and_primary_and_candidate_whenever_they_were_served(world: World) -> None:
     world.move("promoted", 1, 0)
     world.move("canary_started", 2, 1)
-    last = range(1, KEPT + 4)
+    last = range(1, CACHED + 4)
     for version in last:
         world.cache.serve(version)
-    assert world.kept() == {1, 2, *list(last)[-KEPT:]}
+    assert world.kept() == {1, 2, *list(last)[-CACHED:]}
 
 
 def test_what_is_retired_goes_with_the_next_swap(world: World) -> None:

@@ -202,8 +202,8 @@ def test_what_was_verified_is_served_without_the_store(keys: tuple[Path, Path], 
 
 
 def test_no_signature_is_expected_without_a_key(keys: tuple[Path, Path]) -> None:
-    assert signing.expected(Adapters(), "p", 1) is None
-    assert signing.expected(Adapters(verify_key=keys[1]), "p", 1) == (keys[1], "p", 1)
+    assert signing.expected_signer(Adapters(), "p", 1) is None
+    assert signing.expected_signer(Adapters(verify_key=keys[1]), "p", 1) == (keys[1], "p", 1)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a key"])

@@ -31,7 +31,7 @@ from streams.engines.protocol import Completion, SamplingRequest
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.policy.responses import ServedVersion, response
-from streams.stages.policy.sampling import all_failed, malformed
+from streams.stages.policy.sampling import all_failed, shape_problem
 from tests.support import factories
 from tests.support.factories import member
 from tests.support.thoroughness import examples
@@ -309,7 +309,7 @@ def held_back(
     agent = HeldBack(router, admission, clock=lambda: next(seconds))
     with caplog.at_level("INFO", "streamward.policy"):
         for _ in range(5):
-            agent.look([waiting(n, purpose="train", **changed) for n in range(2)], others=1)
+            agent.look([waiting(n, purpose="train", **changed) for n in range(2)], set_aside=1)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -541,5 +541,5 @@ def test_a_failed_slot_is_a_response_with_an_error_and_without_tokens(one: Respo
 
 
 def test_an_engine_that_leaves_out_a_slot_is_found_out() -> None:
-    assert malformed(request(), [COMPLETION]) == "the engine answered slots [1], expected 0 to 1 in order"
-    assert malformed(request(), [replace(COMPLETION, slot=0), COMPLETION]) is None
+    assert shape_problem(request(), [COMPLETION]) == "the engine answered slots [1], expected 0 to 1 in order"
+    assert shape_problem(request(), [replace(COMPLETION, slot=0), COMPLETION]) is None

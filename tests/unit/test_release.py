@@ -122,8 +122,8 @@ def test_what_nobody_has_decided_about_stays() -> None:
     state = life_of(*promoted_up_to(1), event(2), event(3), event(3, "rejected")).state
     fates = {fate.version.version: fate for fate in plan(state, best=0, primaries=0, by=None)}
     assert {version: fate.goes for version, fate in fates.items()} == {1: False, 2: False, 3: True}
-    assert "nobody has decided" in fates[2].why
-    assert fates[3].why == "was rejected"
+    assert "nobody has decided" in fates[2].reason
+    assert fates[3].reason == "was rejected"
 
 
 def test_what_was_trained_elsewhere_stays_until_somebody_retires_it() -> None:
@@ -132,7 +132,7 @@ def test_what_was_trained_elsewhere_stays_until_somebody_retires_it() -> None:
     events = [event(1), event(2, recipe=who), event(3), event(3, "promoted", expected_version=0)]
     fates = {fate.version.version: fate for fate in plan(life_of(*events).state, best=0, primaries=0, by=None)}
     assert {version: fate.goes for version, fate in fates.items()} == {1: True, 2: False, 3: False}
-    assert fates[2].why == "was trained elsewhere (verl 0.9, by ann), so it cannot be made again"
+    assert fates[2].reason == "was trained elsewhere (verl 0.9, by ann), so it cannot be made again"
     assert going(life_of(*events, event(2, "retired")).state, best=0) == {1, 2}
 
 
@@ -160,11 +160,13 @@ def test_of_equal_scores_the_newer_version_stays() -> None:
 def test_what_was_never_evaluated_goes_and_says_so() -> None:
     state = life_of(event(1), event(2), event(2, "promoted", expected_version=0), evaluated(2, 0.5)).state
     (fate,) = [fate for fate in plan(state, best=5, primaries=0, by=(SUITE, "exact")) if fate.goes]
-    assert (fate.version.version, fate.why) == (1, f"was never evaluated by exact of {SUITE}")
+    assert (fate.version.version, fate.reason) == (1, f"was never evaluated by exact of {SUITE}")
 
 
 def test_every_fate_says_why() -> None:
-    why = {fate.version.version: fate.why for fate in plan(four_versions(), best=1, primaries=1, by=(SUITE, "exact"))}
+    why = {
+        fate.version.version: fate.reason for fate in plan(four_versions(), best=1, primaries=1, by=(SUITE, "exact"))
+    }
     assert why == {
         1: f"number 1 by exact of {SUITE}",
         2: "was primary, for a roll-back",

@@ -20,7 +20,7 @@ from pathlib import Path
 from schemas.conventions import trained_elsewhere
 from schemas.events import AdapterEvent, Batch, derive_id
 from schemas.serde import Poison
-from streams.adapters.decisions import AdapterHistory, known, read_history
+from streams.adapters.decisions import AdapterHistory, find_version, read_history
 from streams.adapters.store import manifest_of
 from streams.adapters.versions import manifest_digest
 from streams.engines.base_model import Base, load_base
@@ -83,7 +83,7 @@ def bring(settings: Settings, order: ImportOrder) -> ImportedVersion:
 
 def _import(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) -> ImportedVersion:
     history = read_history(settings, order.policy)
-    parent = known(history.state, order.parent)
+    parent = find_version(history.state, order.parent)
     base = load_base(settings.model)
     if parent.base_digest not in (None, base.base_digest):
         raise RefusedError(

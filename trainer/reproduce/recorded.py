@@ -12,7 +12,7 @@ from pathlib import Path
 
 from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates
 from schemas.serde import Poison
-from streams.adapters.versions import empty, fold
+from streams.adapters.versions import AdapterFold, empty
 from streams.engines.base_model import Base, check_device, load_base
 from streams.errors import SettingsError
 from streams.kafka.history import History
@@ -81,15 +81,13 @@ def recorded_events(settings: Settings, policy: str, history: History) -> dict[i
     """
     tp = (topics(settings.topics)["adapters"].name, partition_of(policy, settings.topics.policy_partitions))
     first, end = history.bounds(["adapters"]).get(tp, (0, 0))
-    state, events = empty(policy), {}
+    after, events = AdapterFold(empty(policy)), {}
     for record in history.read({tp: first}, {tp: end}):
         event = record.decode(AdapterEvent)
         if isinstance(event, Poison):
             continue
-        after = fold(state, event)
-        if event.policy == policy and after.versions.keys() - state.versions.keys():
+        if after.take(event) and event.kind == "trained":
             events[event.version] = event
-        state = after
     return events
 
 

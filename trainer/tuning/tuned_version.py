@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from schemas.events import AdapterEvent, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
-from streams.adapters.decisions import AdapterHistory, known, read_history
+from streams.adapters.decisions import AdapterHistory, find_version, read_history
 from streams.engines.base_model import Base, load_base
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.prompts import Prompts
@@ -205,7 +205,7 @@ def start_folder(settings: Settings, event: AdapterEvent, base: Base, scratch: P
             f"model.base={settings.model.base} has {base.base_digest[:12]}; set model.base and model.dtype to what it "
             "was trained on"
         )
-    signed = signing.expected(settings.adapters, event.policy, event.version)
+    signed = signing.expected_signer(settings.adapters, event.policy, event.version)
     return store.fetch(settings.adapters.store, event.uri, event.files, scratch, signed)
 
 
@@ -241,7 +241,7 @@ def _refuse_another(state: AdapterHistory, order: TuningOrder) -> None:
 def _start_event(settings: Settings, state: AdapterHistory, start: StartVersion) -> AdapterEvent | None:
     """Return the event that made the version to start from; None for the base model. Raises NotFoundError."""
     history = state if start.policy == state.state.policy else read_history(settings, start.policy)
-    version = known(history.state, start.version)
+    version = find_version(history.state, start.version)
     if start.version and version.status == "retired":
         raise NotFoundError(
             f"version {start.version} of {start.policy} has no files in the store: it is retired; name another one "

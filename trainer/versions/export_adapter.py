@@ -56,7 +56,7 @@ def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bo
     except OSError as exc:
         raise SettingsError(f"{folder}: cannot be written: {exc}; name another folder") from exc
     try:
-        signed = signing.expected(settings.adapters, trained.policy, trained.version)
+        signed = signing.expected_signer(settings.adapters, trained.policy, trained.version)
         adapter = store.fetch(settings.adapters.store, trained.uri, trained.files, half, signed)
         whole = half / "whole"
         base = (

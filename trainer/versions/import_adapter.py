@@ -53,7 +53,7 @@ def begin(settings: Settings, policy: str, learner: Learner, imported: Version) 
         )
     with Scratch("import") as scratch:
         try:
-            signed = signing.expected(settings.adapters, policy, number)
+            signed = signing.expected_signer(settings.adapters, policy, number)
             folder = store.fetch(settings.adapters.store, imported.uri, imported.files, scratch, signed)
         except EventError as exc:
             raise RefusedError(f"{origin}: {exc}") from exc

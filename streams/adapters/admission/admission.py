@@ -105,8 +105,8 @@ class Admission:
             return
         doubled = group.group_id in self._seen
         self._seen[group.group_id] = group.adapter_version
-        kept = self._rule.zero_variance == "keep" or not group.flat
-        if not doubled and group.dropped_reason is None and kept and offset > self._settled:
+        counts = self._rule.zero_variance == "keep" or not group.flat
+        if not doubled and group.dropped_reason is None and counts and offset > self._settled:
             self._pending[offset] = group.adapter_version
 
     def start(self, task_id: str, *, give_up_ms: int | None) -> None:

@@ -68,8 +68,8 @@ class HeldBack:
         if not all(waiting.urgent for waiting in tasks):
             self._since = None
 
-    def look(self, waiting: Iterable[WaitingTask], *, others: int = 0) -> None:
-        """Note that these tasks wait, and as many `others` for training, and say so if it is time."""
+    def look(self, waiting: Iterable[WaitingTask], *, set_aside: int = 0) -> None:
+        """Note that these tasks wait, and `set_aside` others for training, and say so if it is time."""
         now = self._clock()
         if self._since is not None and now < self._next:
             return
@@ -84,7 +84,7 @@ class HeldBack:
         reason = self._waits_for(min(train, key=lambda task: task.arrival))
         if reason is not None:
             minutes = (now - self._since) / 60
-            log.info("%d train tasks wait, for %.0f min now, for %s", len(train) + others, minutes, reason)
+            log.info("%d train tasks wait, for %.0f min now, for %s", len(train) + set_aside, minutes, reason)
 
     def _waits_for(self, oldest: WaitingTask) -> str | None:
         version = route(self._router.serving, oldest.task)

@@ -64,7 +64,7 @@ class TaskQueue:
         self._meter, self._tracer, self._stage = meter, tracer, stage
         self._arrivals = count()
         self._waiting: dict[Coordinates, WaitingTask] = {}
-        self._taken: dict[Coordinates, TakenRecord] = {}
+        self._entries: dict[Coordinates, TakenRecord] = {}
         self._begun: set[Coordinates] = set()
         self._ids: set[str] = set()  # of those that wait
         self._answered: dict[int, RecentTasks] = {}  # by partition
@@ -78,17 +78,17 @@ class TaskQueue:
     @property
     def waiting(self) -> list[WaitingTask]:
         """Those that may be answered now, in no order."""
-        return [waiting for at, waiting in self._waiting.items() if at not in self._begun]
+        return [waiting for waiting in self._waiting.values() if waiting.at not in self._begun]
 
     @property
     def set_aside(self) -> int:
-        """How many train tasks wait in addition, without being held in memory."""
+        """How many train tasks wait in addition, of which memory holds no more than the place."""
         return len(self._aside)
 
     def oldest_ms(self) -> int | None:
         """Return the timestamp of the oldest task that waits and is not begun; None without one."""
-        waiting = [self._taken[waiting.at] for waiting in self.waiting]
-        return min((taken.record.timestamp_ms for taken in (*waiting, *self._aside)), default=None)
+        entries = (*(self._entries[waiting.at] for waiting in self.waiting), *self._aside)
+        return min((entry.record.timestamp_ms for entry in entries), default=None)
 
     def __contains__(self, waiting: WaitingTask) -> bool:
         """Whether a task is ours and has no answer yet; not once its partition was lost."""
@@ -100,13 +100,13 @@ class TaskQueue:
 
     def read(self) -> None:
         """Take in the tasks that came; let go of partitions that were lost."""
-        for at in [at for at, taken in self._taken.items() if not self._consumer.owns(taken)]:
-            self._forget(at)
+        for entry in [entry for entry in self._entries.values() if not self._consumer.owns(entry)]:
+            self._forget(entry.record.at)
         self._look_up_answered()
         self._take_set_aside()
-        for taken, task in self._tasks.take_arrived():
-            if self._consumer.owns(taken):
-                self._take(taken, task)
+        for entry, task in self._tasks.take_arrived():
+            if self._consumer.owns(entry):
+                self._take(entry, task)
         self._tasks.set_aside = self.set_aside
 
     def sweep(self) -> None:
@@ -149,44 +149,44 @@ class TaskQueue:
             return
         answered = self._log.answered(self._settings.policy.name, partitions)
         self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in answered.items()}
-        self._aside = deque(taken for taken in self._aside if self._consumer.owns(taken))
+        self._aside = deque(entry for entry in self._aside if self._consumer.owns(entry))
 
     def _take_set_aside(self) -> None:
         """Take in the oldest tasks that were set aside, once half of the room for them is free."""
         if not self._aside or self._train > self._most_train // 2:
             return
         oldest = [self._aside.popleft() for _ in range(min(len(self._aside), self._most_train - self._train))]
-        oldest = [taken for taken in oldest if self._consumer.owns(taken)]
-        records = fetch(self._settings, [taken.record.at for taken in oldest], outage=self._log.outage)
-        for taken in oldest:
-            record = records[taken.record.at]
+        oldest = [entry for entry in oldest if self._consumer.owns(entry)]
+        records = fetch(self._settings, [entry.record.at for entry in oldest], outage=self._log.outage)
+        for entry in oldest:
+            record = records[entry.record.at]
             task = record.decode_placed(Task, self._settings.topics.partitions)
             if isinstance(task, serde.Poison):
-                self._consumer.skip(taken, task)
+                self._consumer.skip(entry, task)
             else:
-                self._take(replace(taken, record=record), task, again=True)
+                self._take(replace(entry, record=record), task, again=True)
 
-    def _take(self, taken: TakenRecord, task: Task, *, again: bool = False) -> None:
-        record = taken.record
+    def _take(self, entry: TakenRecord, task: Task, *, again: bool = False) -> None:
+        record = entry.record
         if task.task_id in self._ids or task.task_id in self._answered[record.at.partition]:
-            self._consumer.done(taken)  # one id is one task, in one partition
+            self._consumer.done(entry)  # one id is one task, in one partition
         elif task.purpose == "train" and not again and (self._aside or self._train >= self._most_train):
-            self._aside.append(replace(taken, record=record._replace(payload=None, headers=())))
+            self._aside.append(replace(entry, record=record._replace(payload=None, headers=())))
         else:
             self._train += task.purpose == "train"
             until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages.deadline_s)
             trace = self._tracer.taken(task, record)
-            self._taken[record.at] = taken
+            self._entries[record.at] = entry
             self._ids.add(task.task_id)
             self._waiting[record.at] = WaitingTask(task, record.at, until_ms, next(self._arrivals), trace)
 
     def _finish(self, waiting: WaitingTask) -> None:
-        self._consumer.done(self._taken[waiting.at])
+        self._consumer.done(self._entries[waiting.at])
         self._forget(waiting.at)
 
-    def _forget(self, at: Coordinates) -> None:
-        waiting = self._waiting.pop(at)
-        self._begun.discard(at)
+    def _forget(self, place: Coordinates) -> None:
+        waiting = self._waiting.pop(place)
+        self._begun.discard(place)
         self._train -= not waiting.urgent
         self._ids.discard(waiting.task.task_id)
-        del self._taken[at]
+        del self._entries[place]

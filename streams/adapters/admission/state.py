@@ -149,7 +149,7 @@ class PolicyLog:
         """
         state, answered = self.state(policy), dict[int, set[str]]()
         for partition in partitions:
-            samplings = [one for one in self._samplings.get(partition, ()) if one.policy == policy]
+            samplings = [sampling for sampling in self._samplings.get(partition, ()) if sampling.policy == policy]
             answered[partition] = {sampling.task_id for sampling in samplings}
             for sampling in samplings:
                 if sampling.purpose == "train" and sampling.version >= state.oldest_useful:

@@ -100,16 +100,16 @@ class TaskReader:
         self._looked_up &= owned
         for tasks in self._tasks.values():
             tasks.assigned &= owned
-        for taken in records:
-            if self._consumer.owns(taken):
-                self._deliver(taken)
+        for entry in records:
+            if self._consumer.owns(entry):
+                self._deliver(entry)
         return {policy for policy, tasks in self._tasks.items() if tasks.arrived or tasks.assigned}
 
-    def _deliver(self, taken: TakenRecord) -> None:
-        task = taken.record.decode_placed(Task, self._partitions)
+    def _deliver(self, entry: TakenRecord) -> None:
+        task = entry.record.decode_placed(Task, self._partitions)
         if isinstance(task, Poison):
-            self._consumer.skip(taken, task)
+            self._consumer.skip(entry, task)
         elif self._serves(task):
-            self.tasks(task.policy).arrived.append((taken, task))
+            self.tasks(task.policy).arrived.append((entry, task))
         else:
-            self._consumer.done(taken)
+            self._consumer.done(entry)

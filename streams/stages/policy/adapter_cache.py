@@ -27,7 +27,7 @@ from streams.kafka.reader import fetch
 from streams.kafka.tracked import TrackedConsumer
 from streams.settings.model import Settings
 
-KEPT = 4
+CACHED = 4
 """Folders kept of the versions served last, besides those of primary and candidate."""
 RETRY_S = 30.0
 """Until a candidate that the store did not return is tried again; meanwhile its tasks go to the primary."""
@@ -38,9 +38,9 @@ log = logging.getLogger("streamward.policy")
 class AdapterCache:
     """The local folders of adapters, and the engine that serves them. Call `close` at the end."""
 
-    def __init__(self, settings: Settings, engine: Engine, router: VersionRouter, kept: int = KEPT) -> None:
+    def __init__(self, settings: Settings, engine: Engine, router: VersionRouter, capacity: int = CACHED) -> None:
         """Start with an empty folder of its own."""
-        self._settings, self._engine, self._router, self._kept = settings, engine, router, kept
+        self._settings, self._engine, self._router, self._capacity = settings, engine, router, capacity
         self._scratch = Scratch("adapters")
         self._root = self._scratch.folder
         self._folders: dict[int, Path] = {}
@@ -66,16 +66,16 @@ class AdapterCache:
         log.info("%s: serving version %d", self._settings.policy.name, version)
 
     def _folder(self, version: int) -> Path:
-        kept = self._folders.get(version)
-        if kept is not None and kept.is_dir():
-            return kept
+        folder = self._folders.get(version)
+        if folder is not None and folder.is_dir():
+            return folder
         has_weights = self._engine.name != "scripted"
         base_digest = self._engine.base_digest if has_weights else None
         adapter = self._router.adapters.versions[version]
         return fetch_version(self._settings, adapter, base_digest, self._root / str(version))
 
     def _tidy(self) -> None:
-        needed = {self._router.primary, self._router.candidate, *list(self._folders)[-self._kept :]}
+        needed = {self._router.primary, self._router.candidate, *list(self._folders)[-self._capacity :]}
         needed -= {version for version in needed if version is not None and self._router.is_retired(version)}
         for version in self._folders.keys() - needed:
             del self._folders[version]
@@ -88,12 +88,17 @@ class VersionLoader:
     """Makes the engine serve versions. Call `close` at the end."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, policy_log: PolicyLog, consumer: TrackedConsumer, kept: int = KEPT
+        self,
+        settings: Settings,
+        engine: Engine,
+        policy_log: PolicyLog,
+        consumer: TrackedConsumer,
+        capacity: int = CACHED,
     ) -> None:
         """`consumer` writes the dead letters of versions that cannot be loaded."""
         self._settings, self._engine, self._log, self._consumer = settings, engine, policy_log, consumer
         self._router = policy_log.state(settings.policy.name).router
-        self._cache = AdapterCache(settings, engine, self._router, kept)
+        self._cache = AdapterCache(settings, engine, self._router, capacity)
         self._retry_at = 0.0
         self._loaded: set[int] = set()
         """Versions that `load_new` has tried."""
@@ -147,9 +152,9 @@ class VersionLoader:
 
     def _give_up(self, version: int, error: EventError) -> None:
         """Never try `version` again, and write a dead letter for the event that announced it."""
-        router, at = self._router, self._router.trained_at[version]
+        router, place = self._router, self._router.trained_at[version]
         tasks = "its canary's tasks" if version == router.candidate else "unpinned tasks"
         router.unusable.add(version)
-        log.error("%s: version %d cannot be used, %s go to version %d", at, version, tasks, router.primary)
-        record = fetch(self._settings, [at], outage=self._log.outage)[at]
+        log.error("%s: version %d cannot be used, %s go to version %d", place, version, tasks, router.primary)
+        record = fetch(self._settings, [place], outage=self._log.outage)[place]
         self._consumer.dead_letter(record, error.reason, str(error))

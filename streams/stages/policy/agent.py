@@ -45,7 +45,7 @@ from streams.observability.metrics import OFF
 from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
-from streams.stages.policy.adapter_cache import KEPT
+from streams.stages.policy.adapter_cache import CACHED
 from streams.stages.policy.rounds import STAGE, AgentIO, BegunRound, PolicyRounds
 from streams.stages.policy.sampling import sample_mixed
 
@@ -57,7 +57,7 @@ RETRY_S = 30.0
 """When a fleet tries a policy again whose adapter could not be fetched."""
 FLEET_SHARE = 100
 """Most tasks of one policy of a fleet in memory: policy.max_waiting / this, or two rounds if that is more."""
-FLEET_KEPT = 1
+FLEET_CACHED = 1
 """Adapters of a policy of a fleet that stay on disk besides those of primary and candidate."""
 
 log = logging.getLogger("streamward.policy")
@@ -231,12 +231,12 @@ class PolicyAgent:
     def _new_rounds(self, policy: str) -> PolicyRounds:
         tasks = self._tasks.tasks(policy)
         if self._single is not None:
-            return PolicyRounds(self._settings, self._engine, tasks, self._io, kept=KEPT)
+            return PolicyRounds(self._settings, self._engine, tasks, self._io, cached=CACHED)
         rule = self._settings.policy
         limit = max(2 * rule.round_tasks, rule.max_waiting // FLEET_SHARE)
         own_rule = rule.model_copy(update={"name": policy, "max_waiting": limit})
         settings = self._settings.model_copy(update={"policy": own_rule})
-        return PolicyRounds(settings, self._shared.share(policy), tasks, self._io, kept=FLEET_KEPT)
+        return PolicyRounds(settings, self._shared.share(policy), tasks, self._io, cached=FLEET_CACHED)
 
     def _serves(self, task: Task) -> bool:
         """Whether a task is answered here, and not by an agent's program or by another process."""

@@ -80,7 +80,7 @@ class ResponseWriter:
         """Hand one response to the log; one that cannot be written becomes a failed one."""
         try:
             slot = response(request, completion, served)
-            payload = self._encoded(slot)
+            payload = self._encode(slot)
         except (ValueError, TypeError) as exc:  # an EncodeError, or the views'
             log.error("task %s: slot %d failed: %s", request.task.task_id, completion.slot, exc)
             slot = response(request, replace(completion, error=str(exc)), served)
@@ -90,7 +90,7 @@ class ResponseWriter:
         on_ack, headers = self._tracer.on_ack(slot, trace), tracing.headers_of(trace)
         self._producer.send_bytes(self._topic, slot.task_id.encode(), payload, on_ack=on_ack, headers=headers)
 
-    def _encoded(self, slot: Response) -> bytes:
+    def _encode(self, slot: Response) -> bytes:
         payload = serde.encode(slot)
         if len(payload) > self._max_bytes:
             raise serde.EncodeError(

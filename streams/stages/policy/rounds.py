@@ -71,12 +71,12 @@ class BegunRound:
 class PolicyRounds:
     """The rounds of one policy: `queue.read`, `ready`, `answer`, again and again. Call `close` at the end."""
 
-    def __init__(self, settings: Settings, engine: Engine, tasks: PolicyTasks, io: AgentIO, *, kept: int) -> None:
-        """`kept`: how many adapters stay on disk, besides those of primary and candidate."""
+    def __init__(self, settings: Settings, engine: Engine, tasks: PolicyTasks, io: AgentIO, *, cached: int) -> None:
+        """`cached`: how many adapters stay on disk, besides those of primary and candidate."""
         self._settings, self._meter, self._engine = settings, io.meter, engine
         self._producer, self._state = io.producer, io.log.state(settings.policy.name)
         self.queue = TaskQueue(settings, tasks, io.log, io.meter, io.tracer)
-        self._loader = VersionLoader(settings, engine, io.log, tasks.consumer, kept)
+        self._loader = VersionLoader(settings, engine, io.log, tasks.consumer, cached)
         self._sampler = Sampler(engine, settings.policy, io.meter)
         self._responses = ResponseWriter(settings.topics, io.producer, io.meter, io.tracer)
         self._nonce, self._samplings = uuid.uuid4().hex, count()
@@ -101,7 +101,7 @@ class PolicyRounds:
         """Return the round that may be answered now, if there is one; say now and then what others wait for."""
         self._loader.retry_unreachable()
         self.queue.sweep()
-        self._held_back.look(self.queue.waiting, others=self.queue.set_aside)
+        self._held_back.look(self.queue.waiting, set_aside=self.queue.set_aside)
         return self.next_round()
 
     def next_round(self) -> SamplingBatch | None:

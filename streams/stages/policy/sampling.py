@@ -58,9 +58,9 @@ class Sampler:
         return answers
 
     def _ask(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
-        what, most_s = f"a round of {len(requests)} tasks", self._policy.round_timeout_s
-        self._meter.begin(what, within_s=most_s or math.inf)
-        with at_most(most_s, what):
+        label, most_s = f"a round of {len(requests)} tasks", self._policy.round_timeout_s
+        self._meter.begin(label, within_s=most_s or math.inf)
+        with at_most(most_s, label):
             started = time.monotonic()
             answers = self._engine.sample(requests)
             self._meter.observe(catalog.SAMPLING, time.monotonic() - started, self._policy.name)
@@ -72,35 +72,35 @@ class Sampler:
         if len(answers) != len(requests):
             raise ValueError(f"the engine answered {len(answers)} of {len(requests)} requests")
         for request, completions in zip(requests, answers, strict=True):
-            if (wrong := malformed(request, completions)) is not None:
-                raise ValueError(wrong)
+            if (problem := shape_problem(request, completions)) is not None:
+                raise ValueError(problem)
         self._meter.ready("engine")
         return answers
 
 
 def sample_mixed(
-    engine: SharedEngine, asked: Mapping[str, list[SamplingRequest]], policy: Policy, meter: Meter
+    engine: SharedEngine, requests_of: Mapping[str, list[SamplingRequest]], policy: Policy, meter: Meter
 ) -> dict[str, list[list[Completion]]]:
     """Return the answers to requests of several policies, which are in one round. Raises whatever the engine does."""
-    what = f"a round of {sum(map(len, asked.values()))} tasks of {len(asked)} policies"
-    meter.begin(what, within_s=policy.round_timeout_s or math.inf)
+    label = f"a round of {sum(map(len, requests_of.values()))} tasks of {len(requests_of)} policies"
+    meter.begin(label, within_s=policy.round_timeout_s or math.inf)
     started = time.monotonic()
-    with at_most(policy.round_timeout_s, what):
-        found = dict(zip(asked, engine.sample_mixed(asked), strict=True))
-    for name, requests in asked.items():
+    with at_most(policy.round_timeout_s, label):
+        answers = dict(zip(requests_of, engine.sample_mixed(requests_of), strict=True))
+    for name, requests in requests_of.items():
         meter.observe(catalog.SAMPLING, time.monotonic() - started, name)
-        for request, completions in zip(requests, found[name], strict=True):
-            if (wrong := malformed(request, completions)) is not None:
-                raise ValueError(wrong)
+        for request, completions in zip(requests, answers[name], strict=True):
+            if (problem := shape_problem(request, completions)) is not None:
+                raise ValueError(problem)
     meter.ready("engine")
-    return found
+    return answers
 
 
-def malformed(request: SamplingRequest, completions: Sequence[Completion]) -> str | None:
+def shape_problem(request: SamplingRequest, completions: Sequence[Completion]) -> str | None:
     """Return what is wrong with the shape of an engine's answer to `request`, or None."""
-    got = [completion.slot for completion in completions]
-    if got != list(range(request.task.group_size)):
-        return f"the engine answered slots {got}, expected 0 to {request.task.group_size - 1} in order"
+    slots = [completion.slot for completion in completions]
+    if slots != list(range(request.task.group_size)):
+        return f"the engine answered slots {slots}, expected 0 to {request.task.group_size - 1} in order"
     return None
 
 

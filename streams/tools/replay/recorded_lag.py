@@ -20,7 +20,7 @@ from itertools import accumulate
 from schemas.conventions import POLICY_LAG
 from schemas.events import AdapterEvent, SourceRange
 from schemas.serde import Poison
-from streams.adapters.versions import empty, fold
+from streams.adapters.versions import AdapterFold, empty
 from streams.kafka.history import History
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -61,14 +61,13 @@ def read(
 ) -> tuple[Trained, list[AdapterEvent]]:
     """Return when each version of a policy was announced, and the events. Raises LogError if the log cannot be read."""
     made: dict[int, tuple[int, AdapterEvent]] = {}
-    state = empty(policy)
+    after = AdapterFold(empty(policy))
     starts, ends = bounds(ranges, topics(settings.topics)["adapters"].name)
     for record in history.read(starts, ends):
         event = record.decode(AdapterEvent)
         if isinstance(event, Poison):
             continue
-        state = fold(state, event)
-        if event.policy == policy and event.kind == "trained" and event.version in state.versions:
-            made.setdefault(event.version, (record.timestamp_ms, event))
+        if after.take(event) and event.kind == "trained":
+            made[event.version] = (record.timestamp_ms, event)
     announced = ((timestamp_ms, version) for version, (timestamp_ms, _) in made.items())
     return Trained(announced), [event for _, event in made.values()]

@@ -185,7 +185,7 @@ class AgentRunner:
             self._look(attempt)
         while self.running < self._plan.parallel and not self._stop.is_set() and self._begin_one():
             pass
-        self._held_back.look(self._queue.waiting, others=self._queue.set_aside)
+        self._held_back.look(self._queue.waiting, set_aside=self._queue.set_aside)
         self._tasks.commit()
 
     def _serves(self, task: Task) -> bool:
