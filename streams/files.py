@@ -1,4 +1,4 @@
-"""Folders that one process of this machine has for itself, and the digest of a file.
+"""Folders that one process of this machine has for itself, and the digests of a file and of the source files.
 
     folder ──► hold ──► locked; the lock file names the process    held by another ──► RefusedError, naming it
     kind ──► Scratch ──► streamward-KIND-…, locked while in use    unlocked ──► left behind: the next Scratch removes it
@@ -18,6 +18,7 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 from streams.errors import RefusedError, SettingsError
@@ -118,3 +119,12 @@ def _sweep(kind: str) -> None:
 def _remove(folder: Path, lock: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     os.close(lock)
+
+
+def code_version() -> str:
+    """Return the version of Streamward, and a digest of its source files."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for package in ("schemas", "streams", "trainer"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return f"{version('streamward')} {digest.hexdigest()[:12]}"

@@ -28,7 +28,7 @@ from streams.cli.runtime import (
 if TYPE_CHECKING:
     from streams.output import Output
     from streams.tools.archive.history import Source
-    from streams.tools.distributed.engine import EngineName
+    from streams.tools.distributed.data_engine import EngineName
     from streams.tools.query.examples import ExportOptions
     from streams.tools.query.export import Counts
     from streams.tools.query.session import Session
@@ -195,12 +195,12 @@ def _export_groups(
 
 def _on_engine(call: AppContext, folder: Path, options: ExportOptions, session: Session, on: EngineName) -> Counts:
     """Write a data set of groups that an engine computes; the session has the ranges."""
-    from streams.tools.distributed import engine as engines
+    from streams.tools.distributed.connect import connect
     from streams.tools.query import distributed, export as sets
 
     counts, read = sets.Counts(), sets.sources(call.settings)
     ranges = [row for row in session.ranges if row["topic"] in read]
-    with engines.opened(on) as engine:
+    with connect(on) as engine:
         lines = distributed.lines(call.settings, engine, options, session.scope, counts)
         sets.write_lines(lines, options, folder, counts, ranges=lambda: ranges)
     return counts

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streams.output import Output
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
-    from streams.tools.distributed.engine import EngineName
+    from streams.tools.distributed.data_engine import EngineName
     from streams.tools.replay.held_out import HeldOutSuite
     from streams.tools.replay.replay import Report
     from streams.tools.replay.run import ReplayRequest

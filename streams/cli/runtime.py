@@ -32,7 +32,7 @@ from streams.errors import LogError, SettingsError, StreamwardError
 if TYPE_CHECKING:
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
-    from streams.tools.distributed.engine import EngineName
+    from streams.tools.distributed.data_engine import EngineName
 
 DEMO = Path(".streamward/demo")
 """Default folder of `streamward demo`."""

@@ -126,7 +126,7 @@ def records_of(events: list[Event], **topics: Any) -> list[GroupRecord | DeadLet
         offset = ends[name] = ends.get(name, -1) + 1
         at = Coordinates(f"p.{name}", 0, offset)
         records.append(Record(at, T0 + len(records), event.task_id.encode(), encode(event)))
-    return [made for _, made in driver.joined(Settings(topics=Topics(prefix="p.", **topics)), records)]
+    return [made for _, made in driver.join_states(Settings(topics=Topics(prefix="p.", **topics)), records)]
 
 
 def tokens(many: int) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from schemas.events import RewardSource
 from streams.cli.root import cli
 from streams.errors import LogError, SettingsError
 from streams.settings.model import Archive, Kafka, Settings
-from streams.tools.distributed import engine, probe
-from streams.tools.distributed.engine import EngineName, refuse_another, translated
+from streams.tools.distributed import data_engine, node_probe
+from streams.tools.distributed.connect import check_node
+from streams.tools.distributed.data_engine import EngineName, executor_error
 from streams.tools.distributed.executor import ReleaseCheck, release
 from streams.tools.distributed.pieces import for_executors
 from streams.tools.replay import run as replay
@@ -33,8 +34,8 @@ def same() -> dict[str, Any]:
 def test_a_node_that_is_as_this_process_is_taken(tmp_path: Path) -> None:
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards" / "file").touch()
-    refuse_another("ray", same(), release(), STORE)
-    refuse_another("spark", probe.look(str(tmp_path), ("rewards",)), release(), STORE)
+    check_node("ray", same(), release(), STORE)
+    check_node("spark", node_probe.describe(str(tmp_path), ("rewards",)), release(), STORE)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,13 @@ def test_any_other_node_is_refused_with_its_name_and_what_to_do(
     name: EngineName, differs: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(SettingsError) as raised:
-        refuse_another(name, same() | differs, release(), STORE)
+        check_node(name, same() | differs, release(), STORE)
     text = str(raised.value)
     assert text.startswith(f"--on {name}: node-7 (/usr/bin/python3)") and says in text and "Nothing was written" in text
 
 
 def test_a_node_that_sees_no_archive_says_so(tmp_path: Path) -> None:
-    found = probe.look(str(tmp_path), ("rewards", "tasks"))
+    found = node_probe.describe(str(tmp_path), ("rewards", "tasks"))
     assert found["unseen"] == ["rewards", "tasks"]
 
 
@@ -73,13 +74,13 @@ def test_work_is_not_done_under_another_release() -> None:
 def test_an_executors_error_is_found_in_what_the_engine_makes_of_it() -> None:
     wrapped = RuntimeError("the task failed")
     wrapped.__cause__ = LogError("rewards[0]: gone")
-    assert translated("ray", wrapped) is wrapped.__cause__
+    assert executor_error("ray", wrapped) is wrapped.__cause__
     text = "An exception was thrown from the Python worker.\n  File x\nstreams.errors.LogError: rewards[0]: gone\n"
-    made = translated("spark", RuntimeError(text))
+    made = executor_error("spark", RuntimeError(text))
     assert (type(made), str(made)) == (LogError, "rewards[0]: gone")
-    missing = translated("spark", RuntimeError("  File x\nModuleNotFoundError: No module named 'streams'\n"))
+    missing = executor_error("spark", RuntimeError("  File x\nModuleNotFoundError: No module named 'streams'\n"))
     assert isinstance(missing, SettingsError) and "No module named 'streams'" in str(missing)
-    other = translated("spark", ValueError("Job aborted\nno space left on device"))
+    other = executor_error("spark", ValueError("Job aborted\nno space left on device"))
     assert str(other) == "--on spark: ValueError: no space left on device; see the engine's own log"
 
 
@@ -99,7 +100,7 @@ def test_a_relative_archive_has_its_whole_path_on_an_executor(tmp_path: Path, mo
 def test_an_engine_that_is_not_installed_is_refused_before_the_log_is_asked(
     name: EngineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "find_spec", lambda package: None)
+    monkeypatch.setattr(data_engine, "find_spec", lambda package: None)
     asked = ReplayRequest(name="x", selection=Selection(policy="p"), folder=tmp_path / "x", train=False)
     with pytest.raises(SettingsError, match=rf"pip install 'streamward\[{name}\]'"):
         replay.run(Settings(kafka=Kafka(bootstrap="127.0.0.1:1")), asked, stop=threading.Event(), on=name)

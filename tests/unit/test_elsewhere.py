@@ -60,7 +60,7 @@ def recorded(made: list[Response], max_record_bytes: int) -> tuple[AdvantagedGro
         offset = ends[name] = ends.get(name, -1) + 1
         records.append(Record(Coordinates(name, 0, offset), T0 + len(records), b"t1", encode(event)))
     topics = Topics(prefix="", max_record_bytes=max_record_bytes)
-    ((_, found),) = driver.joined(Settings(topics=topics), records)
+    ((_, found),) = driver.join_states(Settings(topics=topics), records)
     group = found.event()
     assert isinstance(group, AdvantagedGroup)
     return group, {record.at: record for record in records if record.at.topic == TOPIC}

@@ -40,7 +40,7 @@ class Made:
 
     table: pa.Table
 
-    def ordered(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    def sorted_by(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
         yield self.table.sort_by([(name, "ascending") for name in columns])
 
 

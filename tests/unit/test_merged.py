@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from schemas.events import Coordinates
 from streams.kafka.record import Record
-from streams.tools.replay.merged import merged
+from streams.tools.replay.merge_by_time import merged
 
 TIMES = st.lists(st.lists(st.integers(0, 6), max_size=4), max_size=5)
 """Of the records of a partition, as they are read: equal ones, ones that go back, and reads that bring nothing."""

@@ -26,7 +26,7 @@ from streams.tools.archive.tables import Change
 from streams.tools.distributed.pieces import pieces_of
 from streams.tools.replay import driver, parts
 from streams.tools.replay.copy import Renaming
-from streams.tools.replay.parts import COPIED, COUNTED, MADE, ORDER, Copying, Joining, counted, places_of
+from streams.tools.replay.parts import COPIED, COUNTED, JOINED, ORDER, Copying, Joining, count_rows, piece_starts
 from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.regroup import partition_records
 from tests.support.factories import T0
@@ -100,7 +100,7 @@ class Case:
             for record in self.log.records[one.topic, one.partition][one.first : one.next]:
                 if record.key not in self.keys:
                     continue
-                payload = self.renaming.of(record, topic)
+                payload = self.renaming.payload(record, topic)
                 counts["unreadable" if payload is None else one.topic] += 1
                 if payload is not None:
                     at = Coordinates(own, one.partition, len(records))
@@ -110,7 +110,7 @@ class Case:
         made: dict[int, list[Row]] = {}
         for partition in range(PARTITIONS):
             records_of = partition_records(self.own, history, ranges, partition)
-            for record, one_made in driver.joined(self.own, records_of, look_up=history.fetch, note=TRAINED.note):
+            for record, one_made in driver.join_states(self.own, records_of, look_up=history.fetch, note=TRAINED.note):
                 letters = topics(self.own.topics)["dead-letters"]
                 is_letter = isinstance(one_made, DeadLetter)
                 key, payload = (
@@ -130,15 +130,15 @@ class Case:
         numbers = list(range(len(pieces)))
         draw.shuffle(numbers)
         rows = cut([batch for number in numbers for batch in copying(number)], COPIED, draw)
-        counts = [pa.Table.from_batches(list(counted(table)), COUNTED) for table in rows]
-        places, found = places_of(pieces, counts)
+        counts = [pa.Table.from_batches(list(count_rows(table)), COUNTED) for table in rows]
+        places, found = piece_starts(pieces, counts)
         whole = pa.concat_tables([COPIED.empty_table(), *rows])
         joining = Joining(self.own, Held(pieces), Held(places), TRAINED)
         made: list[Row] = []
         for bucket in range(buckets):
             batches = joining(whole.filter(pa.compute.equal(whole["bucket"], bucket)))
             made += [row for batch in batches for row in zip(*batch.to_pydict().values(), strict=True)]
-        ordered = sorted(made, key=itemgetter(*map(MADE.names.index, ORDER)))
+        ordered = sorted(made, key=itemgetter(*map(JOINED.names.index, ORDER)))
         by_partition: dict[int, list[Row]] = {}
         for row in ordered:
             by_partition.setdefault(row[0], []).append(row[len(ORDER) :])
@@ -174,7 +174,7 @@ def cut(batches: list[pa.RecordBatch], schema: pa.Schema, draw: random.Random) -
 def test_parts_in_any_order_give_the_bytes_of_one_piece(tasks: list[list[str]], seed: int, at_once: int) -> None:
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "AT_ONCE", at_once)
+        patch.setattr(parts, "CHUNK_RECORDS", at_once)
         case = Case.of(Log(tasks, seed), Path(folder), draw)
         expected = case.in_one_piece()
         assert case.in_parts(draw) == expected

@@ -1,4 +1,4 @@
-"""What an executor is, and the check that it is as the process that sent it work.
+"""The check that an executor runs the release of the process that sent it work.
 
     this process: release() ──► ReleaseCheck(work) ──► executor: release() the same? ──► work
 
@@ -17,10 +17,12 @@ import pyarrow as pa
 
 from schemas import ids as numbering, versions
 from streams.errors import SettingsError
+from streams.files import code_version
+from streams.tools.archive.store import Store
 
 
 class Release(NamedTuple):
-    """What decides the bytes of an event."""
+    """A release of Streamward: the code and schemas that decide the bytes of an event."""
 
     version: str
     code: str
@@ -31,20 +33,16 @@ class Release(NamedTuple):
 
 @cache
 def release() -> Release:
-    """Return what this process runs."""
-    from streams.tools.replay.experiments import code_version
-
+    """Return the release that this process runs."""
     version, code = code_version().split()
-    known = sorted(versions.files().schemas.items())
-    return Release(version, code, tuple(f"{number}-{schema.sha256[:8]}" for number, schema in known))
+    schemas = sorted(versions.files().schemas.items())
+    return Release(version, code, tuple(f"{number}-{schema.sha256[:8]}" for number, schema in schemas))
 
 
-def about(store: str, folders: tuple[str, ...]) -> dict[str, Any]:
-    """Return this release, and which folders of an archive are not seen from here."""
-    from streams.tools.archive.store import Store
-
-    seen = Store(store)
-    return {**release()._asdict(), "unseen": [folder for folder in folders if not seen.names(folder)]}
+def release_and_unseen(store: str, folders: tuple[str, ...]) -> dict[str, Any]:
+    """Return this release, and the folders of an archive that are not seen from here."""
+    archive = Store(store)
+    return {**release()._asdict(), "unseen": [folder for folder in folders if not archive.names(folder)]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +53,17 @@ class ReleaseCheck:
     expected: Release
     ids: numbering.LockIds
 
-    def __call__(self, given: Any) -> Iterator[pa.RecordBatch]:
+    def __call__(self, task: Any) -> Iterator[pa.RecordBatch]:
         """Do it. Raises SettingsError on another release, and what the work raises."""
-        if (mine := release()) != self.expected:
+        if (installed := release()) != self.expected:
             raise SettingsError(
-                f"{socket.gethostname()} has Streamward {mine.version} ({mine.code}), expected "
+                f"{socket.gethostname()} has Streamward {installed.version} ({installed.code}), expected "
                 f"{self.expected.version} ({self.expected.code}); install the same on every node"
             )
         numbering.use(self.ids)
-        yield from self.work(given)
+        yield from self.work(task)
 
 
-def guarded(work: Any) -> ReleaseCheck:
-    """Return work for executors that are as this process."""
+def same_release(work: Any) -> ReleaseCheck:
+    """Return work for executors that run the release of this process."""
     return ReleaseCheck(work, release(), numbering.current())

@@ -1,7 +1,7 @@
-"""An archive in pieces: which files hold which offsets, how many pieces work at once, and what an executor gets.
+"""An archive in pieces: the files of each range of offsets, the buckets of tasks, and the settings of an executor.
 
 ranges of topics ──► pieces_of ──► ArchivePiece: files of one range of offsets        gaps are an error
-a task ──► bucket_of ──► all that is about it is worked on together
+a task ──► bucket_of ──► all records about it are worked on together
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.tables import Segment
 
 BUCKET_BYTES = 16 * 1024 * 1024
-"""Of compressed segments, whose tasks are worked on in one call: about ten times as much in memory."""
+"""Compressed segments whose tasks are worked on in one call: about ten times as much in memory."""
 
 
 class ArchivePiece(NamedTuple):
-    """Records of one partition that lie in the same files, and the offsets of them that are wanted."""
+    """Records of one partition that are stored in the same files, and the offsets of them that are read."""
 
     topic: int
-    """Which of the labels that were asked for."""
+    """The index of its label among those given."""
     partition: int
     first: int
     next: int
@@ -39,34 +39,35 @@ def pieces_of(settings: Settings, ranges: Iterable[SourceRange], labels: Sequenc
     Raises LogError, naming the offsets, if the archive does not hold all of them.
     """
     named = {topics(settings.topics)[label].name: (place, label) for place, label in enumerate(labels)}
-    wanted = [one for one in ranges if one.topic in named and one.first < one.next]
-    archive, found = ArchiveReader(settings), []
-    for one in sorted(wanted, key=lambda one: (named[one.topic][0], one.partition)):
-        place, label = named[one.topic]
-        expected = one.first
-        for (first, next_), files in groupby(archive.segments(label, one.partition), key=lambda s: (s.first, s.next)):
-            if next_ <= one.first or first >= one.next:
+    nonempty = [source for source in ranges if source.topic in named and source.first < source.next]
+    archive, pieces = ArchiveReader(settings), []
+    for source in sorted(nonempty, key=lambda source: (named[source.topic][0], source.partition)):
+        place, label = named[source.topic]
+        expected = source.first
+        segments = archive.segments(label, source.partition)
+        for (first, next_), files in groupby(segments, key=lambda segment: (segment.first, segment.next)):
+            if next_ <= source.first or first >= source.next:
                 continue
             if first > expected:
-                raise _gap(settings, one, expected, first)
-            begin, end = max(first, one.first), min(next_, one.next)
-            found.append(ArchivePiece(place, one.partition, begin, end, tuple(files)))
+                raise _gap(settings, source, expected, first)
+            begin, end = max(first, source.first), min(next_, source.next)
+            pieces.append(ArchivePiece(place, source.partition, begin, end, tuple(files)))
             expected = end
-        if expected < one.next:
-            raise _gap(settings, one, expected, one.next)
-    return found
+        if expected < source.next:
+            raise _gap(settings, source, expected, source.next)
+    return pieces
 
 
-def _gap(settings: Settings, one: SourceRange, first: int, next_: int) -> LogError:
+def _gap(settings: Settings, source: SourceRange, first: int, next_: int) -> LogError:
     return LogError(
-        f"{one.topic}[{one.partition}]: offsets {first} to {next_ - 1} are not in the archive in "
+        f"{source.topic}[{source.partition}]: offsets {first} to {next_ - 1} are not in the archive in "
         f"{settings.archive.store}. Nothing was written; `streamward archive verify` names what is missing, and "
         "`streamward archive sync` archives what the log still has"
     )
 
 
 def bucket_of(key: bytes, buckets: int, partition: int = 0) -> int:
-    """Return the bucket of a task; with its partition, what is in another one by mistake is another task.
+    """Return the bucket of a task. With `partition`, records of its id in a wrong partition are another task.
 
     >>> bucket_of(b"t1", 8) == bucket_of(b"t1", 8) < 8
     True
@@ -75,7 +76,7 @@ def bucket_of(key: bytes, buckets: int, partition: int = 0) -> int:
 
 
 def buckets_for(pieces: Iterable[ArchivePiece], parallelism: int) -> int:
-    """Return how many buckets the tasks in these pieces are spread over."""
+    """Return the number of buckets for the tasks in these pieces."""
     size = sum(segment.bytes for piece in pieces for segment in piece.segments)
     return max(2 * parallelism, size // BUCKET_BYTES)
 

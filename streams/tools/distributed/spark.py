@@ -1,8 +1,8 @@
 """Spark: rows are a DataFrame, and work is `mapInArrow`.
 
-    of ──► spark.range(n), a partition each ──► mapInArrow
-    together ──► repartition by bucket ──► mapInArrow over the whole partition
-    in_order, ordered ──► IPC streams of Arrow, a partition after the other, to this process
+    map_numbers ──► spark.range(n), a partition each ──► mapInArrow
+    map_groups ──► repartition by bucket ──► mapInArrow over the whole partition
+    in_order, sorted_by ──► IPC streams of Arrow, a partition after the other, to this process
 
 A session that exists is used (`spark-submit`); otherwise one is started as Spark's own configuration says.
 
@@ -23,7 +23,16 @@ from typing import Any
 import pyarrow as pa
 
 from streams.errors import SettingsError
-from streams.tools.distributed.engine import EngineName, Look, Piecework, SharedValue, Tablework, require, translated
+from streams.tools.distributed import node_probe
+from streams.tools.distributed.data_engine import (
+    EngineName,
+    NodeProbe,
+    Piecework,
+    SharedValue,
+    Tablework,
+    executor_error,
+    require,
+)
 
 BATCH_RECORDS = 1000
 """Rows of one Arrow batch between Spark and Python: a response may have many kilobytes."""
@@ -41,18 +50,16 @@ def spark() -> Iterator[SparkEngine]:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    from streams.tools.distributed import probe
-
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    cloudpickle.register_pickle_by_value(probe)
-    running, at_interrupt = SparkSession.getActiveSession(), signal.getsignal(signal.SIGINT)
+    cloudpickle.register_pickle_by_value(node_probe)
+    running, interrupt_handler = SparkSession.getActiveSession(), signal.getsignal(signal.SIGINT)
     try:
         builder = SparkSession.builder.appName("streamward").config("spark.ui.showConsoleProgress", "false")
         session = running or builder.getOrCreate()
     except (PySparkException, OSError) as exc:
         raise SettingsError(f"--on spark: Spark does not start: {exc}; it needs a Java 17 or 21 in JAVA_HOME") from exc
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, at_interrupt)  # Spark has set its own, which raises wherever the program is
+        signal.signal(signal.SIGINT, interrupt_handler)  # Spark has set its own, which raises wherever the program is
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", BATCH_RECORDS)
     try:
         yield SparkEngine(session)
@@ -71,25 +78,25 @@ class SparkEngine:
 
     @property
     def parallelism(self) -> int:
-        """How many tasks run at once, as Spark counts them."""
+        """The number of tasks that run at once, as Spark counts them."""
         return int(self._session.sparkContext.defaultParallelism)
 
-    def looked_at(self, look: Look) -> list[dict[str, Any]]:
-        """Return what `look` returns in as many tasks as run at once, twice: Spark does not say on which node."""
+    def probe_nodes(self, probe: NodeProbe) -> list[dict[str, Any]]:
+        """Return what `probe` returns in twice as many tasks as run at once: Spark does not name their nodes."""
         tasks = 2 * self.parallelism
         with _errors():
-            found = self._session.sparkContext.parallelize(range(tasks), tasks).map(lambda _: look()).collect()
-        return list({str(sorted(one.items())): one for one in found}.values())
+            results = self._session.sparkContext.parallelize(range(tasks), tasks).map(lambda _: probe()).collect()
+        return list({str(sorted(result.items())): result for result in results}.values())
 
     def share(self, value: Any) -> SharedValue:
         """Broadcast a value."""
         shared: SharedValue = self._session.sparkContext.broadcast(value)
         return shared
 
-    def of(self, count: int, parts: int, work: Piecework, schema: pa.Schema) -> SparkRows:
-        """Return what `work` makes of the numbers below `count`, in their order, by so many tasks."""
+    def map_numbers(self, count: int, parts: int, work: Piecework, schema: pa.Schema) -> SparkRows:
+        """Return what `work` makes of the numbers below `count`, in their order, by `parts` tasks."""
         numbers = self._session.range(0, count, 1, parts)
-        return SparkRows(numbers.mapInArrow(_Numbered(work), _as_spark(schema)))
+        return SparkRows(numbers.mapInArrow(_NumberWork(work), _as_spark(schema)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,7 @@ class SparkRows:
 
     frame: Any
 
-    def kept(self) -> SparkRows:
+    def persist(self) -> SparkRows:
         """Compute it, and keep it in memory and on the disks of the executors."""
         from pyspark import StorageLevel
 
@@ -106,22 +113,22 @@ class SparkRows:
             self.frame.persist(StorageLevel.MEMORY_AND_DISK).count()
         return self
 
-    def each(self, work: Tablework, schema: pa.Schema) -> SparkRows:
+    def map_tables(self, work: Tablework, schema: pa.Schema) -> SparkRows:
         """Return what `work` makes of each batch."""
-        return SparkRows(self.frame.mapInArrow(_Each(work), _as_spark(schema)))
+        return SparkRows(self.frame.mapInArrow(_BatchWork(work), _as_spark(schema)))
 
-    def together(self, column: str, parts: int, work: Tablework, schema: pa.Schema) -> SparkRows:
+    def map_groups(self, column: str, parts: int, work: Tablework, schema: pa.Schema) -> SparkRows:
         """Return what `work` makes of each partition, after a repartition by `column`."""
-        return SparkRows(self.frame.repartition(parts, column).mapInArrow(_Whole(work), _as_spark(schema)))
+        return SparkRows(self.frame.repartition(parts, column).mapInArrow(_PartitionWork(work), _as_spark(schema)))
 
     def in_order(self) -> Iterator[pa.Table]:
         """Yield the partitions one after the other."""
-        packed = self.frame.mapInArrow(_packed, "packed binary")
+        packed = self.frame.mapInArrow(_pack, "packed binary")
         with _errors():
             for row in packed.toLocalIterator():
                 yield pa.ipc.open_stream(row.packed).read_all()
 
-    def ordered(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def sorted_by(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield them sorted."""
         yield from SparkRows(self.frame.orderBy(*columns)).in_order()
 
@@ -135,7 +142,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as exc:
-        raise translated("spark", exc) from exc
+        raise executor_error("spark", exc) from exc
 
 
 def _as_spark(schema: pa.Schema) -> Any:
@@ -148,7 +155,7 @@ def _as_spark(schema: pa.Schema) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbered:
+class _NumberWork:
     work: Piecework
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -158,7 +165,7 @@ class _Numbered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Each:
+class _BatchWork:
     work: Tablework
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -167,16 +174,16 @@ class _Each:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
+class _PartitionWork:
     work: Tablework
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = list(batches)
-        if held:
-            yield from self.work(pa.Table.from_batches(held))
+        partition = list(batches)
+        if partition:
+            yield from self.work(pa.Table.from_batches(partition))
 
 
-def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Pack each batch into one cell, which Spark hands to this process as it is, instead of row by row."""
     for batch in batches:
         sink = pa.BufferOutputStream()

@@ -27,8 +27,9 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.history import ArchiveHistory
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.distributed.engine import DataEngine, Rows, SharedValue, as_batches, check
-from streams.tools.distributed.executor import guarded, release
+from streams.tools.distributed.connect import check_nodes
+from streams.tools.distributed.data_engine import DataEngine, Rows, SharedValue, as_batches
+from streams.tools.distributed.executor import release, same_release
 from streams.tools.distributed.pieces import ArchivePiece, bucket_of, buckets_for, for_executors, pieces_of
 from streams.tools.query.examples import FORMATS, ExportOptions
 from streams.tools.query.export import LABELS, Counts, line_of, rows_by_group, statement
@@ -166,19 +167,20 @@ def lines(
     pieces = pieces_of(settings, ranges, LABELS)
     executor_settings, topic_of = for_executors(settings), topics(settings.topics)
     names = sorted({topic_of[LABELS[piece.topic]].name for piece in pieces})
-    check(engine, release(), executor_settings.archive.store, names)
+    check_nodes(engine, release(), executor_settings.archive.store, names)
     if not pieces:
         return iter(())
     buckets = buckets_for(pieces, engine.parallelism)
     reading = ReadingByTask(executor_settings, engine.share(pieces), options, scope, buckets)
-    read = engine.of(len(pieces), min(len(pieces), buckets), guarded(reading), READ)
-    rows = read.together("bucket", buckets, guarded(Exporting(executor_settings, options)), LINES).kept()
+    read = engine.map_numbers(len(pieces), min(len(pieces), buckets), same_release(reading), READ)
+    work = same_release(Exporting(executor_settings, options))
+    rows = read.map_groups("bucket", buckets, work, LINES).persist()
     return count_lines(rows, counts)
 
 
 def count_lines(rows: Rows, counts: Counts) -> Iterator[tuple[str, str]]:
     """Yield what `lines` returns, of rows of LINES."""
-    for table in rows.ordered(ORDER):
+    for table in rows.sorted_by(ORDER):
         for row in table.to_pylist():
             counts.groups += not row["number"]
             counts.responses += row["responses"]

@@ -1,4 +1,4 @@
-"""Copy what belongs to the chosen tasks into an experiment's own log.
+"""Copy the records of the chosen tasks into an experiment's own log.
 
     tasks, responses, rewards, group-control of the source ──► those under a chosen key ──► policy renamed ──► the same
     topics, partitions, order and times of the experiment
@@ -26,13 +26,13 @@ LABELS = ("tasks", "responses", "rewards", "group-control")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renaming:
-    """What is changed on the way: the policy's name and, with scorers, who judges."""
+    """The changes to a copy: the policy's name and, if given, its scorers."""
 
     policy: str
     name: str
     scorers: tuple[RewardSource, ...] = ()
 
-    def of(self, record: Record, topic: Topic) -> bytes | None:
+    def payload(self, record: Record, topic: Topic) -> bytes | None:
         """Return the payload for the experiment, or None for a record that cannot be decoded.
 
         An event of another policy than the source's stays as it is: the join found it contradictory, and still does.
@@ -64,11 +64,11 @@ def copy(replay: Replay) -> Counter[str]:
             continue
         topic = topics(replay.source.topics)[label]
         starts, ends = bounds(replay.about.ranges, topic.name)
-        of = sum(ends[tp] - starts[tp] for tp in starts)
-        for record in replay.progress.over(f"copying {label}", replay.history.read(starts, ends), of):
+        total = sum(ends[tp] - starts[tp] for tp in starts)
+        for record in replay.progress.over(f"copying {label}", replay.history.read(starts, ends), total):
             if record.key not in replay.keys:
                 continue
-            payload = renaming.of(record, topic)
+            payload = renaming.payload(record, topic)
             if payload is None:
                 counts["unreadable"] += 1
                 continue
@@ -79,9 +79,9 @@ def copy(replay: Replay) -> Counter[str]:
 
 
 def commit_ends(settings: Settings, groups: Mapping[str, str]) -> None:
-    """Commit, for each of these consumer groups of the experiment, where its topic ends.
+    """Commit, for each of these consumer groups of the experiment, the end of its topic.
 
-    What was copied was answered and scored in the source; an agent that runs on the experiment starts after it.
+    The copies were answered and scored in the source; an agent that runs on the experiment starts after it.
     Raises LogError if the broker refuses.
     """
     import confluent_kafka as ck

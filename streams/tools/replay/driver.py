@@ -5,7 +5,7 @@
 
 The same reducers as the live worker's, many times faster, for replay, backfill and the parity test. Bounds are fixed at
 the start and nothing is committed. Where several topics feed one state they are merged by record timestamp, heads
-first (merged.py); each partition keeps its own order. So two replays of one range agree, at any speed.
+first (merge_by_time.py); each partition keeps its own order. So two replays of one range agree, at any speed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from streams.arrow.events import decode_events, decode_values
 from streams.kafka import admin
 from streams.kafka.reader import PartitionReader, fetch
 from streams.kafka.record import Record, dead_letter, encoded
-from streams.kafka.topics import KEYED_BY_TASK, topics
+from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
 from streams.settings.model import Settings
 from streams.stages import batches
 from streams.stages.advantages import stage as advantages
 from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.incoming import FIELDS, Incoming
 from streams.stages.advantages.state import EmitGroup, GroupState
-from streams.tools.replay.merged import merged
+from streams.tools.replay.merge_by_time import merge_by_time
 
 Bounds = Mapping[tuple[str, int], tuple[int, int]]
 """By topic and partition: the first offset, and the one after the last."""
@@ -65,17 +65,17 @@ def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterato
     """Yield what `join` yields, in its order, as records to write; partitions are joined in parallel.
 
     `processes` defaults to one per core. They are started by `spawn`, so a program that calls this must keep its own
-    start behind `if __name__ == "__main__"`; with 1 none is started. What a partition makes is held until it is its
-    turn. Raises LogError if the log cannot be read.
+    start behind `if __name__ == "__main__"`; with 1 none is started. The results of a partition wait for those before.
+    Raises LogError if the log cannot be read.
     """
     bounds, partitions = _whole_log(settings)
-    wanted = min(processes or os.cpu_count() or 1, len(partitions))
-    if wanted == 1:
-        yield from _encoded(settings, _join_partitions(settings, bounds, partitions))
+    workers = min(processes or os.cpu_count() or 1, len(partitions))
+    if workers == 1:
+        yield from _encode(settings, _join_partitions(settings, bounds, partitions))
         return
     join_one = partial(_encode_partition, settings, bounds)
     with ProcessPoolExecutor(
-        wanted, mp_context=get_context("spawn"), initializer=begin, initargs=(numbering.current(),)
+        workers, mp_context=get_context("spawn"), initializer=begin, initargs=(numbering.current(),)
     ) as pool:
         yield from chain.from_iterable(pool.map(join_one, partitions))
 
@@ -83,24 +83,27 @@ def join_encoded(settings: Settings, *, processes: int | None = None) -> Iterato
 def begin(ids: numbering.LockIds) -> None:
     """Set up a process that only joins: these schema ids, and no garbage collector.
 
-    What waits for its group has no reference cycles, and searching it for some would take a tenth of the time.
+    Records that wait for their group have no reference cycles; searching for some would take a tenth of the time.
     """
     numbering.use(ids)
     gc.disable()
 
 
 def _encode_partition(settings: Settings, bounds: Bounds, partition: int) -> list[Encoded]:
-    return list(_encoded(settings, _join_partitions(settings, bounds, [partition])))
+    return list(_encode(settings, _join_partitions(settings, bounds, [partition])))
 
 
-def _encoded(settings: Settings, results: Iterable[GroupRecord | DeadLetter]) -> Iterator[Encoded]:
+def _encode(settings: Settings, results: Iterable[GroupRecord | DeadLetter]) -> Iterator[Encoded]:
     named = topics(settings.topics)
     groups, letters = named["groups"], named["dead-letters"]
-    for made in results:
-        if isinstance(made, DeadLetter):
-            yield Encoded(letters.name, *encoded(made, letters))
-        else:
-            yield Encoded(groups.name, made.key, made.payload)
+    for result in results:
+        topic = letters if isinstance(result, DeadLetter) else groups
+        yield Encoded(topic.name, *encode_result(result, letters))
+
+
+def encode_result(result: GroupRecord | DeadLetter, letters: Topic) -> tuple[bytes | None, bytes]:
+    """Return key and payload of a group or a dead letter; `letters` is the topic of dead letters."""
+    return encoded(result, letters) if isinstance(result, DeadLetter) else (result.key, result.payload)
 
 
 def _whole_log(settings: Settings) -> tuple[Bounds, Sequence[int]]:
@@ -110,9 +113,9 @@ def _whole_log(settings: Settings) -> tuple[Bounds, Sequence[int]]:
 def _join_partitions(
     settings: Settings, bounds: Bounds, partitions: Iterable[int]
 ) -> Iterator[GroupRecord | DeadLetter]:
-    """Yield what the join makes of one partition after the other. They are read by the same clients: a new one costs.
+    """Yield what the join makes of one partition after the other, read by the same clients: a new one takes time.
 
-    At the end of a partition a client asks for more in vain, and only after that for the next partition's records.
+    At the end of a partition a client makes one fetch in vain before it fetches the next partition's records.
     """
     names = [topics(settings.topics)[label].name for label in KEYED_BY_TASK]
     with ExitStack() as stack:
@@ -121,8 +124,9 @@ def _join_partitions(
             for name, reader in readers.items():
                 (first, end), tp = bounds[name, partition], (name, partition)
                 reader.assign({tp: first}, {tp: end})
-            records = chain.from_iterable(merged([reader.batches(None) for reader in readers.values()]))
-            yield from (made for _, made in joined(settings, records, partitions=settings.topics.partitions))
+            records = chain.from_iterable(merge_by_time([reader.batches(None) for reader in readers.values()]))
+            results = join_states(settings, records, partitions=settings.topics.partitions)
+            yield from (result for _, result in results)
 
 
 def join_records(
@@ -133,15 +137,15 @@ def join_records(
     `look_up` returns earlier records of them by coordinates; without it they are fetched from the log. With
     `partitions`, how many there are, records whose key belongs to another are rejected.
     """
-    for _, made in joined(settings, records, look_up=look_up, partitions=partitions):
-        yield _event(made)
+    for _, result in join_states(settings, records, look_up=look_up, partitions=partitions):
+        yield _event(result)
 
 
-def _event(made: GroupRecord | DeadLetter) -> AdvantagedGroup | DeadLetter:
-    return made if isinstance(made, DeadLetter) else made.event()
+def _event(result: GroupRecord | DeadLetter) -> AdvantagedGroup | DeadLetter:
+    return result if isinstance(result, DeadLetter) else result.event()
 
 
-def joined(
+def join_states(
     settings: Settings,
     records: Iterable[Record],
     *,
@@ -156,39 +160,39 @@ def joined(
     stage = advantages.AdvantageStage(settings, partitions=partitions)
     look_up = look_up or partial(fetch, settings)
     states: dict[str, GroupState] = {}
-    for record, came in _decoded(stage, records):
-        if isinstance(came, DeadLetter):
-            yield record, came
+    for record, event in _decode(stage, records):
+        if isinstance(event, DeadLetter):
+            yield record, event
             continue
-        state, effects = stage.reduce(states.get(came.task_id), came, record)
+        state, effects = stage.reduce(states.get(event.task_id), event, record)
         if state is None:
-            states.pop(came.task_id, None)
+            states.pop(event.task_id, None)
         else:
-            states[came.task_id] = state
+            states[event.task_id] = state
         if effects:
             if note is not None:
                 effects = [note(effect) if isinstance(effect, EmitGroup) else effect for effect in effects]
-            for made in stage.outputs(effects, record, look_up(stage.missing(effects, record))):
-                yield record, made
+            for output in stage.outputs(effects, record, look_up(stage.missing(effects, record))):
+                yield record, output
 
 
-def _decoded(
+def _decode(
     stage: advantages.AdvantageStage, records: Iterable[Record]
 ) -> Iterator[tuple[Record, Incoming | DeadLetter]]:
-    """Yield each record with what the join takes from it. Many are decoded at once, as columns."""
-    for some in at_once(records):
+    """Yield each record with the fields that the join reads of it. Many are decoded at once, as columns."""
+    for chunk in at_once(records):
         by_topic: dict[str, list[int]] = defaultdict(list)
-        for place, record in enumerate(some):
+        for place, record in enumerate(chunk):
             by_topic[record.at.topic].append(place)
-        found: list[Any] = [None] * len(some)
+        events: list[Any] = [None] * len(chunk)
         for topic, places in by_topic.items():
-            of_topic = [some[place] for place in places]
+            of_topic = [chunk[place] for place in places]
             payloads = [record.payload for record in of_topic]
             kind = stage.event_type(topic)
-            held = decode_values(kind, payloads, FIELDS[kind]) if kind in FIELDS else decode_events(kind, payloads)
-            for place, came in zip(places, stage.incoming(of_topic, *held), strict=True):
-                found[place] = came
-        yield from zip(some, found, strict=True)
+            columns = decode_values(kind, payloads, FIELDS[kind]) if kind in FIELDS else decode_events(kind, payloads)
+            for place, event in zip(places, stage.incoming(of_topic, *columns), strict=True):
+                events[place] = event
+        yield from zip(chunk, events, strict=True)
 
 
 def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadLetter]:
@@ -202,6 +206,6 @@ def cut(settings: Settings, records: Iterable[Record]) -> Iterator[Batch | DeadL
             yield dead_letter(record, stage=batches.STAGE, reason=group.reason, error=group.error)
             continue
         window = windows.get(group.policy, batches.BatchWindow())
-        windows[group.policy], made = cutter.reduce(window, group, record.at, doubled=group.group_id in seen)
+        windows[group.policy], results = cutter.reduce(window, group, record.at, doubled=group.group_id in seen)
         seen.add(group.group_id)
-        yield from made
+        yield from results

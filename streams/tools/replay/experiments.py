@@ -11,12 +11,10 @@ On one machine a second process that runs the same experiment is refused; on two
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +101,6 @@ def deciding(settings: Settings) -> dict[str, str]:
     }
 
 
-def code_version() -> str:
-    """Return the version of Streamward, and a digest of the source files that run."""
-    root, digest = Path(__file__).parents[3], hashlib.sha256()
-    for package in ("schemas", "streams", "trainer"):
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return f"{version('streamward')} {digest.hexdigest()[:12]}"
-
-
 def hold(folder: Path, name: str) -> AbstractContextManager[None]:
     """Lock an experiment for this process. Raises RefusedError naming the process that has it."""
     return files.hold(folder, refusal=f"experiment {name} is being worked on", way_out="wait, or stop it")
@@ -188,7 +177,7 @@ class Journal:
             policy=about.policy,
             actor=self._actor,
             reason=reason,
-            code_version=code_version(),
+            code_version=files.code_version(),
             selection=dict(about.selection),
             settings=dict(about.settings),
             counts=dict(counts or {}),

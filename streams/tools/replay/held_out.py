@@ -211,7 +211,9 @@ def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, 
     made: list[tuple[Record, AdvantagedGroup]] = []
     for partition in range(own.topics.partitions):
         records = partition_records(own, LogHistory(own), ranges, partition, lambda record: record.key in keys)
-        made += [(at, group.event()) for at, group in driver.joined(own, records) if isinstance(group, GroupRecord)]
+        made += [
+            (at, group.event()) for at, group in driver.join_states(own, records) if isinstance(group, GroupRecord)
+        ]
     made.sort(key=lambda one: (one[0].timestamp_ms, one[0].at))
     there = _written(own, since_ms)
     name = topics(own.topics)["groups"].name

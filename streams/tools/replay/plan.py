@@ -129,7 +129,7 @@ def plan(source: Settings, request: ReplayRequest, history: History | None = Non
         made = (
             group
             for records in partitions
-            for _, group in driver.joined(
+            for _, group in driver.join_states(
                 here, _counted(source, records, seen, 0), look_up=history.fetch, note=trained.note
             )
         )

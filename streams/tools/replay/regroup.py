@@ -1,11 +1,11 @@
 """Join and cut an experiment's records with the batch driver, and write the result in an order that never changes.
 
-    tasks, responses, rewards, group-control [p] ──► drive.joined ──► a file per partition ──► merged by time ──► groups
-    groups ──► drive.cut ──► batches
+    tasks, responses, rewards, group-control [p] ──► join_states ──► a file per partition ──► merged by time ──► groups
+    groups ──► cut ──► batches
 
 Groups are ordered by the time of the record that completed them, so training goes through the log as it happened, and
-two experiments over one selection see the same groups in the same order. What the partitions make waits on disk until
-all are joined, so memory holds only their open groups.
+two experiments over one selection see the same groups in the same order. The results of the partitions wait on disk
+until all are joined, so memory holds only their open groups.
 
 The live worker may have written groups that were completed within moments of each other in another order, so a batch
 here may hold a neighbour of the group that the source's batch has.
@@ -35,7 +35,7 @@ from schemas import ids as numbering
 from schemas.events import Batch, DeadLetter, SourceRange
 from schemas.serde import encode
 from streams.kafka.history import History, LogHistory
-from streams.kafka.record import Record, encoded, partition_of
+from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.tools.replay import driver
@@ -43,79 +43,83 @@ from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.replay import Replay, Stopped
 from streams.tools.replay.selection import bounds
 
-Kept = Callable[[Record], bool]
+RecordFilter = Callable[[Record], bool]
 ALONE_RECORDS = 50_000
 """Fewer are joined in this process: starting another takes as long as joining some thousand records."""
-LOOK_EVERY = 200
+STOP_EVERY = 200
 """Groups between two checks whether to stop."""
 TICK_S = 0.5
 BUFFER_BYTES = 1 << 20
 """Of a file that is written: many groups, where Python's own 8 KiB would hold one."""
 _ROW = struct.Struct(">qBiI")
 """Record time, whether it is a dead letter, length of the key (-1: none), length of the payload."""
-MADE = ("groups", "dead-letters")
+LABELS = ("groups", "dead-letters")
 """Topics, in the order of the numbers in `_ROW`."""
 
 
 def partition_records(
-    settings: Settings, history: History, ranges: Iterable[SourceRange], partition: int, kept: Kept | None = None
+    settings: Settings,
+    history: History,
+    ranges: Iterable[SourceRange],
+    partition: int,
+    is_selected: RecordFilter | None = None,
 ) -> Iterator[Record]:
     """Yield the records of one partition number of the four topics by time, as the join reads them."""
-    every, streams = list(ranges), []
+    of_partition, streams = [source for source in ranges if source.partition == partition], []
     for label in KEYED_BY_TASK:
-        starts, ends = bounds((one for one in every if one.partition == partition), topics(settings.topics)[label].name)
+        starts, ends = bounds(of_partition, topics(settings.topics)[label].name)
         if starts:
             records = history.read(starts, ends)
-            streams.append(records if kept is None else filter(kept, records))
+            streams.append(records if is_selected is None else filter(is_selected, records))
     return heapq.merge(*streams, key=attrgetter("timestamp_ms"))
 
 
 def write_groups(replay: Replay, trained: Trained, *, processes: int | None = None) -> Counter[str]:
-    """Join what was copied and write groups and dead letters; return how many `groups` and `dead_letters`.
+    """Join the copies and write groups and dead letters; return how many `groups` and `dead_letters`.
 
     Partitions are joined in parallel, in one process per core unless `processes` is given; a log of less than
     ALONE_RECORDS is not worth starting them. Processes are started by `spawn`, so a program that calls this must keep
-    its own start behind `if __name__ == "__main__"`. What waits is kept in the experiment's folder; what a killed run
-    left there is removed.
+    its own start behind `if __name__ == "__main__"`. The files are in the experiment's folder; those that a killed run
+    left there are removed.
 
     Raises Stopped, LogError if the log fails, OSError if the disk is full.
     """
     writer, progress = replay.writer, replay.progress
     ranges = tuple(writer.ranges(*KEYED_BY_TASK))
-    of = sum(one.next - one.first for one in ranges)
-    partitions = sorted({one.partition for one in ranges})
-    wanted = 1 if of < ALONE_RECORDS else min(processes or os.cpu_count() or 1, len(partitions))
+    total = sum(source.next - source.first for source in ranges)
+    partitions = sorted({source.partition for source in ranges})
+    workers = 1 if total < ALONE_RECORDS else min(processes or os.cpu_count() or 1, len(partitions))
     counts: Counter[str] = Counter()
-    with spooling(replay.folder) as kept:
-        joining = _PartitionJoin(replay.own, ranges, trained, kept)
-        for done, made in enumerate(_spooled(joining, partitions, wanted, progress.stop), start=1):
-            counts += made
-            progress.report("joining", done * of // len(partitions), of)
-        write_spooled(replay, kept, partitions, counts)
+    with spool_folder(replay.folder) as folder:
+        joining = _PartitionJoin(replay.own, ranges, trained, folder)
+        for done, partition_counts in enumerate(_join_all(joining, partitions, workers, progress.stop), start=1):
+            counts += partition_counts
+            progress.report("joining", done * total // len(partitions), total)
+        write_spooled(replay, folder, partitions, counts)
     return counts
 
 
 @contextmanager
-def spooling(folder: Path) -> Iterator[Path]:
+def spool_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder for the files of partitions while the block runs; those that a killed run left are removed."""
     for left in folder.glob(".joined-*"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".joined-") as kept:
-        yield Path(kept)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".joined-") as spools:
+        yield Path(spools)
 
 
-def write_spooled(replay: Replay, kept: Path, partitions: Iterable[int], counts: Counter[str]) -> None:
-    """Write what the partitions' files hold to the log, merged by time. Raises Stopped, LogError if the log fails."""
+def write_spooled(replay: Replay, folder: Path, partitions: Iterable[int], counts: Counter[str]) -> None:
+    """Write the partitions' files to the log, merged by time. Raises Stopped, LogError if the log fails."""
     writer = replay.writer
-    written = heapq.merge(*(_rows(kept / str(partition)) for partition in partitions), key=itemgetter(0))
-    for timestamp_ms, letter, key, payload in replay.progress.over("writing groups", written, counts.total()):
-        label = MADE[letter]
+    rows = heapq.merge(*(_rows(folder / str(partition)) for partition in partitions), key=itemgetter(0))
+    for timestamp_ms, letter, key, payload in replay.progress.over("writing groups", rows, counts.total()):
+        label = LABELS[letter]
         writer.write(label, writer.partition_of(label, key), key, payload, timestamp_ms)
     writer.flush()
 
 
 class Spool:
-    """The file of what one partition makes, in its order. Use as a context manager."""
+    """The file of one partition's groups and dead letters, in their order. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=BUFFER_BYTES)
@@ -145,41 +149,41 @@ class _PartitionJoin:
     folder: Path
 
     def join(self, halted: Callable[[], bool], partition: int) -> Counter[str]:
-        """Write what one partition makes to a file, by time, and count it. Raises Stopped."""
+        """Write the groups and dead letters of one partition to a file, by time, and count them. Raises Stopped."""
         counts: Counter[str] = Counter()
         letters = topics(self.settings.topics)["dead-letters"]
         with Spool(self.folder / str(partition)) as spool:
             records = partition_records(self.settings, LogHistory(self.settings), self.ranges, partition)
-            for record, made in driver.joined(self.settings, records, note=self.trained.note):
-                letter = isinstance(made, DeadLetter)
+            for record, result in driver.join_states(self.settings, records, note=self.trained.note):
+                letter = isinstance(result, DeadLetter)
                 counts["dead_letters" if letter else "groups"] += 1
-                key, payload = encoded(made, letters) if isinstance(made, DeadLetter) else (made.key, made.payload)
+                key, payload = driver.encode_result(result, letters)
                 spool.add(record.timestamp_ms, letter, key, payload)
-                if counts.total() % LOOK_EVERY == 0 and halted():
+                if counts.total() % STOP_EVERY == 0 and halted():
                     raise Stopped
         if halted():
             raise Stopped
         return counts
 
 
-def _spooled(
-    joining: _PartitionJoin, partitions: list[int], wanted: int, stop: threading.Event
+def _join_all(
+    joining: _PartitionJoin, partitions: list[int], workers: int, stop: threading.Event
 ) -> Iterator[Counter[str]]:
-    """Join each partition, here or in `wanted` processes; yield what each made. Raises Stopped."""
-    if wanted == 1:
+    """Join each partition, here or in `workers` processes; yield the counts of each. Raises Stopped."""
+    if workers == 1:
         for partition in partitions:
             yield joining.join(stop.is_set, partition)
         return
     halt = joining.folder / "stop"
     begin = partial(_begin, numbering.current())
-    with ProcessPoolExecutor(wanted, mp_context=get_context("spawn"), initializer=begin) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=begin) as pool:
         waiting = {pool.submit(joining.join, halt.exists, partition) for partition in partitions}
         try:
             while waiting:
                 finished, waiting = wait(waiting, timeout=TICK_S, return_when=FIRST_COMPLETED)
                 if stop.is_set():
                     raise Stopped
-                yield from (one.result() for one in finished)
+                yield from (future.result() for future in finished)
         finally:
             if waiting:
                 halt.touch()
@@ -206,15 +210,15 @@ def write_batches(replay: Replay) -> Counter[str]:
     Raises Stopped, LogError if the log fails.
     """
     counts: Counter[str] = Counter()
-    own, name = replay.own, replay.own.policy.name
-    partition = partition_of(name, own.topics.policy_partitions)
-    starts, ends = bounds(replay.writer.ranges("groups"), topics(own.topics)["groups"].name)
-    records = LogHistory(own).read(starts, ends) if starts else iter(())
-    for made in driver.cut(own, replay.progress.over("cutting batches", records, sum(ends.values()))):
-        if isinstance(made, Batch):
+    settings, name = replay.own, replay.own.policy.name
+    partition = partition_of(name, settings.topics.policy_partitions)
+    starts, ends = bounds(replay.writer.ranges("groups"), topics(settings.topics)["groups"].name)
+    records = LogHistory(settings).read(starts, ends) if starts else iter(())
+    for batch in driver.cut(settings, replay.progress.over("cutting batches", records, sum(ends.values()))):
+        if isinstance(batch, Batch):
             counts["batches"] += 1
-            counts["groups_in_batches"] += made.groups
-            counts.update(f"dropped_{dropped.reason}" for dropped in made.dropped)
-            replay.writer.write("batches", partition, name.encode(), encode(made), made.created_at)
+            counts["groups_in_batches"] += batch.groups
+            counts.update(f"dropped_{dropped.reason}" for dropped in batch.dropped)
+            replay.writer.write("batches", partition, name.encode(), encode(batch), batch.created_at)
     replay.writer.flush()
     return counts

@@ -3,7 +3,7 @@
     select ──► copy ──► score again? ──► join ──► cut ──► train
     source     tasks, responses,         groups   batches  adapters        all below <prefix>experiment.NAME.
                rewards, group-control
-               (copy and join of an archive may be spread over machines: distributed.py)
+               (copy and join of an archive may be spread over machines: distributed_replay.py)
 
 Where an experiment came from is an event in the source's `experiments`; nothing else is written to the source, and no
 offset of it is committed. Each step writes in an order that follows from the step before, so a run that was stopped or
@@ -31,9 +31,9 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
 from streams.settings.load import save
 from streams.settings.model import Settings
-from streams.tools.distributed import engine as engines
-from streams.tools.distributed.engine import DataEngine, EngineName
-from streams.tools.replay import distributed, experiments, recorded_lag, rescore, selection
+from streams.tools.distributed.connect import connect
+from streams.tools.distributed.data_engine import DataEngine, EngineName, require
+from streams.tools.replay import distributed_replay, experiments, recorded_lag, rescore, selection
 from streams.tools.replay.copy import commit_ends, copy
 from streams.tools.replay.experiments import Experiment, Journal
 from streams.tools.replay.regroup import write_batches, write_groups
@@ -144,7 +144,7 @@ def run(
 
     Raises SettingsError and RefusedError as `settings_of`; RefusedError if another experiment has this name, or part
     of the range is deleted; NotFoundError if no task is chosen; LogError if the log fails; what the trainer raises;
-    with `on`, what `engines.opened` and `distributed.prepared` raise.
+    with `on`, what `connect` and `distributed_replay.check_replayable` raise.
     """
     history = history or LogHistory(source)
     own = settings_of(source, request)
@@ -152,13 +152,13 @@ def run(
         raise SettingsError("policy.engine=scripted has no weights to train; leave the training out with --no-train")
     if on is not None:
         _refuse_engine(on, request)
-    with experiments.hold(request.place, request.name), ExitStack() as opened:
+    with experiments.hold(request.place, request.name), ExitStack() as connection:
         about, is_new = _begin(source, history, request, own)
         chosen = chosen_of(source, history, request, about)
         engine = None
         if on is not None:
-            engine = opened.enter_context(engines.opened(on))
-            distributed.prepared(engine, source, about.ranges)
+            engine = connection.enter_context(connect(on))
+            distributed_replay.check_replayable(engine, source, about.ranges)
         journal = Journal(source, about, actor=request.actor)
         journal.write("started", "requested" if is_new else "resumed")
         progress = ReplayProgress(stop) if report is None else ReplayProgress(stop, report)
@@ -172,7 +172,7 @@ def run(
                     folder=request.place, writer=Writer(own, producer), progress=progress,
                 )  # fmt: skip
                 _write(replay, counts, engine)
-            opened.close()
+            connection.close()
             if request.train:
                 _train(own, min(counts["batches"], request.steps or counts["batches"]), counts, progress)
         except Stopped:
@@ -189,7 +189,7 @@ def _refuse_engine(on: EngineName, request: ReplayRequest) -> None:
     """Raise SettingsError if this cannot be replayed on an engine."""
     if request.scorers:
         raise SettingsError(f"--on {on} copies the recorded rewards, and --scorer gives new ones here; leave one out")
-    engines.require(on)
+    require(on)
 
 
 def _write(replay: Replay, counts: Counter[str], engine: DataEngine | None) -> None:
@@ -197,7 +197,7 @@ def _write(replay: Replay, counts: Counter[str], engine: DataEngine | None) -> N
     about, own = replay.about, replay.own
     trained, _ = recorded_lag.read(replay.source, replay.history, about.policy, about.ranges)
     if engine is not None:
-        counts += distributed.copy_and_join(replay, engine, trained)
+        counts += distributed_replay.copy_and_join(replay, engine, trained)
     else:
         counts += copy(replay)
     if replay.scorers:

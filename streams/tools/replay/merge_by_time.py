@@ -19,8 +19,8 @@ from streams.kafka.record import Record
 _time, _key, _record = attrgetter("timestamp_ms"), itemgetter(0), itemgetter(1)
 
 
-class _Ahead:
-    """What was read of one partition, and has not left."""
+class _PartitionBuffer:
+    """The records of one partition that were read and not yet yielded."""
 
     def __init__(self, lists: Iterable[list[Record]]) -> None:
         self._lists = iter(lists)
@@ -41,23 +41,23 @@ class _Ahead:
                 return
         self.is_over = True
 
-    def before(self, limit: int | None) -> Iterator[tuple[int, Record]]:
-        """Remove what is older than `limit`, and yield it with its keys; None: everything."""
+    def pop_before(self, limit: int | None) -> Iterator[tuple[int, Record]]:
+        """Remove the records older than `limit`, and yield them with their keys; None: all."""
         count = len(self.keys) if limit is None else bisect_left(self.keys, limit)
         yield from zip(self.keys[:count], self.records[:count], strict=True)
         del self.keys[:count], self.records[:count]
 
 
-def merged(partitions: Sequence[Iterable[list[Record]]]) -> Iterator[list[Record]]:
+def merge_by_time(partitions: Sequence[Iterable[list[Record]]]) -> Iterator[list[Record]]:
     """Yield the records of some partitions as `heapq.merge` by timestamp does; of equal ones the first one's first."""
-    ahead = [_Ahead(lists) for lists in partitions]
+    buffers = [_PartitionBuffer(lists) for lists in partitions]
     limit: int | None = -1
     while limit is not None:
-        for each in ahead:
-            # where it was read least far decides how far the order is known: what comes next may be as old as its last
-            if not each.is_over and (not each.keys or each.keys[-1] == limit):
-                each.read()
-        limit = min((each.keys[-1] for each in ahead if not each.is_over), default=None)
-        found = [pair for each in ahead for pair in each.before(limit)]
-        if found:
-            yield list(map(_record, sorted(found, key=_key)))
+        for buffer in buffers:
+            # the order is known up to the buffer that ends first: its next record may be as old as its last
+            if not buffer.is_over and (not buffer.keys or buffer.keys[-1] == limit):
+                buffer.read()
+        limit = min((buffer.keys[-1] for buffer in buffers if not buffer.is_over), default=None)
+        pairs = [pair for buffer in buffers for pair in buffer.pop_before(limit)]
+        if pairs:
+            yield list(map(_record, sorted(pairs, key=_key)))
