@@ -49,7 +49,7 @@ class AclRight(NamedTuple):
     denies: bool = False
 
 
-NOTHING = AclRight("User:nobody", "topic", "streamward-has-no-such-topic", False, "READ")
+NO_RIGHT = AclRight("User:nobody", "topic", "streamward-has-no-such-topic", False, "READ")
 """What nobody was ever given."""
 
 
@@ -59,9 +59,9 @@ def every_right(settings: Settings) -> set[AclRight]:
     Raises SettingsError if it has no authorizer, RefusedError if it does not let us look, LogError without an answer.
     """
     client = connected(settings)
-    found: set[AclRight] = set()
+    rights: set[AclRight] = set()
     for kind in KINDS.values():
-        wanted = admin.AclBindingFilter(
+        any_binding = admin.AclBindingFilter(
             kind,
             None,
             admin.ResourcePatternType.ANY,
@@ -70,43 +70,43 @@ def every_right(settings: Settings) -> set[AclRight]:
             admin.AclOperation.ANY,
             admin.AclPermissionType.ANY,
         )
-        asked = client.describe_acls(wanted, request_timeout=settings.kafka.request_timeout_s)
-        found.update(_right(entry) for entry in _answer(settings.kafka, asked))
-    if not found:  # what librdkafka 2.16 makes of a refusal, too; whoever takes nothing away hears of it
-        asked_for_nothing = client.delete_acls([_entry(admin.AclBindingFilter, NOTHING)])
-        for answer in asked_for_nothing.values():
+        future = client.describe_acls(any_binding, request_timeout=settings.kafka.request_timeout_s)
+        rights.update(_right(entry) for entry in _answer(settings.kafka, future))
+    if not rights:  # what librdkafka 2.16 makes of a refusal, too; whoever takes nothing away hears of it
+        futures = client.delete_acls([_entry(admin.AclBindingFilter, NO_RIGHT)])
+        for answer in futures.values():
             _answer(settings.kafka, answer)
-    return found
+    return rights
 
 
 def give(settings: Settings, rights: Iterable[AclRight]) -> None:
     """Add entries, and return once the broker has them; one that exists stays. Raises as `every_right`."""
-    given = set(rights)
-    if given:
-        entries = [_entry(admin.AclBinding, right) for right in given]
+    new = set(rights)
+    if new:
+        entries = [_entry(admin.AclBinding, right) for right in new]
         client = connected(settings)
-        asked = client.create_acls(entries, request_timeout=settings.kafka.request_timeout_s)
-        for answer in asked.values():
+        futures = client.create_acls(entries, request_timeout=settings.kafka.request_timeout_s)
+        for answer in futures.values():
             _answer(settings.kafka, answer)
-        _once(settings, lambda found: given <= found)
+        _once(settings, lambda rights: new <= rights)
 
 
 def take(settings: Settings, rights: Iterable[AclRight]) -> None:
     """Remove these entries, and return once they are gone; one that is not there is no error. As `every_right`."""
-    taken = set(rights)
-    if taken:
-        entries = [_entry(admin.AclBindingFilter, right) for right in taken]
+    old = set(rights)
+    if old:
+        entries = [_entry(admin.AclBindingFilter, right) for right in old]
         client = connected(settings)
-        asked = client.delete_acls(entries, request_timeout=settings.kafka.request_timeout_s)
-        for answer in asked.values():
+        futures = client.delete_acls(entries, request_timeout=settings.kafka.request_timeout_s)
+        for answer in futures.values():
             _answer(settings.kafka, answer)
-        _once(settings, taken.isdisjoint)
+        _once(settings, old.isdisjoint)
 
 
-def _once(settings: Settings, is_so: Callable[[set[AclRight]], bool]) -> None:
+def _once(settings: Settings, holds: Callable[[set[AclRight]], bool]) -> None:
     """Return once the lists are so: the controller answers before the broker has read what it decided."""
     deadline = time.monotonic() + settings.kafka.request_timeout_s
-    while not is_so(every_right(settings)):
+    while not holds(every_right(settings)):
         if time.monotonic() > deadline:
             raise LogError("the rights were changed, but the broker does not list them so yet; run the same again")
         time.sleep(PAUSE_S)
@@ -137,10 +137,10 @@ def _right(entry: admin.AclBinding) -> AclRight:
     )
 
 
-def _answer(kafka: Kafka, asked: Future[Any]) -> Any:
+def _answer(kafka: Kafka, future: Future[Any]) -> Any:
     """Return what the broker answers. Raises SettingsError, RefusedError, LogError."""
     try:
-        return asked.result()
+        return future.result()
     except ck.KafkaException as exc:
         error = exc.args[0]
         if error.code() == ck.KafkaError.SECURITY_DISABLED:
@@ -152,9 +152,9 @@ def _answer(kafka: Kafka, asked: Future[Any]) -> Any:
                 "(`streamward access keys create --tenant`)"
             ) from exc
         if error.code() == ck.KafkaError.CLUSTER_AUTHORIZATION_FAILED:
-            who = "who is not logged in" if kafka.sasl_username is None else f"User:{kafka.sasl_username}"
+            principal = "who is not logged in" if kafka.sasl_username is None else f"User:{kafka.sasl_username}"
             raise RefusedError(
-                f"Kafka at {kafka.bootstrap} does not let {who} see or change rights. Use a principal of the "
+                f"Kafka at {kafka.bootstrap} does not let {principal} see or change rights. Use a principal of the "
                 "operator, which has Describe and Alter on the cluster (kafka.sasl_username)"
             ) from exc
         if error.retriable() or error.code() < 0:

@@ -34,11 +34,11 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
 
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
     """
-    client, found = _connect(settings, some=True)
-    wanted = _partitions(settings, labels, found)
-    low = _list_offsets(settings, client, wanted, admin.OffsetSpec.earliest())
-    high = _list_offsets(settings, client, wanted, admin.OffsetSpec.latest())
-    return {tp: (low[tp], high[tp]) for tp in wanted}
+    client, counts = _connect(settings, not_empty=True)
+    partitions = _partitions(settings, labels, counts)
+    low = _list_offsets(settings, client, partitions, admin.OffsetSpec.earliest())
+    high = _list_offsets(settings, client, partitions, admin.OffsetSpec.latest())
+    return {tp: (low[tp], high[tp]) for tp in partitions}
 
 
 def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> dict[TopicPartition, int]:
@@ -46,31 +46,31 @@ def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> 
 
     Raises as `offsets`.
     """
-    client, found = _connect(settings, some=True)
-    wanted = _partitions(settings, labels, found)
-    return _list_offsets(settings, client, wanted, admin.OffsetSpec.for_timestamp(timestamp_ms))
+    client, counts = _connect(settings, not_empty=True)
+    partitions = _partitions(settings, labels, counts)
+    return _list_offsets(settings, client, partitions, admin.OffsetSpec.for_timestamp(timestamp_ms))
 
 
-def _partitions(settings: Settings, labels: Iterable[str], found: Mapping[str, int]) -> list[TopicPartition]:
-    wanted: list[TopicPartition] = []
+def _partitions(settings: Settings, labels: Iterable[str], counts: Mapping[str, int]) -> list[TopicPartition]:
+    partitions: list[TopicPartition] = []
     for label in labels:
         topic = topics(settings.topics)[label]
-        if topic.name not in found:
+        if topic.name not in counts:
             raise NotFoundError(f"topic {topic.name} does not exist; create it with `streamward topics apply`")
-        wanted += [(topic.name, partition) for partition in range(found[topic.name])]
-    return wanted
+        partitions += [(topic.name, partition) for partition in range(counts[topic.name])]
+    return partitions
 
 
 def _list_offsets(
-    settings: Settings, client: admin.AdminClient, wanted: list[TopicPartition], spec: admin.OffsetSpec
+    settings: Settings, client: admin.AdminClient, partitions: list[TopicPartition], spec: admin.OffsetSpec
 ) -> dict[TopicPartition, int]:
     deadline = time.monotonic() + settings.kafka.request_timeout_s
     while True:
-        asked = client.list_offsets(
-            {ck.TopicPartition(*tp): spec for tp in wanted}, request_timeout=settings.kafka.request_timeout_s
+        futures = client.list_offsets(
+            {ck.TopicPartition(*tp): spec for tp in partitions}, request_timeout=settings.kafka.request_timeout_s
         )
         try:
-            return {(tp.topic, tp.partition): future.result().offset for tp, future in asked.items()}
+            return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}
         except ck.KafkaException as exc:
             error = exc.args[0]
             if error.code() not in _NO_LEADER_YET or time.monotonic() > deadline:
@@ -97,6 +97,7 @@ _NO_LEADER_YET = {
     ck.KafkaError.UNKNOWN_LEADER_EPOCH,
     ck.KafkaError.FENCED_LEADER_EPOCH,
     ck.KafkaError.OFFSET_NOT_AVAILABLE,
+    ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
     ck.KafkaError._NOENT,  # librdkafka's error for metadata without a single leader
 }
 """What is answered for a moment about a topic that was just created, or by a broker that just started or was fenced."""
@@ -108,12 +109,12 @@ def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str
     if not resources:
         return {}
     client, _ = _connect(settings)
-    asked = client.describe_configs(resources, request_timeout=settings.kafka.request_timeout_s)
-    given = admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # the entries carry the bare number
+    futures = client.describe_configs(resources, request_timeout=settings.kafka.request_timeout_s)
+    topic_source = admin.ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # the entries carry the bare number
     try:
         return {
-            resource.name: {key: entry.value for key, entry in future.result().items() if entry.source == given}
-            for resource, future in asked.items()
+            resource.name: {key: entry.value for key, entry in future.result().items() if entry.source == topic_source}
+            for resource, future in futures.items()
         }
     except ck.KafkaException as exc:
         raise unreachable(settings.kafka, exc.args[0].str()) from exc
@@ -147,9 +148,9 @@ def connected(settings: Settings) -> admin.AdminClient:
 
 
 def _connect(
-    settings: Settings, *, some: bool = False, patient: bool = False
+    settings: Settings, *, not_empty: bool = False, patient: bool = False
 ) -> tuple[admin.AdminClient, dict[str, int]]:
-    """Return a client, and the partition count of every topic; with `some`, an empty answer is asked again.
+    """Return a client, and the partition count of every topic; with `not_empty`, an empty answer is asked again.
 
     A connection that is refused is tried for REFUSED_S, if `patient` for as long as one that is not answered.
 
@@ -163,25 +164,25 @@ def _connect(
     waited_s = whole_s if patient else min(REFUSED_S, whole_s)
     try:
         try:
-            found = client.list_topics(timeout=waited_s).topics
+            listed = client.list_topics(timeout=waited_s).topics
         except ck.KafkaException:
             client.poll(0)  # calls error_cb
             if waited_s == whole_s or _is_refused(errors):
                 raise
             waited_s = whole_s
-            found = client.list_topics(timeout=whole_s - REFUSED_S).topics
-        while some and not found and time.monotonic() < deadline:
+            listed = client.list_topics(timeout=whole_s - REFUSED_S).topics
+        while not_empty and not listed and time.monotonic() < deadline:
             time.sleep(0.1)
-            found = client.list_topics(timeout=whole_s).topics
+            listed = client.list_topics(timeout=whole_s).topics
     except ck.KafkaException as exc:
         client.poll(0)  # calls error_cb with the reason: refused, no such host, wrong password
-        why = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
-        raise unreachable(settings.kafka, why.str(), within_s=waited_s) from exc
-    return client, _counts(found)
+        cause = next((error for error in errors if error.code() != ck.KafkaError._ALL_BROKERS_DOWN), exc.args[0])
+        raise unreachable(settings.kafka, cause.str(), within_s=waited_s) from exc
+    return client, _counts(listed)
 
 
-def _counts(found: Mapping[str, admin.TopicMetadata]) -> dict[str, int]:
-    return {name: len(metadata.partitions) for name, metadata in found.items()}
+def _counts(listed: Mapping[str, admin.TopicMetadata]) -> dict[str, int]:
+    return {name: len(metadata.partitions) for name, metadata in listed.items()}
 
 
 def _is_refused(errors: list[ck.KafkaError]) -> bool:

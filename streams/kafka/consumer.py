@@ -158,12 +158,12 @@ class GroupConsumer(Reader):
             return
         (_, topic, error), self._missing = self._missing, None
         try:
-            found = self._consumer.list_topics(topic, timeout=ANSWER_S).topics[topic]
+            metadata = self._consumer.list_topics(topic, timeout=ANSWER_S).topics[topic]
         except ck.KafkaException:
             if self._stopped:
                 self._missing = (time.monotonic(), topic, error)
             return  # no answer; a broker that answers reports it again
-        if found.error is not None:
+        if metadata.error is not None:
             self._trouble = error
         elif self._stopped:
             self._stopped.clear()
@@ -193,18 +193,19 @@ class GroupConsumer(Reader):
         return ck.TopicPartition(*tp, offset)
 
     def _on_commit(self, failed: ck.KafkaError | None, partitions: list[ck.TopicPartition]) -> None:
-        for at in partitions:
-            tp = (at.topic, at.partition)
-            if self._unanswered.get(tp) == at.offset:
+        for commit in partitions:
+            tp = (commit.topic, commit.partition)
+            if self._unanswered.get(tp) == commit.offset:
                 del self._unanswered[tp]
-            error = at.error or failed
+            error = commit.error or failed
             if error is None and tp in self._next:
-                self._next[tp] = at.offset
-                self._lag.done(tp, at.offset)
+                self._next[tp] = commit.offset
+                self._lag.done(tp, commit.offset)
             # a lost partition has a new owner, which reads from the last commit: at least once
             elif error is not None and error.code() not in _LOST_MEMBERSHIP | TRANSIENT:
                 self._trouble = LogError(
-                    f"{tp[0]}[{tp[1]}]: committing {at.offset} failed: {error.str()}. Nothing is lost: it comes again"
+                    f"{tp[0]}[{tp[1]}]: committing {commit.offset} failed: {error.str()}. "
+                    "Nothing is lost: it comes again"
                 )
 
     def assignment(self) -> list[TopicPartition]:
@@ -288,12 +289,12 @@ class GroupConsumer(Reader):
 
     def _positions(self) -> dict[TopicPartition, tuple[int, int]]:
         """Return the next offset and the end of each partition, as far as known, without asking the broker."""
-        found = {}
+        positions = {}
         for tp, offset in self._next.items():
             bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
             if bounds is not None and bounds[1] >= 0:
-                found[tp] = (max(offset, bounds[0]), bounds[1])
-        return found
+                positions[tp] = (max(offset, bounds[0]), bounds[1])
+        return positions
 
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
         """Return where to begin in each of these partitions. Raises LogError if a commit cannot be right."""
@@ -309,40 +310,43 @@ class GroupConsumer(Reader):
 
     def _lost(self, topic: str, partition: int) -> LogError | None:
         """Return what is wrong with a position that the broker reports as out of range."""
-        at = ck.TopicPartition(topic, partition)
+        partition_position = ck.TopicPartition(topic, partition)
         try:
-            offsets = [tp.offset for tp in (*self._consumer.position([at]), *self._commits([(topic, partition)]))]
+            offsets = [
+                tp.offset
+                for tp in (*self._consumer.position([partition_position]), *self._commits([(topic, partition)]))
+            ]
             return self._wrong((topic, partition), "is at", max(offsets))
         except ck.KafkaException:
             return None
 
-    def _wrong(self, tp: TopicPartition, says: str, offset: int) -> LogError | None:
+    def _wrong(self, tp: TopicPartition, verb: str, offset: int) -> LogError | None:
         """Return the error if `offset` is neither in the partition nor its end."""
         first, end = self._ask(lambda timeout_s: bounds_of(self._consumer, tp, timeout_s), "to where a topic ends")
-        return self._outside(tp, says, offset, (first, end))
+        return self._outside(tp, verb, offset, (first, end))
 
-    def _outside(self, tp: TopicPartition, says: str, offset: int, bounds: tuple[int, int]) -> LogError | None:
+    def _outside(self, tp: TopicPartition, verb: str, offset: int, bounds: tuple[int, int]) -> LogError | None:
         """Return the error if `offset` is neither within the bounds, first and next offset, nor their end."""
         first, end = bounds
         if offset < first:
             return LogError(
-                f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {says} {offset}, but the first "
+                f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {verb} {offset}, but the first "
                 f"record has offset {first}: retention has cut {first - offset} that this group did not read. "
                 f"Restore them, or accept the loss with `streamward offsets skip --group {self._group}`"
             )
         if offset > end:
             return LogError(
-                f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {says} {offset}, but the "
+                f"{tp[0]}[{tp[1]}]: group {self._settings.topics.prefix}{self._group} {verb} {offset}, but the "
                 f"partition ends at {end}. The topic was recreated or lost records; reset the group's offsets to the "
                 "earliest"
             )
         return None
 
     def _commits(self, partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
-        wanted = [ck.TopicPartition(*tp) for tp in partitions]
-        return self._ask(lambda timeout_s: self._consumer.committed(wanted, timeout=timeout_s), "for commits")
+        tps = [ck.TopicPartition(*tp) for tp in partitions]
+        return self._ask(lambda timeout_s: self._consumer.committed(tps, timeout=timeout_s), "for commits")
 
-    def _ask(self, call: Callable[[float], T], wanted: str) -> T:
+    def _ask(self, call: Callable[[float], T], subject: str) -> T:
         """Return what `call` returns; its argument is the time limit in seconds.
 
         What fails for a while is tried again for NOTICE_S: who does not poll must not wait longer; see `commit`.
@@ -354,7 +358,7 @@ class GroupConsumer(Reader):
             except ck.KafkaException as exc:
                 if exc.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
                     raise
-                self._outage.silent(wanted)
+                self._outage.silent(subject)
                 time.sleep(TICK_S)
             else:
                 self._outage.answered()

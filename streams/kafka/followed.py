@@ -72,14 +72,16 @@ class FollowedTopic:
         self._wait_for(written[0])
         return written[0]
 
-    def _wait_for(self, at: Coordinates) -> None:
-        """Return once the record at `at` was taken in. Raises LogError if it does not come."""
+    def _wait_for(self, coordinates: Coordinates) -> None:
+        """Return once the record at `coordinates` was taken in. Raises LogError if it does not come."""
         deadline = time.monotonic() + CATCH_UP_S
         with self._changed:
-            while self._positions[at.topic, at.partition] <= at.offset:
+            while self._positions[coordinates.topic, coordinates.partition] <= coordinates.offset:
                 self._raise_error()
                 if time.monotonic() > deadline:
-                    raise LogError(f"{at} was not read within {CATCH_UP_S:g} s; check Kafka with `streamward doctor`")
+                    raise LogError(
+                        f"{coordinates} was not read within {CATCH_UP_S:g} s; check Kafka with `streamward doctor`"
+                    )
                 self._changed.wait(POLL_S)
 
     def _raise_error(self) -> None:

@@ -29,7 +29,7 @@ class History(Protocol):
         Raises LogError if part of it is nowhere.
         """
 
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+    def fetch(self, places: Iterable[Coordinates]) -> dict[Coordinates, Record]:
         """Return the records at these coordinates. Raises LogError, naming those that are gone."""
 
 
@@ -42,15 +42,15 @@ class LogHistory:
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
         """Return (first offset, offset after the last) per partition of these topics, given by label."""
-        asked = list(labels)
+        names = list(labels)
         if self._outage is None:
-            return admin.offsets(self._settings, asked)
-        return self._outage.ask(lambda: admin.offsets(self._settings, asked), "to where topics end")
+            return admin.offsets(self._settings, names)
+        return self._outage.ask(lambda: admin.offsets(self._settings, names), "to where topics end")
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
         """Yield every record from `starts` to below `ends`. Raises LogError as `reader.read` does."""
         return reader.read(self._settings, starts, ends, outage=self._outage)
 
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+    def fetch(self, places: Iterable[Coordinates]) -> dict[Coordinates, Record]:
         """Return the records at these coordinates. Raises LogError, naming those that are gone."""
-        return reader.fetch(self._settings, wanted, outage=self._outage)
+        return reader.fetch(self._settings, places, outage=self._outage)

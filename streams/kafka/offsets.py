@@ -68,20 +68,20 @@ def positions(settings: Settings) -> list[Position]:
     bounds = kafka_admin.offsets(settings, topics(settings.topics))
     client = admin.AdminClient(client_config(settings.kafka))
     prefix, timeout_s = settings.topics.prefix, settings.kafka.request_timeout_s
-    found: list[Position] = []
+    result: list[Position] = []
     try:
         for name in _groups(settings, client):  # librdkafka asks about one group a call
-            asked = client.list_consumer_group_offsets(
+            futures = client.list_consumer_group_offsets(
                 [ck.ConsumerGroupTopicPartitions(name)], request_timeout=timeout_s
             )
             try:
-                commits = asked[name].result().topic_partitions
+                commits = futures[name].result().topic_partitions
             except UnicodeDecodeError as exc:  # librdkafka reads metadata that ends without NUL beyond its end
                 raise LogError(f"group {name}: a note in its commits could not be read ({exc}); try again") from exc
-            found += [_position(name.removeprefix(prefix), tp, bounds) for tp in commits if _counts(tp, bounds)]
+            result += [_position(name.removeprefix(prefix), tp, bounds) for tp in commits if _counts(tp, bounds)]
     except ck.KafkaException as exc:
         raise unreachable(settings.kafka, exc.args[0].str()) from exc
-    return sorted(found, key=lambda at: (at.group, at.topic, at.partition))
+    return sorted(result, key=lambda position: (position.group, position.topic, position.partition))
 
 
 def skip(settings: Settings, group: str, *, dry_run: bool = False) -> list[Position]:
@@ -96,20 +96,22 @@ def skip(settings: Settings, group: str, *, dry_run: bool = False) -> list[Posit
             f"group {group}: the trainer reads from where its checkpoint says, and a step without its batch or groups "
             "would be a different one. Restore them or the checkpoints, or go on training under another policy.name"
         )
-    every = positions(settings)
-    if group not in {at.group for at in every}:
-        known = ", ".join(sorted({at.group for at in every})) or "there are none"
-        raise NotFoundError(f"no group {group!r} has commits here; groups: {known}")
+    all_positions = positions(settings)
+    if group not in {position.group for position in all_positions}:
+        names = ", ".join(sorted({position.group for position in all_positions})) or "there are none"
+        raise NotFoundError(f"no group {group!r} has commits here; groups: {names}")
     _refuse_members(settings, group)
-    cut = [at for at in every if at.group == group and at.gone]
+    cut = [position for position in all_positions if position.group == group and position.gone]
     if cut and not dry_run:
         _commit(settings, group, cut)
     return cut
 
 
 def _is_ours(name: str, prefix: str) -> bool:
-    own = name.removeprefix(prefix)
-    return name.startswith(prefix) and any(own == g or (g.endswith("-") and own.startswith(g)) for g in GROUPS)
+    bare_name = name.removeprefix(prefix)
+    return name.startswith(prefix) and any(
+        bare_name == g or (g.endswith("-") and bare_name.startswith(g)) for g in GROUPS
+    )
 
 
 def _counts(tp: ck.TopicPartition, bounds: Iterable[TopicPartition]) -> bool:
@@ -132,12 +134,15 @@ def members(settings: Settings) -> dict[str, list[str]]:
     names = _groups(settings, client)
     if not names:
         return {}
-    asked = client.describe_consumer_groups(names, request_timeout=timeout_s)
+    futures = client.describe_consumer_groups(names, request_timeout=timeout_s)
     try:
-        found = {name.removeprefix(settings.topics.prefix): asked[name].result().members for name in names}
+        described = {name.removeprefix(settings.topics.prefix): futures[name].result().members for name in names}
     except ck.KafkaException as exc:
         raise unreachable(settings.kafka, exc.args[0].str()) from exc
-    return {name: sorted(f"{one.client_id} at {one.host}" for one in each) for name, each in found.items()}
+    return {
+        name: sorted(f"{member.client_id} at {member.host}" for member in group_members)
+        for name, group_members in described.items()
+    }
 
 
 def _groups(settings: Settings, client: admin.AdminClient) -> list[str]:
@@ -150,11 +155,11 @@ def _groups(settings: Settings, client: admin.AdminClient) -> list[str]:
 
 
 def _refuse_members(settings: Settings, group: str) -> None:
-    found, name = members(settings).get(group), settings.topics.prefix + group
-    if found:
-        hosts = ", ".join(dict.fromkeys(found))
+    present, name = members(settings).get(group), settings.topics.prefix + group
+    if present:
+        hosts = ", ".join(dict.fromkeys(present))
         raise RefusedError(
-            f"group {name} has {len(found)} members ({hosts}), which would continue from their own positions. Stop "
+            f"group {name} has {len(present)} members ({hosts}), which would continue from their own positions. Stop "
             f"them first; one that was killed counts for {settings.kafka.session_timeout_s:g} s more"
         )
 
@@ -162,12 +167,15 @@ def _refuse_members(settings: Settings, group: str) -> None:
 def _commit(settings: Settings, group: str, cut: list[Position]) -> None:
     client = admin.AdminClient(client_config(settings.kafka))
     name = settings.topics.prefix + group
-    offsets = [ck.TopicPartition(at.topic, at.partition, at.first, metadata=at.metadata or "") for at in cut]
-    asked = client.alter_consumer_group_offsets(
+    offsets = [
+        ck.TopicPartition(position.topic, position.partition, position.first, metadata=position.metadata or "")
+        for position in cut
+    ]
+    futures = client.alter_consumer_group_offsets(
         [ck.ConsumerGroupTopicPartitions(name, offsets)], request_timeout=settings.kafka.request_timeout_s
     )
     try:
-        errors = [tp.error for tp in asked[name].result().topic_partitions if tp.error is not None]
+        errors = [tp.error for tp in futures[name].result().topic_partitions if tp.error is not None]
     except ck.KafkaException as exc:
         errors = [exc.args[0]]
     if errors:

@@ -37,7 +37,7 @@ PARTITIONER = "murmur2_random"
 log = logging.getLogger(__name__)
 
 
-def _why(error: ck.KafkaError) -> str:
+def _reason(error: ck.KafkaError) -> str:
     if error.code() == ck.KafkaError.INVALID_TIMESTAMP:
         return f"{error.str()} Is this machine's clock right? Kafka takes no records from the future"
     return str(error.str())
@@ -170,12 +170,12 @@ class Producer:
     ) -> None:
         """Queue raw bytes for a topic, where `key` chooses the partition, or for one partition. Raises as `send`."""
         topic, partition = (topic, -1) if isinstance(topic, str) else topic
-        if (known := self._by_name.get(topic)) is not None:
+        if (shape := self._by_name.get(topic)) is not None:
             if not self._any_size:
-                check_size(known, key, payload)
-            self._meter.add(catalog.EVENTS_OUT, self._stage, known.label)
-        named = list(headers.items() if isinstance(headers, Mapping) else headers or ())
-        self._produce(_Sent(topic, partition, key, payload, named, timestamp_ms, on_ack))
+                check_size(shape, key, payload)
+            self._meter.add(catalog.EVENTS_OUT, self._stage, shape.label)
+        header_list = list(headers.items() if isinstance(headers, Mapping) else headers or ())
+        self._produce(_Sent(topic, partition, key, payload, header_list, timestamp_ms, on_ack))
         self._served(self._producer.poll, 0)
         self._raise_failures()
 
@@ -194,14 +194,14 @@ class Producer:
             except ck.KafkaException as exc:  # refused on the spot: the topic is missing, or the client is dead
                 if exc.args[0].code() == ck.KafkaError._FATAL:
                     self._raise_fatal()
-                self._failed.append(f"{sent.topic}, key {sent.key!r}: {_why(exc.args[0])}")
+                self._failed.append(f"{sent.topic}, key {sent.key!r}: {_reason(exc.args[0])}")
                 break
 
     def _delivered(self, sent: _Sent, error: ck.KafkaError | None, message: Any) -> None:
         with self._counting:
             self._unanswered -= 1
         if error is not None:
-            self._failed.append(f"{sent.topic}, key {sent.key!r}: {_why(error)}")
+            self._failed.append(f"{sent.topic}, key {sent.key!r}: {_reason(error)}")
         elif message.offset() is None:
             timestamp_ms = message.timestamp()[1]
             self._unplaced.append(_Unplaced(sent, (message.topic(), message.partition()), timestamp_ms))
@@ -216,17 +216,17 @@ class Producer:
         """
         while self._unplaced:
             tp = self._unplaced[0].at
-            some = [unplaced for unplaced in self._unplaced if unplaced.at == tp]
-            wanted = {(each.sent.key, each.sent.payload) for each in some}
-            found = locate(self._settings, tp, min(each.timestamp_ms for each in some), wanted)
+            batch = [unplaced for unplaced in self._unplaced if unplaced.at == tp]
+            pairs = {(unplaced.sent.key, unplaced.sent.payload) for unplaced in batch}
+            places = locate(self._settings, tp, min(unplaced.timestamp_ms for unplaced in batch), pairs)
             self._unplaced = [unplaced for unplaced in self._unplaced if unplaced.at != tp]  # not before it was read
-            for sent, *_ in some:
-                at = found.get((sent.key, sent.payload))
-                if at is None:
+            for sent, *_ in batch:
+                coordinates = places.get((sent.key, sent.payload))
+                if coordinates is None:
                     log.warning("%s[%d]: a record with key %r was not written: sent again", *tp, sent.key)
                     self._produce(sent)
                 elif sent.on_ack is not None:
-                    sent.on_ack(at)
+                    sent.on_ack(coordinates)
 
     def serve(self) -> None:
         """Take what was acknowledged, without waiting. Raises LogError for what failed."""
@@ -272,7 +272,7 @@ class Producer:
             left = call(timeout_s)
         except ck.KafkaException as exc:
             raise LogError(
-                f"the log takes nothing more from this process: {_why(exc.args[0])}. Check that it may write "
+                f"the log takes nothing more from this process: {_reason(exc.args[0])}. Check that it may write "
                 "(kafka.sasl_username, and the access control of the cluster), and start it again"
             ) from exc
         if self._unplaced:
@@ -297,5 +297,5 @@ class Producer:
     def _raise_failures(self) -> None:
         if self._failed:
             failed, self._failed = self._failed, []
-            more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-            raise LogError(f"the log refused a record for {failed[0]}{more}. Check the topics with `streamward doctor`")
+            rest = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+            raise LogError(f"the log refused a record for {failed[0]}{rest}. Check the topics with `streamward doctor`")

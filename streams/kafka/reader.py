@@ -86,11 +86,11 @@ class Reader:
 
     def _records(self, messages: Sequence[Any]) -> list[Record]:
         """Return the records in messages that are not errors."""
-        parts = (map(part, messages) for part in (ck.Message.topic, ck.Message.partition, ck.Message.offset))
-        at = map(made_of(Coordinates), zip(*parts, strict=True))
+        columns = (map(part, messages) for part in (ck.Message.topic, ck.Message.partition, ck.Message.offset))
+        places = map(made_of(Coordinates), zip(*columns, strict=True))
         times = [message.timestamp()[1] for message in messages]
         keys, payloads = map(ck.Message.key, messages), map(ck.Message.value, messages)
-        return list(map(made_of(Record), zip(at, times, keys, payloads, map(headers_of, messages), strict=True)))
+        return list(map(made_of(Record), zip(places, times, keys, payloads, map(headers_of, messages), strict=True)))
 
 
 class PartitionReader(Reader):
@@ -166,8 +166,8 @@ class PartitionReader(Reader):
         """
 
         def ask(limit_s: float) -> int:
-            (found,) = self._consumer.offsets_for_times([ck.TopicPartition(*tp, timestamp_ms)], timeout=limit_s)
-            return int(found.offset)
+            (answer,) = self._consumer.offsets_for_times([ck.TopicPartition(*tp, timestamp_ms)], timeout=limit_s)
+            return int(answer.offset)
 
         offset = self._asked(ask)
         return offset if offset >= 0 else self.bounds(tp)[1]
@@ -228,8 +228,8 @@ class PartitionReader(Reader):
         """
         self._heard_at, missing_before = time.monotonic(), self._missing
         try:
-            behind = (Coordinates(*tp, self._position[tp]) for tp in self._unfinished() if self._is_behind(tp))
-            self._missing = next(behind, None)
+            unread = (Coordinates(*tp, self._position[tp]) for tp in self._unfinished() if self._is_behind(tp))
+            self._missing = next(unread, None)
         except ck.KafkaException:
             return  # an outage: librdkafka reconnects by itself
         if self._missing is not None and self._missing == missing_before:
@@ -239,7 +239,7 @@ class PartitionReader(Reader):
             stalled.close()
 
     def _unfinished(self) -> list[TopicPartition]:
-        return [tp for tp, at in self._position.items() if self._ends is None or at < self._ends[tp]]
+        return [tp for tp, offset in self._position.items() if self._ends is None or offset < self._ends[tp]]
 
     def _is_behind(self, tp: TopicPartition) -> bool:
         return bounds_of(self._consumer, tp, ANSWER_S)[1] > self._position[tp]
@@ -260,8 +260,8 @@ class PartitionReader(Reader):
                 else:
                     outage.silent("with what a topic holds")
             elif time.monotonic() - silent_since > SILENCE_S:
-                where = f"nothing came for {SILENCE_S:g} s at {self.position}, expected up to {self._ends}"
-                raise unreachable(self._settings.kafka, where)
+                cause = f"nothing came for {SILENCE_S:g} s at {self.position}, expected up to {self._ends}"
+                raise unreachable(self._settings.kafka, cause)
 
     def _note(self, message: Any) -> None:
         """Handle a message that is not a record."""
@@ -291,58 +291,61 @@ def read(
 
 
 def fetch(
-    settings: Settings, wanted: Iterable[Coordinates], *, outage: BrokerOutage | None = None
+    settings: Settings, places: Iterable[Coordinates], *, outage: BrokerOutage | None = None
 ) -> dict[Coordinates, Record]:
     """Return the records at these coordinates. Raises LogError, naming those that are gone; otherwise as `read`."""
     by_partition: dict[TopicPartition, set[int]] = {}
-    for at in wanted:
-        by_partition.setdefault((at.topic, at.partition), set()).add(at.offset)
+    for place in places:
+        by_partition.setdefault((place.topic, place.partition), set()).add(place.offset)
     if not by_partition:
         return {}
-    found: dict[Coordinates, Record] = {}
+    records: dict[Coordinates, Record] = {}
     ranges = {tp: _ranges(offsets) for tp, offsets in by_partition.items()}
     with PartitionReader(settings, {}) as reader:
         for number in range(max(map(len, ranges.values()))):
-            some = {tp: each[number] for tp, each in ranges.items() if number < len(each)}
-            reader.assign({tp: each.start for tp, each in some.items()}, {tp: each.stop for tp, each in some.items()})
+            round_ranges = {tp: span[number] for tp, span in ranges.items() if number < len(span)}
+            reader.assign(
+                {tp: span.start for tp, span in round_ranges.items()},
+                {tp: span.stop for tp, span in round_ranges.items()},
+            )
             for record in (record for records in reader.batches(outage) for record in records):
                 if record.at.offset in by_partition[record.at.topic, record.at.partition]:
-                    found[record.at] = record
-    every = {Coordinates(*tp, offset) for tp, offsets in by_partition.items() for offset in offsets}
-    if gone := sorted(every - found.keys()):
+                    records[record.at] = record
+    requested = {Coordinates(*tp, offset) for tp, offsets in by_partition.items() for offset in offsets}
+    if missing := sorted(requested - records.keys()):
         raise LogError(
-            f"{', '.join(map(str, gone[:5]))}{' and more' if gone[5:] else ''}: no such record. The topic is compacted "
-            "or written in transactions; Streamward's are neither, so compare them with `streamward doctor`"
+            f"{', '.join(map(str, missing[:5]))}{' and more' if missing[5:] else ''}: no such record. The topic is "
+            "compacted or written in transactions; Streamward's are neither, so compare them with `streamward doctor`"
         )
-    return found
+    return records
 
 
 def locate(
-    settings: Settings, tp: TopicPartition, since_ms: int, wanted: set[tuple[bytes | None, bytes | None]]
+    settings: Settings, tp: TopicPartition, since_ms: int, pairs: set[tuple[bytes | None, bytes | None]]
 ) -> dict[tuple[bytes | None, bytes | None], Coordinates]:
     """Return where the records with these keys and payloads are, as far as they are there, from this time on.
 
     Raises as `read`. It is for a partition whose leader has just answered, so it waits for no outage.
     """
-    found: dict[tuple[bytes | None, bytes | None], Coordinates] = {}
+    places: dict[tuple[bytes | None, bytes | None], Coordinates] = {}
     with PartitionReader(settings, {}) as reader:
         start, (_, end) = reader.first_at(tp, since_ms), reader.bounds(tp)
         reader.assign({tp: start}, {tp: end})
         for record in (record for records in reader.batches(None) for record in records):
-            if (record.key, record.payload) in wanted:
-                found.setdefault((record.key, record.payload), record.at)
-    return found
+            if (record.key, record.payload) in pairs:
+                places.setdefault((record.key, record.payload), record.at)
+    return places
 
 
 def _ranges(offsets: Iterable[int]) -> list[range]:
     """Return ranges that hold all these offsets, and never more than FAR others in a row."""
-    found: list[range] = []
+    ranges: list[range] = []
     for offset in sorted(offsets):
-        if found and offset - found[-1].stop <= FAR:
-            found[-1] = range(found[-1].start, offset + 1)
+        if ranges and offset - ranges[-1].stop <= FAR:
+            ranges[-1] = range(ranges[-1].start, offset + 1)
         else:
-            found.append(range(offset, offset + 1))
-    return found
+            ranges.append(range(offset, offset + 1))
+    return ranges
 
 
 def bounds_of(consumer: ck.Consumer, tp: TopicPartition, timeout_s: float) -> tuple[int, int]:
@@ -359,16 +362,16 @@ EARLIEST, LATEST = -2, -1
 
 
 def offsets_of(
-    consumer: ck.Consumer, tps: Iterable[TopicPartition], which: int, timeout_s: float
+    consumer: ck.Consumer, tps: Iterable[TopicPartition], spec: int, timeout_s: float
 ) -> dict[TopicPartition, int]:
     """Return an offset of each of many partitions, EARLIEST or LATEST, in one request. Raises as `bounds_of`."""
     try:
-        found = consumer.offsets_for_times([ck.TopicPartition(*tp, which) for tp in tps], timeout=timeout_s)
-        if (failed := next((at.error for at in found if at.error is not None), None)) is not None:
+        answers = consumer.offsets_for_times([ck.TopicPartition(*tp, spec) for tp in tps], timeout=timeout_s)
+        if (failed := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
             raise ck.KafkaException(failed)
     except ck.KafkaException as exc:
         raise _passing(exc, ck.KafkaError._UNKNOWN_PARTITION, ck.KafkaError.UNKNOWN_TOPIC_OR_PART) from exc
-    return {(at.topic, at.partition): max(at.offset, 0) for at in found}
+    return {(answer.topic, answer.partition): max(answer.offset, 0) for answer in answers}
 
 
 def _passing(exc: ck.KafkaException, *unknown: int) -> ck.KafkaException:
@@ -399,13 +402,13 @@ def trouble_of(message: Any) -> LogError | None:
         return None
     if error.code() in _MENDS or error.code() in TRANSIENT:
         return None  # librdkafka reconnects or rejoins by itself
-    where = message.topic() or "the log"
+    topic = message.topic() or "the log"
     if error.code() == ck.KafkaError._AUTO_OFFSET_RESET and not is_unknown_topic(error):
         return LogError(
-            f"{where}[{message.partition()}]: the offset asked for is gone: {error.str()}. Retention has cut it; read "
+            f"{topic}[{message.partition()}]: the offset asked for is gone: {error.str()}. Retention has cut it; read "
             "from a later offset (`streamward topics describe` shows the first), or restore it"
         )
-    return LogError(f"{where}: {error.str()}. Check topics and access rights with `streamward doctor`")
+    return LogError(f"{topic}: {error.str()}. Check topics and access rights with `streamward doctor`")
 
 
 def is_unknown_topic(error: ck.KafkaError) -> bool:

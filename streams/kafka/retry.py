@@ -101,8 +101,8 @@ class BrokerOutage:
             self.meter.ready("kafka")
         self._silent_s, self._warned, self._heard_at = None, False, time.monotonic()
 
-    def silent(self, wanted: str) -> None:
-        """Take note that `wanted` did not come; called repeatedly until it does.
+    def silent(self, subject: str) -> None:
+        """Take note that `subject` did not come; called repeatedly until it does.
 
         Raises StoppedWaiting once the process should stop, LogError once the outage has lasted kafka.outage_s.
         """
@@ -115,23 +115,23 @@ class BrokerOutage:
             self._silent_s += min(step_s, NOTICE_S)
         if self._silent_s < NOTICE_S:
             return
-        what = f"Kafka at {self._kafka.bootstrap} has not answered for {self._silent_s:.0f} s ({wanted})"
+        problem = f"Kafka at {self._kafka.bootstrap} has not answered for {self._silent_s:.0f} s ({subject})"
         if self._stop.is_set():
-            raise StoppedWaiting(f"{what}: stopping anyway. What is not acknowledged is done again")
+            raise StoppedWaiting(f"{problem}: stopping anyway. What is not acknowledged is done again")
         if self._silent_s >= self._kafka.outage_s:
             raise LogError(
-                f"{what}, and kafka.outage_s is {self._kafka.outage_s:g}. Nothing is lost: start this process "
+                f"{problem}, and kafka.outage_s is {self._kafka.outage_s:g}. Nothing is lost: start this process "
                 "again when the broker runs (`streamward doctor`), or set kafka.outage_s higher"
             )
         if not self._warned:
-            log.warning("%s: waiting, %g s at most", what, self._kafka.outage_s)
-            self.meter.not_ready("kafka", what)
+            log.warning("%s: waiting, %g s at most", problem, self._kafka.outage_s)
+            self.meter.not_ready("kafka", problem)
             self._warned = True
 
-    def read_on(self, what: str) -> None:
-        """Return if `what` should be read further; raise StoppedReading once the process should stop."""
+    def read_on(self, topic: str) -> None:
+        """Return if `topic` should be read further; raise StoppedReading once the process should stop."""
         if self._stop.is_set():
-            raise StoppedReading(f"stopping while {what} is read; the next process reads it again")
+            raise StoppedReading(f"stopping while {topic} is read; the next process reads it again")
 
     def probe(self, ask: Callable[[], object]) -> None:
         """Call `ask` after PROBE_S without an answer. Raises as `silent`, and LogError for what does not pass."""
@@ -146,34 +146,33 @@ class BrokerOutage:
         else:
             self.answered()
 
-    def ask(self, call: Callable[[], T], wanted: str, *, here: bool = False) -> T:
+    def ask(self, call: Callable[[], T], subject: str) -> T:
         """Return what `call` returns, retried while the broker is unreachable.
 
         It runs in a thread of its own, since some calls of librdkafka wait for a frozen broker for minutes, whatever
-        their time limit. With `here` it runs in this thread: inside a callback of `poll`, another thread would wait for
-        that poll to end. Raises as `silent`, and any other error of `call`.
+        their time limit. Raises as `silent`, and any other error of `call`.
         """
         while True:
             try:
-                result = call() if here else self._aside(call, wanted)
+                result = self._aside(call, subject)
             except BrokerUnreachable:
-                self.silent(wanted)
+                self.silent(subject)
             except ck.KafkaException as exc:
                 if exc.args[0].code() not in TRANSIENT:
                     raise
-                self.silent(wanted)
+                self.silent(subject)
             else:
                 self.answered()
                 return result
             time.sleep(TICK_S)
 
-    def _aside(self, call: Callable[[], T], wanted: str) -> T:
+    def _aside(self, call: Callable[[], T], subject: str) -> T:
         future: Future[T] = Future()
-        thread = threading.Thread(target=_into, args=(future, call), name="asks-kafka", daemon=True)
+        thread = threading.Thread(target=_run_into, args=(future, call), name="asks-kafka", daemon=True)
         thread.start()
         while not wait([future], TICK_S).done:
             try:
-                self.silent(wanted)
+                self.silent(subject)
             except LogError:
                 self._abandoned = thread
                 raise
@@ -191,12 +190,12 @@ class BrokerOutage:
             close()
 
         future: Future[None] = Future()
-        threading.Thread(target=_into, args=(future, later), name="closes-kafka", daemon=True).start()
+        threading.Thread(target=_run_into, args=(future, later), name="closes-kafka", daemon=True).start()
         if wait([future], NOTICE_S).done:
             future.result()
 
 
-def _into(future: Future[T], call: Callable[[], T]) -> None:
+def _run_into(future: Future[T], call: Callable[[], T]) -> None:
     try:
         future.set_result(call())
     except BaseException as exc:  # raised in the thread that asked

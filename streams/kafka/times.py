@@ -79,15 +79,15 @@ def parse_time(text: str, option: str, asked_ms: int | None = None) -> int:
         if age := _AGE.fullmatch(text):
             asked_ms = now_ms() if asked_ms is None else asked_ms
             return max(asked_ms - int(float(age[1]) * _SECONDS[age[2]] * 1000), 0)
-        at = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError) as exc:
         raise SettingsError(
             f"{option} {text}: expected a time as ISO 8601 (UTC without an offset), e.g. 2026-01-31T12:00, or an age, "
             "e.g. 90s, 30m, 2h, 7d or 1w"
         ) from exc
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return max(int(at.timestamp() * 1000), 0)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(int(moment.timestamp() * 1000), 0)
 
 
 def now_ms() -> int:
@@ -97,14 +97,14 @@ def now_ms() -> int:
 
 def named(settings: Settings, names: Iterable[str]) -> list[Topic]:
     """Return the topics with these labels or full names. Raises NotFoundError with the nearest name."""
-    known = topics(settings.topics)
-    by_name = {topic.name: topic for topic in known.values()} | known
-    found: dict[str, Topic] = {}
+    by_label = topics(settings.topics)
+    by_name = {topic.name: topic for topic in by_label.values()} | by_label
+    chosen: dict[str, Topic] = {}
     for name in names:
         if name not in by_name:
             raise NotFoundError(f"Streamward has no topic {name!r}; {_hint(name)}")
-        found[by_name[name].label] = by_name[name]
-    return list(found.values())
+        chosen[by_name[name].label] = by_name[name]
+    return list(chosen.values())
 
 
 def _hint(name: str) -> str:
@@ -114,7 +114,7 @@ def _hint(name: str) -> str:
 
 def tail(
     settings: Settings,
-    of: Iterable[Topic],
+    tailed: Iterable[Topic],
     begin: Begin,
     *,
     until_end: bool,
@@ -125,7 +125,7 @@ def tail(
     `each_poll` is called a few times a second, also while nothing comes, and may raise to end a tail that waits.
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
     """
-    by_name = {topic.name: topic for topic in of}
+    by_name = {topic.name: topic for topic in tailed}
     labels = [topic.label for topic in by_name.values()]
     bounds = admin.offsets(settings, labels)
     ends = {tp: high for tp, (_, high) in bounds.items()}
@@ -135,8 +135,8 @@ def tail(
         case "end":
             starts = dict(ends)
         case "time":
-            at = admin.offsets_at(settings, labels, begin.number)
-            starts = {tp: ends[tp] if offset < 0 else offset for tp, offset in at.items()}
+            offsets = admin.offsets_at(settings, labels, begin.number)
+            starts = {tp: ends[tp] if offset < 0 else offset for tp, offset in offsets.items()}
         case _:
             starts = {tp: max(low, high - begin.number) for tp, (low, high) in bounds.items()}
             for record in _last(settings, starts, ends, begin.number):
@@ -163,7 +163,7 @@ def _last(
             records += reader.poll(timeout_s=POLL_S)
     for record in merged(records):
         by_topic.setdefault(record.at.topic, []).append(record)
-    yield from heapq.merge(*(found[-count:] if count else [] for found in by_topic.values()), key=_when)
+    yield from heapq.merge(*(topic_records[-count:] if count else [] for topic_records in by_topic.values()), key=_when)
 
 
 def merged(records: Iterable[Record]) -> Iterator[Record]:

@@ -99,16 +99,17 @@ def topic_of(event: type[events.Event], settings: Topics) -> Topic:
     return next(topic for topic in topics(settings).values() if topic.event is event)
 
 
-def wrong_partitions(topic: Topic, got: str) -> SettingsError:
-    """Return the error for a topic that has `got` ("16 partitions", "a partition 8") instead of what is set."""
-    setting, why = "topics.policy_partitions", ""
+def wrong_partitions(topic: Topic, actual: str) -> SettingsError:
+    """Return the error for a topic that has `actual` ("16 partitions", "a partition 8") instead of what is set."""
+    setting, explanation = "topics.policy_partitions", ""
     if topic.label in PARTITIONED_AS_TASKS:
         setting = "topics.partitions"
-        why = (
+        explanation = (
             f"The topics keyed by task ({', '.join(PARTITIONED_AS_TASKS)}) must have equal counts, so that one worker "
             "sees a whole task. "
         )
     return SettingsError(
-        f"topic {topic.name} has {got}, expected {topic.partitions} ({setting}). {why}If all of them agree since they "
-        f"were created, set {setting} so. Partitions added later move keys: use another topics.prefix (docs/kafka.md)"
+        f"topic {topic.name} has {actual}, expected {topic.partitions} ({setting}). {explanation}If all of them agree "
+        f"since they were created, set {setting} so. Partitions added later move keys: use another topics.prefix "
+        "(docs/kafka.md)"
     )

@@ -33,7 +33,7 @@ Handle = Callable[[Any], Awaitable[None]]
 """Handles one faust event: `event.key` and `event.value` are bytes, `event.message` has its coordinates."""
 HandleMany = Callable[[Sequence[Any]], Awaitable[None]]
 """Handles several faust events, each partition's in order."""
-MOST = 256
+MAX_EVENTS = 256
 """Most events that an agent takes at once. A partition's share of them holds all slots of a task as a rule."""
 
 
@@ -59,12 +59,12 @@ def agent(
             await dead_letter(event, exc)
 
     return agent_of_many(
-        app, topic, handle_one, name=name or f"{topic.label}.{handle.__qualname__}", after=after, most=1
+        app, topic, handle_one, name=name or f"{topic.label}.{handle.__qualname__}", after=after, max_events=1
     )
 
 
 def agent_of_many(
-    app: App, topic: Topic, handle: HandleMany, *, name: str, after: Iterable[Topic] = (), most: int = MOST
+    app: App, topic: Topic, handle: HandleMany, *, name: str, after: Iterable[Topic] = (), max_events: int = MAX_EVENTS
 ) -> Any:
     """Register `handle` for the records of `topic`, as many at once as have come, and return the faust agent.
 
@@ -82,7 +82,7 @@ def agent_of_many(
     stage = name.removesuffix(f".{topic.label}")
     lag = LagMeter(app.meter, stage, app.settings.topics, lambda: _progress(app, topic.name))
     app.lag_meters.append(lag)
-    most = 1 if before else most
+    max_events = 1 if before else max_events
 
     async def handle_known(events: Sequence[Any]) -> None:
         started = time.perf_counter()
@@ -96,12 +96,12 @@ def agent_of_many(
 
     async def work(stream: Any) -> None:
         stream.enable_acks = False  # an event is acknowledged when it is done, and by nothing else
-        taken: list[Any] = []
+        batch: list[Any] = []
         async for event in stream.events():
-            taken.append(event)
-            if len(taken) < most and not stream.channel.queue.empty():
+            batch.append(event)
+            if len(batch) < max_events and not stream.channel.queue.empty():
                 continue
-            events, taken = taken, []
+            events, batch = batch, []
             if await _its_turn(app, event, before):
                 await _process(app, stream, events, handle_known)
 
@@ -110,21 +110,21 @@ def agent_of_many(
 
 async def _learn_schema(topic: Topic, payload: bytes | None) -> None:
     """Ask the Schema Registry about an unknown id, in a thread: the registry may be unreachable."""
-    known, kind = ids.current(), topic.event.__name__
-    if (schema_id := known.undecided(kind, payload)) is not None:
-        await asyncio.to_thread(known.schema_of, kind, schema_id)
+    known_ids, kind = ids.current(), topic.event.__name__
+    if (schema_id := known_ids.undecided(kind, payload)) is not None:
+        await asyncio.to_thread(known_ids.schema_of, kind, schema_id)
 
 
 def _progress(app: App, topic: str) -> dict[tuple[str, int], tuple[int, int]]:
     """Return the next offset to process and the end of each owned partition, as far as known."""
-    found = {}
+    positions = {}
     for tp in app.consumer.assignment():
         if tp.topic == topic and (end := app.consumer.highwater(tp)) is not None:
             generation, offset, _ = app.reached.get(tp, (None, 0, 0))
             if generation != app.consumer_generation_id:
                 offset = app.consumer._committed_offset.get(tp) or 0
-            found[tp.topic, tp.partition] = (offset, end)
-    return found
+            positions[tp.topic, tp.partition] = (offset, end)
+    return positions
 
 
 async def _its_turn(app: App, event: Any, before: list[str]) -> bool:
@@ -149,11 +149,11 @@ def _is_read(app: App, tp: TP, timestamp_ms: float) -> bool:
     return reached_ms > timestamp_ms or (end is not None and offset >= end)
 
 
-async def _process(app: App, stream: Any, taken: Sequence[Any], handle: HandleMany) -> None:
+async def _process(app: App, stream: Any, batch: Sequence[Any], handle: HandleMany) -> None:
     failed = None
     app.working += 1
     try:
-        if await membership.holds() and (events := [event for event in taken if not stale(app, event)]):
+        if await membership.holds() and (events := [event for event in batch if not stale(app, event)]):
             await handle(events)
             for event in (event for event in events if not stale(app, event)):
                 reached_ms = round(event.message.timestamp * 1000)
@@ -164,8 +164,8 @@ async def _process(app: App, stream: Any, taken: Sequence[Any], handle: HandleMa
     finally:
         app.working -= 1
     if failed is not None:
-        at = f"{taken[0].message.topic}[{taken[0].message.partition}]@{taken[0].message.offset}"
-        many = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
-        log.error("%s%s: not processed, and the worker ends: %r", at, many, failed, exc_info=failed)
+        place = f"{batch[0].message.topic}[{batch[0].message.partition}]@{batch[0].message.offset}"
+        rest = f" and {len(batch) - 1} more" if len(batch) > 1 else ""
+        log.error("%s%s: not processed, and the worker ends: %r", place, rest, failed, exc_info=failed)
         await app.crash(failed)
         await asyncio.Event().wait()  # returning would mean continuing with the next event

@@ -21,13 +21,13 @@ SEGMENT_BYTES = 16 * 2**20
 1 GiB, every version of every row for days."""
 
 
-def create(settings: Settings, wanted: Mapping[str, int]) -> None:
+def create(settings: Settings, counts: Mapping[str, int]) -> None:
     """Create these topics, given with their partition counts, and check those that exist.
 
     Raises LogError if the broker does not answer or refuses, SettingsError for a wrong partition count.
     """
     existing = admin.describe(settings)
-    for name, partitions in wanted.items():
+    for name, partitions in counts.items():
         if existing.get(name, partitions) != partitions:
             raise SettingsError(
                 f"changelog {name} has {existing[name]} partitions, expected {partitions}, as its source. Delete it "
@@ -44,7 +44,7 @@ def create(settings: Settings, wanted: Mapping[str, int]) -> None:
                 "max.message.bytes": str(row_bytes(settings.topics)),
             },
         )
-        for name, partitions in wanted.items()
+        for name, partitions in counts.items()
         if name not in existing
     ]
     admin.create(settings, new)

@@ -55,7 +55,7 @@ def _report(app: App) -> None:
     answers = False
 
     @app.on_partitions_assigned.connect  # type: ignore[untyped-decorator]  # faust is not typed
-    async def assigned(_: object, *__: object, **___: object) -> None:
+    async def on_assigned(_: object, *__: object, **___: object) -> None:
         meter.add(catalog.REBALANCES, "streams")
 
     @app.timer(1.0)  # type: ignore[untyped-decorator]

@@ -44,11 +44,11 @@ class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
         """Keys whose newest row in the changelog is a zombie's, with their partition."""
 
     def __setitem__(self, key: bytes, value: bytes) -> None:
-        if not _interrupted(self.app):
+        if not _is_interrupted(self.app):
             super().__setitem__(key, value)
 
     def __delitem__(self, key: bytes) -> None:
-        if not _interrupted(self.app):
+        if not _is_interrupted(self.app):
             super().__delitem__(key)
 
     def write(self, event: Any, key: bytes, row: bytes | None) -> None:
@@ -116,7 +116,7 @@ class Table(faust.Table):  # type: ignore[misc]  # faust is not typed
         self._covered.clear()
 
 
-def _interrupted(app: Any) -> bool:
+def _is_interrupted(app: Any) -> bool:
     event = current_event()
     return event is not None and stale(app, event)
 

@@ -20,9 +20,9 @@ def pack(version: int, fields: Mapping[str, Any]) -> bytes:
 def unpack(row: bytes, version: int) -> dict[str, Any]:
     """Return the fields of a row. Raises ValueError for a row of another version."""
     fields: dict[str, Any] = json.loads(row)
-    if (found := fields.pop("v")) != version:
+    if (row_version := fields.pop("v")) != version:
         raise ValueError(
-            f"a table row has version {found}, expected {version}. Rows of another version cannot be read: start under "
-            "another consumer group, and the state is rebuilt from the source topics"
+            f"a table row has version {row_version}, expected {version}. Rows of another version cannot be "
+            "read: start under another consumer group, and the state is rebuilt from the source topics"
         )
     return fields

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import admin
 
-from streams.worker.agent import MOST
+from streams.worker.agent import MAX_EVENTS
 from tests.support.log.join_bench import Bench, bench, wait_until
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
@@ -142,7 +142,7 @@ def test_an_agent_of_many_takes_what_has_come_at_once_and_no_more_than_it_may(be
     bench.producer.flush()
     worker = bench.start()
     wait_until(lambda: bench.lag() == 0 and bool(worker.told()) and worker.told()[-1]["most"] > 0, worker.log)
-    assert 1 < worker.told()[-1]["most"] <= MOST
+    assert 1 < worker.told()[-1]["most"] <= MAX_EVENTS
     assert sorted(map(len, bench.joined().values())) == [1] * 100
 
 

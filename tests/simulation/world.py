@@ -107,7 +107,7 @@ class Simulation:
 
     def __enter__(self) -> Simulation:
         # what takes most records at once takes fewer, as each stands for many
-        most, rows = max(1, round(loop.MOST / self.weight)), max(1, round(restoring.AT_ONCE / self.weight))
+        most, rows = max(1, round(loop.MAX_RECORDS / self.weight)), max(1, round(restoring.AT_ONCE / self.weight))
         self._patches = [
             read_by_workers(self.clock, self._sleep),
             mock.patch.object(ck, "Consumer", lambda config: self._host.consumer(config)),
@@ -115,7 +115,7 @@ class Simulation:
             mock.patch.object(changelog_topics, "create", lambda _, wanted: self.broker.create_compacted(wanted)),
             mock.patch.object(loop, "Watchdog", _Unwatched),
             mock.patch.object(loop, "end_process", _end_process),
-            mock.patch.object(loop, "MOST", most),
+            mock.patch.object(loop, "MAX_RECORDS", most),
             mock.patch.object(restoring, "AT_ONCE", rows),
         ]
         for patch in self._patches:

@@ -38,8 +38,8 @@ def table() -> LoopTable:
 def test_a_row_is_written_once_however_often_it_changed(table: LoopTable) -> None:
     for value in (b"1", b"2", b"3"):
         table[b"k"] = value
-    assert list(table.changed()) == [(0, b"k", b"3")]
-    assert list(table.changed()) == []
+    assert list(table.take_changes()) == [(0, b"k", b"3")]
+    assert list(table.take_changes()) == []
     assert table.get(b"k") == b"3"
 
 
@@ -47,17 +47,17 @@ def test_what_is_read_back_is_what_was_written_less_what_was_deleted(table: Loop
     table.restore(row(0, 0, b"a", b"1", 1))
     table.restore(row(0, 1, b"b", b"2", 1))
     table.restore(row(0, 2, b"a", None, 2))
-    table.restored(0)
+    table.end_restoring(0)
     assert (table.get(b"a"), table.get(b"b")) == (None, b"2")
-    assert list(table.changed()) == []
+    assert list(table.take_changes()) == []
 
 
 def test_a_zombies_row_is_skipped_and_what_it_covers_is_written_again(table: LoopTable) -> None:
     table.restore(row(0, 0, b"a", b"right", 2))
     table.restore(row(0, 1, b"a", b"wrong", 1))
-    table.restored(0)
+    table.end_restoring(0)
     assert table.get(b"a") == b"right"
-    assert list(table.changed()) == [(0, b"a", b"right")]
+    assert list(table.take_changes()) == [(0, b"a", b"right")]
 
 
 def test_rows_of_a_partition_that_comes_back_are_kept_and_others_begin_empty(table: LoopTable) -> None:
@@ -75,17 +75,17 @@ def test_an_open_group_stays_an_object_and_a_closed_one_becomes_its_row() -> Non
     log.read_all([task(), *slots])
     assert isinstance(log.state, OpenGroup)
     groups.decide(0, "t", log.state)
-    assert list(groups.changed()) == [(0, b"t", dump(log.state))]
+    assert list(groups.take_changes()) == [(0, b"t", dump(log.state))]
     assert groups.state(0, "t") is log.state
     log.read_all(scores(slots))
     assert isinstance(log.state, ClosedGroup)
     groups.decide(0, "t", log.state)
     assert list(groups.states()) == [("t", log.state)]
-    assert list(groups.changed()) == [(0, b"t", dump(log.state))]
+    assert list(groups.take_changes()) == [(0, b"t", dump(log.state))]
     assert groups.state(0, "t") == log.state
     assert (list(groups.states()), list(groups.closed())) == ([], [("t", log.state.closed_ms)])
     groups.decide(0, "t", None)
-    assert list(groups.changed()) == [(0, b"t", None)]
+    assert list(groups.take_changes()) == [(0, b"t", None)]
     assert groups.state(0, "t") is None
     assert dumped == ["t", "t", "t"]
 

@@ -37,9 +37,9 @@ def options(java: Path, classpath: str, data_dir: Path) -> tuple[list[str], list
         name = _name(java, classpath)
         if name is None:
             return [], []
-        kept = folder() / name
-        if kept.exists():
-            return [f"-XX:SharedArchiveFile={kept}", *QUIET], []
+        archive = folder() / name
+        if archive.exists():
+            return [f"-XX:SharedArchiveFile={archive}", *QUIET], []
     except (OSError, SettingsError) as exc:  # SettingsError: the user has no home folder
         logger.debug("no archive of classes: %s", exc)
         return [], []
@@ -76,9 +76,9 @@ def folder() -> Path:
 
 def _name(java: Path, classpath: str) -> str | None:
     """Return the name of the archive for exactly this Java and these jars; None if this Java can have none."""
-    own = java.resolve().parents[1] / "lib" / "server" / "classes.jsa"
-    if not own.exists():
+    java_archive = java.resolve().parents[1] / "lib" / "server" / "classes.jsa"
+    if not java_archive.exists():
         return None
-    used = (own, *jvm.jars(classpath))
-    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in used]
+    sources = (java_archive, *jvm.jars(classpath))
+    files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sources]
     return f"kafka-{hashlib.sha256(repr(files).encode()).hexdigest()[:16]}{SUFFIX}"

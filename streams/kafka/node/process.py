@@ -165,10 +165,10 @@ def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
 def status(settings: Broker) -> RunningBroker | None:
     """Return the node of this folder if it runs; it may not answer yet. None if another process has its pid now."""
     data_dir = Path(os.path.expanduser(settings.data_dir)).resolve()
-    known = node.remembered(data_dir)
-    if known is None or not _is_node(known.pid, data_dir):
+    saved = node.remembered(data_dir)
+    if saved is None or not _is_node(saved.pid, data_dir):
         return None
-    return RunningBroker(known.bootstrap, known.pid, data_dir, data_dir / LOG_FILE)
+    return RunningBroker(saved.bootstrap, saved.pid, data_dir, data_dir / LOG_FILE)
 
 
 @contextlib.contextmanager
@@ -234,14 +234,14 @@ def _sign(lock: int, pid: int) -> None:
 
 def _holder(data_dir: Path, lock: int) -> str | None:
     """Describe the holder of the lock; None for a process that has just ended, whose lock the kernel will release."""
-    known = node.remembered(data_dir)
-    if known is not None and _is_node(known.pid, data_dir):
+    saved = node.remembered(data_dir)
+    if saved is not None and _is_node(saved.pid, data_dir):
         return (
-            f"a Kafka node runs here already: pid {known.pid}, bootstrap {known.bootstrap}; use it, or stop it first "
+            f"a Kafka node runs here already: pid {saved.pid}, bootstrap {saved.bootstrap}; use it, or stop it first "
             "with `streamward broker stop`"
         )
     pid = int(os.pread(lock, 20, 0) or b"0")
-    if pid and (known is None or pid != known.pid) and psutil.pid_exists(pid):
+    if pid and (saved is None or pid != saved.pid) and psutil.pid_exists(pid):
         return f"process {pid} is starting a Kafka node here; wait for it, or stop that process"
     return None
 
@@ -355,21 +355,21 @@ def _await_ready(running: RunningBroker, deadline: float) -> None:
 
     Raises LogError, with the end of the node's log, if it ends or does not answer by `deadline` (monotonic clock).
     """
-    known = node.remembered(running.data_dir)
+    saved = node.remembered(running.data_dir)
     client: AdminClient | None = None
     while time.monotonic() < deadline:
-        if known is None or not _is_node(running.pid, running.data_dir):
-            taken = "Address already in use" in _words(running.log_file)
-            raise (_PortTaken if taken else _Ended)(
+        if saved is None or not _is_node(running.pid, running.data_dir):
+            is_port_taken = "Address already in use" in _words(running.log_file)
+            raise (_PortTaken if is_port_taken else _Ended)(
                 f"{running.data_dir}: node {running.pid} ended before it answered; {_last_words(running.log_file)}"
             )
         if client is None:
-            with contextlib.suppress(OSError), socket.create_connection((node.HOST, known.port), timeout=1.0):
-                client = AdminClient({"bootstrap.servers": known.bootstrap, "log_level": 0, **known.client})
+            with contextlib.suppress(OSError), socket.create_connection((node.HOST, saved.port), timeout=1.0):
+                client = AdminClient({"bootstrap.servers": saved.bootstrap, "log_level": 0, **saved.client})
         else:
             with contextlib.suppress(KafkaException):
                 answer = client.list_topics(timeout=1.0)
-                if answer.brokers and answer.cluster_id == known.cluster_id:
+                if answer.brokers and answer.cluster_id == saved.cluster_id:
                     return
             client = None  # one that was told of no node, as a fenced one's metadata say, asks nobody again
         time.sleep(0.02)

@@ -69,8 +69,8 @@ def wait(settings: Settings, meter: Meter = OFF, stop: threading.Event | None = 
         return
     retrying = partial(_retrying, settings, meter, stop or threading.Event())
 
-    def ask(known: int, schema_id: int) -> str | None:
-        return retrying(partial(text_of, settings, known, schema_id))
+    def ask(known_id: int, schema_id: int) -> str | None:
+        return retrying(partial(text_of, settings, known_id, schema_id))
 
     schema_ids.use(retrying(partial(connect, settings, ask)))
 
@@ -110,17 +110,19 @@ def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = N
     that means one thing there and another in lock.json.
     """
     with asking(settings) as client:
-        held = [one for topic in topics(settings.topics).values() for one in versions(client, settings, topic)]
-    known = held[0].id if held else 0
+        registered = [
+            version for topic in topics(settings.topics).values() for version in versions(client, settings, topic)
+        ]
+    known_id = registered[0].id if registered else 0
     ids = RegistryIds(
-        held,
-        partial(ask or partial(text_of, settings), known),
+        registered,
+        partial(ask or partial(text_of, settings), known_id),
         where=str(settings.schemas.registry_url),
         own_ids=settings.schemas.own_ids,
     )
     if lacking := ids.lacking():
         names = ", ".join(f"{schema.event} version {schema.version}" for schema in lacking)
-        address = "" if held else ", or name the address of Confluent's API (Apicurio's ends in /apis/ccompat/v7)"
+        address = "" if registered else ", or name the address of Confluent's API (Apicurio's ends in /apis/ccompat/v7)"
         raise NotFoundError(
             f"the Schema Registry at {settings.schemas.registry_url} does not hold {names}; register every version "
             f"with `streamward schemas register`{address}"
@@ -147,22 +149,25 @@ def versions(client: SchemaRegistryClient, settings: Settings, topic: Topic) -> 
     """Return every version of a topic's subject, oldest first; none if there is no such subject."""
     subject = subject_of(settings, topic)
     numbers = unless_missing(lambda: client.get_versions(subject)) or []
-    found = [client.get_version(subject, number) for number in sorted(numbers)]
-    return [RegistryVersion(topic.event.__name__, one.version, one.schema_id, one.schema.schema_str) for one in found]
+    registered = [client.get_version(subject, number) for number in sorted(numbers)]
+    return [
+        RegistryVersion(topic.event.__name__, version.version, version.schema_id, version.schema.schema_str)
+        for version in registered
+    ]
 
 
-def text_of(settings: Settings, known: int, schema_id: int) -> str | None:
+def text_of(settings: Settings, known_id: int, schema_id: int) -> str | None:
     """Return the schema with this id, or None if the registry has none.
 
-    Raises RegistryUnavailable if it does not answer, or does not know the id `known` either: it is still starting.
+    Raises RegistryUnavailable if it does not answer, or does not know the id `known_id` either: it is still starting.
     """
     with asking(settings) as client:
-        found = unless_missing(lambda: client.get_schema(schema_id))
-        if found is not None:
-            return str(found.schema_str)
-        if unless_missing(lambda: client.get_schema(known)) is None:
+        schema = unless_missing(lambda: client.get_schema(schema_id))
+        if schema is not None:
+            return str(schema.schema_str)
+        if unless_missing(lambda: client.get_schema(known_id)) is None:
             raise RegistryUnavailable(
-                f"the Schema Registry at {settings.schemas.registry_url} does not know schema id {known}, which it "
+                f"the Schema Registry at {settings.schemas.registry_url} does not know schema id {known_id}, which it "
                 "gave: it is another registry, or has not loaded its contents yet"
             )
     return None
@@ -188,7 +193,7 @@ def asking(settings: Settings) -> Iterator[SchemaRegistryClient]:
     """Yield Confluent's client, and translate its errors to RegistryUnavailable, RefusedError or SettingsError."""
     from confluent_kafka.schema_registry import SchemaRegistryClient, SchemaRegistryError
 
-    where = f"the Schema Registry at {settings.schemas.registry_url}"
+    registry = f"the Schema Registry at {settings.schemas.registry_url}"
     try:
         client = SchemaRegistryClient(_client_config(settings))
     except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
@@ -202,14 +207,14 @@ def asking(settings: Settings) -> Iterator[SchemaRegistryClient]:
     except SchemaRegistryError as exc:
         status = exc.http_status_code
         if status >= 500 or status in (408, 429):
-            raise RegistryUnavailable(f"{where} cannot answer now: {exc}. Check that it is healthy") from exc
-        who = "check schemas.registry_username, registry_password, and what that user may do"
-        raise RefusedError(f"{where} refused: {exc}; {who if status in (401, 403) else 'see its log'}") from exc
-    except Exception as exc:
+            raise RegistryUnavailable(f"{registry} cannot answer now: {exc}. Check that it is healthy") from exc
+        advice = "check schemas.registry_username, registry_password, and what that user may do"
+        raise RefusedError(f"{registry} refused: {exc}; {advice if status in (401, 403) else 'see its log'}") from exc
+    except Exception as exc:  # Confluent uses one of two HTTP clients: `_is_transport` decides
         if not _is_transport(exc):
             raise
         raise RegistryUnavailable(
-            f"{where} does not answer: {_reason(exc)}. Check that it runs, and that schemas.registry_url is right"
+            f"{registry} does not answer: {_reason(exc)}. Check that it runs, and that schemas.registry_url is right"
         ) from exc
 
 

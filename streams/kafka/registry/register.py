@@ -71,19 +71,21 @@ def register(settings: Settings, *, dry_run: bool = False) -> tuple[list[Registe
             for subject in plan.other_level:
                 client.set_compatibility(subject, LEVEL)
         done = [_registered(client, plan, schema, dry_run) for schema in schema_versions.files().schemas.values()]
-        held = plan.held if dry_run else _planned(client, settings).held
-    ids = RegistryIds(held, lambda _: None, where=str(settings.schemas.registry_url), own_ids=settings.schemas.own_ids)
+        registered = plan.held if dry_run else _planned(client, settings).held
+    ids = RegistryIds(
+        registered, lambda _: None, where=str(settings.schemas.registry_url), own_ids=settings.schemas.own_ids
+    )
     if clash := next(ids.clashes(), None):
         raise RefusedError(f"{clashing(clash)}. {'Nothing was changed' if dry_run else 'Every version is registered'}")
     return done, plan.other_level
 
 
 def _planned(client: SchemaRegistryClient, settings: Settings) -> Planned:
-    wanted = topics(settings.topics).values()
-    held = [one for topic in wanted for one in versions(client, settings, topic)]
-    subjects = {topic.event.__name__: subject_of(settings, topic) for topic in wanted}
+    shapes = topics(settings.topics).values()
+    registered = [version for topic in shapes for version in versions(client, settings, topic)]
+    subjects = {topic.event.__name__: subject_of(settings, topic) for topic in shapes}
     levels = {subject: _level(client, subject) for subject in subjects.values()}
-    return Planned(held, subjects, {subject: level for subject, level in levels.items() if level != LEVEL})
+    return Planned(registered, subjects, {subject: level for subject, level in levels.items() if level != LEVEL})
 
 
 def _level(client: SchemaRegistryClient, subject: str) -> str:
@@ -93,19 +95,21 @@ def _level(client: SchemaRegistryClient, subject: str) -> str:
 
 def incompatible(plan: Planned) -> Iterator[str]:
     """Yield a sentence for each version in the registry and version of ours of which one cannot read the other."""
-    for one in plan.held:
-        if schema_ids.ours(one.text) is not None and schema_ids.ours(one.text).event == one.event:  # type: ignore[union-attr]
+    for version in plan.held:
+        if schema_ids.ours(version.text) is not None and schema_ids.ours(version.text).event == version.event:  # type: ignore[union-attr]
             continue
-        subject = plan.subjects[one.event]
-        theirs = f"{subject}: version {one.number} in the registry (id {one.id})"
-        for schema in schema_versions.files().versions(one.event):
-            own = f"version {schema.version} of schemas/lock.json"
-            for (reader, reading), (writer, writing) in product(((theirs, one.text), (own, schema.text)), repeat=2):
-                if reader != writer and (why := schema_versions.cannot_read(reading, writing)) is not None:
+        subject = plan.subjects[version.event]
+        their_name = f"{subject}: version {version.number} in the registry (id {version.id})"
+        for schema in schema_versions.files().versions(version.event):
+            our_name = f"version {schema.version} of schemas/lock.json"
+            for (reader, reading), (writer, writing) in product(
+                ((their_name, version.text), (our_name, schema.text)), repeat=2
+            ):
+                if reader != writer and (conflict := schema_versions.cannot_read(reading, writing)) is not None:
                     yield (
                         f"{subject}: {reader.removeprefix(f'{subject}: ')} cannot read "
-                        f"{writer.removeprefix(f'{subject}: ')}: {why}. Take that version out of the registry, or use "
-                        "another topics.prefix"
+                        f"{writer.removeprefix(f'{subject}: ')}: {conflict}. Take that version out of the registry, or "
+                        "use another topics.prefix"
                     )
 
 
@@ -113,9 +117,11 @@ def _registered(client: SchemaRegistryClient, plan: Planned, schema: Schema, dry
     from confluent_kafka.schema_registry import Schema as Text
 
     subject = plan.subjects[schema.event]
-    there = [one for one in plan.held if one.event == schema.event and schema_ids.ours(one.text) == schema]
-    if there:
-        return Registered(subject, schema.event, schema.version, there[0].id, "there")
+    equal = [
+        version for version in plan.held if version.event == schema.event and schema_ids.ours(version.text) == schema
+    ]
+    if equal:
+        return Registered(subject, schema.event, schema.version, equal[0].id, "there")
     if dry_run:
         return Registered(subject, schema.event, schema.version, None, "missing")
     schema_id = client.register_schema(subject, Text(schema.text.replace(_EMPTY, _ESCAPED), "AVRO"))

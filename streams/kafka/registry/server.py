@@ -112,8 +112,8 @@ def look_up(path: str, body: bytes, subjects: dict[str, list[Schema]]) -> Answer
 def _by_id(text: str, rest: list[str], subjects: dict[str, list[Schema]]) -> Answer:
     schema = schema_versions.files().by_id(int(text)) if text.isdecimal() and len(text) <= 10 else None
     if schema is None:
-        known = schema_versions.files().schemas
-        return _error(NO_SCHEMA, f"schema id {text} is not in lock.json (known: {min(known)} to {max(known)})")
+        ids_here = schema_versions.files().schemas
+        return _error(NO_SCHEMA, f"schema id {text} is not in lock.json (known: {min(ids_here)} to {max(ids_here)})")
     holders = [subject for subject, versions in subjects.items() if schema in versions]
     match rest:
         case ["schema"]:
@@ -132,10 +132,10 @@ def _by_subject(subject: str, rest: list[str], subjects: dict[str, list[Schema]]
         return _no_subject(subject, subjects)
     if not rest:
         return 200, [schema.version for schema in versions]
-    wanted = str(versions[-1].version) if rest[0] in ("latest", "-1") else rest[0]
-    schema = next((schema for schema in versions if str(schema.version) == wanted), None)
+    number = str(versions[-1].version) if rest[0] in ("latest", "-1") else rest[0]
+    schema = next((schema for schema in versions if str(schema.version) == number), None)
     if schema is None:
-        return _error(NO_VERSION, f"version {wanted} of {subject} does not exist; known: 1 to {len(versions)}")
+        return _error(NO_VERSION, f"version {number} of {subject} does not exist; known: 1 to {len(versions)}")
     if rest[1:] == ["schema"]:
         return 200, schema.definition
     return _entry(subject, schema)

@@ -86,9 +86,9 @@ class OpenGroups(LoopTable):
                 if when_ms is not None and task_id not in self._new[number]:
                     yield task_id, when_ms
 
-    def changed(self) -> Iterator[tuple[int, bytes, Row]]:
+    def take_changes(self) -> Iterator[tuple[int, bytes, Row]]:
         """Yield the rows of what was decided since the last call."""
-        yield from super().changed()
+        yield from super().take_changes()
         for number, new in self._new.items():
             states = self._states[number]
             for task_id, state in new.items():

@@ -83,7 +83,7 @@ class LoopAgent:
         started = time.perf_counter()
         try:
             self._handle(records)
-        except Exception as exc:
+        except Exception as exc:  # any bug of a handler: it is raised again, with the coordinates
             exc.add_note(f"{records[0].at}, or one of {len(records) - 1} others: not processed, and the worker ends")
             raise
         if self._meter.on:

@@ -68,11 +68,11 @@ class WatchedOutage(BrokerOutage):
         self.reachable = True
         super().answered()
 
-    def silent(self, wanted: str) -> None:
-        """Take note that `wanted` did not come. Raises as BrokerOutage."""
+    def silent(self, subject: str) -> None:
+        """Take note that `subject` did not come. Raises as BrokerOutage."""
         self._watchdog.beat()
         self.reachable = False
-        super().silent(wanted)
+        super().silent(subject)
 
 
 class WorkerConsumer(GroupConsumer):
@@ -90,7 +90,7 @@ class WorkerConsumer(GroupConsumer):
         labels: Iterable[str],
         tables: Mapping[str, int],
         outage: BrokerOutage,
-        told: OnAssignment,
+        on_assignment: OnAssignment,
     ) -> None:
         """`tables` has the partition count of each changelog."""
         self.changelogs = Changelogs()
@@ -107,9 +107,9 @@ class WorkerConsumer(GroupConsumer):
             GROUP,
             labels,
             outage,
-            on_assigned=told.assigned,
-            on_revoked=told.revoked,
-            on_lost=told.lost,
+            on_assigned=on_assignment.assigned,
+            on_revoked=on_assignment.revoked,
+            on_lost=on_assignment.lost,
         )
 
     @property
@@ -122,9 +122,9 @@ class WorkerConsumer(GroupConsumer):
 
     def end(self, tp: TopicPartition) -> int:
         """Return where a partition ends, as far as known without a request; never less than when it was assigned."""
-        found = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
-        known = self.bounds[tp].end
-        return known if found is None else max(known, found[1])
+        cached = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
+        assigned_end = self.bounds[tp].end
+        return assigned_end if cached is None else max(assigned_end, cached[1])
 
     def changelogs_of(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Return the changelog partitions of the tables that these partitions feed."""
@@ -139,7 +139,7 @@ class WorkerConsumer(GroupConsumer):
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
         """Return where to begin: at the commit, or at the first record where there is none, or rows were lost."""
         self.waits = False
-        commits = {(at.topic, at.partition): at for at in self._commits(tps)}
+        commits = {(commit.topic, commit.partition): commit for commit in self._commits(tps)}
         fed = self.changelogs_of(tps)
         self.bounds = self._bounds_now([*tps, *fed])
         for tp, commit in commits.items():
@@ -151,8 +151,8 @@ class WorkerConsumer(GroupConsumer):
         if wound_back:  # with the note that was accepted: after a crash, the rebuild continues from here
             self._consumer.commit(offsets=[self._committing(tp, self.bounds[tp].first) for tp in wound_back])
         return [
-            ck.TopicPartition(*tp, self.bounds[tp].first if tp in wound_back or at.offset < 0 else at.offset)
-            for tp, at in commits.items()
+            ck.TopicPartition(*tp, self.bounds[tp].first if tp in wound_back or commit.offset < 0 else commit.offset)
+            for tp, commit in commits.items()
         ]
 
     def _wind_back(
@@ -163,19 +163,19 @@ class WorkerConsumer(GroupConsumer):
         for count, number in sorted({(self._tables[topic], number) for topic, number in fed}):
             sources = [tp for tp in commits if (self._counts[tp[0]], tp[1]) == (count, number)]
             changelogs = [tp for tp in fed if (self._tables[tp[0]], tp[1]) == (count, number)]
-            why = distrust(
+            reasons = distrust(
                 {tp[0]: Extent(*self.bounds[tp]) for tp in changelogs},
                 [commits[tp].metadata or "" for tp in sources],
                 committed=any(commits[tp].offset > 0 for tp in sources),
             )
-            for topic, reason in why.items():
+            for topic, reason in reasons.items():
                 origins = ", ".join(
                     f"{topic}[{number}]@{self.bounds[topic, number].first}" for topic, number in sources
                 )
                 log.warning(
                     "%s[%d] %s. Its rows cannot be trusted, and are rebuilt from %s", topic, number, reason, origins
                 )
-            if why:
+            if reasons:
                 self.distrusted |= set(changelogs)
                 wound_back |= {tp for tp in sources if commits[tp].offset > self.bounds[tp].first}
         return wound_back
@@ -183,8 +183,8 @@ class WorkerConsumer(GroupConsumer):
     def _bounds_now(self, tps: list[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """Return the bounds of many partitions in two requests."""
         first, end = (
-            self._ask(partial(offsets_of, self._consumer, tps, which), "to where topics end")
-            for which in (EARLIEST, LATEST)
+            self._ask(partial(offsets_of, self._consumer, tps, spec), "to where topics end")
+            for spec in (EARLIEST, LATEST)
         )
         return {tp: Bounds(first[tp], end[tp]) for tp in tps}
 

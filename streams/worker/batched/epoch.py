@@ -31,15 +31,15 @@ class Epoch:
         """Count a record that is being sent, and return what to call when it is acknowledged."""
         self.unacknowledged += 1
         if on_ack is None:
-            return self._acknowledged
+            return self._on_written
 
-        def acknowledged(at: Coordinates) -> None:
+        def on_written(coordinates: Coordinates) -> None:
             self.unacknowledged -= 1
-            on_ack(at)
+            on_ack(coordinates)
 
-        return acknowledged
+        return on_written
 
-    def _acknowledged(self, _: Coordinates) -> None:
+    def _on_written(self, _: Coordinates) -> None:
         self.unacknowledged -= 1
 
     def close(self, rows: list[tuple[TopicPartition, bytes, bytes | None]], offsets: dict[TopicPartition, int]) -> None:

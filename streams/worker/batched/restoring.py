@@ -53,7 +53,7 @@ class Restoring:
                 return False
         self.close()
         for topic, number in self._starts:
-            self._tables[topic].restored(number)
+            self._tables[topic].end_restoring(number)
         return True
 
     @property

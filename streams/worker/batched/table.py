@@ -1,7 +1,7 @@
 """The rows of one table of a loop worker, by partition number, and which of them its changelog lacks.
 
     changelog ──► restore, stale rows skipped ──► rows ◄── a handler reads and writes
-                                                   └──► changed, once a second: each row once, however often it changed
+                                                   └──► take_changes, once a second: each changed row once
 
 The rows of a partition are dropped when it is lost. When it is handed over they stay for a while: should it come back,
 only what was written meanwhile is read.
@@ -50,7 +50,7 @@ class LoopTable:
 
     # --- to the changelog ---------------------------------------------------------------------------------------------
 
-    def changed(self) -> Iterator[tuple[int, bytes, Row]]:
+    def take_changes(self) -> Iterator[tuple[int, bytes, Row]]:
         """Yield the rows that were written since the last call, with their partitions."""
         for number, rows in self._changed.items():
             self._changed[number] = {}
@@ -81,7 +81,7 @@ class LoopTable:
         else:
             self._rows[number][key] = row
 
-    def restored(self, number: int) -> None:
+    def end_restoring(self, number: int) -> None:
         """All of a partition's changelog is read: have rows that a zombie's cover written again."""
         covered, self._covered[number] = self._covered[number], set()
         self._changed[number] |= {key: self._row(number, key) for key in covered}
@@ -91,5 +91,5 @@ class LoopTable:
 
     def drop(self, number: int) -> None:
         """Forget a partition."""
-        for each in (self._rows, self._changed, self._covered):
-            each.pop(number, None)
+        for rows_by_partition in (self._rows, self._changed, self._covered):
+            rows_by_partition.pop(number, None)

@@ -41,7 +41,7 @@ from streams.worker.driver import HandleRecord
 from streams.worker.fence import GENERATION
 from streams.worker.stalls import Sight, StallDetector
 
-MOST = 4096
+MAX_RECORDS = 4096
 """Most records taken at once. Decoding many costs less for each; a poll returns what is there."""
 COMMIT_EVERY_S, BEHIND_S = 1.0, 3.0
 """After a kill -9, at most about this much is processed twice; the second while there is a backlog, whose topics come
@@ -75,7 +75,7 @@ class LoopWorker:
         self._read: dict[TopicPartition, int] = {}
         """Per partition owned, the next offset to be taken."""
         self._reached_ms: dict[TopicPartition, int] = {}
-        self._kept: dict[TopicPartition, int] = {}
+        self._reaches: dict[TopicPartition, int] = {}
         """Changelog partitions whose rows are known up to an offset, though they were handed over."""
         self._restoring: Restoring | None = None
         self._full: set[TopicPartition] = set()
@@ -123,7 +123,7 @@ class LoopWorker:
                     _finish(handle(record))
                 except EventError as exc:
                     outlet.write(dead_letter(record, stage=stage, reason=exc.reason, error=str(exc)))
-                except Exception as exc:
+                except Exception as exc:  # any bug of a handler: it is raised again, with the coordinates
                     exc.add_note(f"at {record.at}")
                     raise
 
@@ -161,9 +161,9 @@ class LoopWorker:
         changelog_topics.create(self.settings, {name: table.partitions for name, table in self._tables.items()})
         self._producer = self._exits.enter_context(Producer(self.settings, linger_ms=0, outage=self.outage))
         labels = [agents[0].reading.topic.label for agents in self._agents.values()]
-        told = OnAssignment(self._assigned, self._revoked, self._lost)
+        on_assignment = OnAssignment(self._on_assigned, self._on_revoked, self._on_lost)
         counts = {name: table.partitions for name, table in self._tables.items()}
-        self._consumer = WorkerConsumer(self.settings, labels, counts, self.outage, told)
+        self._consumer = WorkerConsumer(self.settings, labels, counts, self.outage, on_assignment)
         self._exits.callback(self._watchdog.close)
         for agent in (agent for agents in self._agents.values() for agent in agents):
             agent.measure(self.settings.topics, self._positions_of(agent.reading.topic.name))
@@ -182,11 +182,11 @@ class LoopWorker:
 
     def step(self) -> None:
         """Take what has come, and go on with what is under way. Raises LogError as GroupConsumer.poll and Producer."""
-        records = self._consumer.poll(MOST, self._patience_s())
-        self._is_behind = len(records) == MOST
+        records = self._consumer.poll(MAX_RECORDS, self._patience_s())
+        self._is_behind = len(records) == MAX_RECORDS
         self._watchdog.beat()
         if self._restoring is not None and self._restoring.step():
-            self._restored()
+            self._end_restoring()
         if records:
             self._take(records)
         for agents in self._agents.values():
@@ -217,10 +217,10 @@ class LoopWorker:
             self._read[topic, number] = offset + 1
             by_topic[topic].append(record)
         for topic, agents in self._agents.items():
-            if came := by_topic.get(topic):
+            if new := by_topic.get(topic):
                 for agent in agents:
-                    agent.take(came)
-                for record in came:
+                    agent.take(new)
+                for record in new:
                     self._reached_ms[topic, record.at.partition] = record.timestamp_ms
 
     def _is_read(self, tp: TopicPartition, time_ms: int) -> bool:
@@ -235,8 +235,8 @@ class LoopWorker:
         }
         if new := full - self._full:
             self._consumer.pause(new)
-        if over := {tp for tp in self._full - full if tp in self._read}:
-            self._consumer.resume(over)
+        if drained := {tp for tp in self._full - full if tp in self._read}:
+            self._consumer.resume(drained)
         self._full = full
 
     def _tick(self) -> None:
@@ -255,7 +255,9 @@ class LoopWorker:
         waiting = {agent.reading.topic.name for agents in self._agents.values() for agent in agents if agent.waits}
         return Sight(
             committed=done,
-            lagging=frozenset(tp for tp, at in done.items() if self._consumer.end(tp) > at and tp[0] not in waiting),
+            lagging=frozenset(
+                tp for tp, offset in done.items() if self._consumer.end(tp) > offset and tp[0] not in waiting
+            ),
             holes={},
             rebalancing=self._restoring is not None,
             recovered={} if self._restoring is None else self._restoring.position,
@@ -263,7 +265,7 @@ class LoopWorker:
 
     def _positions_of(self, topic: str) -> Callable[[], Mapping[TopicPartition, tuple[int, int]]]:
         def positions() -> Mapping[TopicPartition, tuple[int, int]]:
-            return {tp: (at, self._consumer.end(tp)) for tp, at in self._read.items() if tp[0] == topic}
+            return {tp: (offset, self._consumer.end(tp)) for tp, offset in self._read.items() if tp[0] == topic}
 
         return positions
 
@@ -288,11 +290,13 @@ class LoopWorker:
         self._commit_at = time.monotonic() + (BEHIND_S if self._is_behind else COMMIT_EVERY_S)
 
     def _close_epoch(self) -> None:
-        rows = [((t.changelog, number), key, row) for t in self._tables.values() for number, key, row in t.changed()]
-        self._epoch.close(rows, self._done())
+        rows = [
+            ((t.changelog, number), key, row) for t in self._tables.values() for number, key, row in t.take_changes()
+        ]
+        self._epoch.close(rows, self._handled_offsets())
         self._closed, self._epoch = self._epoch, Epoch()
 
-    def _done(self) -> dict[TopicPartition, int]:
+    def _handled_offsets(self) -> dict[TopicPartition, int]:
         """Return the first offset of each partition that is not handled."""
         done = {}
         for (topic, number), offset in self._read.items():
@@ -309,10 +313,12 @@ class LoopWorker:
             )
         self._producer.serve()
 
-    def _row_acknowledged(self, at: Any) -> None:
-        why = self._consumer.changelogs.acknowledged((at.topic, at.partition), at.offset)
-        if why is not None:
-            end_process(f"{why}: the changelog was cut or recreated while this worker ran")
+    def _row_acknowledged(self, coordinates: Any) -> None:
+        contradiction = self._consumer.changelogs.acknowledged(
+            (coordinates.topic, coordinates.partition), coordinates.offset
+        )
+        if contradiction is not None:
+            end_process(f"{contradiction}: the changelog was cut or recreated while this worker ran")
 
     def _settle(self) -> None:
         """Have everything that was handled acknowledged, and ask for its commit. Raises LogError as Producer.flush."""
@@ -331,7 +337,7 @@ class LoopWorker:
 
     # --- partitions come and go ---------------------------------------------------------------------------------------
 
-    def _assigned(self, tps: list[TopicPartition]) -> None:
+    def _on_assigned(self, tps: list[TopicPartition]) -> None:
         consumer = self._consumer
         self.generation = consumer.generation
         self._consumer.pause(tps)
@@ -339,40 +345,40 @@ class LoopWorker:
         starts, ends = {}, {}
         for tp in consumer.changelogs_of(tps):
             first, end = consumer.bounds[tp]
-            known = self._kept.pop(tp, None)
-            keep = known is not None and first <= known <= end and tp not in consumer.distrusted
+            reach = self._reaches.pop(tp, None)
+            keep = reach is not None and first <= reach <= end and tp not in consumer.distrusted
             self._tables[tp[0]].begin(tp[1], keep=keep)
-            starts[tp], ends[tp] = known if keep and known is not None else first, end
-        for topic, number in self._kept:
+            starts[tp], ends[tp] = reach if keep and reach is not None else first, end
+        for topic, number in self._reaches:
             self._tables[topic].drop(number)
-        self._kept.clear()
+        self._reaches.clear()
         self._restoring = Restoring(self.settings, self._tables, starts, ends, self.outage)
         self.meter.not_ready("kafka", "rows of tables are being read from their changelogs")
         log.info("owns %d partitions, generation %d", len(tps), self.generation)
 
-    def _restored(self) -> None:
+    def _end_restoring(self) -> None:
         assert self._restoring is not None  # noqa: S101 - the caller has just looked
-        done, self._restoring = self._restoring, None
+        restoring, self._restoring = self._restoring, None
         self._consumer.resume(self._read)
         self.meter.ready("kafka")
-        found = "some have lost records" if self._consumer.distrusted else "none has lost records"
+        verdict = "some have lost records" if self._consumer.distrusted else "none has lost records"
         log.info(
             "reads on: %d rows of %d changelog partitions in %.1f s; %s",
-            *(done.rows, len(done.partitions), done.seconds, found),
+            *(restoring.rows, len(restoring.partitions), restoring.seconds, verdict),
         )
 
-    def _revoked(self, tps: list[TopicPartition]) -> None:
+    def _on_revoked(self, tps: list[TopicPartition]) -> None:
         """Settle what was done in partitions that will be another's, and keep their rows, should they come back."""
         if self._leaves:
             return
         if self._restoring is None:
             self._settle()
-            self._kept |= self._consumer.changelogs.reach(self._consumer.changelogs_of(tps))
-            for (topic, number), end in self._kept.items():
+            self._reaches |= self._consumer.changelogs.reach(self._consumer.changelogs_of(tps))
+            for (topic, number), end in self._reaches.items():
                 self._tables[topic].fence.admits(number, end - 1, self.generation)
         self._give_up_partitions(tps)
 
-    def _lost(self, tps: list[TopicPartition]) -> None:
+    def _on_lost(self, tps: list[TopicPartition]) -> None:
         """Forget partitions that are another's already."""
         self._epoch, self._closed = Epoch(), Epoch()
         self._give_up_partitions(tps)
@@ -382,17 +388,17 @@ class LoopWorker:
             self._restoring.close()
             self._restoring = None
         for topic, number in self._consumer.changelogs_of(tps):
-            if (topic, number) not in self._kept:
+            if (topic, number) not in self._reaches:
                 self._tables[topic].drop(number)
         for tp in tps:
             self._read.pop(tp, None)
             self._reached_ms.pop(tp, None)
             self._full.discard(tp)
         for topic, agents in self._agents.items():
-            mine = [tp for tp in tps if tp[0] == topic]
+            own_tps = [tp for tp in tps if tp[0] == topic]
             for agent in agents:
-                agent.forget(number for _, number in mine)
-                agent.report(mine)
+                agent.forget(number for _, number in own_tps)
+                agent.report(own_tps)
 
 
 def _finish(handling: Coroutine[Any, Any, None] | Any) -> None:

@@ -52,9 +52,9 @@ class Changelogs:
         self._extents: dict[TopicPartition, Extent] = {}
         self._last: dict[TopicPartition, int] = {}
 
-    def accept(self, found: Mapping[TopicPartition, Extent]) -> None:
+    def accept(self, extents: Mapping[TopicPartition, Extent]) -> None:
         """From here on, note that these and only these changelogs are owned, and how far they reach."""
-        self._extents = dict(found)
+        self._extents = dict(extents)
         self._last.clear()
 
     def acknowledged(self, tp: TopicPartition, offset: int) -> str | None:
@@ -63,9 +63,9 @@ class Changelogs:
         if offset <= last:
             return f"{tp[0]}[{tp[1]}]: a record was written at {offset}, though {last} had been written"
         self._last[tp] = offset
-        known = self._extents.get(tp)
-        if known is not None and offset >= known.end:
-            self._extents[tp] = known._replace(end=offset + 1)
+        extent = self._extents.get(tp)
+        if extent is not None and offset >= extent.end:
+            self._extents[tp] = extent._replace(end=offset + 1)
         return None
 
     def reach(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -90,27 +90,27 @@ def read_note(metadata: str) -> dict[str, Extent]:
         return {}
 
 
-def distrust(found: Mapping[str, Extent], notes: Iterable[str], *, committed: bool) -> dict[str, str]:
+def distrust(extents: Mapping[str, Extent], notes: Iterable[str], *, committed: bool) -> dict[str, str]:
     """Return, by changelog topic, why it cannot be trusted; nothing if all can.
 
-    `found` are the changelogs of one partition number as they are now, `notes` the metadata of the commits of the
+    `extents` are the changelogs of one partition number as they are now, `notes` the metadata of the commits of the
     source partitions that feed them, `committed` whether any of those has a commit.
     """
-    noted: dict[str, Extent] = {}
+    expected: dict[str, Extent] = {}
     for metadata in notes:
         for topic, extent in read_note(metadata).items():
-            known = noted.get(topic, extent)
-            noted[topic] = Extent(max(known.start, extent.start), max(known.end, extent.end))
-    if not noted and committed and found and all(extent.end == 0 for extent in found.values()):
-        return dict.fromkeys(found, "is empty, though its sources have commits")
-    why = {topic: _difference(noted[topic], extent) for topic, extent in found.items() if topic in noted}
-    return {topic: reason for topic, reason in why.items() if reason is not None}
+            earlier = expected.get(topic, extent)
+            expected[topic] = Extent(max(earlier.start, extent.start), max(earlier.end, extent.end))
+    if not expected and committed and extents and all(extent.end == 0 for extent in extents.values()):
+        return dict.fromkeys(extents, "is empty, though its sources have commits")
+    reasons = {topic: _difference(expected[topic], extent) for topic, extent in extents.items() if topic in expected}
+    return {topic: reason for topic, reason in reasons.items() if reason is not None}
 
 
-def _difference(noted: Extent, found: Extent) -> str | None:
-    if found.end < noted.end:
-        recreated = " (it was recreated or emptied)" if found.end == 0 else ""
-        return f"ends at {found.end}, but {noted.end - 1} had been written{recreated}"
-    if found.start > noted.start:
-        return f"begins at {found.start}, but began at {noted.start} before"
+def _difference(expected: Extent, actual: Extent) -> str | None:
+    if actual.end < expected.end:
+        recreated = " (it was recreated or emptied)" if actual.end == 0 else ""
+        return f"ends at {actual.end}, but {expected.end - 1} had been written{recreated}"
+    if actual.start > expected.start:
+        return f"begins at {actual.start}, but began at {expected.start} before"
     return None

@@ -90,13 +90,13 @@ def contiguous(base: int, acked: list[int], holes: list[tuple[int, int]]) -> tup
 
     Both lists ascend. `holes` are [from, to) ranges, so a hole of millions of offsets costs one entry.
     """
-    at, used, filled = base, 0, 0
+    offset, used, filled = base, 0, 0
     while True:
-        if filled < len(holes) and holes[filled][0] <= at:
-            at = max(at, holes[filled][1])
+        if filled < len(holes) and holes[filled][0] <= offset:
+            offset = max(offset, holes[filled][1])
             filled += 1
-        elif used < len(acked) and acked[used] <= at:
-            at = max(at, acked[used] + 1)
+        elif used < len(acked) and acked[used] <= offset:
+            offset = max(offset, acked[used] + 1)
             used += 1
         else:
-            return at, used, filled
+            return offset, used, filled

@@ -223,7 +223,7 @@ def put(self: Any, fut: Any) -> None:
     waiting = _unacknowledged.setdefault(self, set())
     waiting.add(fut)
 
-    def settled(_: Any) -> None:
+    def on_settled(_: Any) -> None:
         waiting.discard(fut)
         if fut.cancelled():
             return
@@ -231,11 +231,11 @@ def put(self: Any, fut: Any) -> None:
         if (failure := fut.exception()) is not None:
             end_process(_not_published(fut.message, failure))
         elif topic in self.app.tables.changelog_topics:
-            why = changelogs_of(self.app).acknowledged((topic, fut.result().partition), fut.result().offset)
-            if why is not None:
-                end_process(f"{why}: the changelog was cut or recreated while this worker ran")
+            contradiction = changelogs_of(self.app).acknowledged((topic, fut.result().partition), fut.result().offset)
+            if contradiction is not None:
+                end_process(f"{contradiction}: the changelog was cut or recreated while this worker ran")
 
-    fut.add_done_callback(settled)
+    fut.add_done_callback(on_settled)
     STOCK[ProducerBuffer, "put"](self, fut)
 
 
@@ -249,12 +249,12 @@ async def _send_pending(self: Any, fut: Any) -> None:
 
 def _not_published(message: Any, failure: BaseException) -> str:
     """Return what to say of a record that is not in the log. One that is too large will be so after a restart, too."""
-    said = f"a record for {message.channel.get_topic_name()} was not published: {failure!r}"
-    if not any(isinstance(each, MessageSizeTooLargeError) for each in (failure, failure.__cause__)):
-        return said
+    message_text = f"a record for {message.channel.get_topic_name()} was not published: {failure!r}"
+    if not any(isinstance(cause, MessageSizeTooLargeError) for cause in (failure, failure.__cause__)):
+        return message_text
     size = len(message.key or b"") + len(message.value or b"")
     return (
-        f"{said}. The key {message.key!r:.100} has {size} bytes, and a restart makes the same of it: raise "
+        f"{message_text}. The key {message.key!r:.100} has {size} bytes, and a restart makes the same of it: raise "
         "topics.max_record_bytes, and max.message.bytes of that topic"
     )
 
@@ -291,13 +291,13 @@ async def _end_recovery_at_the_end(recovery: Any, consumer: Any) -> None:
         if recovery.should_stop or not recovery.in_recovery or generation != recovery.app.consumer_generation_id:
             return
         offsets, ends = recovery.active_offsets, recovery.active_highwaters
-        behind = {tp: offsets[tp] for tp, left in recovery.active_remaining().items() if left > 0}
+        unfinished = {tp: offsets[tp] for tp, left in recovery.active_remaining().items() if left > 0}
         busy = delivery_of(consumer).delivering or not recovery.tables.changelog_queue.empty()
         try:
-            at_end = {tp for tp in behind if (await consumer.position(tp) or 0) > ends[tp]}
+            at_end = {tp for tp in unfinished if (await consumer.position(tp) or 0) > ends[tp]}
         except IllegalStateError:  # revoked meanwhile
             return
-        now = (behind, at_end)
+        now = (unfinished, at_end)
         if busy or not at_end or now != before:
             before = now
             continue
@@ -359,12 +359,12 @@ def _new_consumer_thread(self: Any) -> Any:
 
 async def wait_first(self: Any, *waits: Any, timeout: float | None = None) -> Any:
     """In place of Service.wait_first: begin a coroutine at once, and make tasks only if it has to wait."""
-    first, *others = waits
+    first, *rest = waits
     if asyncio.iscoroutine(first):
         try:
-            waits = (_AlreadyStarted(first, first.send(None)), *others)
+            waits = (_AlreadyStarted(first, first.send(None)), *rest)
         except StopIteration as done:
-            for other in others:
+            for other in rest:
                 other.close()
             return WaitResults([first], [done.value], False)
     return await STOCK[Consumer, "wait_first"](self, *waits, timeout=timeout)
@@ -380,10 +380,10 @@ class _AlreadyStarted(Awaitable[Any]):
         try:
             while True:
                 try:
-                    step, given = self._coroutine.send, (yield self._future)
+                    step, value = self._coroutine.send, (yield self._future)
                 except BaseException as exc:  # whatever is thrown in is for the coroutine, a cancellation too
-                    step, given = self._coroutine.throw, exc
-                self._future = step(given)
+                    step, value = self._coroutine.throw, exc
+                self._future = step(value)
         except StopIteration as done:
             return done.value
 

@@ -98,7 +98,7 @@ membership = Membership()
 
 # --- in place of aiokafka's functions --------------------------------------------------------------------------------
 
-_KNOWN = (errors.NoError.errno, errors.RebalanceInProgressError.errno)
+_MEMBER_ERRORS = (errors.NoError.errno, errors.RebalanceInProgressError.errno)
 
 
 async def _send_req(self: Any, request: Any) -> Any:
@@ -118,7 +118,7 @@ async def _send_req(self: Any, request: Any) -> Any:
         await asyncio.sleep(ASK_AGAIN_S)
     if kind.startswith("SyncGroupRequest") and error == errors.NoError.errno:
         membership.join(asked_at)
-    elif kind.startswith("HeartbeatRequest") and error in _KNOWN:
+    elif kind.startswith("HeartbeatRequest") and error in _MEMBER_ERRORS:
         membership.confirm(asked_at)
     return response
 
@@ -146,9 +146,9 @@ def _append_batch(self: Any, builder: Any, tp: Any) -> Any:
 
 async def _send_produce_req(self: Any, node_id: int, batches: Mapping[Any, Any]) -> None:
     """In place of Sender._send_produce_req: nothing is sent that could cover a successor's rows."""
-    held = await membership.holds()
+    is_member = await membership.holds()
     late = [tp for tp, batch in batches.items() if batch.membership_epoch != membership.epoch]
-    if late or not held:
+    if late or not is_member:
         tp = (late or list(batches))[0]
         end_process(
             f"the group gave the partitions of this worker to others, and a record for {tp.topic}[{tp.partition}] was "

@@ -133,7 +133,9 @@ def check_sources() -> None:
     """Raise SettingsError, naming each function whose source is not the one that the fixes were written against."""
     changed = {f"{o.__module__}.{o.__name__}.{n}": _sha(STOCK[o, n]) for o, n in READ_AND_CHECKED}
     changed = {
-        name: got for (name, got), known in zip(changed.items(), READ_AND_CHECKED.values(), strict=True) if got != known
+        name: actual
+        for (name, actual), expected in zip(changed.items(), READ_AND_CHECKED.values(), strict=True)
+        if actual != expected
     }
     if not changed:
         return
@@ -141,7 +143,7 @@ def check_sources() -> None:
     written_for = ", ".join(f"{package} {version}" for package, version in WRITTEN_FOR.items())
     raise SettingsError(
         "streams/worker/faust/fixes.py replaces or relies on functions that have changed: "
-        + ", ".join(f"{name} (sha256 {got})" for name, got in changed.items())
+        + ", ".join(f"{name} (sha256 {actual})" for name, actual in changed.items())
         + f". Installed: {installed}; the fixes are for {written_for}. Install what requirements.lock names; or read "
         "the new source, adapt the fix, run tests/log/test_app.py and record the new hash in READ_AND_CHECKED"
     )

@@ -52,8 +52,8 @@ async def seek_to_committed(self: Any) -> Any:
     """In place of AIOKafkaConsumerThread.seek_to_committed: also keep the notes of the commits."""
     committed = await STOCK[AIOKafkaConsumerThread, "seek_to_committed"](self)
     coordinator = self._ensure_consumer()._coordinator
-    found = await self.call_thread(coordinator.fetch_committed_offsets, list(committed))
-    changelogs_of(self.app).notes = {TP(*tp): commit.metadata for tp, commit in found.items()}
+    commits = await self.call_thread(coordinator.fetch_committed_offsets, list(committed))
+    changelogs_of(self.app).notes = {TP(*tp): commit.metadata for tp, commit in commits.items()}
     return committed
 
 
@@ -134,17 +134,17 @@ async def _wind_back(consumer: Any, start: Mapping[TP, int], extents: Mapping[TP
     for number in sorted({(consumer.topic_partitions(tp.topic), tp.partition) for tp in owned}, key=str):
         sources = sorted(tp for tp in start if (consumer.topic_partitions(tp.topic), tp.partition) == number)
         fed = [tp for tp in owned if (consumer.topic_partitions(tp.topic), tp.partition) == number]
-        why = distrust(
+        reasons = distrust(
             {tp.topic: extents[tp] for tp in fed},
             [notes.get(tp, "") for tp in sources],
             committed=any(start[tp] for tp in sources),
         )
-        for topic, reason in why.items():
+        for topic, reason in reasons.items():
             log.warning(
                 "%s[%d] %s. Its rows cannot be trusted, and are rebuilt from %s",
                 *(topic, number[1], reason, _origins(sources, extents)),
             )
-        if why:
+        if reasons:
             wound_back |= {tp for tp in sources if start[tp] > extents[tp].start}
     if wound_back:
         # with the note that was accepted: after a crash, the rebuild continues from here

@@ -90,7 +90,7 @@ class StallWatch(Service):  # type: ignore[misc]  # mode is not typed
 def sight_of(app: Any) -> Sight:
     """Look at the worker of `app`."""
     consumer: Any = app.consumer
-    owned = _owned(consumer)
+    owned = _source_partitions(consumer)
     committed = {tp: offset for tp in owned if (offset := consumer._committed_offset.get(tp)) is not None}
     acked = {tp: min(offsets) for tp, offsets in list(consumer._acked.items()) if offsets and tp in committed}
     return Sight(
@@ -106,7 +106,7 @@ def sight_of(app: Any) -> Sight:
     )
 
 
-def _owned(consumer: ConsumerT) -> list[TP]:
+def _source_partitions(consumer: ConsumerT) -> list[TP]:
     try:
         return [tp for tp in consumer.assignment() if tp.topic not in consumer.app.tables.changelog_topics]
     except Exception:  # the consumer's thread has not started yet
@@ -120,8 +120,8 @@ def await_chains() -> list[str]:
         frames = list(_frames(task.get_coro()))
         if any(name in frame.f_code.co_filename for frame in frames for name in _NAMED_FILES):
             names = " > ".join(frame.f_code.co_name for frame in frames)
-            at = frames[-1]
-            lines.append(f"  {names} ({os.path.basename(at.f_code.co_filename)}:{at.f_lineno})")
+            innermost = frames[-1]
+            lines.append(f"  {names} ({os.path.basename(innermost.f_code.co_filename)}:{innermost.f_lineno})")
     return sorted(lines)
 
 
@@ -136,9 +136,9 @@ def _frames(waiting: Any) -> Iterator[FrameType]:
             "coroutine_wrapper",
             "async_generator_asend",
         ):  # they do not say what they wait for
-            waiting = next((one for one in gc.get_referents(waiting) if hasattr(one, "cr_frame")), None) or next(
-                (one for one in gc.get_referents(waiting) if hasattr(one, "ag_frame")), None
-            )
+            waiting = next(
+                (referent for referent in gc.get_referents(waiting) if hasattr(referent, "cr_frame")), None
+            ) or next((referent for referent in gc.get_referents(waiting) if hasattr(referent, "ag_frame")), None)
         for kind in ("cr", "ag", "gi"):
             frame = getattr(waiting, f"{kind}_frame", None)
             if frame is not None:

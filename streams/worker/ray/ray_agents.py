@@ -37,29 +37,29 @@ class RayAgent:
     """An actor that runs one agent."""
 
     def __init__(self, work: NodeCommand) -> None:
-        self._work, self._asked = work, threading.Event()
+        self._work, self._should_end = work, threading.Event()
 
     def run(self) -> int:
         """Run the agent until it ends, and return its exit code. Raises AgentLost if it is to be started again."""
-        if self._asked.is_set():
+        if self._should_end.is_set():
             return 0
         with child_of(self._work, {}) as child:
             while child.poll() is None:
-                if self._asked.wait(LOOK_EVERY_S):
+                if self._should_end.wait(LOOK_EVERY_S):
                     child.terminate()
                     child.wait()
         code = child.returncode
-        if self._asked.is_set() and code < 0:
+        if self._should_end.is_set() and code < 0:
             return 0 if code == -signal.SIGTERM else EXIT_RESTART  # SIGTERM came before it could hear it
-        if self._asked.is_set() or code in FINAL:
+        if self._should_end.is_set() or code in FINAL:
             return code
-        if self._asked.wait(AGAIN_S):
+        if self._should_end.wait(AGAIN_S):
             return 0
         raise AgentLost(f"the agent ended with {code}")
 
     def ask_to_end(self) -> None:
         """Let the agent finish its in-flight work and end."""
-        self._asked.set()
+        self._should_end.set()
 
 
 def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
@@ -93,12 +93,13 @@ def run(work: NodeCommand, room: Room, settings: Ray, stop: Event) -> int:
         code = 0
         while running:
             ended, _ = ray.wait(list(running), timeout=LOOK_EVERY_S)
-            for one in ended:
-                number = running.pop(one)
-                its = _code(one)
-                if its:
-                    log.error("agent %d of %d ended with exit code %d; all end with it", number, room.processes, its)
-                code = code or its
+            for run_ref in ended:
+                number, exit_code = running.pop(run_ref), _code(run_ref)
+                if exit_code:
+                    log.error(
+                        "agent %d of %d ended with exit code %d; all end with it", number, room.processes, exit_code
+                    )
+                code = code or exit_code
             if stop.is_set() or code:
                 for number in running.values():
                     agents[number].ask_to_end.remote()

@@ -136,7 +136,7 @@ def joined(option: str) -> Iterator[None]:
     try:
         ray.init(address=address, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError) as exc:  # Ray has no errors of its own here
-        raise ClusterError(f"{_at(address)}: {str(exc).splitlines()[0]} {WAY_OUT}") from exc
+        raise ClusterError(f"{_no_cluster(address)}: {str(exc).splitlines()[0]} {WAY_OUT}") from exc
     try:
         yield
     finally:
@@ -149,7 +149,7 @@ WAY_OUT = (
 )
 
 
-def _at(address: str) -> str:
+def _no_cluster(address: str) -> str:
     return "no Ray cluster on this machine" if address == "auto" else f"no Ray cluster at {address}"
 
 
@@ -170,7 +170,7 @@ def _refuse_silence(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
     except OSError as exc:
-        raise ClusterError(f"{_at(address)}: {exc.strerror or exc}. {WAY_OUT}") from exc
+        raise ClusterError(f"{_no_cluster(address)}: {exc.strerror or exc}. {WAY_OUT}") from exc
 
 
 @contextmanager
@@ -204,14 +204,14 @@ def no_room(room: Room, wait_s: float) -> str:
 
     kinds = list(room.bundle())
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-    there, free = (
-        ", ".join(f"{kind} {found.get(kind, 0):g}" for kind in kinds)
-        for found in (ray.cluster_resources(), ray.available_resources())
+    total, free = (
+        ", ".join(f"{kind} {resources.get(kind, 0):g}" for kind in kinds)
+        for resources in (ray.cluster_resources(), ray.available_resources())
     )
-    each = ", ".join(f"{kind} {count:g}" for kind, count in room.bundle().items())
+    bundle = ", ".join(f"{kind} {count:g}" for kind, count in room.bundle().items())
     return (
-        f"Ray has no room for {room.processes} processes of {each} each, also not after {wait_s:g} s: its {nodes} "
-        f"nodes have {there}, of which {free} is free, and no process is on two nodes. Add nodes, end other jobs, ask "
+        f"Ray has no room for {room.processes} processes of {bundle} each, also not after {wait_s:g} s: its {nodes} "
+        f"nodes have {total}, of which {free} is free, and no process is on two nodes. Add nodes, end other jobs, ask "
         "for fewer processes or threads, or wait longer (ray.wait_s)"
     )
 
@@ -233,25 +233,25 @@ def _refuse_other_nodes(room: Room, group: Any, packages: Sequence[str]) -> None
         for number in range(room.processes)
     ]
     try:
-        found = ray.get(looks, timeout=LOOK_S)
+        answers = ray.get(looks, timeout=LOOK_S)
     except (ray.exceptions.RayError, OSError) as exc:
         raise ClusterError(
             f"a node of Ray cannot start a process: {str(exc).strip().splitlines()[-1]}; see Ray's logs there"
         ) from exc
-    here = versions(look_here(LOOK, packages))
-    for node, has_folder, there in found:
-        refuse_other_node(node, has_folder, versions(there), here, folder)
+    own_versions = versions(look_here(LOOK, packages))
+    for node, has_folder, printed in answers:
+        refuse_other_node(node, has_folder, versions(printed), own_versions, folder)
 
 
 def refuse_other_node(
-    node: str, has_folder: bool, there: Mapping[str, str], here: Mapping[str, str], folder: str
+    node: str, has_folder: bool, node_versions: Mapping[str, str], own_versions: Mapping[str, str], folder: str
 ) -> None:
     """Raise SettingsError if a node cannot run what this one can."""
-    same = "all nodes need the same: use one image or environment for them"
-    for name in here:
-        if there.get(name) != here[name]:
-            got = f"has {name} {there[name]}" if name in there else f"has no {name}"
-            raise SettingsError(f"Ray's node {node} {got}, and this one {here[name]}; {same}")
+    advice = "all nodes need the same: use one image or environment for them"
+    for name in own_versions:
+        if node_versions.get(name) != own_versions[name]:
+            difference = f"has {name} {node_versions[name]}" if name in node_versions else f"has no {name}"
+            raise SettingsError(f"Ray's node {node} {difference}, and this one {own_versions[name]}; {advice}")
     if not has_folder:
         raise SettingsError(
             f"Ray's node {node} has no folder {folder}, where this command runs, and paths in settings begin there; "
