@@ -29,19 +29,20 @@ def streams(call: AppContext, ctx: click.Context, driver: str | None) -> None:
     begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
     with importing():
         from streams.stages import batches
-        from streams.stages.advantages import stage as advantages
         from streams.stages.rollouts import stage as rollouts
         from streams.stages.tasks import suites
 
     rollouts_register = partial(rollouts.register, suite=suites.of_guard(call.settings))
     if (driver or call.settings.worker.driver) == "loop":
         with importing():
+            from streams.stages.advantages import loop as advantages
             from streams.worker.batched import run as loop
 
         with until_stopped() as stop:
-            loop.run(call.settings, [advantages.register_loop, batches.register, rollouts_register], stop=stop)
+            loop.run(call.settings, [advantages.register, batches.register, rollouts_register], stop=stop)
         return
     with importing():
+        from streams.stages.advantages import live
         from streams.worker import run as worker  # takes the signals itself, and drains
 
-    ctx.exit(worker.run(call.settings, [advantages.register, batches.register, rollouts_register]))
+    ctx.exit(worker.run(call.settings, [live.register, batches.register, rollouts_register]))

@@ -13,7 +13,7 @@ from streams.cli.runtime import until_stopped
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages import batches
-from streams.stages.advantages import stage as advantages
+from streams.stages.advantages import live, loop as batched
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def _faust(settings: Settings) -> int:
     from streams.worker.faust.faust_driver import FaustDriver
 
     app = build_app(settings, worker_name="bench")
-    advantages.register(FaustDriver(app))
+    live.register(FaustDriver(app))
     return run_worker(app)
 
 
@@ -35,7 +35,7 @@ def _loop(settings: Settings) -> int:
     from streams.worker.batched import run as loop
 
     with until_stopped() as stop:
-        loop.run(settings, [batches.register if "batches" in sys.argv else advantages.register_loop], stop=stop)
+        loop.run(settings, [batches.register if "batches" in sys.argv else batched.register], stop=stop)
     return 0
 
 

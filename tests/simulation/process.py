@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from streams.kafka.record import TopicPartition
 from streams.stages import batches
-from streams.stages.advantages import stage as advantages
+from streams.stages.advantages import loop as advantages
 from streams.tools.capacity import BATCH_S, JOIN_S, ROW_S
 from streams.worker.batched import worker as loop
 from tests.simulation.broker import Stored
@@ -156,7 +156,7 @@ class SimulatedProcess:
         self.local = world.clock.now
         with world.work_of(self):
             self._worker = loop.LoopWorker(world.settings, threading.Event())
-            advantages.register_loop(self._worker)
+            advantages.register(self._worker)
             batches.register(self._worker)
             self._worker.__enter__()
         self._schedule(self.local)

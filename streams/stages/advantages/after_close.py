@@ -15,10 +15,10 @@ from streams.stages.advantages.checks import (
     already_left,
     changed_response,
     changed_task,
+    other_sampling,
     reject,
     response_rejection,
     reward_rejection,
-    superseded,
     unknown_response,
 )
 from streams.stages.advantages.digests import short_id
@@ -38,14 +38,16 @@ from streams.stages.advantages.state import (
 
 def closed_group(group: OpenGroup, task: TaskInfo, sampling_id: str | None, closed_ms: int) -> ClosedGroup:
     """Return what stays of a group that leaves, made of the sampling `sampling_id`."""
-    own = group.samplings[sampling_id].slots.values() if sampling_id else ()
+    refs = group.samplings[sampling_id].slots.values() if sampling_id else ()
     return ClosedGroup(
         closed_ms=closed_ms,
         sampling_id=sampling_id,
         task=task._replace(scenario="", tenant=None, traceparent=None, metadata=()),
         content_digest=task.content_digest(),
-        samplings={name: (one.adapter_version, one.shared_digest) for name, one in group.samplings.items()},
-        failed=frozenset([short_id(ref.response_id) for ref in own if ref.failed]),
+        samplings={
+            name: (sampling.adapter_version, sampling.shared_digest) for name, sampling in group.samplings.items()
+        },
+        failed=frozenset([short_id(ref.response_id) for ref in refs if ref.failed]),
         responses={
             short_id(ref.response_id): ref.content_digest
             for sampling in group.samplings.values()
@@ -61,67 +63,69 @@ def after_close(
     group: ClosedGroup,
     task_id: str,
     event: TaskInfo | ResponseCandidate | RewardRef,
-    at: Coordinates,
+    coordinates: Coordinates,
     effects: list[Effect],
 ) -> ClosedGroup:
-    """Return the closed group after an event recorded at `at`.
+    """Return the closed group after an event recorded at `coordinates`.
 
     Anything but a repetition, or a score of a failed slot, is rejected.
     """
     if isinstance(event, TaskInfo):
-        return _task_after(group, task_id, event, at, effects)
+        return _task_after(group, task_id, event, coordinates, effects)
     if isinstance(event, ResponseCandidate):
-        return _response_after(group, task_id, event, at, effects)
-    return _reward_after(group, task_id, event, at, effects)
+        return _response_after(group, task_id, event, coordinates, effects)
+    return _reward_after(group, task_id, event, coordinates, effects)
 
 
 def _task_after(
-    group: ClosedGroup, task_id: str, task: TaskInfo, at: Coordinates, effects: list[Effect]
+    group: ClosedGroup, task_id: str, task: TaskInfo, coordinates: Coordinates, effects: list[Effect]
 ) -> ClosedGroup:
     content = task.content_digest()
     if content == group.content_digest:
         return group
-    return reject(group, content, DeadLetterEffect(at, *changed_task(task_id)), effects)
+    return reject(group, content, DeadLetterEffect(coordinates, *changed_task(task_id)), effects)
 
 
 def _response_after(
-    group: ClosedGroup, task_id: str, response: ResponseCandidate, at: Coordinates, effects: list[Effect]
+    group: ClosedGroup, task_id: str, response: ResponseCandidate, coordinates: Coordinates, effects: list[Effect]
 ) -> ClosedGroup:
-    own, sampling_id = short_id(response.ref.response_id), response.sampling_id
-    if (known := group.responses.get(own)) is not None:
-        if known == response.ref.content_digest:
+    response_id, sampling_id = short_id(response.ref.response_id), response.sampling_id
+    if (first_digest := group.responses.get(response_id)) is not None:
+        if first_digest == response.ref.content_digest:
             return group
         changed = changed_response(response.ref.response_id)
-        return reject(group, response.content_digest(), DeadLetterEffect(at, *changed), effects)
+        return reject(group, response.content_digest(), DeadLetterEffect(coordinates, *changed), effects)
     version, shared = group.samplings.get(sampling_id, (response.adapter_version, response.shared_digest))
     sampling = SamplingState(version, response.group_size, shared, {})
     if (rejection := response_rejection(group.task, sampling, response)) is not None:
-        return reject(group, response.content_digest(), DeadLetterEffect(at, *rejection), effects)
+        return reject(group, response.content_digest(), DeadLetterEffect(coordinates, *rejection), effects)
     in_group = group.sampling_id in (None, sampling_id)
-    effects.append(DeadLetterEffect(at, *(already_left(task_id) if in_group else superseded(task_id))))
+    effects.append(DeadLetterEffect(coordinates, *(already_left(task_id) if in_group else other_sampling(task_id))))
     return group._replace(
         samplings={**group.samplings, sampling_id: (version, shared or response.shared_digest)},
-        responses={**group.responses, own: response.ref.content_digest},
+        responses={**group.responses, response_id: response.ref.content_digest},
     )
 
 
 def _reward_after(
-    group: ClosedGroup, task_id: str, reward: RewardRef, at: Coordinates, effects: list[Effect]
+    group: ClosedGroup, task_id: str, reward: RewardRef, coordinates: Coordinates, effects: list[Effect]
 ) -> ClosedGroup:
-    own = reward.score.reward_id
-    score, before = _digest(reward.score), group.scores.get(own)
-    if before is not None and (before.value, before.parts_digest) == (score.value, score.parts_digest):
+    reward_id = reward.score.reward_id
+    score, first = _digest(reward.score), group.scores.get(reward_id)
+    if first is not None and (first.value, first.parts_digest) == (score.value, score.parts_digest):
         return group
-    known = None if before is None else SourceScore(before.value, {}, own, at.partition, before.offset, 0)
-    if (rejection := reward_rejection(group.task, known, reward, at.topic)) is not None:
-        return reject(group, reward.content_digest(), DeadLetterEffect(at, *rejection), effects)
+    first_score = (
+        None if first is None else SourceScore(first.value, {}, reward_id, coordinates.partition, first.offset, 0)
+    )
+    if (rejection := reward_rejection(group.task, first_score, reward, coordinates.topic)) is not None:
+        return reject(group, reward.content_digest(), DeadLetterEffect(coordinates, *rejection), effects)
     if short_id(reward.response_id) not in group.failed:
         in_group = group.sampling_id is None or reward.response_id in {
             derive_id(group.sampling_id, slot) for slot in range(group.task.group_size)
         }
-        why = already_left(task_id) if in_group else unknown_response(task_id, reward.response_id)
-        effects.append(DeadLetterEffect(at, *why))
-    return group._replace(scores={**group.scores, own: score})
+        rejection = already_left(task_id) if in_group else unknown_response(task_id, reward.response_id)
+        effects.append(DeadLetterEffect(coordinates, *rejection))
+    return group._replace(scores={**group.scores, reward_id: score})
 
 
 def _digest(score: SourceScore) -> ScoreDigest:

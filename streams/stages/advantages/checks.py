@@ -60,13 +60,13 @@ def response_rejection(task: TaskInfo, sampling: SamplingState, response: Respon
     return None
 
 
-def reward_rejection(task: TaskInfo, known: SourceScore | None, reward: RewardRef, topic: str) -> Rejection | None:
-    """Return why this reward may not enter, or None; `known` is another score by its source, recorded in `topic`."""
+def reward_rejection(task: TaskInfo, first: SourceScore | None, reward: RewardRef, topic: str) -> Rejection | None:
+    """Return why this reward may not enter, or None; `first` is another score by its source, recorded in `topic`."""
     score, source = reward.score, reward.source
-    if known is not None:
+    if first is not None:
         return "contradictory", (
             f"source {source!r} gives response {reward.response_id} the value {score.value}, but "
-            f"{topic}[{known.partition}]@{known.offset} already has {known.value}; the first "
+            f"{topic}[{first.partition}]@{first.offset} already has {first.value}; the first "
             "wins. A new opinion needs a new source name"
         )
     expected = [name for name, _ in task.sources]
@@ -92,8 +92,8 @@ def _disagreement(task: TaskInfo, response: ResponseCandidate) -> str | None:
 
 
 def _late(task: TaskInfo, timestamp_ms: int) -> str:
-    over = timestamp_ms - (task.deadline_ms or 0)
-    return f"recorded {over} ms after the deadline of its task; raise deadline_at if such records should count"
+    late_ms = timestamp_ms - (task.deadline_ms or 0)
+    return f"recorded {late_ms} ms after the deadline of its task; raise deadline_at if such records should count"
 
 
 # --- rejections that an open and a closed group share -----------------------------------------------------------------
@@ -115,7 +115,7 @@ def changed_response(response_id: str) -> Rejection:
     )
 
 
-def superseded(task_id: str) -> Rejection:
+def other_sampling(task_id: str) -> Rejection:
     """Return the rejection of a response whose sampling was not chosen."""
     return "superseded", f"the group of task {task_id} is made of another sampling; each task has one group"
 

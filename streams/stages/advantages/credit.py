@@ -44,10 +44,10 @@ def returns(rewards: Sequence[float], gamma: float) -> list[float]:
     >>> returns([1.0, 0.0, 2.0], 0.5)
     [1.5, 1.0, 2.0]
     """
-    found, after = [0.0] * len(rewards), 0.0
+    values, after = [0.0] * len(rewards), 0.0
     for turn in reversed(range(len(rewards))):
-        found[turn] = after = rewards[turn] + gamma * after
-    return found
+        values[turn] = after = rewards[turn] + gamma * after
+    return values
 
 
 def return_to_go(episodes: Sequence[Episode], rule: Advantages) -> Turns:
@@ -73,18 +73,18 @@ def gigpo(episodes: Sequence[Episode], rule: Advantages) -> Turns:
     [[1.0, 0.5], [-1.0, -0.5]]
     """
     of_whole = _formula([math.fsum(episode.rewards) for episode in episodes], rule)
-    found = [[advantage] * len(episode.rewards) for advantage, episode in zip(of_whole, episodes, strict=True)]
-    came_again: defaultdict[str | None, list[tuple[int, int, float]]] = defaultdict(list)
+    credits = [[advantage] * len(episode.rewards) for advantage, episode in zip(of_whole, episodes, strict=True)]
+    turns_at: defaultdict[str | None, list[tuple[int, int, float]]] = defaultdict(list)
     for number, episode in enumerate(episodes):
         after = returns(episode.rewards, rule.gamma)
-        for turn, shown in enumerate(episode.observations):
-            came_again[shown].append((number, turn, after[turn]))
-    for places in came_again.values():
+        for turn, observation in enumerate(episode.observations):
+            turns_at[observation].append((number, turn, after[turn]))
+    for places in turns_at.values():
         if len(places) < 2:
             continue
         for (number, turn, _), value in zip(places, _formula([after for *_, after in places], rule), strict=True):
-            found[number][turn] += rule.turn_weight * value
-    return found
+            credits[number][turn] += rule.turn_weight * value
+    return credits
 
 
 def turn_outcome(episodes: Sequence[Episode], rule: Advantages) -> Turns:
@@ -159,10 +159,10 @@ def source_digests(formula: str, credit: str) -> dict[str, str]:
 
 def _against_siblings(values: Sequence[Sequence[float]]) -> Turns:
     """Return each value without the mean of the other episodes' at the same turn, 0 where they have none."""
-    others = len(values) - 1
+    siblings = len(values) - 1
     turns = max(map(len, values))
     totals = [math.fsum(row[turn] for row in values if turn < len(row)) for turn in range(turns)]
-    return [[value - (totals[turn] - value) / max(1, others) for turn, value in enumerate(row)] for row in values]
+    return [[value - (totals[turn] - value) / max(1, siblings) for turn, value in enumerate(row)] for row in values]
 
 
 def _formula(values: Sequence[float], rule: Advantages) -> Iterator[float]:

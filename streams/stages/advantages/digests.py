@@ -41,13 +41,13 @@ def response_digests(bodies: Sequence[ResponseBody], prompts: Sequence[bytes], *
     """
     digests, sha256 = [], hashlib.sha256
     drawn = [repr(body.sampling) if 0.0 in body.sampling else _repr(body.sampling) for body in bodies]
-    said = map(str.encode, map("\x1f".join, zip(*texts, drawn, strict=True)))
+    contents = map(str.encode, map("\x1f".join, zip(*texts, drawn, strict=True)))
     for (_, _, _, _, completion, logprobs, mask, _, _, branches, _), prompt, words in zip(
-        bodies, prompts, said, strict=True
+        bodies, prompts, contents, strict=True
     ):
         parts: tuple[bytes, ...] = (prompt, completion, logprobs, mask)
         if branches:
-            parts += tuple(part for one in branches for part in _branch_parts(one))
+            parts += tuple(part for branch in branches for part in _branch_parts(branch))
         digests.append(sha256(b"".join((*parts, words))).hexdigest()[:8])
     return digests
 

@@ -77,8 +77,8 @@ def group_record(effect: EmitGroup, bodies: Bodies, topic: Topic) -> GroupRecord
     whole = _record(assemble(effect, bodies, spans))
     if (excess := whole.size_bytes - topic.max_bytes) <= 0:
         return whole
-    made = map(_record, _smaller_forms(effect, bodies, spans, excess))
-    return next((one for one in made if one.size_bytes <= topic.max_bytes), None)
+    records = map(_record, _smaller_forms(effect, bodies, spans, excess))
+    return next((record for record in records if record.size_bytes <= topic.max_bytes), None)
 
 
 def _record(values: dict[str, Any]) -> GroupRecord:
@@ -110,9 +110,9 @@ def _largest(effect: EmitGroup, bodies: Bodies, excess: int) -> frozenset[int] |
 
 def _token_bytes(body: ResponseBody, common: int) -> int:
     """Return how many bytes a member has per token, at least."""
-    own = len(body.prompt_token_ids) - common + len(body.completion_token_ids) + len(body.logprobs)
+    own_tokens = len(body.prompt_token_ids) - common + len(body.completion_token_ids) + len(body.logprobs)
     per_token = TokenIds.BYTES + Logprobs.BYTES + LossMask.BYTES
-    return own + len(body.loss_mask) + per_token * sum(len(branch.loss_mask) for branch in body.branches)
+    return own_tokens + len(body.loss_mask) + per_token * sum(len(branch.loss_mask) for branch in body.branches)
 
 
 _ELSEWHERE_BYTES = 2 * 5
@@ -172,7 +172,7 @@ def assemble(
     The tokens of the slots `elsewhere` stay in their responses.
     """
     task, rule = effect.task, effect.rule
-    first = bodies[effect.members[0].at] if effect.members else _NOBODY
+    first = bodies[effect.members[0].at] if effect.members else _NO_RESPONSE
     prompt = _prompt_of(effect, bodies)
     return {
         "group_id": derive_id(effect.task_id, "group", advantage_formulas.FORMULA_VERSION),
@@ -229,7 +229,7 @@ def common_prompt(prompts: Sequence[bytes]) -> bytes:
 
 
 _DEFAULT = Sampling()
-_NOBODY = ResponseBody("", "", 0.0, b"", b"", b"", b"", tuple(getattr(_DEFAULT, name) for name in SAMPLING_FIELDS))
+_NO_RESPONSE = ResponseBody("", "", 0.0, b"", b"", b"", b"", tuple(getattr(_DEFAULT, name) for name in SAMPLING_FIELDS))
 """What a group without responses copies."""
 
 

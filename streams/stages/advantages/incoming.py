@@ -83,8 +83,8 @@ def incoming(kind: type[Event], columns: Columns, records: Sequence[Record]) -> 
     """Return what the join takes from the events of this type in these records."""
     if not records:
         return []
-    at, timestamps, *_ = zip(*records, strict=True)
-    _, partitions, offsets = zip(*at, strict=True)
+    coordinates, timestamps, *_ = zip(*records, strict=True)
+    _, partitions, offsets = zip(*coordinates, strict=True)
     if kind is Response:
         return _responses(columns, (partitions, offsets, timestamps))
     if kind is Reward:
@@ -93,30 +93,31 @@ def incoming(kind: type[Event], columns: Columns, records: Sequence[Record]) -> 
 
 
 def _responses(columns: Columns, recorded: Columns) -> list[Incoming]:
-    task_ids, response_ids, sampling_ids, slots, versions, sizes, policies, *others = columns
-    errors, reasons, texts, engines, bases, tokenizers, latencies, *others = others
-    prompts, completions, logprobs, masks, turns, branches, successes, agents, *drawn = others
+    task_ids, response_ids, sampling_ids, slots, versions, sizes, policies, *rest = columns
+    errors, reasons, texts, engines, bases, tokenizers, latencies, *rest = rest
+    prompts, completions, logprobs, masks, turns, branches, successes, agents, *drawn = rest
     per_token = (prompts, completions, logprobs, masks)
     of_agents = (turns, branches, successes)
     copied = zip(bases, tokenizers, latencies, *per_token, zip(*drawn, strict=True), *of_agents, strict=True)
     bodies = list(map(made_of(ResponseBody), copied))
     failed = [error is not None for error in errors]
     # a trajectory's prompt is that of its first call, which its agent decides
-    given = [prompt if agent is None else b"" for prompt, agent in zip(prompts, agents, strict=True)]
-    own = [b"" if agent is None else prompt for prompt, agent in zip(prompts, agents, strict=True)]
+    shared_prompts = [prompt if agent is None else b"" for prompt, agent in zip(prompts, agents, strict=True)]
+    own_prompts = [b"" if agent is None else prompt for prompt, agent in zip(prompts, agents, strict=True)]
     shared = [
-        "" if fails else shared_digest(body, prompt) for fails, body, prompt in zip(failed, bodies, given, strict=True)
+        "" if fails else shared_digest(body, prompt)
+        for fails, body, prompt in zip(failed, bodies, shared_prompts, strict=True)
     ]
-    contents = response_digests(bodies, own, texts, engines, reasons, shared)
+    contents = response_digests(bodies, own_prompts, texts, engines, reasons, shared)
     refs = map(made_of(ResponseRef), zip(response_ids, *recorded, failed, reasons, contents, strict=True))
-    known = zip(sampling_ids, slots, versions, sizes, policies, shared, refs, strict=True)
-    candidates = map(made_of(ResponseCandidate), known)
-    kept = [None if fails else body for fails, body in zip(failed, bodies, strict=True)]
-    return list(map(made_of(Incoming), zip(task_ids, candidates, kept, strict=True)))
+    candidate_fields = zip(sampling_ids, slots, versions, sizes, policies, shared, refs, strict=True)
+    candidates = map(made_of(ResponseCandidate), candidate_fields)
+    joined_bodies = [None if fails else body for fails, body in zip(failed, bodies, strict=True)]
+    return list(map(made_of(Incoming), zip(task_ids, candidates, joined_bodies, strict=True)))
 
 
 def _rewards(columns: Columns, recorded: Columns) -> list[Incoming]:
     task_ids, reward_ids, response_ids, sources, values, components, steps = columns
-    said = zip(values, components, map(short_id, reward_ids), *recorded, steps, strict=True)
-    refs = map(made_of(RewardRef), zip(response_ids, sources, map(made_of(SourceScore), said), strict=True))
+    score_fields = zip(values, components, map(short_id, reward_ids), *recorded, steps, strict=True)
+    refs = map(made_of(RewardRef), zip(response_ids, sources, map(made_of(SourceScore), score_fields), strict=True))
     return list(map(made_of(Incoming), zip(task_ids, refs, repeat(None))))

@@ -29,7 +29,7 @@ def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace
         for member in effect.members
         for source in [name for name, _ in effect.task.sources] or [""]
     ]
-    return trace._replace(links=tuple(context.child(trace.context, one) for one in ids))
+    return trace._replace(links=tuple(context.child(trace.context, link) for link in ids))
 
 
 def count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:

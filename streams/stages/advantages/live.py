@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from schemas.events import DeadLetter
 from streams.kafka.reader import fetch
@@ -22,20 +22,13 @@ from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.leaving import count, group_trace
 from streams.stages.advantages.rows import GroupRows, load
-from streams.stages.advantages.stage import STAGE, AdvantageStage
+from streams.stages.advantages.stage import STAGE, AdvantageStage, Decision
 from streams.stages.advantages.state import Effect, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
 from streams.worker.agent import agent_of_many
 from streams.worker.app import App, Outlet, owned_partitions, record_of, table
+from streams.worker.faust.faust_driver import FaustDriver
 from streams.worker.table import stale
-
-
-class _Decided(NamedTuple):
-    """What follows from one record."""
-
-    record: Record
-    before: GroupState
-    effects: Sequence[Effect]
 
 
 class LiveAdvantages:
@@ -65,7 +58,7 @@ class LiveAdvantages:
         by_partition: dict[int, list[Any]] = defaultdict(list)
         for event in events:
             by_partition[event.message.partition].append(event)
-        await asyncio.gather(*(self._on_partition(number, each) for number, each in by_partition.items()))
+        await asyncio.gather(*(self._on_partition(number, part) for number, part in by_partition.items()))
 
     async def _on_partition(self, partition: int, events: Sequence[Any]) -> None:
         """Reduce events of one partition number; what they give is acknowledged before any row is written."""
@@ -73,20 +66,20 @@ class LiveAdvantages:
             # rows that were written while a rebalance began are not kept, so nothing may be decided without them
             events = [event for event in events if not stale(self._app, event)]
             changed: dict[str, tuple[Any, GroupState]] = {}
-            decided: list[_Decided] = []
+            decisions: list[Decision] = []
             poison: list[DeadLetter] = []
             for event in events:
                 record = record_of(event)
                 try:
-                    found = self._reduce(event, record, changed)
+                    decision = self._reduce(event, record, changed)
                 except Exception as exc:
                     exc.add_note(f"at {record.at}")
                     raise
-                if isinstance(found, DeadLetter):
-                    poison.append(found)
-                elif found.effects:
-                    decided.append(found)
-            await asyncio.gather(*map(self._outlet.emit, poison), *await self._results(decided))
+                if isinstance(decision, DeadLetter):
+                    poison.append(decision)
+                elif decision.effects:
+                    decisions.append(decision)
+            await asyncio.gather(*map(self._outlet.emit, poison), *await self._results(decisions))
             for task_id, (event, state) in changed.items():
                 key = task_id.encode()
                 self._table.write(event, key, None if state is None else self._rows.dump(key, state))
@@ -94,25 +87,29 @@ class LiveAdvantages:
 
     def _reduce(
         self, faust_event: Any, record: Record, changed: dict[str, tuple[Any, GroupState]]
-    ) -> _Decided | DeadLetter:
+    ) -> Decision | DeadLetter:
         """Note the state after one event in `changed`, with the event; return what was decided."""
         self._timers.record_read(record.timestamp_ms, now_ms())
-        came = self._stage.decode(record)
-        if isinstance(came, DeadLetter):
-            return came
-        _, before = changed.get(came.task_id) or (None, self._state(came.task_id))
-        after, effects = self._stage.reduce(before, came, record)
+        event = self._stage.decode(record)
+        if isinstance(event, DeadLetter):
+            return event
+        _, before = changed.get(event.task_id) or (None, self._state(event.task_id))
+        after, effects = self._stage.reduce(before, event, record)
         if after is not before:
-            changed[came.task_id] = (faust_event, after)
-        return _Decided(record, before, effects)
+            changed[event.task_id] = (faust_event, after)
+        return Decision(record, before, effects)
 
-    async def _results(self, decided: Sequence[_Decided]) -> list[Awaitable[None]]:
+    async def _results(self, decisions: Sequence[Decision]) -> list[Awaitable[None]]:
         """Return what writes the results; what they lack is fetched in one go."""
-        missing = [at for each in decided for at in self._stage.missing(each.effects, each.record)]
+        missing = [
+            coordinates
+            for decision in decisions
+            for coordinates in self._stage.missing(decision.effects, decision.record)
+        ]
         fetched = await asyncio.to_thread(fetch, self._app.settings, missing) if missing else {}
         return [
             self._emit(effect, output, before)
-            for record, before, effects in decided
+            for record, before, effects in decisions
             for effect, output in zip(effects, self._stage.outputs(effects, record, fetched), strict=True)
         ]
 
@@ -141,3 +138,8 @@ class LiveAdvantages:
     def _state(self, task_id: str) -> GroupState:
         key = task_id.encode()
         return self._rows.load(key, self._table.get(key))
+
+
+def register(driver: FaustDriver) -> None:
+    """Run the stage in the Faust worker."""
+    LiveAdvantages(driver.app).register()

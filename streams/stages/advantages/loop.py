@@ -11,9 +11,8 @@ write a row after what it says was acknowledged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
-from schemas.events import DeadLetter
+from schemas.events import Coordinates, DeadLetter
 from streams.arrow.events import decode_events, decode_values
 from streams.kafka.reader import fetch
 from streams.kafka.record import Record
@@ -24,23 +23,15 @@ from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.incoming import FIELDS, Incoming
 from streams.stages.advantages.leaving import count, group_trace
 from streams.stages.advantages.rows import closed_ms, dump, load
-from streams.stages.advantages.stage import STAGE, AdvantageStage
+from streams.stages.advantages.stage import STAGE, AdvantageStage, Decision
 from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
 from streams.worker.batched.agent import TopicReading
 from streams.worker.batched.table import CurrentPartition, LoopTable, Row
 from streams.worker.batched.worker import LoopWorker
 
-FEW = 8
-"""Of so few records each is decoded by itself: columns cost a millisecond, however short they are."""
-
-
-class _Followed(NamedTuple):
-    """What follows from one record."""
-
-    record: Record
-    before: GroupState
-    effects: Sequence[Effect]
+COLUMNS_FROM = 8
+"""Fewer records are decoded one by one: columns cost a millisecond, however short they are."""
 
 
 class OpenGroups(LoopTable):
@@ -59,8 +50,8 @@ class OpenGroups(LoopTable):
         new = self._new[number]
         if task_id in new:
             return new[task_id]
-        known = self._states[number].get(task_id)
-        return load(known) if isinstance(known, bytes) else known
+        entry = self._states[number].get(task_id)
+        return load(entry) if isinstance(entry, bytes) else entry
 
     def decide(self, number: int, task_id: str, state: GroupState) -> None:
         """Note the state of a task."""
@@ -70,19 +61,19 @@ class OpenGroups(LoopTable):
         """Yield every task that has not closed, or not been written since, with its state."""
         for number, states in self._states.items():
             yield from self._new[number].items()
-            for task_id, known in states.items():
+            for task_id, entry in states.items():
                 if task_id in self._new[number]:
                     continue
-                if not isinstance(known, bytes):
-                    yield task_id, known
-                elif closed_ms(known) is None:
-                    yield task_id, load(known)
+                if not isinstance(entry, bytes):
+                    yield task_id, entry
+                elif closed_ms(entry) is None:
+                    yield task_id, load(entry)
 
     def closed(self) -> Iterator[tuple[str, int]]:
         """Yield the others, with the time in ms when they closed: there may be millions."""
         for number, states in self._states.items():
-            for task_id, known in states.items():
-                when_ms = closed_ms(known) if isinstance(known, bytes) else None
+            for task_id, entry in states.items():
+                when_ms = closed_ms(entry) if isinstance(entry, bytes) else None
                 if when_ms is not None and task_id not in self._new[number]:
                     yield task_id, when_ms
 
@@ -115,8 +106,8 @@ class OpenGroups(LoopTable):
             self._states[number][key.decode()] = row
 
     def _row(self, number: int, key: bytes) -> Row:
-        known = self._states[number].get(key.decode())
-        return dump(known) if isinstance(known, OpenGroup) else known
+        entry = self._states[number].get(key.decode())
+        return dump(entry) if isinstance(entry, OpenGroup) else entry
 
     def drop(self, number: int) -> None:
         """Forget a partition."""
@@ -151,41 +142,41 @@ class LoopAdvantages:
     def _handle(self, records: Sequence[Record]) -> None:
         """Reduce records of one topic, and send what follows."""
         self._timers.record_read(min(record.timestamp_ms for record in records), now_ms())
-        decided = [
-            found
-            for record, came in zip(records, self._decoded(records), strict=True)
-            if (found := self._reduce(record, came))
-        ]
-        missing = [at for each in decided for at in self._stage.missing(each.effects, each.record)]
+        decisions: list[Decision] = []
+        missing: list[Coordinates] = []
+        for record, event in zip(records, self._decode(records), strict=True):
+            if (decision := self._reduce(record, event)) is not None:
+                decisions.append(decision)
+                missing += self._stage.missing(decision.effects, record)
         fetched = fetch(self._worker.settings, missing, outage=self._worker.outage) if missing else {}
-        for record, before, effects in decided:
+        for record, before, effects in decisions:
             outputs = self._stage.outputs(effects, record, fetched)
             for effect, output in zip(effects, outputs, strict=True):
                 self._emit(effect, output, before)
 
-    def _decoded(self, records: Sequence[Record]) -> Sequence[Incoming | DeadLetter]:
-        if len(records) < FEW:
+    def _decode(self, records: Sequence[Record]) -> Sequence[Incoming | DeadLetter]:
+        if len(records) < COLUMNS_FROM:
             return [self._stage.decode(record) for record in records]
         kind = self._stage.event_type(records[0].at.topic)
         payloads = [record.payload for record in records]
-        held = decode_values(kind, payloads, FIELDS[kind]) if kind in FIELDS else decode_events(kind, payloads)
-        return self._stage.incoming(records, *held)
+        columns = decode_values(kind, payloads, FIELDS[kind]) if kind in FIELDS else decode_events(kind, payloads)
+        return self._stage.incoming(records, *columns)
 
-    def _reduce(self, record: Record, came: Incoming | DeadLetter) -> _Followed | None:
+    def _reduce(self, record: Record, event: Incoming | DeadLetter) -> Decision | None:
         """Note the state after one record, and return what follows from it, if anything."""
-        if isinstance(came, DeadLetter):
-            self._outlet.write(came)
+        if isinstance(event, DeadLetter):
+            self._outlet.write(event)
             return None
         number = record.at.partition
-        before = self._table.state(number, came.task_id)
+        before = self._table.state(number, event.task_id)
         try:
-            after, effects = self._stage.reduce(before, came, record)
+            after, effects = self._stage.reduce(before, event, record)
         except Exception as exc:
             exc.add_note(f"at {record.at}")
             raise
         if after is not before:
-            self._table.decide(number, came.task_id, after)
-        return _Followed(record, before, effects) if effects else None
+            self._table.decide(number, event.task_id, after)
+        return Decision(record, before, effects) if effects else None
 
     def _emit(self, effect: Effect, output: GroupRecord | DeadLetter, before: GroupState) -> None:
         if isinstance(output, DeadLetter):
@@ -213,3 +204,8 @@ class LoopAdvantages:
             )
         for control in self._timers.due(now_ms()):
             self._outlet.write(control)
+
+
+def register(worker: LoopWorker) -> None:
+    """Run the stage in the batched worker."""
+    LoopAdvantages(worker).register()

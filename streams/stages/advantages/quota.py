@@ -31,38 +31,43 @@ NUMBER_BYTES = 26
 """The most that a number takes, with its separators."""
 
 
-def counted(
-    use: QuotaUse, task_id: str, event: TaskInfo | ResponseCandidate | RewardRef, at: Coordinates, row_bytes: int
+def count_record(
+    use: QuotaUse,
+    task_id: str,
+    event: TaskInfo | ResponseCandidate | RewardRef,
+    coordinates: Coordinates,
+    row_bytes: int,
 ) -> tuple[QuotaUse, Rejection | None]:
-    """Return the use of the shares after the record at `at`, and why it is refused, or None.
+    """Return the use of the shares after the record at `coordinates`, and why it is refused, or None.
 
     `row_bytes` is the most that a row and its key may have.
     """
-    number, weight = _weighed(event)
+    number, weight = _weigh(event)
     used, last, full_at = use[number]
     if full_at is not None:
-        return use, _over(task_id, at, full_at) if at.offset >= full_at else None
-    if at.offset <= last:
+        return use, _over_quota(task_id, coordinates, full_at) if coordinates.offset >= full_at else None
+    if coordinates.offset <= last:
         return use, None  # read again
     room = row_bytes - RESERVED_BYTES - len(task_id.encode())
     if room <= 0:  # with this key no row fits, and to refuse everything none is needed
-        return use, _over(task_id, at, at.offset)
+        return use, _over_quota(task_id, coordinates, coordinates.offset)
     if number == 0 and used:
         weight = TASK_BYTES  # of a further task only a digest is remembered
     fits = used + weight <= room * EIGHTHS[number] // 8
-    after = ShareUse(used + weight, at.offset) if fits else ShareUse(used, last, at.offset)
+    after = ShareUse(used + weight, coordinates.offset) if fits else ShareUse(used, last, coordinates.offset)
     shares = QuotaUse._make((*use[:number], after, *use[number + 1 :]))
-    return shares, None if fits else _over(task_id, at, at.offset)
+    return shares, None if fits else _over_quota(task_id, coordinates, coordinates.offset)
 
 
-def _over(task_id: str, at: Coordinates, full_at: int) -> Rejection:
+def _over_quota(task_id: str, coordinates: Coordinates, full_at: int) -> Rejection:
     return "over_quota", (
-        f"from offset {full_at} on, the join remembers no more of {at.topic} about task {task_id:.100}. Look for who "
-        "writes so many or so large records about one task; if all are needed, raise topics.max_record_bytes"
+        f"from offset {full_at} on, the join remembers no more of {coordinates.topic} about task {task_id:.100}. Look "
+        "for the producer of so many or so large records about one task; if all are needed, raise "
+        "topics.max_record_bytes"
     )
 
 
-def _weighed(event: TaskInfo | ResponseCandidate | RewardRef) -> tuple[int, int]:
+def _weigh(event: TaskInfo | ResponseCandidate | RewardRef) -> tuple[int, int]:
     """Return the place of the event's topic in QuotaUse, and how many bytes a record of it takes at most."""
     if isinstance(event, RewardRef):
         parts, steps = event.score.components, event.score.steps

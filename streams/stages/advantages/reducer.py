@@ -39,15 +39,15 @@ from streams.stages.advantages.after_close import after_close, closed_group
 from streams.stages.advantages.checks import (
     changed_response,
     changed_task,
+    other_sampling,
     reject,
     response_rejection,
     reward_rejection,
-    superseded,
     unknown_response,
 )
 from streams.stages.advantages.group_event import without_responses
 from streams.stages.advantages.incoming import Incoming
-from streams.stages.advantages.quota import counted
+from streams.stages.advantages.quota import count_record
 from streams.stages.advantages.state import (
     ClosedGroup,
     DeadLetterEffect,
@@ -79,39 +79,41 @@ class GroupReducer:
     """The most that a table row and its key may have."""
 
     def reduce(
-        self, state: GroupState, came: Incoming, at: Coordinates, timestamp_ms: int, *, trace: str = ""
+        self, state: GroupState, incoming: Incoming, coordinates: Coordinates, timestamp_ms: int, *, trace: str = ""
     ) -> tuple[GroupState, Sequence[Effect]]:
-        """Return the state after an event, recorded at `at` with this timestamp, and what must be done.
+        """Return the state after an event, recorded at `coordinates` with this timestamp, and what must be done.
 
         `trace` is that of a task; its group gets it, and nothing is decided by it.
         """
-        if isinstance(came.event, GroupControl):
-            return self._control(state, came.event)
-        event = task_info(came.event, timestamp_ms, self.rule) if isinstance(came.event, Task) else came.event
+        if isinstance(incoming.event, GroupControl):
+            return self._control(state, incoming.event)
+        event = (
+            task_info(incoming.event, timestamp_ms, self.rule) if isinstance(incoming.event, Task) else incoming.event
+        )
         if isinstance(event, RewardRef) and event.source.startswith(FEEDBACK):
             return state, ()
         group = state or OpenGroup(first_seen_ms=timestamp_ms)
-        quota, refusal = counted(group.quota, came.task_id, event, at, self.row_bytes)
+        quota, refusal = count_record(group.quota, incoming.task_id, event, coordinates, self.row_bytes)
         if quota is not group.quota:
             state = group = group.with_quota(quota)
         if refusal is not None:
-            return state, [DeadLetterEffect(at, *refusal)]
+            return state, [DeadLetterEffect(coordinates, *refusal)]
         effects: list[Effect] = []
         if isinstance(group, ClosedGroup):
-            return after_close(group, came.task_id, event, at, effects), effects
+            return after_close(group, incoming.task_id, event, coordinates, effects), effects
         if isinstance(event, TaskInfo):
             if group.task is None:
                 group = self._begin(group._replace(trace=trace), event, effects)
             elif (content := event.content_digest()) != group.task.content_digest():
-                group = reject(group, content, DeadLetterEffect(at, *changed_task(came.task_id)), effects)
+                group = reject(group, content, DeadLetterEffect(coordinates, *changed_task(incoming.task_id)), effects)
         elif group.task is None:
             group = _wait(group, event)
         else:
             group = self._enter(group, group.task, event, effects)
         if group.task is None or not self._is_complete(group, group.task):
             return group, effects
-        closed, more = self._close(came.task_id, group, group.task, complete=True)
-        return closed, [*effects, *more]
+        closed, closing = self._close(incoming.task_id, group, group.task, complete=True)
+        return closed, [*effects, *closing]
 
     # --- entering -----------------------------------------------------------------------------------------------------
 
@@ -137,8 +139,8 @@ class GroupReducer:
         sampling = group.samplings.get(response.sampling_id)
         if sampling is None:
             sampling = SamplingState(response.adapter_version, response.group_size, response.shared_digest, {})
-        elif (known := sampling.slots.get(response.slot)) is not None:
-            if known.content_digest == response.ref.content_digest:
+        elif (first := sampling.slots.get(response.slot)) is not None:
+            if first.content_digest == response.ref.content_digest:
                 return group
             changed = DeadLetterEffect(self._at(response), *changed_response(response.ref.response_id))
             return reject(group, response.content_digest(), changed, effects)
@@ -149,9 +151,9 @@ class GroupReducer:
         slots = {**slots, response.slot: response.ref}
         with_it = SamplingState._make((version, size, shared or response.shared_digest, slots))
         entered = group.with_samplings({**group.samplings, response.sampling_id: with_it})
-        return entered if group.samplings else self._begin(entered, self._sampled(task, response.ref), effects)
+        return entered if group.samplings else self._begin(entered, self._with_deadline(task, response.ref), effects)
 
-    def _sampled(self, task: TaskInfo, first: ResponseRef) -> TaskInfo:
+    def _with_deadline(self, task: TaskInfo, first: ResponseRef) -> TaskInfo:
         """Return the task with the deadline that its first response gives it.
 
         No response is older than its task: the agent's clock is slow then, and the rewards would all be late.
@@ -163,10 +165,10 @@ class GroupReducer:
 
     def _enter_reward(self, group: OpenGroup, task: TaskInfo, reward: RewardRef, effects: list[Effect]) -> OpenGroup:
         score, of_response = reward.score, group.scores.get(reward.response_id, {})
-        known = of_response.get(reward.source)
-        if known is not None and known[:2] == score[:2] and known.steps == score.steps:
+        first = of_response.get(reward.source)
+        if first is not None and first[:2] == score[:2] and first.steps == score.steps:
             return group
-        if (rejection := reward_rejection(task, known, reward, self.rewards_topic)) is not None:
+        if (rejection := reward_rejection(task, first, reward, self.rewards_topic)) is not None:
             effect = DeadLetterEffect(self._at(reward), *rejection)
             return reject(group, reward.content_digest(), effect, effects)
         return group.with_scores({**group.scores, reward.response_id: {**of_response, reward.source: score}})
@@ -189,26 +191,26 @@ class GroupReducer:
                 for event in state.early:  # of a task that was never sampled
                     if isinstance(event, RewardRef):
                         state = self._enter_reward(state, task, event, effects)
-                closed, more = self._close(control.task_id, state._replace(early=()), task, complete=False)
-                return closed, [*effects, *more]
+                closed, closing = self._close(control.task_id, state._replace(early=()), task, complete=False)
+                return closed, [*effects, *closing]
             case _:
                 return state, ()  # the group has closed meanwhile, or was forgotten long ago
 
     def _without_task(self, task_id: str, group: OpenGroup) -> Iterator[Effect]:
         """Yield a dead letter for each event of a task that never came."""
-        why = f"task {task_id} is not in the tasks topic; events can only be joined to a task that was submitted"
+        error = f"task {task_id} is not in the tasks topic; events can only be joined to a task that was submitted"
         for event in group.early:
-            yield DeadLetterEffect(self._at(event), "unknown_task", why)
+            yield DeadLetterEffect(self._at(event), "unknown_task", error)
 
     def _is_complete(self, group: OpenGroup, task: TaskInfo) -> bool:
         first = complete_sampling(group)
         if first is None:
             return False
-        wanted = {name for name, _ in task.sources}
+        sources = {name for name, _ in task.sources}
         for ref in reversed(
             group.samplings[first].slots.values()
         ):  # the last to answer is mostly the last to be scored
-            if not ref.failed and not wanted <= group.scores.get(ref.response_id, {}).keys():
+            if not ref.failed and not sources <= group.scores.get(ref.response_id, {}).keys():
                 return False
         return True
 
@@ -246,7 +248,7 @@ class GroupReducer:
         if dropped is not None:
             emit = without_responses(emit, dropped)
         closed = closed_group(group, task, chosen, content.newest_ms)
-        return closed, [emit, *self._superseded(task_id, group, chosen), *self._strangers(task_id, group, chosen)]
+        return closed, [emit, *self._other_samplings(task_id, group, chosen), *self._strangers(task_id, group, chosen)]
 
     def _why_dropped(
         self, task: TaskInfo, members: Sequence[GroupMember], sampling: SamplingState | None, complete: bool
@@ -262,23 +264,23 @@ class GroupReducer:
             return "too_few_scored"
         return None
 
-    def _superseded(self, task_id: str, group: OpenGroup, chosen: str | None) -> Iterator[DeadLetterEffect]:
+    def _other_samplings(self, task_id: str, group: OpenGroup, chosen: str | None) -> Iterator[DeadLetterEffect]:
         """Yield a dead letter for each response of the samplings that were not chosen."""
         for sampling_id, sampling in group.samplings.items():
             if sampling_id != chosen:
                 for ref in sampling.slots.values():
-                    at = Coordinates(self.responses_topic, ref.partition, ref.offset)
-                    yield DeadLetterEffect(at, *superseded(task_id))
+                    coordinates = Coordinates(self.responses_topic, ref.partition, ref.offset)
+                    yield DeadLetterEffect(coordinates, *other_sampling(task_id))
 
     def _strangers(self, task_id: str, group: OpenGroup, chosen: str | None) -> Iterator[DeadLetterEffect]:
         """Yield a dead letter for each reward that is not for the sampling that was chosen."""
-        known = {ref.response_id for ref in group.samplings[chosen].slots.values()} if chosen else set()
+        members = {ref.response_id for ref in group.samplings[chosen].slots.values()} if chosen else set()
         for response_id, scores in group.scores.items():
-            if response_id in known:
+            if response_id in members:
                 continue
             for score in scores.values():
-                at = Coordinates(self.rewards_topic, score.partition, score.offset)
-                yield DeadLetterEffect(at, *unknown_response(task_id, response_id))
+                coordinates = Coordinates(self.rewards_topic, score.partition, score.offset)
+                yield DeadLetterEffect(coordinates, *unknown_response(task_id, response_id))
 
 
 def _wait(group: OpenGroup, new: ResponseCandidate | RewardRef) -> OpenGroup:
@@ -317,14 +319,14 @@ def group_content(group: OpenGroup, task: TaskInfo, sampling: SamplingState | No
             left_out.append(LeftOut(slot=slot, reason="unanswered"))
             continue
         scores = {} if ref.failed else group.scores.get(ref.response_id, {})
-        counted_ms += (ref.timestamp_ms, *[one.timestamp_ms for one in scores.values()])
+        counted_ms += (ref.timestamp_ms, *[score.timestamp_ms for score in scores.values()])
         if (reason := _why_left_out(task, ref.failed, scores)) is not None:
             left_out.append(LeftOut(slot=slot, response_id=ref.response_id, reason=reason))
             continue
         reward = sum([weight * (scores[name].value or 0.0) for name, weight in task.sources])
-        at, components = (ref.partition, ref.offset), _components(task, scores)
+        place, components = (ref.partition, ref.offset), _components(task, scores)
         steps = _steps(task, scores)
-        members.append(GroupMember(slot, ref.response_id, at, ref.finish_reason, reward, components, steps))
+        members.append(GroupMember(slot, ref.response_id, place, ref.finish_reason, reward, components, steps))
     return GroupContent(max(counted_ms), members, left_out)
 
 

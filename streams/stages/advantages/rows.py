@@ -55,7 +55,7 @@ def load(row: bytes | None) -> GroupState:
     if row is None:
         return None
     data = unpack(row, ROW_VERSION)
-    return _closed(data) if "closed" in data else _open(data)
+    return _closed_group(data) if "closed" in data else _open(data)
 
 
 _CLOSED = re.compile(rb'\{"v":%d,"closed":\[(\d+),' % ROW_VERSION)
@@ -63,15 +63,15 @@ _CLOSED = re.compile(rb'\{"v":%d,"closed":\[(\d+),' % ROW_VERSION)
 
 def closed_ms(row: bytes) -> int | None:
     """Return when the group in this row closed, without reading the rest; None if it is open."""
-    found = _CLOSED.match(row)
-    return None if found is None else int(found[1])
+    match = _CLOSED.match(row)
+    return None if match is None else int(match[1])
 
 
 def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, frozenset) else value
 
 
-def _closed(data: Mapping[str, Any]) -> ClosedGroup:
+def _closed_group(data: Mapping[str, Any]) -> ClosedGroup:
     values = dict(zip(CLOSED_FIELDS, data["closed"], strict=True))
     values |= {
         "task": _task(*values["task"]),

@@ -6,13 +6,14 @@
 GRPO compares the responses to one task only with each other, so nothing leaves here until every slot is answered (or
 has failed) and every required source has scored. Every task leaves exactly one record: its group, or why there is none.
 `reducer.py` decides; this file is what the live worker and a replay need around it: decoding, the responses of open
-groups, the records of groups and dead letters. The live wiring is `live.py`.
+groups, the records of groups and dead letters. The live wiring is `live.py`
+for Faust and `loop.py` for the batched worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from schemas.events import Coordinates, DeadLetter, Event, Task
 from schemas.serde import Poison
@@ -27,14 +28,18 @@ from streams.stages.advantages.incoming import Columns, Incoming, ResponseBody, 
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.advantages.state import ClosedGroup, DeadLetterEffect, Effect, EmitGroup, GroupState
 
-if TYPE_CHECKING:
-    from streams.worker.batched.worker import LoopWorker
-    from streams.worker.faust.faust_driver import FaustDriver
-
 STAGE = "advantages"
 
 Place = tuple[int, int]
 """Partition and offset in the responses topic."""
+
+
+class Decision(NamedTuple):
+    """What follows from one record."""
+
+    record: Record
+    before: GroupState
+    effects: Sequence[Effect]
 
 
 class AdvantageStage:
@@ -50,17 +55,17 @@ class AdvantageStage:
         self._tracer, self._partitions = tracer, partitions
         self._topics = {topic.name: topic for topic in named.values() if topic.label in KEYED_BY_TASK}
         self._responses, self._groups = named["responses"].name, named["groups"]
-        rewards, most = named["rewards"].name, row_bytes(settings.topics)
-        self._reducer = GroupReducer(settings.advantages, self._responses, rewards, most)
+        rewards, most_bytes = named["rewards"].name, row_bytes(settings.topics)
+        self._reducer = GroupReducer(settings.advantages, self._responses, rewards, most_bytes)
         self.cache = ResponseCache()
 
     def decode(self, record: Record) -> Incoming | DeadLetter:
         """Return what the join takes from `record`, or its dead letter."""
         event = record.decode(self.event_type(record.at.topic))
         if isinstance(event, Poison):
-            return _rejected(record, event)
-        (came,) = self.incoming([record], columns_of(event))
-        return came
+            return _dead_letter_of(record, event)
+        (result,) = self.incoming([record], columns_of(event))
+        return result
 
     def event_type(self, topic: str) -> type[Event]:
         """Return what the records of one of the four topics hold."""
@@ -75,44 +80,49 @@ class AdvantageStage:
         A record that is not where its task's records are has a dead letter, too.
         """
         sound = [record for place, record in enumerate(records) if place not in wrong] if wrong else records
-        came = incoming(self.event_type(records[0].at.topic), columns, sound)
-        where = {
-            (one.task_id, record.key, record.at.partition): record for one, record in zip(came, sound, strict=True)
+        events = incoming(self.event_type(records[0].at.topic), columns, sound)
+        sources = {
+            (event.task_id, record.key, record.at.partition): record
+            for event, record in zip(events, sound, strict=True)
         }
-        astray = {each: bad for each, record in where.items() if (bad := record.misplaced(each[0], self._partitions))}
-        found: list[Incoming | DeadLetter] = list(came)
+        astray = {
+            source: poison
+            for source, record in sources.items()
+            if (poison := record.misplaced(source[0], self._partitions))
+        }
+        results: list[Incoming | DeadLetter] = list(events)
         if astray:
-            for place, (one, record) in enumerate(zip(came, sound, strict=True)):
-                if (bad := astray.get((one.task_id, record.key, record.at.partition))) is not None:
-                    found[place] = _rejected(record, bad)
+            for place, (event, record) in enumerate(zip(events, sound, strict=True)):
+                if (poison := astray.get((event.task_id, record.key, record.at.partition))) is not None:
+                    results[place] = _dead_letter_of(record, poison)
         if not wrong:
-            return found
-        of_sound = iter(found)
+            return results
+        of_sound = iter(results)
         return [
-            _rejected(record, wrong[place]) if place in wrong else next(of_sound)
+            _dead_letter_of(record, wrong[place]) if place in wrong else next(of_sound)
             for place, record in enumerate(records)
         ]
 
-    def reduce(self, state: GroupState, came: Incoming, record: Record) -> tuple[GroupState, Sequence[Effect]]:
+    def reduce(self, state: GroupState, incoming: Incoming, record: Record) -> tuple[GroupState, Sequence[Effect]]:
         """Return what the reducer decides; what a group copies of a response is cached for when it leaves."""
-        if came.body is not None and not isinstance(state, ClosedGroup):
-            self.cache.keep(record, came.task_id, came.body)
+        if incoming.body is not None and not isinstance(state, ClosedGroup):
+            self.cache.keep(record, incoming.task_id, incoming.body)
         header = ""
-        if isinstance(came.event, Task):
-            trace = self._tracer.of_task(came.event, context.of_headers(record.headers))
+        if isinstance(incoming.event, Task):
+            trace = self._tracer.of_task(incoming.event, context.of_headers(record.headers))
             header = "" if trace is None else trace.context.traceparent
-        return self._reducer.reduce(state, came, record.at, record.timestamp_ms, trace=header)
+        return self._reducer.reduce(state, incoming, record.at, record.timestamp_ms, trace=header)
 
     def missing(self, effects: Sequence[Effect], record: Record) -> list[Coordinates]:
         """Return the coordinates of every record that `effects` refer to and that must be fetched for `outputs`."""
-        wanted: list[Coordinates] = []
+        coordinates: list[Coordinates] = []
         for effect in effects:
             if isinstance(effect, EmitGroup):
                 places = self.cache.reserve([member.at for member in effect.members])
-                wanted += [Coordinates(self._responses, *place) for place in places]
+                coordinates += [Coordinates(self._responses, *place) for place in places]
             elif effect.at != record.at:
-                wanted.append(effect.at)
-        return wanted
+                coordinates.append(effect.at)
+        return coordinates
 
     def outputs(
         self, effects: Sequence[Effect], record: Record, fetched: Mapping[Coordinates, Record]
@@ -148,13 +158,13 @@ class AdvantageStage:
         return dead_letter(record, stage=STAGE, reason="too_large", error=error)
 
     def _read(self, place: Place, fetched: Mapping[Coordinates, Record]) -> ResponseBody:
-        came = self.decode(fetched[Coordinates(self._responses, *place)])
-        assert isinstance(came, Incoming) and came.body is not None  # noqa: S101 - as when it was counted
-        return came.body
+        response = self.decode(fetched[Coordinates(self._responses, *place)])
+        assert isinstance(response, Incoming) and response.body is not None  # noqa: S101 - as when it was counted
+        return response.body
 
 
-def _rejected(record: Record, found: Poison) -> DeadLetter:
-    return dead_letter(record, stage=STAGE, reason=found.reason, error=found.error)
+def _dead_letter_of(record: Record, poison: Poison) -> DeadLetter:
+    return dead_letter(record, stage=STAGE, reason=poison.reason, error=poison.error)
 
 
 class ResponseCache:
@@ -168,7 +178,7 @@ class ResponseCache:
     """What a response takes in memory beyond the bytes of its record."""
 
     def __init__(self) -> None:
-        self._kept: dict[Place, tuple[ResponseBody, str, int]] = {}
+        self._responses: dict[Place, tuple[ResponseBody, str, int]] = {}
         """With the task, and the bytes that it takes."""
         self._reserved: dict[Place, ResponseBody] = {}
         """Of the groups that leave just now: kept whatever is forgotten while the others are fetched."""
@@ -177,20 +187,20 @@ class ResponseCache:
     def keep(self, record: Record, task_id: str, body: ResponseBody) -> None:
         """Keep what was read of a response to this task; the oldest make room for it."""
         place = record.at[1:]
-        if place in self._kept:
+        if place in self._responses:
             self.forget(place)  # it is read again
         size = self.OBJECT_BYTES + len(record.payload or b"")
-        while self._kept and self.size_bytes + size > self.MAX_BYTES:
-            self.forget(next(iter(self._kept)))
-        self._kept[place] = (body, task_id, size)
+        while self._responses and self.size_bytes + size > self.MAX_BYTES:
+            self.forget(next(iter(self._responses)))
+        self._responses[place] = (body, task_id, size)
         self.size_bytes += size
 
     def reserve(self, places: Sequence[Place]) -> list[Place]:
         """Reserve the responses at these places for `take`; return the places of those that are not here."""
         missing = []
         for place in places:
-            if (kept := self._kept.pop(place, None)) is not None:
-                self._reserved[place], _, size = kept
+            if (entry := self._responses.pop(place, None)) is not None:
+                self._reserved[place], _, size = entry
                 self.size_bytes -= size
             elif place not in self._reserved:
                 missing.append(place)
@@ -202,24 +212,10 @@ class ResponseCache:
 
     def forget(self, place: Place) -> None:
         """Forget a response, if it is here."""
-        if (kept := self._kept.pop(place, None)) is not None:
-            self.size_bytes -= kept[2]
+        if (entry := self._responses.pop(place, None)) is not None:
+            self.size_bytes -= entry[2]
 
     def forget_closed(self, is_open: Callable[[int, str], bool]) -> None:
         """Forget responses to tasks that `is_open` (partition, task_id) denies: another worker has emitted them."""
-        for place in [place for place, (_, task_id, _) in self._kept.items() if not is_open(place[0], task_id)]:
+        for place in [place for place, (_, task_id, _) in self._responses.items() if not is_open(place[0], task_id)]:
             self.forget(place)
-
-
-def register(driver: FaustDriver) -> None:
-    """Run the stage in the Faust worker."""
-    from streams.stages.advantages.live import LiveAdvantages
-
-    LiveAdvantages(driver.app).register()
-
-
-def register_loop(worker: LoopWorker) -> None:
-    """Run the stage in the loop."""
-    from streams.stages.advantages.loop import LoopAdvantages
-
-    LoopAdvantages(worker).register()

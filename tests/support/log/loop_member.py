@@ -15,7 +15,7 @@ from streams.cli.runtime import until_stopped
 from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.stages import batches
-from streams.stages.advantages import stage as advantages
+from streams.stages.advantages import loop as advantages
 from streams.worker.batched.worker import LoopWorker
 
 
@@ -28,7 +28,7 @@ def main() -> int:
         time.sleep(0.01)
     with until_stopped() as stop:
         worker = LoopWorker(load(), stop)
-        advantages.register_loop(worker)
+        advantages.register(worker)
         batches.register(worker)
         with worker:
             while not stop.is_set():
