@@ -64,7 +64,7 @@ def all_text_is_tokenized_to_find_what_is_new(patch: pytest.MonkeyPatch) -> None
 
 def the_template_s_end_follows_the_sampled_one(patch: pytest.MonkeyPatch) -> None:
     def extend(self: ChatRendering, known: Any, finished: bool, before: Any, new: Any, tools: Any) -> tuple[int, ...]:
-        return self._template.tokens(self._behind_answer(before, new, tools))
+        return self._template.tokens(self._text_after_answer(before, new, tools))
 
     patch.setattr(ChatRendering, "extend", extend)
 
