@@ -285,7 +285,7 @@ def test_a_range_that_retention_has_cut_is_refused(settings: Settings, tmp_path:
     for future in client.delete_records(wanted).values():
         future.result()
     with pytest.raises(
-        RefusedError, match=r"tasks\[0\]@1: retention has deleted what was asked for; the first record has"
+        RefusedError, match=r"tasks\[0\]@1: retention has deleted a part of the range; the first record has"
     ):
         run(source, request("cut", tmp_path, selection=Selection(policy="default", first=1)))
     with pytest.raises(RefusedError, match="is younger than --since"):

@@ -218,9 +218,9 @@ def test_another_judge_makes_another_question_and_another_suite() -> None:
     (asked,) = evaluate.evaluation(suites.generated("sums", count=1, seed=0), policy="p", version=3, now_ms=0)
     plain = HeldOutSuite(generator="sums", count=1)
     judged = replace(plain, scorers=named_sources(['regex={"pattern": "x"}']))
-    assert plain.judged(asked) is asked
-    other = judged.judged(asked)
+    assert plain.with_scorers(asked) is asked
+    other = judged.with_scorers(asked)
     assert other.task_id != asked.task_id and other.messages == asked.messages
     assert other.metadata["suite"] == 'sums/n=1/seed=0/regex={"pattern": "x"}'
     assert [source.name for source in other.reward_sources] == ["regex"]
-    assert judged.judged(asked) == other
+    assert judged.with_scorers(asked) == other

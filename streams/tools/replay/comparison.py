@@ -35,31 +35,33 @@ class ComparisonSide:
     """By suite and version."""
 
 
-def side(settings: Settings, name: str, every: Mapping[str, Experiment] | None = None) -> ComparisonSide:
+def side(settings: Settings, name: str, recorded: Mapping[str, Experiment] | None = None) -> ComparisonSide:
     """Return the experiment called `name`, or else the policy. Raises NotFoundError if neither is there.
 
-    `every` is what `experiments.read` returned, if it was read before.
+    `recorded` is the result of `experiments.read`, if it was read before.
     """
-    every = experiments.read(settings) if every is None else every
-    if name in every:
-        log, policy = experiments.of(settings, every[name]), name
+    recorded = experiments.read(settings) if recorded is None else recorded
+    if name in recorded:
+        log, policy = experiments.of(settings, recorded[name]), name
     else:
         log, policy = settings, name
     try:
         state = adapters.read_state(log, policy)
     except NotFoundError:
-        if name not in every:
+        if name not in recorded:
             raise
         return ComparisonSide(name, True, 0, {})  # it was stopped before its topics existed
     scores = {
-        (suite, number): metrics for number, one in state.versions.items() for suite, metrics in one.evaluated.items()
+        (suite, number): metrics
+        for number, version in state.versions.items()
+        for suite, metrics in version.evaluated.items()
     }
-    if name not in every and not state.newest and not scores and name != settings.policy.name:
+    if name not in recorded and not state.newest and not scores and name != settings.policy.name:
         raise NotFoundError(
             f"{name!r} is neither an experiment nor a policy with an adapter or a score; experiments: "
-            f"{nearest(name, every)}"
+            f"{nearest(name, recorded)}"
         )
-    return ComparisonSide(name, name in every, state.newest, scores)
+    return ComparisonSide(name, name in recorded, state.newest, scores)
 
 
 def rows(first: ComparisonSide, second: ComparisonSide) -> list[dict[str, Any]]:
@@ -68,29 +70,29 @@ def rows(first: ComparisonSide, second: ComparisonSide) -> list[dict[str, Any]]:
     `difference` is second minus first in `exact`; `within` is its 95 % interval around 0 if both were equally good and
     the questions drawn again (normal approximation). Both are None unless both sides answered.
     """
-    found = []
+    table = []
     for suite, number in sorted(first.scores.keys() | second.scores.keys()):
-        ours, theirs = first.scores.get((suite, number), {}), second.scores.get((suite, number), {})
-        found.append(
+        left, right = first.scores.get((suite, number), {}), second.scores.get((suite, number), {})
+        table.append(
             {
                 "suite": suite,
                 "version": number,
-                first.name: ours.get("exact"),
-                second.name if second.name != first.name else f"{second.name} again": theirs.get("exact"),
-                "difference": _difference(ours, theirs),
-                "within": _within(ours, theirs),
-                "n": [int(side.get("n", 0)) for side in (ours, theirs)],
-                "mean_reward": [side.get("mean_reward") for side in (ours, theirs)],
+                first.name: left.get("exact"),
+                second.name if second.name != first.name else f"{second.name} again": right.get("exact"),
+                "difference": _difference(left, right),
+                "within": _within(left, right),
+                "n": [int(side.get("n", 0)) for side in (left, right)],
+                "mean_reward": [side.get("mean_reward") for side in (left, right)],
             }
         )
-    return found
+    return table
 
 
-def _difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float | None:
-    return theirs["exact"] - ours["exact"] if "exact" in ours and "exact" in theirs else None
+def _difference(left: Mapping[str, float], right: Mapping[str, float]) -> float | None:
+    return right["exact"] - left["exact"] if "exact" in left and "exact" in right else None
 
 
-def _within(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float | None:
-    if _difference(ours, theirs) is None or not ours.get("n") or not theirs.get("n"):
+def _within(left: Mapping[str, float], right: Mapping[str, float]) -> float | None:
+    if _difference(left, right) is None or not left.get("n") or not right.get("n"):
         return None
-    return SIGMAS * math.sqrt(sum(side["exact"] * (1 - side["exact"]) / side["n"] for side in (ours, theirs)))
+    return SIGMAS * math.sqrt(sum(side["exact"] * (1 - side["exact"]) / side["n"] for side in (left, right)))

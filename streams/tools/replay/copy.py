@@ -58,14 +58,14 @@ def copy(replay: Replay) -> Counter[str]:
     Raises Stopped, LogError if either log fails, EventError for a record that the experiment's topic does not take.
     """
     counts: Counter[str] = Counter()
-    renaming = Renaming(policy=replay.about.policy, name=replay.own.policy.name, scorers=replay.scorers)
+    renaming = Renaming(policy=replay.about.policy, name=replay.settings.policy.name, scorers=replay.scorers)
     for label in LABELS:
         if label == "rewards" and replay.scorers:
             continue
         topic = topics(replay.source.topics)[label]
         starts, ends = bounds(replay.about.ranges, topic.name)
         total = sum(ends[tp] - starts[tp] for tp in starts)
-        for record in replay.progress.over(f"copying {label}", replay.history.read(starts, ends), total):
+        for record in replay.progress.track(f"copying {label}", replay.history.read(starts, ends), total):
             if record.key not in replay.keys:
                 continue
             payload = renaming.payload(record, topic)

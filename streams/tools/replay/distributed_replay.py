@@ -83,14 +83,14 @@ class _EngineWork:
 
     def copy(self) -> Rows:
         replay = self._replay
-        renaming = Renaming(policy=replay.about.policy, name=replay.own.policy.name)
+        renaming = Renaming(policy=replay.about.policy, name=replay.settings.policy.name)
         source, keys = for_executors(replay.source), self._engine.share(replay.keys)
         work = Copying(source, self._shared, keys, renaming, self._buckets)
         parts = min(len(self.pieces), self._buckets)
         return self._engine.map_numbers(len(self.pieces), parts, same_release(work), COPIED).persist()
 
     def join(self, copies: Rows, starts: list[PieceStart]) -> Rows:
-        work = Joining(for_executors(self._replay.own), self._shared, self._engine.share(starts), self._trained)
+        work = Joining(for_executors(self._replay.settings), self._shared, self._engine.share(starts), self._trained)
         return copies.map_groups("bucket", self._buckets, same_release(work), JOINED).persist()
 
 
@@ -99,7 +99,7 @@ def _write_copies(replay: Replay, pieces: list[ArchivePiece], copies: Rows, coun
     rows = _values(copies.in_order(), "piece", "row", "timestamp_ms", "key", "payload")
     last, done = (-1, -1), 0
     total = sum(counts[label] for label in KEYED_BY_TASK)
-    for piece, row, timestamp_ms, key, payload in replay.progress.over("writing copies", rows, total):
+    for piece, row, timestamp_ms, key, payload in replay.progress.track("writing copies", rows, total):
         if payload is None:
             continue
         if (piece, row) <= last or (row and (piece, row - 1) != last):

@@ -1,4 +1,4 @@
-"""Experiments: what was replayed from this log into a log of its own, and the result.
+"""Experiments: replays of this log into logs of their own, and their results.
 
     experiments: started, stopped, failed, finished ──► fold ──► Experiment: selection, ranges, settings, counts, state
     settings, NAME ──► settings of its log: the same topics under <prefix>experiment.NAME., adapters in its own folder
@@ -72,7 +72,7 @@ def settings_of(source: Settings, name: str, folder: Path, changes: Mapping[str,
 
     Raises SettingsError, naming `origin`, for an invalid key or value.
     """
-    own = {
+    fixed = {
         "topics.prefix": f"{source.topics.prefix}{PREFIX}{name}.",
         "topics.retention_days": 0,  # its records are as old as those they were copied from
         "policy.name": name,
@@ -80,16 +80,16 @@ def settings_of(source: Settings, name: str, folder: Path, changes: Mapping[str,
         "trainer.off_policy": True,
         "adapters.store": str(folder / "adapters"),
     }
-    if taken := sorted(own.keys() & changes.keys()):
-        raise SettingsError(f"{origin}: {taken[0]} is set by the experiment itself; leave it out")
-    return override(source, {**changes, **own}, origin)
+    if conflicts := sorted(fixed.keys() & changes.keys()):
+        raise SettingsError(f"{origin}: {conflicts[0]} is set by the experiment itself; leave it out")
+    return override(source, {**changes, **fixed}, origin)
 
 
 def of(source: Settings, experiment: Experiment) -> Settings:
     """Return the settings of an experiment, as its events record them."""
-    own = ("trainer.off_policy", "scorers")
-    decided = {key: text for key, text in experiment.settings.items() if key not in own}
-    return settings_of(source, experiment.name, experiment.folder, decided, f"experiment {experiment.name}")
+    fixed = ("trainer.off_policy", "scorers")
+    changes = {key: text for key, text in experiment.settings.items() if key not in fixed}
+    return settings_of(source, experiment.name, experiment.folder, changes, f"experiment {experiment.name}")
 
 
 def deciding(settings: Settings) -> dict[str, str]:
@@ -114,16 +114,16 @@ def read(settings: Settings) -> dict[str, Experiment]:
 
     Raises NotFoundError without the topic, LogError if the broker does not answer.
     """
-    found: dict[str, Experiment] = {}
+    experiments: dict[str, Experiment] = {}
     for record in read_topic(settings, "experiments"):
         event = record.decode(ExperimentEvent)
         if not isinstance(event, Poison):
-            found[event.experiment] = fold(found.get(event.experiment), event)
-    return dict(sorted(found.items(), key=lambda item: item[1].created_at))
+            experiments[event.experiment] = fold(experiments.get(event.experiment), event)
+    return dict(sorted(experiments.items(), key=lambda item: item[1].created_at))
 
 
 def fold(experiment: Experiment | None, event: ExperimentEvent) -> Experiment:
-    """Return an experiment after `event`; the first describes what is replayed, and each how far it came."""
+    """Return an experiment after `event`; the first describes the replay, and each its progress."""
     if experiment is None:
         return Experiment(
             name=event.experiment,
@@ -152,10 +152,10 @@ def fold(experiment: Experiment | None, event: ExperimentEvent) -> Experiment:
 
 def find(settings: Settings, name: str) -> Experiment:
     """Return the experiment called `name`. Raises NotFoundError with the nearest name."""
-    every = read(settings)
-    if name not in every:
-        raise NotFoundError(f"{settings.topics.prefix}* has no experiment {name!r}; {nearest(name, every)}")
-    return every[name]
+    experiments = read(settings)
+    if name not in experiments:
+        raise NotFoundError(f"{settings.topics.prefix}* has no experiment {name!r}; {nearest(name, experiments)}")
+    return experiments[name]
 
 
 class Journal:

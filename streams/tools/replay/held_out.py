@@ -43,7 +43,7 @@ SKEW_MS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutSuite:
-    """A suite of questions and the versions that shall answer it."""
+    """A suite of questions and the versions that answer it."""
 
     generator: str
     count: int
@@ -52,15 +52,15 @@ class HeldOutSuite:
     """Of the generator."""
     versions: tuple[str, ...] = ("0", "last")
     scorers: tuple[RewardSource, ...] = ()
-    """Who judges the answers; default: the generator's own scorer."""
+    """Scorers of the answers; default: the generator's own."""
 
     @property
     def in_environment(self) -> bool:
         """Whether its questions are episodes, which the agents of this module do not play."""
         return self.generator in LISTED
 
-    def judged(self, task: Task) -> Task:
-        """Return a question of the generator as this suite asks it: with another judge it is another question."""
+    def with_scorers(self, task: Task) -> Task:
+        """Return a question with this suite's scorers: with other scorers it is another question."""
         if not self.scorers:
             return task
         judges = ",".join(f"{source.name}={source.settings}" for source in self.scorers)
@@ -71,9 +71,9 @@ class HeldOutSuite:
 
 @dataclass
 class _OpenEvaluation:
-    """Which questions still lack answers or scores."""
+    """The questions, and the answers and scores that have come."""
 
-    asked: Mapping[str, Task]
+    questions: Mapping[str, Task]
     slots: dict[str, dict[int, bool]] = field(default_factory=dict)
     """By task: slot, and whether it failed for good."""
     scored: dict[str, set[str]] = field(default_factory=dict)
@@ -84,9 +84,9 @@ class _OpenEvaluation:
         elif isinstance(event, Reward):
             self.scored.setdefault(event.task_id, set()).add(event.reward_id)
 
-    def done(self) -> int:
-        """Return how many questions are answered and scored."""
-        return sum(self._is_done(task_id, task) for task_id, task in self.asked.items())
+    def count_done(self) -> int:
+        """Return the number of questions that are answered and scored."""
+        return sum(self._is_done(task_id, task) for task_id, task in self.questions.items())
 
     def _is_done(self, task_id: str, task: Task) -> bool:
         slots = self.slots.get(task_id, {})
@@ -107,60 +107,60 @@ def run(
         raise RefusedError(
             f"experiment {name} is {experiment.kind}; finish it first with the same `streamward replay run`"
         )
-    own = experiments.of(source, experiment)
+    settings = experiments.of(source, experiment)
     with experiments.hold(experiment.folder, name):
-        asked = _asked(own, suite)
-        submit.submit(own, asked.values())
+        questions = _questions(settings, suite)
+        submit.submit(settings, questions.values())
         since_ms = experiment.created_at - SKEW_MS
-        with _agents(own) as failed:
-            _wait(own, asked, since_ms, failed, stop, report or (lambda *_: None))
-        return _join(own, asked, since_ms)
+        with _agents(settings) as failed:
+            _wait(settings, questions, since_ms, failed, stop, report or (lambda *_: None))
+        return _join(settings, questions, since_ms)
 
 
-def _asked(own: Settings, suite: HeldOutSuite) -> dict[str, Task]:
+def _questions(settings: Settings, suite: HeldOutSuite) -> dict[str, Task]:
     """Return the questions by id."""
     now_ms = times.now_ms()
-    questions = suites.generated(suite.generator, count=suite.count, seed=suite.seed, options=suite.options)
-    asked = (
-        suite.judged(task)
-        for version in _versions(own, suite.versions)
-        for task in evaluate.evaluation(questions, policy=own.policy.name, version=version, now_ms=now_ms)
+    generated = suites.generated(suite.generator, count=suite.count, seed=suite.seed, options=suite.options)
+    questions = (
+        suite.with_scorers(task)
+        for version in _versions(settings, suite.versions)
+        for task in evaluate.evaluation(generated, policy=settings.policy.name, version=version, now_ms=now_ms)
     )
-    return {task.task_id: replace(task, deadline_at=now_ms + DEADLINE_MS) for task in asked}
+    return {task.task_id: replace(task, deadline_at=now_ms + DEADLINE_MS) for task in questions}
 
 
-def _versions(own: Settings, wanted: tuple[str, ...]) -> list[int]:
-    known = adapters.read_state(own, own.policy.name)
-    found: dict[int, None] = {}
-    for text in wanted:
+def _versions(settings: Settings, names: tuple[str, ...]) -> list[int]:
+    state = adapters.read_state(settings, settings.policy.name)
+    numbers: dict[int, None] = {}
+    for text in names:
         if text != "last" and not text.isdecimal():
-            raise SettingsError(f"--versions {','.join(wanted)}: expected numbers and last, e.g. 0,5,last")
-        number = known.newest if text == "last" else int(text)
-        if number not in known.versions:
+            raise SettingsError(f"--versions {','.join(names)}: expected numbers and last, e.g. 0,5,last")
+        number = state.newest if text == "last" else int(text)
+        if number not in state.versions:
             raise NotFoundError(
-                f"experiment {own.policy.name} has no version {number}; the newest is {known.newest} "
-                f"(`streamward experiments show {own.policy.name}`)"
+                f"experiment {settings.policy.name} has no version {number}; the newest is {state.newest} "
+                f"(`streamward experiments show {settings.policy.name}`)"
             )
-        found[number] = None
-    return list(found)
+        numbers[number] = None
+    return list(numbers)
 
 
 @contextmanager
-def _agents(own: Settings) -> Iterator[list[BaseException]]:
+def _agents(settings: Settings) -> Iterator[list[BaseException]]:
     """Run a policy agent and a scoring agent in threads while the block runs; yield what they fail with.
 
     No scorer is paused: an evaluation ends, with the scores that failed.
     """
     halt, failed = threading.Event(), list[BaseException]()
-    ending = own.model_copy(update={"scoring": own.scoring.model_copy(update={"max_failures": 0})})
+    ending = settings.model_copy(update={"scoring": settings.scoring.model_copy(update={"max_failures": 0})})
 
-    def guarded(run: Callable[..., None]) -> None:
+    def run_agent(run: Callable[..., None]) -> None:
         try:
             run(ending, stop=halt)
-        except BaseException as exc:  # of a thread; raised again where it is waited for
+        except BaseException as exc:  # of a thread; `_wait` raises it again
             failed.append(exc)
 
-    threads = [threading.Thread(target=guarded, args=(agent.run,), name=agent.STAGE) for agent in (policy, scoring)]
+    threads = [threading.Thread(target=run_agent, args=(agent.run,), name=agent.STAGE) for agent in (policy, scoring)]
     for thread in threads:
         thread.start()
     try:
@@ -172,57 +172,59 @@ def _agents(own: Settings) -> Iterator[list[BaseException]]:
 
 
 def _wait(
-    own: Settings,
-    asked: Mapping[str, Task],
+    settings: Settings,
+    questions: Mapping[str, Task],
     since_ms: int,
     failed: list[BaseException],
     stop: threading.Event,
     report: Report,
 ) -> None:
     """Return once every question is answered and scored. Raises Stopped, or what an agent failed with."""
-    waiting = _OpenEvaluation(asked)
-    kinds = {topics(own.topics)["responses"].name: Response, topics(own.topics)["rewards"].name: Reward}
-    with PartitionReader(own, _starts(own, ["responses", "rewards"], since_ms)) as reader:
-        while (done := waiting.done()) < len(asked):
-            report("asking", done, len(asked))
+    waiting = _OpenEvaluation(questions)
+    kinds = {topics(settings.topics)["responses"].name: Response, topics(settings.topics)["rewards"].name: Reward}
+    with PartitionReader(settings, _starts(settings, ["responses", "rewards"], since_ms)) as reader:
+        while (done := waiting.count_done()) < len(questions):
+            report("asking", done, len(questions))
             if failed:
                 raise failed[0]
             if stop.is_set():
                 raise Stopped
             for record in reader.poll():
-                if record.key is not None and record.key.decode(errors="replace") in asked:
+                if record.key is not None and record.key.decode(errors="replace") in questions:
                     waiting.take(record.decode(kinds[record.at.topic]))
-    report("asking", len(asked), len(asked))
+    report("asking", len(questions), len(questions))
 
 
-def _starts(own: Settings, labels: list[str], since_ms: int) -> dict[TopicPartition, int]:
-    """Return the first offsets that the questions can have: what was copied is older than the experiment."""
-    ends = {tp: end for tp, (_, end) in admin.offsets(own, labels).items()}
-    found = admin.offsets_at(own, labels, max(0, since_ms))
-    return {tp: end if found[tp] < 0 else found[tp] for tp, end in ends.items()}
+def _starts(settings: Settings, labels: list[str], since_ms: int) -> dict[TopicPartition, int]:
+    """Return the first offsets that the questions can have: copies are older than the experiment."""
+    ends = {tp: end for tp, (_, end) in admin.offsets(settings, labels).items()}
+    offsets = admin.offsets_at(settings, labels, max(0, since_ms))
+    return {tp: end if offsets[tp] < 0 else offsets[tp] for tp, end in ends.items()}
 
 
-def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, AdapterEvent]:
+def _join(settings: Settings, questions: Mapping[str, Task], since_ms: int) -> dict[int, AdapterEvent]:
     """Write the groups of the questions and the result of each version unless they exist; return the results."""
-    starts = _starts(own, list(KEYED_BY_TASK), since_ms)
-    ends = {tp: end for tp, (_, end) in admin.offsets(own, KEYED_BY_TASK).items()}
+    starts = _starts(settings, list(KEYED_BY_TASK), since_ms)
+    ends = {tp: end for tp, (_, end) in admin.offsets(settings, KEYED_BY_TASK).items()}
     ranges = [SourceRange(topic=tp[0], partition=tp[1], first=first, next=ends[tp]) for tp, first in starts.items()]
-    keys = {task_id.encode() for task_id in asked}
-    made: list[tuple[Record, AdvantagedGroup]] = []
-    for partition in range(own.topics.partitions):
-        records = partition_records(own, LogHistory(own), ranges, partition, lambda record: record.key in keys)
-        made += [
-            (at, group.event()) for at, group in driver.join_states(own, records) if isinstance(group, GroupRecord)
-        ]
-    made.sort(key=lambda one: (one[0].timestamp_ms, one[0].at))
-    there = _written(own, since_ms)
-    name = topics(own.topics)["groups"].name
-    known = adapters.read_state(own, own.policy.name)
+    keys = {task_id.encode() for task_id in questions}
+    groups: list[tuple[Record, AdvantagedGroup]] = []
+    for partition in range(settings.topics.partitions):
+        records = partition_records(
+            settings, LogHistory(settings), ranges, partition, lambda record: record.key in keys
+        )
+        for record, result in driver.join_states(settings, records):
+            if isinstance(result, GroupRecord):
+                groups.append((record, result.event()))
+    groups.sort(key=lambda pair: (pair[0].timestamp_ms, pair[0].at))
+    written = _written_ids(settings, since_ms)
+    name = topics(settings.topics)["groups"].name
+    state = adapters.read_state(settings, settings.policy.name)
     suites: dict[bytes, suite_results.SuiteResults] = {}
     results: dict[int, AdapterEvent] = {}
-    with Producer(own) as producer:
-        for record, group in made:
-            if group.group_id not in there:
+    with Producer(settings) as producer:
+        for record, group in groups:
+            if group.group_id not in written:
                 key = group.policy.encode()
                 producer.send_bytes(name, key, encode(group), timestamp_ms=record.timestamp_ms)
             key_of_suite = suite_results.suite_key(group)
@@ -231,15 +233,15 @@ def _join(own: Settings, asked: Mapping[str, Task], since_ms: int) -> dict[int, 
             suites[key_of_suite], done = suite_results.count(suites.get(key_of_suite), group)
             for event in done:
                 results[event.version] = event
-                if event.suite not in known.versions[event.version].evaluated:
+                if event.suite not in state.versions[event.version].evaluated:
                     producer.send(event)
     return dict(sorted(results.items()))
 
 
-def _written(own: Settings, since_ms: int) -> set[str]:
+def _written_ids(settings: Settings, since_ms: int) -> set[str]:
     """Return the ids of the groups that were written since the experiment began."""
-    partition = partition_of(own.policy.name, own.topics.policy_partitions)
-    starts = {tp: first for tp, first in _starts(own, ["groups"], since_ms).items() if tp[1] == partition}
-    ends = {tp: admin.offsets(own, ["groups"])[tp][1] for tp in starts}
-    found = (record.decode(AdvantagedGroup) for record in LogHistory(own).read(starts, ends))
-    return {group.group_id for group in found if isinstance(group, AdvantagedGroup)}
+    partition = partition_of(settings.policy.name, settings.topics.policy_partitions)
+    starts = {tp: first for tp, first in _starts(settings, ["groups"], since_ms).items() if tp[1] == partition}
+    ends = {tp: admin.offsets(settings, ["groups"])[tp][1] for tp in starts}
+    events = (record.decode(AdvantagedGroup) for record in LogHistory(settings).read(starts, ends))
+    return {group.group_id for group in events if isinstance(group, AdvantagedGroup)}

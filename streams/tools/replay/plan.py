@@ -1,10 +1,10 @@
-"""Estimate what a replay would produce, and write nothing.
+"""Estimate the result of a replay, and write nothing.
 
     select ──► join ──► cut, from the source, in memory ──► tasks, responses, rewards, groups, batches, steps, seconds
 
 With other scorers the rewards are not known yet, so groups and batches are upper limits: a group whose rewards turn out
 equal teaches nothing, and may be dropped. A few responses are scored to estimate how long scoring takes. Joining is not
-counted: it takes seconds for what took hours to sample.
+counted: it takes seconds for records that took hours to sample.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.batches import BatchWindow, Cutter
 from streams.tools.replay import driver, experiments, recorded_lag
 from streams.tools.replay.regroup import partition_records
-from streams.tools.replay.run import ReplayRequest, about_of, chosen_of, settings_of
+from streams.tools.replay.run import ReplayRequest, new_experiment, select_tasks, settings_of
 from streams.tools.replay.selection import SelectedTasks
 
 SAMPLE = 16
@@ -38,7 +38,7 @@ SAMPLE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """What a replay would produce."""
+    """The estimate of a replay."""
 
     experiment: str
     policy: str
@@ -65,7 +65,7 @@ class ReplayPlan:
 
     @property
     def seconds(self) -> float | None:
-        """How long scoring and training take together; None if that is unknown."""
+        """Seconds that scoring and training take together; None if that is unknown."""
         if self.steps and self.step_s is None:
             return None
         return self.steps * (self.step_s or 0.0) + self.rewards * (self.score_s or 0.0)
@@ -91,8 +91,8 @@ class ReplayPlan:
 
 
 @dataclass
-class _RangeSeen:
-    """What was read, and what came of it in memory."""
+class _RangeCounts:
+    """The records of a range, and what the join and the cutter make of them in memory."""
 
     counts: Counter[str] = field(default_factory=Counter)
     sampled: set[str] = field(default_factory=set)
@@ -109,37 +109,37 @@ class _RangeSeen:
 def plan(source: Settings, request: ReplayRequest, history: History | None = None) -> ReplayPlan:
     """Return what `replay.run` would make of this request. Raises as it does before anything is written."""
     history = history or LogHistory(source)
-    own = settings_of(source, request)
-    about = about_of(source, history, request, own)
-    _refuse_taken(source, request, own)
-    chosen = chosen_of(source, history, request, about)
-    trained, versions = recorded_lag.read(source, history, about.policy, about.ranges)
-    seen = _RangeSeen()
+    settings = settings_of(source, request)
+    experiment = new_experiment(source, history, request, settings)
+    _refuse_taken(source, request, settings)
+    chosen = select_tasks(source, history, request, experiment)
+    trained, versions = recorded_lag.read(source, history, experiment.policy, experiment.ranges)
+    seen = _RangeCounts()
     partitions = (
-        partition_records(source, history, about.ranges, partition, lambda record: record.key in chosen.keys)
+        partition_records(source, history, experiment.ranges, partition, lambda record: record.key in chosen.keys)
         for partition in range(source.topics.partitions)
     )
     if request.scorers:
         for records in partitions:
-            for _ in _counted(source, records, seen, len(request.scorers)):
+            for _ in _count_records(source, records, seen, len(request.scorers)):
                 pass
-        seen.groups, seen.batches = len(seen.sampled), len(seen.sampled) // own.batches.groups
+        seen.groups, seen.batches = len(seen.sampled), len(seen.sampled) // settings.batches.groups
     else:
-        here = own.model_copy(update={"topics": source.topics, "policy": source.policy})
-        made = (
+        join_settings = settings.model_copy(update={"topics": source.topics, "policy": source.policy})
+        results = (
             group
             for records in partitions
             for _, group in driver.join_states(
-                here, _counted(source, records, seen, 0), look_up=history.fetch, note=trained.note
+                join_settings, _count_records(source, records, seen, 0), look_up=history.fetch, note=trained.note
             )
         )
-        _cut(own, (group.event() for group in made if isinstance(group, GroupRecord)), seen)
-    return _plan(own, request, about.changed, chosen, seen, versions)
+        _count_batches(settings, (group.event() for group in results if isinstance(group, GroupRecord)), seen)
+    return _plan(settings, request, experiment.changed, chosen, seen, versions)
 
 
-def _cut(own: Settings, groups: Iterator[AdvantagedGroup], seen: _RangeSeen) -> None:
+def _count_batches(settings: Settings, groups: Iterator[AdvantagedGroup], seen: _RangeCounts) -> None:
     """Count the groups, the batches that they fill, and those that are dropped."""
-    cutter, window = Cutter(own.batches, off_policy=True), BatchWindow()
+    cutter, window = Cutter(settings.batches, off_policy=True), BatchWindow()
     tokens: dict[int, int] = {}
     for group in groups:
         seen.groups += 1
@@ -152,18 +152,18 @@ def _cut(own: Settings, groups: Iterator[AdvantagedGroup], seen: _RangeSeen) -> 
     seen.dropped.update(dropped.reason for dropped in window.dropped)
 
 
-def _refuse_taken(source: Settings, request: ReplayRequest, own: Settings) -> None:
+def _refuse_taken(source: Settings, request: ReplayRequest, settings: Settings) -> None:
     """Raise RefusedError if this name is taken: a plan is for a new experiment."""
-    known = experiments.read(source).get(request.name)
-    if known is not None or topics(own.topics)["tasks"].name in admin.describe(source):
-        state = f"is {known.kind}" if known else "has topics already"
+    existing = experiments.read(source).get(request.name)
+    if existing is not None or topics(settings.topics)["tasks"].name in admin.describe(source):
+        state = f"is {existing.kind}" if existing else "has topics already"
         raise RefusedError(
             f"experiment {request.name} {state}; see `streamward experiments show {request.name}`. "
             "Give the one you plan another name"
         )
 
 
-def _counted(source: Settings, records: Iterator[Record], seen: _RangeSeen, scorers: int) -> Iterator[Record]:
+def _count_records(source: Settings, records: Iterator[Record], seen: _RangeCounts, scorers: int) -> Iterator[Record]:
     """Yield the records, counted by topic; a few tasks and responses are kept to be scored."""
     labels = {topic.name: (topic.label, topic.event) for topic in topics(source.topics).values()}
     for record in records:
@@ -184,22 +184,22 @@ def _counted(source: Settings, records: Iterator[Record], seen: _RangeSeen, scor
 
 
 def _plan(
-    own: Settings,
+    settings: Settings,
     request: ReplayRequest,
     changed: tuple[str, ...],
     chosen: SelectedTasks,
-    seen: _RangeSeen,
+    seen: _RangeCounts,
     versions: list[AdapterEvent],
 ) -> ReplayPlan:
     batches = seen.batches
     steps = min(batches, request.steps or batches) if request.train else 0
-    score_s, notes = _scored(own, request, seen)
+    score_s, notes = _score_sample(settings, request, seen)
     if steps and not versions:
         notes = (*notes, f"{request.selection.policy} was never trained, so the time of a step is unknown")
     if not batches:
         notes = (
             *notes,
-            f"not enough for one batch of {own.batches.groups} groups: choose more tasks, or fewer --groups",
+            f"not enough for one batch of {settings.batches.groups} groups: choose more tasks, or fewer --groups",
         )
     return ReplayPlan(
         experiment=request.name,
@@ -215,32 +215,36 @@ def _plan(
         exact=not request.scorers,
         dropped=seen.dropped,
         steps=steps,
-        step_s=_step_s(own, versions, seen.tokens[:steps]),
+        step_s=_step_s(settings, versions, seen.tokens[:steps]),
         score_s=score_s,
         changed=changed,
         notes=notes,
     )
 
 
-def _step_s(own: Settings, versions: list[AdapterEvent], tokens: list[int]) -> float | None:
+def _step_s(settings: Settings, versions: list[AdapterEvent], tokens: list[int]) -> float | None:
     """Return the mean seconds of a step, from the recorded steps and the `tokens` of each batch to train.
 
     Where tokens are unknown, on either side, a step takes as long as one of as many groups took.
     """
     timed = [event.metrics for event in versions if "step_s" in event.metrics]
-    for size, steps in (("tokens_run", tokens), ("groups", [own.batches.groups])):
-        counted = [one for one in timed if one.get(size)]
+    for size, steps in (("tokens_run", tokens), ("groups", [settings.batches.groups])):
+        counted = [metrics for metrics in timed if metrics.get(size)]
         if counted and steps:
-            return mean(steps) * sum(one["step_s"] for one in counted) / sum(one[size] for one in counted)
+            return (
+                mean(steps) * sum(metrics["step_s"] for metrics in counted) / sum(metrics[size] for metrics in counted)
+            )
     return None
 
 
-def _scored(own: Settings, request: ReplayRequest, seen: _RangeSeen) -> tuple[float | None, tuple[str, ...]]:
+def _score_sample(
+    settings: Settings, request: ReplayRequest, seen: _RangeCounts
+) -> tuple[float | None, tuple[str, ...]]:
     """Score a few responses; return the seconds per score, and notes about scores that failed."""
     if not request.scorers or not seen.responses:
         return None, ()
     began, failed = time.perf_counter(), Counter[str]()
-    with Scorers(own.scoring) as scorers:
+    with Scorers(settings.scoring) as scorers:
         for response in seen.responses:
             for source in request.scorers:
                 outcome = scorers.score(seen.tasks[response.task_id], response, source)

@@ -39,8 +39,8 @@ class Trained:
 
     def newest(self, at_ms: int) -> int:
         """Return the newest version at a time; 0, the base model, if none was trained yet."""
-        known = bisect_right(self._times, at_ms)
-        return self._newest[known - 1] if known else 0
+        announced = bisect_right(self._times, at_ms)
+        return self._newest[announced - 1] if announced else 0
 
     def lag(self, version: int, at_ms: int) -> int:
         """Return how many versions `version` was behind at a time; never below 0, even if clocks disagree."""
@@ -51,8 +51,8 @@ class Trained:
         if close.adapter_version < 0:
             return close
         lag = (POLICY_LAG, str(self.lag(close.adapter_version, close.created_at)))
-        others = tuple(item for item in close.task.metadata if item[0] != POLICY_LAG)
-        task = close.task._replace(metadata=tuple(sorted((*others, lag))))
+        rest = tuple(item for item in close.task.metadata if item[0] != POLICY_LAG)
+        task = close.task._replace(metadata=tuple(sorted((*rest, lag))))
         return replace(close, task=task)
 
 
@@ -60,7 +60,7 @@ def read(
     settings: Settings, history: History, policy: str, ranges: Iterable[SourceRange]
 ) -> tuple[Trained, list[AdapterEvent]]:
     """Return when each version of a policy was announced, and the events. Raises LogError if the log cannot be read."""
-    made: dict[int, tuple[int, AdapterEvent]] = {}
+    first_events: dict[int, tuple[int, AdapterEvent]] = {}
     after = AdapterFold(empty(policy))
     starts, ends = bounds(ranges, topics(settings.topics)["adapters"].name)
     for record in history.read(starts, ends):
@@ -68,6 +68,6 @@ def read(
         if isinstance(event, Poison):
             continue
         if after.take(event) and event.kind == "trained":
-            made[event.version] = (record.timestamp_ms, event)
-    announced = ((timestamp_ms, version) for version, (timestamp_ms, _) in made.items())
-    return Trained(announced), [event for _, event in made.values()]
+            first_events[event.version] = (record.timestamp_ms, event)
+    announced = ((timestamp_ms, version) for version, (timestamp_ms, _) in first_events.items())
+    return Trained(announced), [event for _, event in first_events.values()]

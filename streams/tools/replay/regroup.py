@@ -91,7 +91,7 @@ def write_groups(replay: Replay, trained: Trained, *, processes: int | None = No
     workers = 1 if total < ALONE_RECORDS else min(processes or os.cpu_count() or 1, len(partitions))
     counts: Counter[str] = Counter()
     with spool_folder(replay.folder) as folder:
-        joining = _PartitionJoin(replay.own, ranges, trained, folder)
+        joining = _PartitionJoin(replay.settings, ranges, trained, folder)
         for done, partition_counts in enumerate(_join_all(joining, partitions, workers, progress.stop), start=1):
             counts += partition_counts
             progress.report("joining", done * total // len(partitions), total)
@@ -112,7 +112,7 @@ def write_spooled(replay: Replay, folder: Path, partitions: Iterable[int], count
     """Write the partitions' files to the log, merged by time. Raises Stopped, LogError if the log fails."""
     writer = replay.writer
     rows = heapq.merge(*(_rows(folder / str(partition)) for partition in partitions), key=itemgetter(0))
-    for timestamp_ms, letter, key, payload in replay.progress.over("writing groups", rows, counts.total()):
+    for timestamp_ms, letter, key, payload in replay.progress.track("writing groups", rows, counts.total()):
         label = LABELS[letter]
         writer.write(label, writer.partition_of(label, key), key, payload, timestamp_ms)
     writer.flush()
@@ -210,11 +210,11 @@ def write_batches(replay: Replay) -> Counter[str]:
     Raises Stopped, LogError if the log fails.
     """
     counts: Counter[str] = Counter()
-    settings, name = replay.own, replay.own.policy.name
+    settings, name = replay.settings, replay.settings.policy.name
     partition = partition_of(name, settings.topics.policy_partitions)
     starts, ends = bounds(replay.writer.ranges("groups"), topics(settings.topics)["groups"].name)
     records = LogHistory(settings).read(starts, ends) if starts else iter(())
-    for batch in driver.cut(settings, replay.progress.over("cutting batches", records, sum(ends.values()))):
+    for batch in driver.cut(settings, replay.progress.track("cutting batches", records, sum(ends.values()))):
         if isinstance(batch, Batch):
             counts["batches"] += 1
             counts["groups_in_batches"] += batch.groups

@@ -1,10 +1,10 @@
-"""What the steps of a replay share: where they read, where they write, and who may stop them.
+"""The context of a replay's steps: the log they read, the writer, the progress, and the request to stop.
 
     source, history ──► Replay ──► copy, rescore, regroup ──► Writer ──► the experiment's own log
 
 An experiment has one writer, and the source alone decides in which order it writes each partition. So the end of a
-partition says how far it came: after a stop or a kill the same records are produced again, and those that are there
-already are skipped.
+partition says how far it came: after a stop or a kill the same records are produced again, and those already written
+are skipped.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ T = TypeVar("T")
 REPORT_EVERY = 200
 """Records between two progress reports."""
 MAX_UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
-"""Payload that may wait to be acknowledged, so that memory does not grow with what is copied."""
+"""Payload that may wait to be acknowledged, so that memory does not grow with the records."""
 
 Report = Callable[[str, int, int | None], None]
-"""Called with a step, how many of its items are done, and how many there are (None: unknown)."""
+"""Called with a step, the number of its items that are done, and their total (None: unknown)."""
 
 
 class Stopped(Exception):
-    """Somebody asked to stop. What was written stays, and running again continues after it."""
+    """A stop was requested. The records written stay, and the next run continues after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """Who may stop a long piece of work, and where its progress is reported."""
+    """The request to stop a long piece of work, and the function that its progress is reported to."""
 
     stop: threading.Event
-    report: Report = lambda step, done, of: None
+    report: Report = lambda step, done, total: None
 
-    def over(self, step: str, items: Iterable[T], of: int | None = None) -> Iterator[T]:
-        """Yield the items and report how many. Raises Stopped once `stop` is set."""
+    def track(self, step: str, items: Iterable[T], total: int | None = None) -> Iterator[T]:
+        """Yield the items and report their number. Raises Stopped once `stop` is set."""
         done = 0
         for done, item in enumerate(items, start=1):
             if self.stop.is_set():
                 raise Stopped
             yield item
             if done % REPORT_EVERY == 0:
-                self.report(step, done, of)
-        self.report(step, done, of if of is not None else done)
+                self.report(step, done, total)
+        self.report(step, done, total if total is not None else done)
 
 
 class Writer:
@@ -65,25 +65,25 @@ class Writer:
         """Find where the topics end. Raises NotFoundError without the topics, LogError without an answer."""
         self._producer = producer
         self._topics = topics(settings.topics)
-        self._there = {tp: end for tp, (_, end) in admin.offsets(settings, self._topics).items()}
+        self._unskipped = {tp: end for tp, (_, end) in admin.offsets(settings, self._topics).items()}
         self._position: Counter[TopicPartition] = Counter()
         self._waiting_bytes = 0
         self.skipped: Counter[str] = Counter()
-        """Records that were there already, by label."""
+        """Records that were written before, by label."""
 
-    def has(self, label: str, partition: int) -> bool:
-        """Return whether the next record of this partition was written before; if so, skip it."""
+    def skip_written(self, label: str, partition: int) -> bool:
+        """Return whether the next record of this partition was written before, which then counts as written."""
         tp = (self._topics[label].name, partition)
-        if not self._there[tp]:
+        if not self._unskipped[tp]:
             return False
-        self._there[tp] -= 1
+        self._unskipped[tp] -= 1
         self._position[tp] += 1
         self.skipped[label] += 1
         return True
 
     def write(self, label: str, partition: int, key: bytes | None, payload: bytes, timestamp_ms: int) -> None:
-        """Write the next record of this partition, unless it is there. Raises as `Producer.send_bytes`."""
-        if not self.has(label, partition):
+        """Write the next record of this partition, unless it was written before. Raises as `Producer.send_bytes`."""
+        if not self.skip_written(label, partition):
             name = self._topics[label].name
             self._producer.send_bytes((name, partition), key, payload, timestamp_ms=timestamp_ms)
             self._position[name, partition] += 1
@@ -116,7 +116,7 @@ class Replay:
 
     source: Settings
     """Of the log that is replayed."""
-    own: Settings
+    settings: Settings
     """Of the experiment's own log."""
     history: History
     """Where the source is read."""

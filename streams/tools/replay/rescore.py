@@ -3,8 +3,8 @@
     tasks, responses of the experiment ──► each scorer, in the order of the responses ──► rewards of the experiment
 
 A reward has the record time of its response, so it meets every deadline that its response met. Slow scorers run in
-parallel, MAX_PENDING at a time, and are written in order. What was scored before a stop is not scored again: a judge
-costs money. So of a scorer that gives another score each time, the first that was written counts.
+parallel, MAX_PENDING at a time, and are written in order. A response scored before a stop is not scored again: a judge
+costs money. So of a scorer that gives another score each time, the first one written counts.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ def as_text(sources: Iterable[RewardSource]) -> str:
 
 
 def rescore(replay: Replay) -> Counter[str]:
-    """Score each response that was copied; return how many `rewards` there are and `scores_failed`.
+    """Score each copied response; return the numbers of `rewards` and `scores_failed`.
 
     Raises SettingsError for a scorer that cannot run, StreamwardError if every score failed, Stopped, LogError if the
     log fails.
     """
     counts: Counter[str] = Counter()
     first = ""
-    with Scorers(replay.own.scoring) as scorers:
-        for one in _in_order(_started(replay, scorers)):
-            outcome, at = one.result(), one.record.at
+    with Scorers(replay.settings.scoring) as scorers:
+        for score in _in_order(_start_scores(replay, scorers)):
+            outcome, coordinates = score.result(), score.record.at
             if outcome.reason in PERMANENT:
-                raise SettingsError(f"scorer {one.source.name}, {at}: {outcome.error}")
+                raise SettingsError(f"scorer {score.source.name}, {coordinates}: {outcome.error}")
             if outcome.error is not None:
                 counts["scores_failed"] += 1
-                first = first or f"{at}: {outcome.error}"
+                first = first or f"{coordinates}: {outcome.error}"
             counts["scored"] += 1
-            payload = _reward(one, outcome)
-            replay.writer.write("rewards", at.partition, one.record.key, payload, one.record.timestamp_ms)
+            payload = _reward(score, outcome)
+            replay.writer.write("rewards", coordinates.partition, score.record.key, payload, score.record.timestamp_ms)
     replay.writer.flush()
     if counts["scored"] and counts["scores_failed"] == counts["scored"]:
         raise StreamwardError(f"all {counts['scored']} scores failed; the first: {first}")
@@ -81,20 +81,20 @@ def rescore(replay: Replay) -> Counter[str]:
     return counts
 
 
-def _started(replay: Replay, scorers: Scorers) -> Iterator[Scored]:
+def _start_scores(replay: Replay, scorers: Scorers) -> Iterator[Scored]:
     """Begin every score that is not written yet, in the order of the responses."""
     quick = {source.name: scorers.is_quick(source) for source in replay.scorers}
-    starts, ends = bounds(replay.writer.ranges("responses"), topics(replay.own.topics)["responses"].name)
-    copied = LogHistory(replay.own).read(starts, ends)
-    records = replay.progress.over("scoring", copied, sum(ends[tp] - starts[tp] for tp in starts))
-    with TaskLookup(replay.own) as known:
+    starts, ends = bounds(replay.writer.ranges("responses"), topics(replay.settings.topics)["responses"].name)
+    copied = LogHistory(replay.settings).read(starts, ends)
+    records = replay.progress.track("scoring", copied, sum(ends[tp] - starts[tp] for tp in starts))
+    with TaskLookup(replay.settings) as lookup:
         for chunk in iter(lambda: list(islice(records, LOOKED_UP)), []):
             responses = [(record, response) for record in chunk if (response := _to_score(record)) is not None]
-            tasks = _tasks(known, responses)
+            tasks = _tasks(lookup, responses)
             for record, response in responses:
                 task = tasks.get(response.task_id)
                 for source in replay.scorers:
-                    if task is None or replay.writer.has("rewards", record.at.partition):
+                    if task is None or replay.writer.skip_written("rewards", record.at.partition):
                         continue
                     if quick[source.name]:
                         yield Scored(record, response, source, scorers.score(task, response, source))
@@ -110,8 +110,8 @@ def _started(replay: Replay, scorers: Scorers) -> Iterator[Scored]:
 def _in_order(scores: Iterator[Scored]) -> Iterator[Scored]:
     """Yield the scores in their order, while up to MAX_PENDING later ones run."""
     waiting: deque[Scored] = deque()
-    for one in scores:
-        waiting.append(one)
+    for score in scores:
+        waiting.append(score)
         while len(waiting) >= MAX_PENDING or (waiting and not isinstance(waiting[0].outcome, Future)):
             yield waiting.popleft()
     yield from waiting
@@ -122,22 +122,22 @@ def _to_score(record: Record) -> Response | None:
     return None if isinstance(response, Poison) or response.error is not None else response
 
 
-def _tasks(known: TaskLookup, responses: list[tuple[Record, Response]]) -> dict[str, Task]:
-    wanted: dict[int, set[str]] = {}
+def _tasks(lookup: TaskLookup, responses: list[tuple[Record, Response]]) -> dict[str, Task]:
+    ids_of: dict[int, set[str]] = {}
     for record, response in responses:
-        wanted.setdefault(record.at.partition, set()).add(response.task_id)
-    found: dict[str, Task] = {}
-    for partition, task_ids in wanted.items():
-        for task_id, task in known.find(partition, task_ids).items():
+        ids_of.setdefault(record.at.partition, set()).add(response.task_id)
+    tasks: dict[str, Task] = {}
+    for partition, task_ids in ids_of.items():
+        for task_id, task in lookup.find(partition, task_ids).items():
             if isinstance(task, Task):
-                found[task_id] = task
-    return found
+                tasks[task_id] = task
+    return tasks
 
 
-def _reward(one: Scored, outcome: ScoreOutcome) -> bytes:
+def _reward(score: Scored, outcome: ScoreOutcome) -> bytes:
     """Return the reward; a score that cannot be encoded is recorded as failed, so that none is missing."""
     try:
-        return encode(reward_of(one.response, one.source, outcome, one.record.timestamp_ms))
+        return encode(reward_of(score.response, score.source, outcome, score.record.timestamp_ms))
     except EncodeError as exc:
         failed = unwritable(outcome, exc)
-        return encode(reward_of(one.response, one.source, failed, one.record.timestamp_ms))
+        return encode(reward_of(score.response, score.source, failed, score.record.timestamp_ms))

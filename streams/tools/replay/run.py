@@ -48,14 +48,14 @@ Condition = Callable[[Settings, str], set[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """What a replay shall do."""
+    """The request of a replay."""
 
     name: str
     selection: Selection
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Other settings, by dotted key."""
     origin: str = "replay"
-    """Where they come from, for messages."""
+    """Where the settings come from, for messages."""
     scorers: tuple[RewardSource, ...] = ()
     steps: int | None = None
     """The most versions to train; None: one per batch."""
@@ -96,7 +96,7 @@ def settings_of(source: Settings, request: ReplayRequest) -> Settings:
     return experiments.settings_of(source, request.name, request.place, request.changes, request.origin)
 
 
-def chosen_of(source: Settings, history: History, request: ReplayRequest, about: Experiment) -> SelectedTasks:
+def select_tasks(source: Settings, history: History, request: ReplayRequest, about: Experiment) -> SelectedTasks:
     """Return the tasks of an experiment, new or resumed. Raises as `selection.choose` and `where` do."""
     selected = selection.from_plain(about.selection)
     among = None
@@ -107,12 +107,12 @@ def chosen_of(source: Settings, history: History, request: ReplayRequest, about:
     return selection.choose(source, history, selected, about.ranges, among)
 
 
-def about_of(source: Settings, history: History, request: ReplayRequest, own: Settings) -> Experiment:
-    """Return a new experiment as it would be recorded now.
+def new_experiment(source: Settings, history: History, request: ReplayRequest, settings: Settings) -> Experiment:
+    """Return a new experiment, as it would be recorded now.
 
     Raises RefusedError if retention has deleted part of its range.
     """
-    now, then = experiments.deciding(own), experiments.deciding(source)
+    deciding, source_settings = experiments.deciding(settings), experiments.deciding(source)
     scorers = {"scorers": rescore.as_text(request.scorers)} if request.scorers else {}
     return Experiment(
         name=request.name,
@@ -122,8 +122,8 @@ def about_of(source: Settings, history: History, request: ReplayRequest, own: Se
         reason="",
         code_version="",
         selection=request.selection.plain(),
-        settings=now | scorers,
-        changed=tuple(sorted(key for key in now if now[key] != then[key])) + tuple(scorers),
+        settings=deciding | scorers,
+        changed=tuple(sorted(key for key in deciding if deciding[key] != source_settings[key])) + tuple(scorers),
         ranges=selection.ranges_of(source, history, request.selection),
         folder=request.place,
     )
@@ -147,14 +147,14 @@ def run(
     with `on`, what `connect` and `distributed_replay.check_replayable` raise.
     """
     history = history or LogHistory(source)
-    own = settings_of(source, request)
+    settings = settings_of(source, request)
     if request.train and source.policy.engine == "scripted":
         raise SettingsError("policy.engine=scripted has no weights to train; leave the training out with --no-train")
     if on is not None:
         _refuse_engine(on, request)
     with experiments.hold(request.place, request.name), ExitStack() as connection:
-        about, is_new = _begin(source, history, request, own)
-        chosen = chosen_of(source, history, request, about)
+        about, is_new = _begin(source, history, request, settings)
+        chosen = select_tasks(source, history, request, about)
         engine = None
         if on is not None:
             engine = connection.enter_context(connect(on))
@@ -164,25 +164,25 @@ def run(
         progress = ReplayProgress(stop) if report is None else ReplayProgress(stop, report)
         counts: Counter[str] = Counter(unreadable=chosen.unreadable)
         try:
-            admin.apply_topics(own)
-            save(own, request.place, by=f"streamward replay run {request.name}")
-            with Producer(own) as producer:
+            admin.apply_topics(settings)
+            save(settings, request.place, by=f"streamward replay run {request.name}")
+            with Producer(settings) as producer:
                 replay = Replay(
-                    source=source, own=own, history=history, about=about, keys=chosen.keys, scorers=request.scorers,
-                    folder=request.place, writer=Writer(own, producer), progress=progress,
+                    source=source, settings=settings, history=history, about=about, keys=chosen.keys,
+                    scorers=request.scorers, folder=request.place, writer=Writer(settings, producer), progress=progress,
                 )  # fmt: skip
                 _write(replay, counts, engine)
             connection.close()
             if request.train:
-                _train(own, min(counts["batches"], request.steps or counts["batches"]), counts, progress)
+                _train(settings, min(counts["batches"], request.steps or counts["batches"]), counts, progress)
         except Stopped:
             journal.write("stopped", "stopped by request", counts)
-            return ReplayResult(experiment=request.name, kind="stopped", counts=counts, settings=own)
-        except Exception as exc:
+            return ReplayResult(experiment=request.name, kind="stopped", counts=counts, settings=settings)
+        except Exception as exc:  # whatever ends the run is recorded, and raised again
             journal.write("failed", f"{type(exc).__name__}: {exc}", counts)
             raise
         journal.write("finished", "done" if request.train else "done, without training", counts)
-    return ReplayResult(experiment=request.name, kind="finished", counts=counts, settings=own)
+    return ReplayResult(experiment=request.name, kind="finished", counts=counts, settings=settings)
 
 
 def _refuse_engine(on: EngineName, request: ReplayRequest) -> None:
@@ -194,7 +194,7 @@ def _refuse_engine(on: EngineName, request: ReplayRequest) -> None:
 
 def _write(replay: Replay, counts: Counter[str], engine: DataEngine | None) -> None:
     """Copy, score, join and cut, adding to `counts` after each step. Raises Stopped."""
-    about, own = replay.about, replay.own
+    about, settings = replay.about, replay.settings
     trained, _ = recorded_lag.read(replay.source, replay.history, about.policy, about.ranges)
     if engine is not None:
         counts += distributed_replay.copy_and_join(replay, engine, trained)
@@ -202,85 +202,85 @@ def _write(replay: Replay, counts: Counter[str], engine: DataEngine | None) -> N
         counts += copy(replay)
     if replay.scorers:
         counts += rescore.rescore(replay)
-    commit_ends(own, {f"policy-{own.policy.name}": "tasks", "scoring": "responses"})
+    commit_ends(settings, {f"policy-{settings.policy.name}": "tasks", "scoring": "responses"})
     if engine is None:
         counts += write_groups(replay, trained)
     counts += write_batches(replay)
 
 
-def _begin(source: Settings, history: History, request: ReplayRequest, own: Settings) -> tuple[Experiment, bool]:
+def _begin(source: Settings, history: History, request: ReplayRequest, settings: Settings) -> tuple[Experiment, bool]:
     """Return the experiment, as it was recorded if it exists already, and whether it is new."""
-    known = experiments.read(source).get(request.name)
-    if known is not None:
-        _refuse_another(known, request, own)
-        return known, False
-    mine = {topic.name for topic in topics(own.topics).values()}
-    if left := sorted(mine & admin.describe(source).keys()):
+    existing = experiments.read(source).get(request.name)
+    if existing is not None:
+        _check_same_request(existing, request, settings)
+        return existing, False
+    names = {topic.name for topic in topics(settings.topics).values()}
+    if left := sorted(names & admin.describe(source).keys()):
         raise RefusedError(
             f"topic {left[0]} exists, but {source.topics.prefix}experiments has no experiment {request.name}; "
             "give this one another name, or delete those topics"
         )
-    return about_of(source, history, request, own), True
+    return new_experiment(source, history, request, settings), True
 
 
-def _refuse_another(known: Experiment, request: ReplayRequest, own: Settings) -> None:
+def _check_same_request(existing: Experiment, request: ReplayRequest, settings: Settings) -> None:
     """Raise RefusedError unless the request is the one that this experiment was started with."""
     scorers = {"scorers": rescore.as_text(request.scorers)} if request.scorers else {}
-    then = dict(_identity(known.selection)) | dict(known.settings)
-    now = dict(_identity(request.selection.plain())) | experiments.deciding(own) | scorers
-    for key in sorted(then.keys() | now.keys()):
-        if then.get(key) != now.get(key):
+    recorded = dict(_identity(existing.selection)) | dict(existing.settings)
+    requested = dict(_identity(request.selection.plain())) | experiments.deciding(settings) | scorers
+    for key in sorted(recorded.keys() | requested.keys()):
+        if recorded.get(key) != requested.get(key):
             raise RefusedError(
-                f"experiment {known.name} exists ({known.kind}) with {key}={then.get(key)}, and this request has "
-                f"{now.get(key)}. Give this one another name, or repeat the first request to resume it "
-                f"(`streamward experiments show {known.name}`)"
+                f"experiment {existing.name} exists ({existing.kind}) with {key}={recorded.get(key)}, and this request "
+                f"has {requested.get(key)}. Give this one another name, or repeat the first request to resume it "
+                f"(`streamward experiments show {existing.name}`)"
             )
 
 
 def _identity(plain: Mapping[str, str]) -> Mapping[str, str]:
-    """Return what identifies a selection: an age as it was given, not the time that it meant then."""
-    given = {name: text for name, text in plain.items() if name.startswith("--")}
+    """Return the parts that identify a selection: an age as it was given, not the time that it meant then."""
+    options = {name: text for name, text in plain.items() if name.startswith("--")}
     times = {"since_ms": "--since", "until_ms": "--until"}
-    return given | {name: text for name, text in plain.items() if times.get(name) not in given}
+    return options | {name: text for name, text in plain.items() if times.get(name) not in options}
 
 
-def _train(own: Settings, wanted: int, counts: Counter[str], progress: ReplayProgress) -> None:
-    """Train up to version `wanted`, and count the `steps`. Raises Stopped, and what the trainer raises."""
+def _train(settings: Settings, versions: int, counts: Counter[str], progress: ReplayProgress) -> None:
+    """Train until there are so many versions, and count the `steps`. Raises Stopped, and what the trainer raises."""
     from trainer import fleet  # torch comes with them
     from trainer.versions import checkpoint
 
-    folder = own.trainer.checkpoints / own.policy.name
-    found = checkpoint.latest(folder)
-    done = found[1].version if found else 0
-    counts["steps"] = adapters.read_state(own, own.policy.name).newest
-    if min(done, counts["steps"]) < wanted and not progress.stop.is_set():
-        over = threading.Event()
-        if done >= wanted:  # its checkpoint is there, but the version is not announced
-            over.set()
+    folder = settings.trainer.checkpoints / settings.policy.name
+    latest = checkpoint.latest(folder)
+    done = latest[1].version if latest else 0
+    counts["steps"] = adapters.read_state(settings, settings.policy.name).newest
+    if min(done, counts["steps"]) < versions and not progress.stop.is_set():
+        halt = threading.Event()
+        if done >= versions:  # its checkpoint is there, but the version is not announced
+            halt.set()
         else:
-            over = progress.stop
-        with _reported(folder, wanted, progress):
-            fleet.run(own, steps=max(1, wanted - done), stop=over)
-        counts["steps"] = adapters.read_state(own, own.policy.name).newest
-    if progress.stop.is_set() and counts["steps"] < wanted:
+            halt = progress.stop
+        with _report_versions(folder, versions, progress):
+            fleet.run(settings, steps=max(1, versions - done), stop=halt)
+        counts["steps"] = adapters.read_state(settings, settings.policy.name).newest
+    if progress.stop.is_set() and counts["steps"] < versions:
         raise Stopped
 
 
 @contextmanager
-def _reported(folder: Path, wanted: int, progress: ReplayProgress) -> Iterator[None]:
+def _report_versions(folder: Path, versions: int, progress: ReplayProgress) -> Iterator[None]:
     """Report, from a thread, the newest version that has a checkpoint."""
-    over = threading.Event()
+    halt = threading.Event()
 
-    def look() -> None:
-        while not over.wait(TICK_S):
+    def watch() -> None:
+        while not halt.wait(TICK_S):
             newest = max((int(path.name[1:]) for path in folder.glob("v[0-9]*")), default=0)
-            progress.report("training", newest, wanted)
+            progress.report("training", newest, versions)
 
-    thread = threading.Thread(target=look, name="training progress", daemon=True)
+    thread = threading.Thread(target=watch, name="training progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        halt.set()
         thread.join()
-        progress.report("training", wanted, wanted)
+        progress.report("training", versions, versions)

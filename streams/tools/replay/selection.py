@@ -1,8 +1,8 @@
-"""Describe which tasks of a log to replay, and find them.
+"""Select the tasks of a log to replay.
 
     --policy --since --until --from --to --key --scenario --where ──► Selection ──► tasks ──► SelectedTasks: their keys
 
-Only train tasks are chosen; what belongs to them (responses, rewards, control records) follows by key. Ages become
+Only train tasks are chosen; their responses, rewards and control records follow by key. Ages become
 times at the first request, and the range is fixed then, so that a repeated request means the same records. A task that
 is in the log twice, once inside the range, is chosen with both copies.
 """
@@ -47,8 +47,8 @@ class Selection:
     def plain(self) -> dict[str, str]:
         """Return it as an event records it."""
         fields = ("policy", "since_ms", "until_ms", "first", "next", "key", "scenario", "where")
-        found = {name: str(value) for name in fields if (value := getattr(self, name)) is not None}
-        return found | {f"--{name}": text for name, text in self.asked}
+        limits = {name: str(value) for name in fields if (value := getattr(self, name)) is not None}
+        return limits | {f"--{name}": text for name, text in self.asked}
 
 
 def from_plain(plain: Mapping[str, str]) -> Selection:
@@ -71,12 +71,12 @@ def from_plain(plain: Mapping[str, str]) -> Selection:
 
 
 def ranges_of(settings: Settings, history: History, selection: Selection) -> tuple[SourceRange, ...]:
-    """Return the ranges that can be read now, cut to the offsets that were asked for.
+    """Return the ranges that can be read now, cut to the selected offsets.
 
     Raises RefusedError if retention has deleted part of them, LogError if the log cannot be read.
     """
     tasks = topics(settings.topics)["tasks"].name
-    found = []
+    ranges = []
     for (topic, partition), (low, high) in sorted(history.bounds(SOURCES).items()):
         first, end = low, high
         if topic == tasks:
@@ -84,19 +84,19 @@ def ranges_of(settings: Settings, history: History, selection: Selection) -> tup
             end = high if selection.next is None else min(high, max(selection.next, first))
             if first < low:
                 raise RefusedError(_cut(f"{topic}[{partition}]@{first}", f"the first record has offset {low}"))
-        found.append(SourceRange(topic=topic, partition=partition, first=min(first, high), next=end))
-    return tuple(found)
+        ranges.append(SourceRange(topic=topic, partition=partition, first=min(first, high), next=end))
+    return tuple(ranges)
 
 
-def _cut(where: str, what: str) -> str:
+def _cut(place: str, reason: str) -> str:
     return (
-        f"{where}: retention has deleted what was asked for; {what}. Ask for a later range, or restore what is gone "
+        f"{place}: retention has deleted a part of the range; {reason}. Ask for a later range, or restore the part "
         "(from an archive, if there is one)"
     )
 
 
 class SelectedTasks(NamedTuple):
-    """The tasks that were found."""
+    """The tasks of a selection."""
 
     keys: frozenset[bytes]
     by_scenario: dict[str, int]
@@ -127,7 +127,7 @@ def choose(
         task = record.decode(Task)
         if isinstance(task, Poison):
             unreadable += 1
-        elif _is_wanted(task, selection, among) and record.key == task.task_id.encode() and record.key not in keys:
+        elif _is_selected(task, selection, among) and record.key == task.task_id.encode() and record.key not in keys:
             keys.add(record.key)
             by_scenario[task.scenario] = by_scenario.get(task.scenario, 0) + 1
     if not keys:
@@ -141,19 +141,19 @@ def choose(
 
 def bounds(ranges: Iterable[SourceRange], *names: str) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return first and next offset per partition of these topics, without those that are empty."""
-    wanted = [one for one in ranges if one.topic in names and one.first < one.next]
+    nonempty = [source for source in ranges if source.topic in names and source.first < source.next]
     return (
-        {(one.topic, one.partition): one.first for one in wanted},
-        {(one.topic, one.partition): one.next for one in wanted},
+        {(source.topic, source.partition): source.first for source in nonempty},
+        {(source.topic, source.partition): source.next for source in nonempty},
     )
 
 
 def _refuse_cut(record: Record, start: int, selection: Selection) -> None:
-    """Raise RefusedError if the log begins with this record, later than the time since which tasks are wanted."""
+    """Raise RefusedError if the log begins with this record, later than the selection's `since_ms`."""
     since_ms = selection.since_ms
     if start > 0 and selection.first is None and since_ms is not None and record.timestamp_ms > since_ms:
-        what = f"the first record, of {record.timestamp_ms} ms, is younger than --since, {since_ms} ms"
-        raise RefusedError(_cut(str(record.at), what))
+        reason = f"the first record, of {record.timestamp_ms} ms, is younger than --since, {since_ms} ms"
+        raise RefusedError(_cut(str(record.at), reason))
 
 
 def _in_time(record: Record, selection: Selection) -> bool:
@@ -162,7 +162,7 @@ def _in_time(record: Record, selection: Selection) -> bool:
     return selection.until_ms is None or record.timestamp_ms < selection.until_ms
 
 
-def _is_wanted(task: Task, selection: Selection, among: set[str] | None) -> bool:
+def _is_selected(task: Task, selection: Selection, among: set[str] | None) -> bool:
     return (
         task.purpose == "train"
         and task.policy == selection.policy
