@@ -68,8 +68,8 @@ SWEEP_S = 1.0
 GRACE_S = 20
 """How long answers in progress may take once the server should stop, seconds; then their clients are cut off."""
 SWITCH_S = 0.02
-"""How long a thread may run while others wait for Python's lock. Decoding, writing and answering release it sooner; with
-Python's 5 ms, tokens and acknowledgements interrupted answers, a fifth of the time."""
+"""How long a thread may run while others wait for Python's lock. Decoding, writing and answering release it sooner;
+with Python's 5 ms, tokens and acknowledgements interrupted answers, a fifth of the time."""
 START_S = 3600.0
 """How long an engine may take to start before it counts as stuck: it may have a model to download."""
 
