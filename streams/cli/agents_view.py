@@ -194,7 +194,7 @@ def read_credit(settings: Settings, run: AgentRun) -> dict[int, float]:
 def step_row(step: TrajectoryStep, feedback: dict[str, list[Reward]]) -> Row:
     """Return one line about a call of a whole run, with the feedback on its answer."""
     fate = step.left_out or ("conversation" if step.chain == 0 else f"branch {(step.chain or 0) - 1}")
-    fate += ", no loss" if step.constrained else ""
+    fate += ", no loss" if step.is_constrained else ""
     opinions = [opinion(reward) for reward in feedback.get(step.turn.turn_id, ())]
     return _turn_row(step.turn, step.continuity, _reason(step)) | {"fate": fate, "feedback": opinions}
 

@@ -181,7 +181,7 @@ def every_answer_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_call_is_a_retry(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Conversations, "answered", lambda *_: None)
+    patch.setattr(Conversations, "find_answered", lambda *_: None)
 
 
 def answers_do_not_wait_for_the_log(patch: pytest.MonkeyPatch) -> None:

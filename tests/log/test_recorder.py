@@ -24,7 +24,7 @@ from streams.settings.model import Settings
 from streams.stages.agents.recording import call_prompts
 from streams.stages.agents.recording.calls import Done, ModelCall
 from streams.stages.agents.recording.recorder import Recorder
-from streams.stages.agents.recording.served_versions import KEPT
+from streams.stages.agents.recording.served_versions import LOADED
 from streams.stages.agents.recording.service import open_recorder
 from streams.stages.agents.recording.task_runs import RunOrder
 from streams.stages.agents.runs.run_end import RunEnd
@@ -182,7 +182,7 @@ def test_a_version_that_is_used_stays_and_one_that_was_unloaded_meanwhile_is_loa
     monkeypatch.setattr(call_prompts, "SHORT", 0)
     settings = settings_of(kafka_bootstrap, tmp_path, {})
     admin.apply_topics(settings)
-    newest = KEPT + 2
+    newest = LOADED + 2
     with Producer(settings) as producer:
         for version in range(1, newest + 1):
             local = tmp_path / f"made-{version}"
@@ -194,7 +194,7 @@ def test_a_version_that_is_used_stays_and_one_that_was_unloaded_meanwhile_is_loa
 
     async def talk(recorder: Recorder) -> None:
         versions = recorder._versions.of("sums")
-        for version in (1, 2, *range(3, KEPT + 1), 1, KEPT + 1):
+        for version in (1, 2, *range(3, LOADED + 1), 1, LOADED + 1):
             await answer(recorder, asked("hi", model=f"sums@{version}"))
         assert versions.use(1) and not versions.use(2), "2 was not used for the longest time"
         rendering.may.clear()

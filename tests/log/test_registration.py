@@ -60,7 +60,7 @@ def test_of_two_at_once_the_first_counts_and_the_other_is_told(made: Settings, m
     seen = [registrations(made)]
     first = register(made, HELPER)
     monkeypatch.setattr(registration, "registrations", lambda *_: seen.pop() if seen else registrations(made))
-    with pytest.raises(RefusedError, match="somebody else registered it first"):
+    with pytest.raises(RefusedError, match="another process registered it first"):
         register(made, replace(HELPER, model_id="other"))
     assert registrations(made) == {"helper": [first]}
     assert known_agents(made) == {"helper": "default"}

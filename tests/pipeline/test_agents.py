@@ -222,7 +222,7 @@ def test_after_kill_9_of_the_manager_each_run_ends_once_and_none_that_ended_runs
         ended = run(settings, *asked, "--command", agent[0])
         assert json.loads(ended) == {"completed": 2, "failed": 2}, said(tmp_path)
     errors = Counter(response.error for _, response in read(settings, Response))
-    gone = "failed: manager_gone: whoever started its process did not see it end"
+    gone = "failed: manager_gone: the manager that started its process did not see it end"
     assert errors == {None: 2, gone: 2}
     kinds = Counter((event.trajectory_id, event.kind) for _, event in read(settings, TrajectoryEvent))
     assert len(kinds) == 8 and set(kinds.values()) == {1}

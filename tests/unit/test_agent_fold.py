@@ -126,7 +126,7 @@ def test_an_answer_whose_client_hung_up_and_that_is_continued_was_delivered() ->
     run = Recorded()
     first = run.call(ASKED, delivered=False)
     run.call([*run.history(first), user("and 5?")])
-    assert fold(run.turns).delivered == 2
+    assert fold(run.turns).calls_in_chains == 2
 
 
 # --- other chains -----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_sub_agents_that_work_at_the_same_time_are_chains_of_their_own() -> None
     found = fold(run.turns)
     assert [[turn.number for turn in chain.turns] for chain in found.chains] == [[0, 5], [1, 3], [2, 4]]
     assert [chain.continuity for chain in found.chains] == ["first", "first", "first"]
-    assert found.delivered == 6
+    assert found.calls_in_chains == 6
 
 
 def test_a_compacted_history_is_rewritten_and_goes_on_as_the_conversation() -> None:
@@ -285,7 +285,7 @@ def runs(draw: st.DrawFn, name: str = derive_id("s1", 0)) -> Recorded:
 def test_every_sampled_token_has_one_owner_or_a_reason(run: Recorded) -> None:
     found = fold(run.turns)
     owners = [turn.turn_id for chain in found.chains for turn in chain.turns[chain.shared :]]
-    assert len(owners) == len(set(owners)) == found.delivered
+    assert len(owners) == len(set(owners)) == found.calls_in_chains
     assert {step.turn.turn_id for step in found.steps if step.chain is not None} == set(owners)
     assert all((step.chain is None) == (step.left_out is not None) for step in found.steps)
     assert [step.turn for step in found.steps] == run.turns

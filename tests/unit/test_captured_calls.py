@@ -135,7 +135,7 @@ def test_a_server_with_another_template_or_tokenizer_does_not_continue_tokens_of
     assert (second.continuity, second.reason) == ("rewrites", "the server's template_digest is not that of turn 0")
     assert second.trajectory_id == first.trajectory_id
     assert prompt(after, 0) == other.first(second.messages, ())
-    assert fold(after.turns).delivered == 2
+    assert fold(after.turns).calls_in_chains == 2
 
 
 def test_an_answer_that_was_cut_off_is_ended_before_the_conversation_continues() -> None:

@@ -27,7 +27,7 @@ def test_a_trajectory_that_is_forgotten_leaves_nothing_behind_and_takes_nothing_
     kept.take(trajectory("started", trajectory_id="r2", task_id="r2"))
     kept.take(turn(0, trajectory_id="r2", task_id="r2", request_digest="r2" * 32))
     assert vars(remembered).keys() == vars(kept).keys()
-    remembered._gone.clear()  # but for its name
+    remembered._forgotten.clear()  # but for its name
 
     def held(all_of: Conversations) -> dict[str, object]:
         return {name: [*value] if isinstance(value, dict) else value for name, value in vars(all_of).items()}
@@ -60,12 +60,12 @@ def test_a_retry_without_a_key_gets_a_recent_answer_that_nobody_has_read_to_its_
     remembered, recorded, retry = Conversations(), turn(0), asked("d" * 64)
     remembered.take(recorded)
     last = recorded.created_at + RETRIED_MS
-    assert remembered.answered(retry, last) == {0: recorded}
-    assert remembered.answered(retry, last + 1) is None
-    remembered.given(retry, "another turn")
-    assert remembered.answered(retry, last) == {0: recorded}
-    remembered.given(asked(None), recorded.turn_id)
-    assert remembered.answered(retry, last) is None
+    assert remembered.find_answered(retry, last) == {0: recorded}
+    assert remembered.find_answered(retry, last + 1) is None
+    remembered.note_given(retry, "another turn")
+    assert remembered.find_answered(retry, last) == {0: recorded}
+    remembered.note_given(asked(None), recorded.turn_id)
+    assert remembered.find_answered(retry, last) is None
 
 
 def test_a_key_of_the_client_finds_the_answer_under_that_key_alone() -> None:
@@ -75,10 +75,10 @@ def test_a_key_of_the_client_finds_the_answer_under_that_key_alone() -> None:
         remembered.take(one)
     later = whole.created_at + 10 * RETRIED_MS
     for key, one in zip(("k1", "k2"), keyed, strict=True):
-        remembered.given(asked(key), one.turn_id)
-        assert remembered.answered(asked(key), later) == {0: one}
-    assert remembered.answered(asked("k3"), whole.created_at) is None
-    assert remembered.answered(asked("d" * 64), whole.created_at) == {0: whole}
+        remembered.note_given(asked(key), one.turn_id)
+        assert remembered.find_answered(asked(key), later) == {0: one}
+    assert remembered.find_answered(asked("k3"), whole.created_at) is None
+    assert remembered.find_answered(asked("d" * 64), whole.created_at) == {0: whole}
 
 
 def run_of(remembered: Conversations, name: str, *, turns: int = 1, **changes: Any) -> None:
@@ -109,12 +109,12 @@ def test_what_is_remembered_stays_within_its_bound_and_what_leaves_is_refused_un
     assert [*remembered.idle(0, 0)] == [closed], "it is to end"
     for name in ("r1", "r2"):
         with pytest.raises(CallError, match=rf"trajectory {name} .* remembered no longer") as refused:
-            remembered.continued_by(named(name))
+            remembered.find_continued(named(name))
         assert refused.value.kind == "conflict"
-    assert remembered.continued_by(named("r3")) is remembered.by_id["r3"]
+    assert remembered.find_continued(named("r3")) is remembered.by_id["r3"]
     remembered.forget(closed)
     with pytest.raises(CallError, match="remembered no longer"):
-        remembered.continued_by(named("r1"))
+        remembered.find_continued(named("r1"))
     remembered.take(turn(3, trajectory_id="r1", task_id="r1", sampling_id=None))
     assert "r1" not in remembered.by_id
 
@@ -141,7 +141,7 @@ def test_a_trajectory_that_began_long_ago_is_known_by_its_name_and_ends_if_it_ha
     assert known.closed is not None and "serve.longest_s" in known.closed
     for name in ("open", "over"):
         with pytest.raises(CallError, match="remembered no longer"):
-            remembered.continued_by(named(name))
+            remembered.find_continued(named(name))
 
 
 def test_what_a_turn_is_said_to_take_is_what_it_takes() -> None:
@@ -173,6 +173,6 @@ def test_a_retry_within_a_run_gets_that_runs_answer_though_its_siblings_ask_the_
         replace(asked("d" * 64), trajectory_id=name, request_digest=runs[0].request_digest) for name in ("r1", "r2")
     ]
     retries = [replace(one, retry_key=one.request_digest) for one in retries]
-    assert [remembered.answered(one, at) for one in retries] == [{0: one} for one in runs]
-    remembered.given(retries[0], runs[0].turn_id)
-    assert [remembered.answered(one, at) for one in retries] == [None, {0: runs[1]}]
+    assert [remembered.find_answered(one, at) for one in retries] == [{0: one} for one in runs]
+    remembered.note_given(retries[0], runs[0].turn_id)
+    assert [remembered.find_answered(one, at) for one in retries] == [None, {0: runs[1]}]

@@ -33,7 +33,7 @@ class AnswerText:
         self._tokens: list[int] = []
         self._start = self._read = 0
         self._text = ""
-        self._shown = 0
+        self._published = 0
 
     def push(self, tokens: Iterable[int]) -> str:
         """Return what may be shown now that these tokens are there."""
@@ -64,7 +64,7 @@ class AnswerText:
         return end
 
     def _show(self, text: str, end: int) -> str:
-        start, self._shown = self._shown, max(self._shown, end)
+        start, self._published = self._published, max(self._published, end)
         return text[start:end]
 
 

@@ -72,10 +72,10 @@ class CallPreparation:
     async def prepare(self, call: ModelCall) -> PreparedCall:
         """Return a call that can be answered; its conversation has one open call more. Raises CallError."""
         if call.logprobs:
-            what = "alternatives to the sampled tokens are not kept; ask for logprobs alone"
-            raise CallError("unsupported", what, "top_logprobs" if call.protocol == "chat" else "logprobs")
+            text = "alternatives to the sampled tokens are not kept; ask for logprobs alone"
+            raise CallError("unsupported", text, "top_logprobs" if call.protocol == "chat" else "logprobs")
         constraint = await compile_constraint(call, self._engine, self._rendering)
-        conversation, started_at = self._conversations.continued_by(call), times.now_ms()
+        conversation, started_at = self._conversations.find_continued(call), times.now_ms()
         if conversation is None:
             conversation = self._new_conversation(call, started_at)
         call = _as_answered(call, conversation.began)

@@ -60,12 +60,12 @@ class CallPrompts:
         self._check_length(call, parameter)
         try:
             if call.prompt is not None:
-                return await self._plain(call.prompt, call, conversation)
-            return await self._templated(call, conversation)
+                return await self._prompt_of_text(call.prompt, call, conversation)
+            return await self._prompt_of_messages(call, conversation)
         except (EventError, ValueError) as exc:
             raise CallError("invalid", str(exc), parameter) from exc
 
-    async def _plain(
+    async def _prompt_of_text(
         self, prompt: str | tuple[int, ...], call: ModelCall, conversation: Conversation | None
     ) -> CallPrompt:
         ids = await self._render(call, self._rendering.plain, prompt) if isinstance(prompt, str) else prompt
@@ -73,7 +73,7 @@ class CallPrompts:
         placement = self._place(call, conversation, tokens)
         return CallPrompt(placement, tokens[: placement.new_from], tuple(ids[placement.new_from :]))
 
-    async def _templated(self, call: ModelCall, conversation: Conversation | None) -> CallPrompt:
+    async def _prompt_of_messages(self, call: ModelCall, conversation: Conversation | None) -> CallPrompt:
         rendering, placement = self._rendering, self._place(call, conversation, None)
         if placement.parent is not None and conversation is not None:
             recorded = conversation.chains.tokens(placement.parent.turn_id)
@@ -101,8 +101,8 @@ class CallPrompts:
         characters = _characters(call)
         context = self._engine.context_tokens
         if characters > context * self._rendering.longest_token:
-            what = f"{characters} characters never fit the context of {context} tokens"
-            raise CallError("invalid", f"{what}; shorten the conversation", parameter)
+            text = f"{characters} characters never fit the context of {context} tokens"
+            raise CallError("invalid", f"{text}; shorten the conversation", parameter)
 
     async def _render(self, call: ModelCall, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         def render() -> T:

@@ -69,16 +69,16 @@ class Conversation:
     nbytes: int = 0
     """What its turns take in memory."""
     closed: str | None = None
-    """Why its turns are remembered no longer."""
+    """Why its turns are no longer remembered."""
 
     def check_open(self) -> None:
         """Raise CallError if no further call may begin."""
         if self.ending:
             raise CallError("conflict", "its run is ending, and no call of it is answered any more")
-        most = None if self.began is None else self.began.max_turns
-        if most is not None and len(self.called) >= most:
-            what = f"this run has made {len(self.called)} calls, and its task allows {most} (max_turns)"
-            raise CallError("invalid", f"{what}; end it with what there is")
+        limit = None if self.began is None else self.began.max_turns
+        if limit is not None and len(self.called) >= limit:
+            text = f"this run has made {len(self.called)} calls, and its task allows {limit} (max_turns)"
+            raise CallError("invalid", f"{text}; end it with what there is")
 
     @property
     def turns(self) -> Iterator[Turn]:
@@ -98,7 +98,7 @@ class Conversations:
         self.actions: Counter[str] = Counter()
         """Actions that environments could use, and others: usable, unusable."""
         self._most_bytes = most_bytes
-        self._gone: set[str] = set()
+        self._forgotten: set[str] = set()
         """Names of trajectories in the log of which nothing else is remembered."""
         self._of_turn: dict[str, Conversation] = {}
         self._ends: dict[tuple[str, bytes, bytes], Conversation] = {}
@@ -126,23 +126,23 @@ class Conversations:
     def take(self, event: Turn | TrajectoryEvent) -> None:
         """Take in what is in the log, in its order."""
         if isinstance(event, Turn):
-            self._turn(event)
+            self._take_turn(event)
             return
-        if event.trajectory_id in self._gone:
+        if event.trajectory_id in self._forgotten:
             return
-        known = self.by_id.setdefault(
+        conversation = self.by_id.setdefault(
             event.trajectory_id,
             Conversation(event.trajectory_id, event.task_id, event.agent_id, event.created_at, event.created_at),
         )
-        known.purpose, known.sampling_id, known.slot = event.purpose, event.sampling_id, event.slot
-        known.group_size, known.adapter_version = event.group_size, event.adapter_version
-        known.started = True
-        known.ended = known.ended or event.kind == "ended"
+        conversation.purpose, conversation.sampling_id, conversation.slot = event.purpose, event.sampling_id, event.slot
+        conversation.group_size, conversation.adapter_version = event.group_size, event.adapter_version
+        conversation.started = True
+        conversation.ended = conversation.ended or event.kind == "ended"
         if event.sampling_id is not None:
             if event.kind == "started":
-                known.began = known.began or event
-            elif known.end is None:
-                known.end = event
+                conversation.began = conversation.began or event
+            elif conversation.end is None:
+                conversation.end = event
                 self._count_action(event.observed)
 
     def _count_action(self, after: Observed | None) -> None:
@@ -153,79 +153,81 @@ class Conversations:
     def restore(self, event: TrajectoryEvent, oldest_ms: int) -> None:
         """Take in what the log had before the server began, as far as it matters of what began before `oldest_ms`."""
         self.take(event)
-        known = self.by_id.get(event.trajectory_id)
-        if known is None or known.begun_at >= oldest_ms:
+        conversation = self.by_id.get(event.trajectory_id)
+        if conversation is None or conversation.begun_at >= oldest_ms:
             return
-        if known.sampling_id is None:
-            self.close(known, "it began longer than serve.longest_s ago")
-        elif known.ended and event.created_at < oldest_ms:
-            self.forget(known)
+        if conversation.sampling_id is None:
+            self.close(conversation, "it began longer than serve.longest_s ago")
+        elif conversation.ended and event.created_at < oldest_ms:
+            self.forget(conversation)
 
     def take_response(self, response_id: str) -> None:
-        """Take in that a response is in the log: nobody needs the turns of its run any more."""
-        if (known := self.by_id.get(response_id)) is not None:
-            known.responded = True
+        """Take in that a response is in the log: the turns of its run are not needed any more."""
+        if (conversation := self.by_id.get(response_id)) is not None:
+            conversation.responded = True
 
-    def _turn(self, turn: Turn) -> None:
-        if turn.trajectory_id in self._gone:
+    def _take_turn(self, turn: Turn) -> None:
+        if turn.trajectory_id in self._forgotten:
             return
-        known = self.by_id.pop(turn.trajectory_id, None)
-        if known is None:
-            at = turn.started_at
-            known = Conversation(turn.trajectory_id, turn.task_id, turn.agent_id, at, at)
-            known.sampling_id, known.slot = turn.sampling_id, turn.slot
-            known.started = turn.sampling_id is not None  # the beginning of a task's run is in the log before any call
-        self.by_id[turn.trajectory_id] = known
-        known.number = max(known.number, turn.number + 1)
+        conversation = self.by_id.pop(turn.trajectory_id, None)
+        if conversation is None:
+            started_at = turn.started_at
+            conversation = Conversation(turn.trajectory_id, turn.task_id, turn.agent_id, started_at, started_at)
+            conversation.sampling_id, conversation.slot = turn.sampling_id, turn.slot
+            # the beginning of a task's run is in the log before any call
+            conversation.started = turn.sampling_id is not None
+        self.by_id[turn.trajectory_id] = conversation
+        conversation.number = max(conversation.number, turn.number + 1)
         if turn.choice == 0:
-            known.called.add(turn.turn_id)
-        known.last_at = max(known.last_at, turn.created_at)
-        if known.closed is not None or turn.turn_id in known.chains.turns:
+            conversation.called.add(turn.turn_id)
+        conversation.last_at = max(conversation.last_at, turn.created_at)
+        if conversation.closed is not None or turn.turn_id in conversation.chains.turns:
             return
         self.fates["failed" if turn.error else "delivered" if turn.delivered else "not_delivered"] += 1
         self._count_action(turn.observed)
-        held = held_bytes(turn)
-        known.nbytes += held
-        self.nbytes += held
-        node = known.chains.add(turn)
-        self._of_turn[turn.turn_id] = known
+        nbytes = held_bytes(turn)
+        conversation.nbytes += nbytes
+        self.nbytes += nbytes
+        node = conversation.chains.add(turn)
+        self._of_turn[turn.turn_id] = conversation
         if node.broken is None and turn.error is None:
-            self._ends[turn.agent_id, node.kind.tools, node.end] = known
+            self._ends[turn.agent_id, node.kind.tools, node.end] = conversation
         for request in _requests(turn):
             before = self._answered.get(request, {})
             if before and next(iter(before.values())).started_at != turn.started_at:
                 before = {}
             self._answered[request] = {**before, turn.choice: turn}
-        self._make_room(known)
+        self._make_room(conversation)
 
     def _make_room(self, newest: Conversation) -> None:
         """Close the longest unused until what is remembered is within its bound; `newest` stays."""
         while self.nbytes > self._most_bytes:
-            leaves = next((known for known in self.by_id.values() if known.nbytes and _may_close(known)), newest)
-            if leaves is newest:
+            closable = (oldest for oldest in self.by_id.values() if oldest.nbytes and _may_close(oldest))
+            oldest = next(closable, newest)
+            if oldest is newest:
                 return
             self.evicted += 1
-            self.close(leaves, "it was not used for the longest time when memory was full (serve.remembered_mb)")
+            self.close(oldest, "it was not used for the longest time when memory was full (serve.remembered_mb)")
 
-    def close(self, known: Conversation, why: str) -> None:
+    def close(self, conversation: Conversation, reason: str) -> None:
         """Remember the turns of a trajectory no longer: no call continues it. One that has ended is forgotten."""
-        known.closed = why
-        for turn_id, placed in known.chains.turns.items():
+        conversation.closed = reason
+        for turn_id, placed in conversation.chains.turns.items():
             self._of_turn.pop(turn_id, None)
-            end = known.agent_id, placed.kind.tools, placed.end
-            if self._ends.get(end) is known:
+            end = conversation.agent_id, placed.kind.tools, placed.end
+            if self._ends.get(end) is conversation:
                 del self._ends[end]
             self._forget_answer(placed.turn)
-        self.nbytes -= known.nbytes
-        known.chains, known.nbytes = Chains(), 0
-        if known.ended:
-            self.forget(known)
+        self.nbytes -= conversation.nbytes
+        conversation.chains, conversation.nbytes = Chains(), 0
+        if conversation.ended:
+            self.forget(conversation)
 
-    def given(self, call: ModelCall, turn_id: str) -> None:
+    def note_given(self, call: ModelCall, turn_id: str) -> None:
         """Take in that an answer was read to its end: without a key of its client, no later call is a retry of it."""
-        known = self._of_turn.get(turn_id)
-        if known is not None and not has_key(call):
-            self._forget_answer(known.chains.turns[turn_id].turn)
+        conversation = self._of_turn.get(turn_id)
+        if conversation is not None and not has_key(call):
+            self._forget_answer(conversation.chains.turns[turn_id].turn)
 
     def _forget_answer(self, turn: Turn) -> None:
         """Let no call be a retry any more of the one with this answer."""
@@ -233,40 +235,42 @@ class Conversations:
             if any(other.turn_id == turn.turn_id for other in self._answered.get(request, {}).values()):
                 del self._answered[request]
 
-    def forget(self, known: Conversation) -> None:
+    def forget(self, conversation: Conversation) -> None:
         """Remember no more than the name of a trajectory, if the log has it."""
-        if self.by_id.pop(known.trajectory_id, None) is None:
+        if self.by_id.pop(conversation.trajectory_id, None) is None:
             return
-        if known.started:
-            self._gone.add(known.trajectory_id)
-        self.close(known, "it has ended")
+        if conversation.started:
+            self._forgotten.add(conversation.trajectory_id)
+        self.close(conversation, "it has ended")
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
     def check_remembered(self, trajectory_id: str) -> None:
         """Raise CallError (conflict) for a trajectory that is in the log, and whose turns are not known here."""
-        known = self.by_id.get(trajectory_id)
-        why = "it has ended" if trajectory_id in self._gone else None if known is None else known.closed
-        if why is not None:
-            what = f"trajectory {trajectory_id} is in the log, and is remembered no longer: {why}"
-            raise CallError("conflict", f"{what}; use another trajectory")
+        conversation = self.by_id.get(trajectory_id)
+        reason = None if conversation is None else conversation.closed
+        if trajectory_id in self._forgotten:
+            reason = "it has ended"
+        if reason is not None:
+            text = f"trajectory {trajectory_id} is in the log, and is remembered no longer: {reason}"
+            raise CallError("conflict", f"{text}; use another trajectory")
 
-    def continued_by(self, call: ModelCall) -> Conversation | None:
+    def find_continued(self, call: ModelCall) -> Conversation | None:
         """Return the trajectory that a call belongs to, or None for a new one. Raises CallError (conflict)."""
         if call.trajectory_id is not None:
-            known = self.by_id.get(call.trajectory_id)
-            if known is not None and known.agent_id != call.agent_id:
-                what = f"trajectory {call.trajectory_id} is of another agent than {call.agent_id}"
-                raise CallError("conflict", f"{what}; use another trajectory")
+            conversation = self.by_id.get(call.trajectory_id)
+            if conversation is not None and conversation.agent_id != call.agent_id:
+                text = f"trajectory {call.trajectory_id} is of another agent than {call.agent_id}"
+                raise CallError("conflict", f"{text}; use another trajectory")
             self.check_remembered(call.trajectory_id)
-            return known
+            return conversation
         for digest in reversed(call.digests.prefixes[1:]):
-            known = self._ends.get((call.agent_id, call.digests.tools, digest))
-            if known is not None and not known.ended:
-                return known
+            conversation = self._ends.get((call.agent_id, call.digests.tools, digest))
+            if conversation is not None and not conversation.ended:
+                return conversation
         return None
 
-    def answered(self, call: ModelCall, now_ms: int) -> Mapping[int, Turn] | None:
+    def find_answered(self, call: ModelCall, now_ms: int) -> Mapping[int, Turn] | None:
         """Return the turns of the call that this one is a retry of, by choice, if all were recorded and delivered."""
         turns = self._answered.get((call.trajectory_id, request_of(call)), {})
         if len(turns) < call.count or any(turn.error or not turn.delivered for turn in turns.values()):
@@ -275,28 +279,28 @@ class Conversations:
 
     def messages(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a turn, its answer included."""
-        known = self._of_turn.get(turn_id)
-        return None if known is None else known.chains.messages(turn_id)
+        conversation = self._of_turn.get(turn_id)
+        return None if conversation is None else conversation.chains.messages(turn_id)
 
     def agent_of(self, name: str) -> str | None:
-        """Return whose a turn or a trajectory is; None if there is none of this id."""
-        known = self._of_turn.get(name) or self.by_id.get(name)
-        return None if known is None else known.agent_id
+        """Return the agent of a turn or a trajectory; None if there is none of this id."""
+        conversation = self._of_turn.get(name) or self.by_id.get(name)
+        return None if conversation is None else conversation.agent_id
 
-    def rated(self, answer_id: str, choice: int | None, policy: str) -> RatedAnswer | None:
+    def find_rated(self, answer_id: str, choice: int | None, policy: str) -> RatedAnswer | None:
         """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""
-        known = self._of_turn.get(answer_id)
-        if known is None:
+        conversation = self._of_turn.get(answer_id)
+        if conversation is None:
             whole = self.by_id.get(answer_id)
             if whole is None or not whole.started:
                 return None
             return RatedAnswer(answer_id, whole.task_id, policy, whole.slot or 0, whole.begun_at)
-        turn = known.chains.turns[answer_id].turn
-        for other in known.chains.turns.values():
-            same = request_of(other.turn) == request_of(turn) and other.turn.started_at == turn.started_at
-            if same and other.turn.choice == (turn.choice if choice is None else choice):
-                found = other.turn
-                return RatedAnswer(found.turn_id, found.task_id, policy, found.slot or 0, found.created_at)
+        turn = conversation.chains.turns[answer_id].turn
+        for other in conversation.chains.turns.values():
+            is_same_call = request_of(other.turn) == request_of(turn) and other.turn.started_at == turn.started_at
+            if is_same_call and other.turn.choice == (turn.choice if choice is None else choice):
+                chosen = other.turn
+                return RatedAnswer(chosen.turn_id, chosen.task_id, policy, chosen.slot or 0, chosen.created_at)
         return None
 
     def idle(self, since_ms: int, begun_ms: int) -> Iterator[Conversation]:
@@ -304,10 +308,10 @@ class Conversations:
 
         None of them has an open call.
         """
-        for known in list(self.by_id.values()):
-            old = known.last_at < since_ms or known.begun_at < begun_ms
-            if known.open_calls == 0 and (old or known.closed is not None):
-                yield known
+        for conversation in list(self.by_id.values()):
+            old = conversation.last_at < since_ms or conversation.begun_at < begun_ms
+            if conversation.open_calls == 0 and (old or conversation.closed is not None):
+                yield conversation
 
 
 def request_of(tried: ModelCall | Turn) -> tuple[str, str, str]:
@@ -337,6 +341,6 @@ def held_bytes(turn: Turn) -> int:
     return TURN_BYTES + parts + sum(map(sys.getsizeof, texts))
 
 
-def _may_close(known: Conversation) -> bool:
-    """Return whether nobody needs its turns: a call in progress, or the response to a task."""
-    return known.open_calls == 0 and (known.sampling_id is None or known.responded)
+def _may_close(conversation: Conversation) -> bool:
+    """Return whether neither a call in progress nor the response to a task needs its turns."""
+    return conversation.open_calls == 0 and (conversation.sampling_id is None or conversation.responded)

@@ -78,7 +78,7 @@ class PolicyRecorder:
         turns: Mapping[int, Turn] | None = None
         if call.retry_key is not None and progress is None and (keyed or not self._readers[key]):
             await self._turns.wait_written(call)
-            turns = self._conversations.answered(call, times.now_ms())
+            turns = self._conversations.find_answered(call, times.now_ms())
         if turns is not None:
             pieces = self._pieces.recorded(turns)
         else:
@@ -90,14 +90,14 @@ class PolicyRecorder:
             async for piece in pieces:
                 yield piece
             if isinstance(piece, Done):
-                self._conversations.given(call, piece.turn_id)
+                self._conversations.note_given(call, piece.turn_id)
         finally:
             self._readers -= Counter((key,))  # which drops those at 0
             await pieces.aclose()  # now, not when it is collected: a reader that has left counts at once
 
     async def count_tokens(self, call: ModelCall) -> int:
         """Return how many tokens the call's prompt has. Raises CallError."""
-        prompt = await self._io.prompts.of(call, self._conversations.continued_by(call))
+        prompt = await self._io.prompts.of(call, self._conversations.find_continued(call))
         return len(prompt.recorded) + len(prompt.new)
 
     def has(self, trajectory_id: str) -> bool:

@@ -96,7 +96,7 @@ class Recorder:
     async def rated(self, answer_id: str, choice: int | None) -> RatedAnswer | None:
         """Return the turn of this id, or of another choice of its call, or the trajectory of this id; None if none."""
         for policy, conversations in self._conversations.of_policy.items():
-            if (answer := conversations.rated(answer_id, choice, policy)) is not None:
+            if (answer := conversations.find_rated(answer_id, choice, policy)) is not None:
                 return answer
         return None
 
@@ -126,8 +126,8 @@ class Recorder:
             conversations = self._conversations.of(policy)
             if conversations is None:
                 served = self._versions.single or self._settings.fleet.policies
-                what = f"the task is for policy {policy[:80]}, and this server has {served}"
-                raise CallError("conflict", f"{what}; start one for that policy")
+                text = f"the task is for policy {policy[:80]}, and this server has {served}"
+                raise CallError("conflict", f"{text}; start one for that policy")
             self._recorders[policy] = PolicyRecorder(self._versions.of(policy), conversations, self._io)
         return self._recorders[policy]
 
@@ -135,21 +135,21 @@ class Recorder:
         """Return the recorder of a policy whose adapters are in memory. Raises CallError."""
         recorder = self.of(policy)
         if (base := self._versions.other_base(policy)) is not None:
-            what = f"{policy} is of base model {base[:12]}, which is not the one of this server"
-            raise CallError("not_found", f"{what}; ask a server that runs it", "model")
+            text = f"{policy} is of base model {base[:12]}, which is not the one of this server"
+            raise CallError("not_found", f"{text}; ask a server that runs it", "model")
         if not self._versions.is_resident(policy):
             await asyncio.to_thread(self._versions.make_resident, policy)
         return recorder
 
     async def _recorder_for(self, call: ModelCall) -> tuple[PolicyRecorder, ModelCall]:
         """Return the recorder that answers a call, and the call by the name of the policy. Raises CallError."""
-        name, at, version = call.model.partition("@")
+        name, separator, version = call.model.partition("@")
         if not self._is_known(name):
             model = await self._model_of_agent(name) if self.is_fleet else None
             if model is None:
                 raise CallError("not_found", self._no_model(call.model), "model")
             name = model
-            call = replace(call, model=f"{name}{at}{version}")
+            call = replace(call, model=f"{name}{separator}{version}")
         policy = name.partition("@")[0]
         self._conversations.check_policy(policy, call.trajectory_id)
         return await self.ready(policy), call
@@ -158,9 +158,9 @@ class Recorder:
         return policy in self._recorders or policy in self._versions.policies
 
     def _no_model(self, model: str) -> str:
-        known = ", ".join(self._versions.policies[:8]) or "none yet"
+        policies = ", ".join(self._versions.policies[:8]) or "none yet"
         or_agent = ", and no agent of that name" if self.is_fleet else ""
-        return f"there is no model {model[:80]!r}{or_agent}; this server has {known}"
+        return f"there is no model {model[:80]!r}{or_agent}; this server has {policies}"
 
     async def _model_of_agent(self, agent_id: str) -> str | None:
         """Return the model of a registered agent, which is a policy that is known, or one version of it."""

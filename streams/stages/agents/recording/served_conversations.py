@@ -50,8 +50,8 @@ class ServedConversations:
             if other != policy and trajectory_id in conversations.by_id:
                 owner = other
         if owner is not None:
-            what = f"trajectory {trajectory_id} is of policy {owner}, not of {policy}"
-            raise CallError("conflict", f"{what}; use another trajectory")
+            text = f"trajectory {trajectory_id} is of policy {owner}, not of {policy}"
+            raise CallError("conflict", f"{text}; use another trajectory")
 
     def __iter__(self) -> Iterator[Conversations]:
         return iter(tuple(self.of_policy.values()))

@@ -35,7 +35,7 @@ from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 from streams.stages.agents.recording.calls import ServedModel
 
-KEPT = 4
+LOADED = 4
 """Versions that stay loaded besides primary and candidate: those that were asked for last."""
 log = logging.getLogger("streamward.agents")
 
@@ -57,8 +57,8 @@ class PolicyVersions:
 
         `key` decides which side of a canary it is on; `pin` is what its trajectory may use alone.
         """
-        _, at, number = name.partition("@")
-        if at:
+        _, separator, number = name.partition("@")
+        if separator:
             named = int(number) if number.isdecimal() and len(number) < 10 else -1
             if pin not in (None, named):
                 text = f"version {pin} answers all runs of this task; ask for {self.policy}, not for {name}"
@@ -78,12 +78,12 @@ class PolicyVersions:
         """Return what can be asked for, the policy itself first."""
         router, versions = self.router, self.router.adapters.versions
         primary = ServedModel(self.policy, router.primary, versions[router.primary].created_at, "primary")
-        each = [
+        versioned = [
             ServedModel(f"{self.policy}@{number}", number, versions[number].created_at, status)
             for number, status in sorted(router.statuses.items())
             if status != "retired"
         ]
-        return [primary, *each]
+        return [primary, *versioned]
 
     def load(self, version: int) -> None:
         """Return once the engine has `version` ready. Raises EventError."""
@@ -110,8 +110,8 @@ class PolicyVersions:
         log.info("version %d of %s is loaded", version, self.policy)
 
     def _tidy(self) -> None:
-        others = self._loaded - {BASE, self.router.primary, self.router.candidate}
-        self._drop(sorted(others, key=lambda version: self._used.get(version, -1))[:-KEPT])
+        unneeded = self._loaded - {BASE, self.router.primary, self.router.candidate}
+        self._drop(sorted(unneeded, key=lambda version: self._used.get(version, -1))[:-LOADED])
 
     def _drop(self, versions: Iterable[int]) -> None:
         for version in tuple(versions):

@@ -105,13 +105,13 @@ class LoggedConversations:
         for event in self._events("trajectories", {tp: first for tp, (first, _) in self._bounds.items()}):
             if isinstance(event, TrajectoryEvent):
                 conversations.restore(event, oldest_ms)
-        known = [conversation for of_policy in conversations for conversation in of_policy.by_id.values()]
-        if ends_ms := [conversation.end.created_at for conversation in known if conversation.end is not None]:
+        remembered = [conversation for of_policy in conversations for conversation in of_policy.by_id.values()]
+        if ends_ms := [conversation.end.created_at for conversation in remembered if conversation.end is not None]:
             for event in self._since("responses", min(ends_ms)):
                 if isinstance(event, Response) and (of_policy := conversations.of(event.policy)) is not None:
                     of_policy.take_response(event.response_id)
         turns = 0
-        for event in self._since("turns", min([oldest_ms, *(conversation.begun_at for conversation in known)])):
+        for event in self._since("turns", min([oldest_ms, *(conversation.begun_at for conversation in remembered)])):
             if isinstance(event, Turn) and (of_policy := conversations.of(event.policy)) is not None:
                 of_policy.take(event)
                 turns += 1
@@ -120,7 +120,9 @@ class LoggedConversations:
 
     def _since(self, label: str, time_ms: int) -> Iterator[Event]:
         starts = self._outage.ask(lambda: offsets_at(self._settings, (label,), max(0, time_ms)), "to where a time is")
-        return self._events(label, {tp: at if at >= 0 else self._bounds[tp][1] for tp, at in starts.items()})
+        return self._events(
+            label, {tp: offset if offset >= 0 else self._bounds[tp][1] for tp, offset in starts.items()}
+        )
 
     def _events(self, label: str, starts: Mapping[TopicPartition, int]) -> Iterator[Event]:
         topic = self._topics[label]

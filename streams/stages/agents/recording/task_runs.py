@@ -98,62 +98,62 @@ class TaskRuns:
         """
         name = order.trajectory_id
         self._conversations.check_remembered(name)
-        if (known := self._conversations.by_id.get(name)) is None:
-            known = self._begun(order)
-        elif known.began is None or (known.agent_id, known.task_id) != (order.agent_id, order.task_id):
-            what = f"trajectory {name} is there already, of agent {known.agent_id} and task {known.task_id}"
-            raise CallError("conflict", f"{what}; a run of a task has the id of its slot's response")
-        known.differs = known.differs or self._differs(known)
+        if (run := self._conversations.by_id.get(name)) is None:
+            run = self._begin_run(order)
+        elif run.began is None or (run.agent_id, run.task_id) != (order.agent_id, order.task_id):
+            text = f"trajectory {name} is there already, of agent {run.agent_id} and task {run.task_id}"
+            raise CallError("conflict", f"{text}; a run of a task has the id of its slot's response")
+        run.differs = run.differs or self._why_different(run)
         if (written := self._beginning.get(name)) is not None:
-            await self._acknowledged(written, "beginning")
+            await self._wait_acknowledged(written, "beginning")
         if (ending := self._ending.get(name)) is not None:  # who begins it again must know that it is over
-            await self._acknowledged(ending, "end")
-        if known.differs is not None and known.end is None:
-            await self._acknowledged(self._ended(known, RunEnd("failed", known.differs)), "end")
-        return known
+            await self._wait_acknowledged(ending, "end")
+        if run.differs is not None and run.end is None:
+            await self._wait_acknowledged(self._start_ending(run, RunEnd("failed", run.differs)), "end")
+        return run
 
     async def end(self, agent_id: str, trajectory_id: str, end: RunEnd) -> Conversation:
         """Return the run once its end and its response are in the log; the first end counts. Raises CallError.
 
         Calls in progress are cancelled; those of a run that completed have serve.acknowledge_s to end.
         """
-        known = self._conversations.by_id.get(trajectory_id)
-        if known is None or known.began is None or known.agent_id != agent_id:
+        run = self._conversations.by_id.get(trajectory_id)
+        if run is None or run.began is None or run.agent_id != agent_id:
             raise CallError("not_found", f"agent {agent_id} began no run {trajectory_id}; begin it first")
-        await self._acknowledged(self._ended(known, end), "end")
-        return known
+        await self._wait_acknowledged(self._start_ending(run, end), "end")
+        return run
 
     def finish(self) -> None:
         """Write what the server before this one was killed over: beginnings of trajectories, responses of runs."""
-        for known in list(self._conversations.by_id.values()):
-            if not known.started and (first := next(known.turns, None)) is not None:
-                self._writer.write(start_of(known, first))
-                known.started = True
-            if known.end is not None and not known.responded:
-                self._ended(known, RunEnd("completed", ""))  # the end in the log is the one that counts
+        for run in list(self._conversations.by_id.values()):
+            if not run.started and (first := next(run.turns, None)) is not None:
+                self._writer.write(start_of(run, first))
+                run.started = True
+            if run.end is not None and not run.responded:
+                self._start_ending(run, RunEnd("completed", ""))  # the end in the log is the one that counts
 
     def end_idle(self) -> None:
         """End runs without a call for serve.idle_s, those of tasks after serve.longest_s; forget what is that old."""
         now = times.now_ms()
         since, oldest = now - int(self._rule.idle_s * 1000), now - int(self._rule.longest_s * 1000)
-        for known in self._conversations.idle(since, oldest):
-            old = known.begun_at < oldest
+        for run in self._conversations.idle(since, oldest):
+            old = run.begun_at < oldest
             reason = f"it began {self._rule.longest_s:g} s ago" if old else f"no call for {self._rule.idle_s:g} s"
-            reason = known.closed or reason
-            if known.began is not None and known.end is None:
+            reason = run.closed or reason
+            if run.began is not None and run.end is None:
                 if old:
-                    self._ended(known, RunEnd("timeout", reason))
+                    self._start_ending(run, RunEnd("timeout", reason))
                 continue
-            if known.started and not known.ended and known.sampling_id is None:
-                known.ended = True
-                self._writer.write(end_of(known, self._versions.policy, RunEnd("completed", reason), now))
-            if old or known.closed is not None:
-                self._conversations.forget(known)
+            if run.started and not run.ended and run.sampling_id is None:
+                run.ended = True
+                self._writer.write(end_of(run, self._versions.policy, RunEnd("completed", reason), now))
+            if old or run.closed is not None:
+                self._conversations.forget(run)
 
-    def _begun(self, order: RunOrder) -> Conversation:
+    def _begin_run(self, order: RunOrder) -> Conversation:
         """Write the beginning of a run. Raises CallError."""
         name = order.trajectory_id
-        event = order.began(self._version(order), times.now_ms())
+        event = order.began(self._version_for(order), times.now_ms())
         try:
             written = asyncio.wrap_future(self._writer.write(event))
         except (EventError, EncodeError) as exc:
@@ -163,20 +163,20 @@ class TaskRuns:
         self._conversations.take(event)
         return self._conversations.by_id[name]
 
-    def _version(self, order: RunOrder) -> int:
+    def _version_for(self, order: RunOrder) -> int:
         """Return the version that answers an attempt: its task's, else what its first run was given."""
         if order.adapter_version is not None:
             return order.adapter_version
-        pins = (one.adapter_version for one in self._siblings(order.sampling_id, order.group_size))
+        pins = (sibling.adapter_version for sibling in self._siblings(order.sampling_id, order.group_size))
         pinned = next((version for version in pins if version is not None), None)
         return self._versions.version_for(order.policy, order.task_id, None) if pinned is None else pinned
 
-    def _differs(self, known: Conversation) -> str | None:
+    def _why_different(self, run: Conversation) -> str | None:
         """Return why a run did not begin as its siblings did, in an environment that should show all of them the same.
 
         They would be compared with each other, and it would be luck which of them was easier.
         """
-        began = known.began
+        began = run.began
         if began is None or began.observed is None or began.sampling_id is None:
             return None
         for other in self._siblings(began.sampling_id, began.group_size or 0):
@@ -184,73 +184,78 @@ class TaskRuns:
                 continue  # it is compared with none of them
             first = None if other.began is None else other.began.observed
             if first is not None and first != began.observed:
-                mine, its = (
-                    f"{one.environment}, seed {one.seed}, {one.digest[:12]}" for one in (began.observed, first)
+                own_start, its = (
+                    f"{observed.environment}, seed {observed.seed}, {observed.digest[:12]}"
+                    for observed in (began.observed, first)
                 )
-                what = f"siblings_differ: its environment began with {mine}, and that of slot {other.slot} with {its}"
-                return f"{what}; an environment shows the same for the same seed"
+                text = (
+                    f"siblings_differ: its environment began with {own_start}, and that of slot {other.slot} with {its}"
+                )
+                return f"{text}; an environment shows the same for the same seed"
         return None
 
     def _siblings(self, sampling_id: str, group_size: int) -> Iterator[Conversation]:
         """Yield the runs of an attempt that are remembered, in the order of their slots."""
         for slot in range(group_size):
-            one = self._conversations.by_id.get(derive_id(sampling_id, slot))
-            if one is not None and one.sampling_id == sampling_id:
-                yield one
+            run = self._conversations.by_id.get(derive_id(sampling_id, slot))
+            if run is not None and run.sampling_id == sampling_id:
+                yield run
 
-    def _ended(self, known: Conversation, end: RunEnd) -> asyncio.Task[None]:
+    def _start_ending(self, run: Conversation, end: RunEnd) -> asyncio.Task[None]:
         """Begin to end a run, unless it is ending already."""
-        name = known.trajectory_id
+        name = run.trajectory_id
 
-        def over(task: asyncio.Task[None]) -> None:
+        def forget(task: asyncio.Task[None]) -> None:
             del self._ending[name]
             if not task.cancelled() and (problem := task.exception()) is not None:
                 log.error("run %s is not ended: %s", name, problem)
 
         if name not in self._ending:
-            self._ending[name] = asyncio.create_task(self._end(known, end))
-            self._ending[name].add_done_callback(over)
+            self._ending[name] = asyncio.create_task(self._end(run, end))
+            self._ending[name].add_done_callback(forget)
         return self._ending[name]
 
-    async def _end(self, known: Conversation, end: RunEnd) -> None:
-        if known.responded:
+    async def _end(self, run: Conversation, end: RunEnd) -> None:
+        if run.responded:
             return
         written: list[Awaitable[None]] = []
-        if known.end is None:
-            known.ending = True
-            await self._no_call_is_open(known, self._rule.acknowledge_s if end.ending == "completed" else 0)
-            event = end_of(known, self._versions.policy, end, times.now_ms())
+        if run.end is None:
+            run.ending = True
+            await self._no_call_is_open(run, self._rule.acknowledge_s if end.ending == "completed" else 0)
+            event = end_of(run, self._versions.policy, end, times.now_ms())
             written.append(asyncio.wrap_future(self._writer.write(event)))
             self._conversations.take(event)
-            known.ending = False
-        written.append(self._response(known))
+            run.ending = False
+        written.append(self._write_response(run))
         await asyncio.gather(*written)
-        known.responded = True
+        run.responded = True
 
-    async def _no_call_is_open(self, known: Conversation, within_s: float) -> None:
+    async def _no_call_is_open(self, run: Conversation, within_s: float) -> None:
         """Return once every turn of a run is acknowledged; what is still answered after `within_s` is cancelled."""
         limit = time.monotonic() + within_s
-        while known.open_calls:
+        while run.open_calls:
             if time.monotonic() >= limit:
-                for call in known.in_progress:
+                for call in run.in_progress:
                     call.cancel()
             await asyncio.sleep(LOOK_S)
 
-    def _response(self, known: Conversation) -> asyncio.Future[None]:
+    def _write_response(self, run: Conversation) -> asyncio.Future[None]:
         """Write the response of a run that has ended; one that no record can hold becomes a failed one."""
-        if known.end is None:
-            raise ValueError(f"run {known.trajectory_id} has not ended")
-        trajectory = fold(known.turns, known.end)
+        if run.end is None:
+            raise ValueError(f"run {run.trajectory_id} has not ended")
+        trajectory = fold(run.turns, run.end)
         try:
-            return asyncio.wrap_future(self._writer.write(response_of(trajectory, known.end)))
+            return asyncio.wrap_future(self._writer.write(response_of(trajectory, run.end)))
         except (EventError, EncodeError) as exc:
-            failed = response_of(trajectory, known.end, f"too_large: {exc}")
+            failed = response_of(trajectory, run.end, f"too_large: {exc}")
             return asyncio.wrap_future(self._writer.write(failed))
 
-    async def _acknowledged(self, written: asyncio.Future[None], what: str) -> None:
+    async def _wait_acknowledged(self, written: asyncio.Future[None], event_name: str) -> None:
         """Return once something is in the log. Raises CallError if that takes too long."""
         within_s = 2 * self._rule.acknowledge_s  # half of it is for calls that are still answered
         try:
             await asyncio.wait_for(asyncio.shield(written), within_s)
         except (TimeoutError, LogError) as exc:
-            raise CallError("busy", f"the {what} of the run is not recorded after {within_s:g} s; try again") from exc
+            raise CallError(
+                "busy", f"the {event_name} of the run is not recorded after {within_s:g} s; try again"
+            ) from exc

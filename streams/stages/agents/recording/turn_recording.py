@@ -118,8 +118,8 @@ class TurnRecording:
         written.add_done_callback(take)
 
     def _not_recorded(self) -> CallError:
-        what = f"the answer was not recorded within {self._acknowledge_s:g} s (serve.acknowledge_s)"
-        return CallError("busy", f"{what}: the broker does not answer; try again")
+        text = f"the answer was not recorded within {self._acknowledge_s:g} s (serve.acknowledge_s)"
+        return CallError("busy", f"{text}: the broker does not answer; try again")
 
 
 def turn_of(

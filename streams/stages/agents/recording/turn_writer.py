@@ -84,11 +84,11 @@ class TurnWriter:
                     self._waits_since = time.monotonic()
                     waiting, ends = [first], False
                     while not self._queue.empty() and not ends:
-                        more = self._queue.get()
-                        ends = more is None
-                        waiting += [] if more is None else [more]
+                        entry = self._queue.get()
+                        ends = entry is None
+                        waiting += [] if entry is None else [entry]
                     for name, key, payload, written in waiting:
-                        producer.send_bytes(name, key, payload, on_ack=partial(_acknowledged, written))
+                        producer.send_bytes(name, key, payload, on_ack=partial(_mark_written, written))
                     producer.flush()
                     self._waits_since = None
                     if ends:
@@ -100,5 +100,5 @@ class TurnWriter:
             self._failed(exc)
 
 
-def _acknowledged(written: Future[None], _: Coordinates) -> None:
+def _mark_written(written: Future[None], _: Coordinates) -> None:
     written.set_result(None)

@@ -68,17 +68,17 @@ class KeptAlive:
         A request that finds its connection closed is made again, so it has to be one that may be repeated.
         """
         body = json.dumps(value).encode()
-        sent = {"Content-Type": "application/json", **self._bearer, **(headers or {})}
+        all_headers = {"Content-Type": "application/json", **self._bearer, **(headers or {})}
         try:
-            kept = self._idle.pop()  # the one used last is the likeliest to be open
+            connection = self._idle.pop()  # the one used last is the likeliest to be open
         except IndexError:
-            kept = None
-        if kept is not None:
+            connection = None
+        if connection is not None:
             with suppress(*CLOSED):
-                return self._asked(kept, path, body, sent, timeout_s)
-        return self._asked(self._kind(self._host, self._port), path, body, sent, timeout_s)
+                return self._request(connection, path, body, all_headers, timeout_s)
+        return self._request(self._kind(self._host, self._port), path, body, all_headers, timeout_s)
 
-    def _asked(
+    def _request(
         self, connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, Any], timeout_s: float
     ) -> HttpAnswer:
         connection.timeout = timeout_s
@@ -86,10 +86,10 @@ class KeptAlive:
             if connection.sock is not None:
                 connection.sock.settimeout(timeout_s)
             connection.request("POST", path, body, headers)
-            answer = connection.getresponse()
-            found = HttpAnswer(answer.status, answer.read())
+            response = connection.getresponse()
+            answer = HttpAnswer(response.status, response.read())
         except BaseException:
             connection.close()
             raise
         self._idle.append(connection)
-        return found
+        return answer

@@ -2,8 +2,8 @@
 
     python -m streams.stages.agents.runs.entry_point pkg:fn
 
-`fn(prompt)` or `fn(prompt, task)`, sync or async. What it returns is printed, for people; what counts is what it asked
-the server meanwhile. Whatever it raises ends the process with 1, its traceback on stderr.
+`fn(prompt)` or `fn(prompt, task)`, sync or async. What it returns is printed, for people; what counts are its calls to
+the server meanwhile. An exception ends the process with 1, its traceback on stderr.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def main(name: str) -> None:
     function = importlib.import_module(module)
     for part in path.split("."):
         function = getattr(function, part)
-    returned = function(*(task["prompt"], task)[: _takes(function)])  # type: ignore[operator]
-    if inspect.isawaitable(returned):
-        returned = asyncio.run(_awaited(returned))
-    if returned is not None:
-        print(returned)
+    result = function(*(task["prompt"], task)[: _positional_arguments(function)])  # type: ignore[operator]
+    if inspect.isawaitable(result):
+        result = asyncio.run(_await(result))
+    if result is not None:
+        print(result)
 
 
-async def _awaited(returned: object) -> object:
-    return await returned  # type: ignore[misc]
+async def _await(result: object) -> object:
+    return await result  # type: ignore[misc]
 
 
-def _takes(function: object) -> int:
+def _positional_arguments(function: object) -> int:
     """Return how many arguments by position it takes, 1 or 2."""
-    kinds = [one.kind for one in inspect.signature(function).parameters.values()]  # type: ignore[arg-type]
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]  # type: ignore[arg-type]
     by_position = kinds.count(inspect.Parameter.POSITIONAL_ONLY) + kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return 2 if by_position > 1 or inspect.Parameter.VAR_POSITIONAL in kinds else 1
 

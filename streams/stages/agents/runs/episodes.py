@@ -56,16 +56,16 @@ class EpisodeAgent:
             return _fails("no_environment: its task names none; `streamward tasks generate` writes tasks that do")
         try:
             episode = RunningEpisode(self._opens(start), start.name, start.seed, task.max_turns or 1)
-            shown = episode.begin()
+            first = episode.begin()
         except EpisodeError as exc:
             return _fails(f"{exc.reason}: {exc}")
-        return RunWork(partial(self._run, episode, shown), episode.observed)
+        return RunWork(partial(self._run, episode, first), episode.observed)
 
-    def _run(self, episode: RunningEpisode, shown: Shown, run: RunContext, stop: threading.Event) -> RunEnd:
+    def _run(self, episode: RunningEpisode, first: Shown, run: RunContext, stop: threading.Event) -> RunEnd:
         """Play the episode to its end."""
         calls = ModelCalls(self._http, run, self._time_limit_s, stop)
-        messages: list[dict[str, Any]] = [message_of(message) for message in shown.messages]
-        tools = [tool_of(tool) for tool in shown.tools]
+        messages: list[dict[str, Any]] = [message_of(message) for message in first.messages]
+        tools = [tool_of(tool) for tool in first.tools]
         try:
             while True:
                 answer = calls.answer(messages, tools, episode.observed)

@@ -8,7 +8,7 @@ other changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from schemas.events import AgentEvent, derive_id
@@ -26,50 +26,59 @@ KEY = "idempotency_key"
 
 def registrations(settings: Settings, outage: BrokerOutage | None = None) -> dict[str, list[AgentEvent]]:
     """Return the events about each agent that count, in order. Raises as `read_topic`."""
-    found: dict[str, list[AgentEvent]] = {}
+    by_agent: dict[str, list[AgentEvent]] = {}
     seen: set[tuple[str, str]] = set()
     for record in read_topic(settings, "agents", outage=outage):
         event = record.decode(AgentEvent)
         if not isinstance(event, Poison) and (event.agent_id, event.event_id) not in seen:
             seen.add((event.agent_id, event.event_id))
-            found.setdefault(event.agent_id, []).append(event)
-    return found
+            by_agent.setdefault(event.agent_id, []).append(event)
+    return by_agent
 
 
-def following(before: Sequence[AgentEvent], wanted: AgentEvent) -> AgentEvent | None:
-    """Return `wanted` as the event behind those before it; None if the newest of them says the same."""
-    if before and _same(before[-1], wanted):
+def next_event(before: Sequence[AgentEvent], proposed: AgentEvent) -> AgentEvent | None:
+    """Return `proposed` as the event that follows those before it; None if the newest of them says the same."""
+    if before and _is_same(before[-1], proposed):
         return None
-    return replace(wanted, event_id=derive_id(wanted.agent_id, len(before)), created_at=times.now_ms())
+    return replace(proposed, event_id=derive_id(proposed.agent_id, len(before)), created_at=times.now_ms())
 
 
-def register(settings: Settings, wanted: AgentEvent, *, key: str | None = None) -> AgentEvent:
+def register(settings: Settings, proposed: AgentEvent, *, key: str | None = None) -> AgentEvent:
     """Write what an agent is, and return the event that says so. With the same `key` it is done once.
 
     Raises RefusedError if the key was used for something else, or another event came first; LogError if the broker does
     not answer.
     """
-    known = registrations(settings)
-    with_key = (one for events in known.values() for one in events if key is not None and one.metadata.get(KEY) == key)
-    if (used := next(with_key, None)) is not None:
-        if _same(used, wanted):
-            return used
+    by_agent = registrations(settings)
+    earlier = None if key is None else _event_with_key(by_agent.values(), key)
+    if earlier is not None:
+        if _is_same(earlier, proposed):
+            return earlier
         raise RefusedError(
-            f"Idempotency-Key {key!r} was used for agent {used.agent_id}, with other parameters; take a new key"
+            f"Idempotency-Key {key!r} was used for agent {earlier.agent_id}, with other parameters; take a new key"
         )
-    before = known.get(wanted.agent_id, [])
-    event = following(before, replace(wanted, metadata={} if key is None else {KEY: key}))
+    before = by_agent.get(proposed.agent_id, [])
+    event = next_event(before, replace(proposed, metadata={} if key is None else {KEY: key}))
     if event is None:
         return before[-1]
     with Producer(settings, linger_ms=0) as producer:
         producer.send(event)
     if registrations(settings)[event.agent_id][len(before)] != event:
-        raise RefusedError(f"agent {event.agent_id}: somebody else registered it first; look at it, and decide anew")
+        raise RefusedError(f"agent {event.agent_id}: another process registered it first; look at it, and decide anew")
     return event
 
 
-def _same(one: AgentEvent, other: AgentEvent) -> bool:
+def _event_with_key(by_agent: Iterable[Sequence[AgentEvent]], key: str) -> AgentEvent | None:
+    for events in by_agent:
+        for event in events:
+            if event.metadata.get(KEY) == key:
+                return event
+    return None
+
+
+def _is_same(first: AgentEvent, second: AgentEvent) -> bool:
     """Whether two events say the same about their agent."""
-    return replace(one, event_id="", created_at=0, metadata={}, traceparent=None) == replace(
-        other, event_id="", created_at=0, metadata={}, traceparent=None
+    first, second = (
+        replace(event, event_id="", created_at=0, metadata={}, traceparent=None) for event in (first, second)
     )
+    return first == second

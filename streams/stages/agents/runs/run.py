@@ -44,7 +44,7 @@ from streams.kafka.retry import BrokerOutage, BrokerUnreachable, StoppedWaiting
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import RunContext
-from streams.stages.agents.runs.registration import following, registrations
+from streams.stages.agents.runs.registration import next_event, registrations
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_metrics import RunMetrics
 from streams.stages.agents.runs.run_server import RunServer
@@ -56,7 +56,7 @@ BUSY_POLL_S = 0.05
 ENDINGS = (*get_args(Ending), "refused", "unfinished")
 """How runs may end; the last are those that the server does not take, of which this process writes a failed response,
 and those that the next process has to end."""
-GONE = "manager_gone: whoever started its process did not see it end"
+MANAGER_GONE = "manager_gone: the manager that started its process did not see it end"
 
 log = logging.getLogger("streamward.agents")
 
@@ -193,7 +193,7 @@ class AgentRunner:
 
     def _begin_one(self) -> bool:
         """Begin the next run; return whether there was one."""
-        attempt = next((one for one in self._attempts.values() if one.slots), None) or self._next()
+        attempt = next((attempt for attempt in self._attempts.values() if attempt.slots), None) or self._next()
         if attempt is None:
             return False
         slot = attempt.slots.popleft()
@@ -222,12 +222,12 @@ class AgentRunner:
 
     def _look(self, attempt: TaskAttempt) -> None:
         """Take note of runs that ended; a task is done with its last one."""
-        waiting, ours = attempt.waiting, attempt.waiting in self._queue
-        for ended in [one for one in attempt.runs if one.done()]:
+        waiting, is_ours = attempt.waiting, attempt.waiting in self._queue
+        for ended in [run for run in attempt.runs if run.done()]:
             attempt.runs.discard(ended)
             self.endings[ended.result()] += 1
             self._metrics.ended(ended.result())
-        if not ours or self._queue.why_overtaken(waiting) is not None:
+        if not is_ours or self._queue.why_overtaken(waiting) is not None:
             attempt.slots.clear()
             attempt.stop.set()
         if attempt.runs or attempt.slots:
@@ -236,7 +236,7 @@ class AgentRunner:
         if attempt.holds_a_place:
             limit = give_up_ms(self._settings, times.now_ms(), waiting.deadline_ms)
             self._state.admission.start(waiting.task.task_id, give_up_ms=limit)
-        if ours and not attempt.unfinished:
+        if is_ours and not attempt.unfinished:
             for response in attempt.failed:
                 self._producer.send(response)
             self._queue.finish_answered(waiting)
@@ -245,15 +245,15 @@ class AgentRunner:
 
     def _run(self, attempt: TaskAttempt, slot: int) -> str:
         """Run the agent once, from its beginning to its end in the log; return how it ended."""
-        task, mine, began = attempt.waiting.task, {"manager": self._nonce}, None
+        task, metadata, began = attempt.waiting.task, {"manager": self._nonce}, None
         try:
             work = self._plan.work(task)
-            known = self._server.begin(task, attempt.sampling_id, slot, mine, work.observed)
-            name = known.trajectory_id
-            if known.ending is not None:
-                ended = RunEnd(known.ending, "")
-            elif known.metadata != mine:
-                ended = RunEnd("failed", GONE)
+            known_run = self._server.begin(task, attempt.sampling_id, slot, metadata, work.observed)
+            name = known_run.trajectory_id
+            if known_run.ending is not None:
+                ended = RunEnd(known_run.ending, "")
+            elif known_run.metadata != metadata:
+                ended = RunEnd("failed", MANAGER_GONE)
             else:
                 self._metrics.began()
                 began = time.monotonic()
@@ -265,7 +265,7 @@ class AgentRunner:
             return ended.ending
         except RefusedError as exc:
             log.error("task %s, slot %d: %s", task.task_id, slot, exc)
-            attempt.failed.append(_refused(task, self._plan.agent_id, attempt.sampling_id, slot, str(exc)))
+            attempt.failed.append(_failed_response(task, self._plan.agent_id, attempt.sampling_id, slot, str(exc)))
             return "refused"
         except ServerUnavailable as exc:  # this process is stopping; the next one reads the task again
             log.warning("task %s, slot %d: %s", task.task_id, slot, exc)
@@ -286,17 +286,18 @@ class AgentRunner:
         agent_id, policy = self._plan.agent_id, self._settings.policy.name
         before = registrations(self._settings, self._outage).get(agent_id, [])
         kind: AgentType = "RL_TRAINED" if self._state.router.primary else "PROMPT_BASED"
-        wanted = AgentEvent(
+        event = AgentEvent(
             event_id="", agent_id=agent_id, created_at=0, kind="registered", name=agent_id, type=kind, model_id=policy
         )
         if before and before[-1].kind == "registered":
-            wanted = replace(before[-1], type=kind, model_id=policy, metadata={})
-        if (event := following(before, wanted)) is not None:
-            self._producer.send(event)
+            event = replace(before[-1], type=kind, model_id=policy, metadata={})
+        news = next_event(before, event)
+        if news is not None:
+            self._producer.send(news)
             self._producer.flush()
 
 
-def _refused(task: Task, agent_id: str, sampling_id: str, slot: int, why: str) -> Response:
+def _failed_response(task: Task, agent_id: str, sampling_id: str, slot: int, reason: str) -> Response:
     """Return the failed response of a run that the server does not take: its group does not wait for the deadline."""
     return Response(
         response_id=derive_id(sampling_id, slot),
@@ -313,7 +314,7 @@ def _refused(task: Task, agent_id: str, sampling_id: str, slot: int, why: str) -
         tokenizer_digest="",
         engine="",
         finish_reason="error",
-        error=f"refused: {why}",
+        error=f"refused: {reason}",
         prompt_tokens=0,
         completion_tokens=0,
         latency_ms=0.0,

@@ -64,17 +64,17 @@ class RunServer:
     def __init__(
         self, url: str, agent_id: str, stop: threading.Event, meter: Meter = OFF, key: SecretStr | None = None
     ) -> None:
-        """The condition `server` of `meter` fails while nobody answers. Raises SettingsError for what is no address."""
+        """The condition `server` of `meter` fails while it is unreachable. Raises SettingsError for a wrong `url`."""
         self.url, self._stop = trajectories_url(url, agent_id), stop
         self._http, self._path = KeptAlive(self.url, key), urlsplit(self.url).path
-        self._away, self._meter = False, meter
+        self._is_unreachable, self._meter = False, meter
         meter.ready(SERVER)
 
     def begin(
         self, task: Task, sampling_id: str, slot: int, metadata: dict[str, str], observed: Observed | None = None
     ) -> KnownRun:
         """Return the run of this slot, begun now or before. Raises as `end`."""
-        asked = {
+        body = {
             "task_id": task.task_id,
             "sampling_id": sampling_id,
             "slot": slot,
@@ -88,52 +88,52 @@ class RunServer:
             "traceparent": task.traceparent,
             "observed": None if observed is None else asdict(observed),
         }
-        return self._ask(derive_id(sampling_id, slot), "begin", asked)
+        return self._post(derive_id(sampling_id, slot), "begin", body)
 
     def end(self, trajectory_id: str, end: RunEnd) -> KnownRun:
         """Return the run once it has ended, as this says or as somebody said before.
 
         Raises RefusedError for what will never be done, ServerUnavailable if the process should stop meanwhile.
         """
-        asked = {
+        body = {
             "ending": end.ending,
             "reason": end.reason[:MAX_REASON],
             "observed": None if end.observed is None else asdict(end.observed),
             "success": end.success,
         }
-        return self._ask(trajectory_id, "end", asked)
+        return self._post(trajectory_id, "end", body)
 
     def close(self) -> None:
-        """Close its connections; nobody asks any more."""
+        """Close its connections."""
         self._http.close()
 
-    def _ask(self, trajectory_id: str, what: str, asked: dict[str, Any]) -> KnownRun:
+    def _post(self, trajectory_id: str, action: str, body: dict[str, Any]) -> KnownRun:
         limit: float | None = None
         while True:
             try:
-                answer = self._http.post(f"{self._path}/{trajectory_id}/{what}", asked, ANSWER_S)
+                answer = self._http.post(f"{self._path}/{trajectory_id}/{action}", body, ANSWER_S)
                 if answer.status == http.HTTPStatus.OK:
-                    known = KnownRun(**json_text.parse(answer.body))
-                    self._answers(True, "")
-                    return known
-                said = answer.problem
+                    run = KnownRun(**json_text.parse(answer.body))
+                    self._note_answer(True, "")
+                    return run
+                problem = answer.problem
                 if answer.status < 500 and answer.status not in LATER:
-                    raise RefusedError(f"the server does not {what} run {trajectory_id}: {said}")
+                    raise RefusedError(f"the server does not {action} run {trajectory_id}: {problem}")
             except (OSError, http.client.HTTPException, ValueError, TypeError) as exc:
-                said = str(exc)
-            self._answers(False, said)
+                problem = str(exc)
+            self._note_answer(False, problem)
             if self._stop.is_set():
                 limit = limit or time.monotonic() + STOPPING_S
                 if time.monotonic() >= limit:
-                    raise ServerUnavailable(f"{self.url} did not {what} run {trajectory_id}: {said}", lost=False)
+                    raise ServerUnavailable(f"{self.url} did not {action} run {trajectory_id}: {problem}", lost=False)
             time.sleep(PAUSE_S)
 
-    def _answers(self, answers: bool, said: str) -> None:
+    def _note_answer(self, answers: bool, problem: str) -> None:
         """Say once that the server is unreachable, and that it is back."""
-        if answers and self._away:
+        if answers and self._is_unreachable:
             log.info("%s answers again", self.url)
             self._meter.ready(SERVER)
-        elif not answers and not self._away:
-            self._meter.not_ready(SERVER, f"{self.url} does not answer: {said}")
-            log.warning("%s does not answer, and is asked again: %s. Does `streamward serve` run?", self.url, said)
-        self._away = not answers
+        elif not answers and not self._is_unreachable:
+            self._meter.not_ready(SERVER, f"{self.url} does not answer: {problem}")
+            log.warning("%s does not answer, and is asked again: %s. Does `streamward serve` run?", self.url, problem)
+        self._is_unreachable = not answers

@@ -107,10 +107,10 @@ class Digests(NamedTuple):
         return Digests(prefixes(messages), tools_digest(tools))
 
 
-class _Prefixes(NamedTuple):
+class History(NamedTuple):
     """Digests of the first 0, 1, … messages of a history."""
 
-    every: list[bytes]
+    digests: list[bytes]
     system: int
     """How many of the messages are the system's, at the beginning."""
 
@@ -147,14 +147,16 @@ class Chains:
         """Return what a call with this whole history is. `prompt`: the tokens, where no messages were sent."""
         if prompt is not None:
             return self._place_tokens(prompt)
-        found, offered = digests or Digests.of(messages, tools)
+        prefix_digests, offered = digests or Digests.of(messages, tools)
         for count in range(len(messages), 0, -1):
-            parent = _newest(self._ends.get((offered, found[count]), ()))
+            parent = _newest(self._ends.get((offered, prefix_digests[count]), ()))
             if parent is not None:
                 new = tuple(messages[count:])
-                return Placement(*_continued(parent, new, found[count:]), parent.turn, new)
+                return Placement(*_continuity_after(parent, new, prefix_digests[count:]), parent.turn, new)
         system = _system_messages(messages)
-        continuity, reason = self._of_root(Kind(found[system], offered), _Prefixes(found, system), messages)[:2]
+        continuity, reason = self._place_root(
+            Kind(prefix_digests[system], offered), History(prefix_digests, system), messages
+        )[:2]
         return Placement(continuity, reason, None, tuple(messages))
 
     def role(self, node: PlacedTurn) -> Role:
@@ -190,8 +192,8 @@ class Chains:
 
     def add(self, turn: Turn) -> PlacedTurn:
         """Take the next turn of the log, and return it in its place. A turn that is known is not taken again."""
-        if (known := self.turns.get(turn.turn_id)) is not None:
-            return known
+        if (earlier := self.turns.get(turn.turn_id)) is not None:
+            return earlier
         parent = None if turn.parent_id is None else self.turns.get(turn.parent_id)
         node = self._new_root(turn) if parent is None else _new_child(turn, len(self.turns), parent)
         self.turns[turn.turn_id] = node
@@ -201,20 +203,20 @@ class Chains:
 
     def _new_root(self, turn: Turn) -> PlacedTurn:
         if turn.messages:
-            found = _Prefixes(prefixes(turn.messages), _system_messages(turn.messages))
-            kind = Kind(found.every[found.system], tools_digest(turn.tools))
+            history = History(prefixes(turn.messages), _system_messages(turn.messages))
+            kind = Kind(history.digests[history.system], tools_digest(turn.tools))
         else:
-            found, kind = _of_tokens(turn.prompt_token_ids), _TOKENS
-        continuity, reason, rewrites = self._of_root(kind, found, turn.messages)
-        end = _next(found.every[-1], turn.reply)
+            history, kind = _history_of_tokens(turn.prompt_token_ids), _TOKENS
+        continuity, reason, rewrites = self._place_root(kind, history, turn.messages)
+        end = _next(history.digests[-1], turn.reply)
         node = PlacedTurn(
             turn=turn,
             place=len(self.turns),
             parent=None,
             kind=kind,
-            prompt_end=found.every[-1],
+            prompt_end=history.digests[-1],
             end=end,
-            body_end=_next(prefixes(turn.messages[found.system :])[-1], turn.reply),
+            body_end=_next(prefixes(turn.messages[history.system :])[-1], turn.reply),
             length=len(turn.prompt_token_ids) + len(turn.completion_token_ids),
             broken=_broken(turn, None),
             rewrites=rewrites,
@@ -226,7 +228,7 @@ class Chains:
             if self._main is None or (kind.tools and not self._main.tools):
                 self._main = kind
                 self._roles.clear()
-            for digest in (*found.every[1:], end):
+            for digest in (*history.digests[1:], end):
                 self._prefixes.setdefault(digest, node)
         return node
 
@@ -249,44 +251,44 @@ class Chains:
     # --- what a call is -------------------------------------------------------------------------------------------
 
     def _place_tokens(self, prompt: TokenIds) -> Placement:
-        hashed, begin, found = sha256(), 0, None
+        hashed, begin, parent = sha256(), 0, None
         for length in sorted(length for length in self._token_ends if length <= len(prompt)):
             hashed.update(prompt.data[begin * prompt.BYTES : length * prompt.BYTES])
             begin = length
-            found = self._token_ends[length].get(hashed.digest(), found)
-        if found is None:
-            continuity, reason = self._of_root(_TOKENS, _of_tokens(prompt), ())[:2]
+            parent = self._token_ends[length].get(hashed.digest(), parent)
+        if parent is None:
+            continuity, reason = self._place_root(_TOKENS, _history_of_tokens(prompt), ())[:2]
             return Placement(continuity, reason, None, ())
-        return Placement(*_continued(found, (), [found.end]), found.turn, (), found.length)
+        return Placement(*_continuity_after(parent, (), [parent.end]), parent.turn, (), parent.length)
 
-    def _of_root(
-        self, kind: Kind, found: _Prefixes, messages: Sequence[Message]
+    def _place_root(
+        self, kind: Kind, history: History, messages: Sequence[Message]
     ) -> tuple[Continuity, str, PlacedTurn | None]:
         """Return what a call without a parent is, why, and the newest turn whose reply it repeats."""
         if self._main is None:
             return "first", "the first call of its trajectory", None
-        shared = max(count for count, digest in enumerate(found.every) if count == 0 or digest in self._prefixes)
-        like = self._prefixes.get(found.every[shared]) if shared else None
-        body = prefixes(messages[found.system :])
+        shared = max(count for count, digest in enumerate(history.digests) if count == 0 or digest in self._prefixes)
+        like = self._prefixes.get(history.digests[shared]) if shared else None
+        body = prefixes(messages[history.system :])
         repeats = next((self._bodies[digest] for digest in reversed(body) if digest in self._bodies), None)
         if like is not None and like.kind == kind and like.parent is None:
-            if like.prompt_end == found.every[-1]:
+            if like.prompt_end == history.digests[-1]:
                 return "forks", f"its prompt is that of turn {like.turn.number}", like
-            if like.prompt_end == found.every[shared] and messages[shared].role == "assistant":
+            if like.prompt_end == history.digests[shared] and messages[shared].role == "assistant":
                 return "forks", f"the reply of turn {like.turn.number} was changed", like
         if kind == self._main or repeats is not None:
-            return "rewrites", self._what_changed(kind, found, shared, len(messages)), repeats
+            return "rewrites", self._what_changed(kind, history, shared, len(messages)), repeats
         if kind.tools:
             if not self._main.tools:
                 return "first", "the first call with tools", None
             return "first", "another system prompt or other tools: the chain of a sub-agent", None
         return "auxiliary", "another system prompt, and no tools", None
 
-    def _what_changed(self, kind: Kind, found: _Prefixes, shared: int, count: int) -> str:
-        like = self._prefixes.get(found.every[shared]) if shared else None
+    def _what_changed(self, kind: Kind, history: History, shared: int, count: int) -> str:
+        like = self._prefixes.get(history.digests[shared]) if shared else None
         if kind == _TOKENS:
             return "a prompt of tokens that continues none before"
-        other_system = shared < found.system or (like is None and found.system > 0)
+        other_system = shared < history.system or (like is None and history.system > 0)
         if all(root.kind.tools != kind.tools for root in self._roots):
             return HANDED_OVER if other_system and kind.tools else "it offers other tools"
         if other_system:
@@ -298,10 +300,10 @@ class Chains:
 
 def prefixes(messages: Sequence[Message]) -> list[bytes]:
     """Return the digests of the first 0, 1, … messages."""
-    found = [b""]
+    digests = [b""]
     for message in messages:
-        found.append(_next(found[-1], message))
-    return found
+        digests.append(_next(digests[-1], message))
+    return digests
 
 
 def _system_messages(messages: Sequence[Message]) -> int:
@@ -311,18 +313,18 @@ def _system_messages(messages: Sequence[Message]) -> int:
 
 def tools_digest(tools: Sequence[Tool]) -> bytes:
     """Return a digest of what may be called; empty for nothing."""
-    said = [(tool.name, tool.description, _canonical(tool.parameters)) for tool in tools]
-    return sha256(repr(said).encode()).digest() if said else b""
+    fields = [(tool.name, tool.description, _canonical(tool.parameters)) for tool in tools]
+    return sha256(repr(fields).encode()).digest() if fields else b""
 
 
 def _next(before: bytes, message: Message) -> bytes:
     """Return the digest of a history and one message more."""
-    said = [message.role, message.name or ""]
+    fields = [message.role, message.name or ""]
     for call in message.tool_calls:
-        said += (call.name, _canonical(call.arguments))
-    said.append(message.content)
-    lengths = ",".join([str(len(part)) for part in said])  # not its repr: that of a long text costs more than this
-    parts = [part.encode(errors="surrogatepass") for part in said]
+        fields += (call.name, _canonical(call.arguments))
+    fields.append(message.content)
+    lengths = ",".join([str(len(part)) for part in fields])  # not its repr: that of a long text costs more than this
+    parts = [part.encode(errors="surrogatepass") for part in fields]
     return sha256(b"".join([before, lengths.encode(), *parts])).digest()
 
 
@@ -344,9 +346,9 @@ _TOKENS = Kind(b"tokens", b"")
 """Of calls without messages, whose prompt is tokens."""
 
 
-def _of_tokens(prompt: TokenIds) -> _Prefixes:
+def _history_of_tokens(prompt: TokenIds) -> History:
     """Return the digests of a prompt that was given as tokens: there is one beginning, all of it."""
-    return _Prefixes([b"", sha256(prompt.data).digest()], 0)
+    return History([b"", sha256(prompt.data).digest()], 0)
 
 
 def _newest(candidates: Iterable[PlacedTurn]) -> PlacedTurn | None:
@@ -358,16 +360,16 @@ def _token_parts(turn: Turn) -> tuple[TokenIds, TokenIds]:
     return turn.prompt_token_ids, turn.completion_token_ids
 
 
-def _continued(parent: PlacedTurn, new: Sequence[Message], digests: Sequence[bytes]) -> tuple[Continuity, str]:
+def _continuity_after(parent: PlacedTurn, new: Sequence[Message], digests: Sequence[bytes]) -> tuple[Continuity, str]:
     """Return what the next call behind a turn is. `digests`: of the history before each new message, and of all."""
-    others = [child for child in parent.children if child.continues_well]
-    for other in others:
+    siblings = [child for child in parent.children if child.continues_well]
+    for other in siblings:
         if other.prompt_end == digests[-1]:
             return "forks", f"its prompt is that of turn {other.turn.number}"
         if any(digest == other.prompt_end and m.role == "assistant" for digest, m in zip(digests, new, strict=False)):
             return "forks", f"the reply of turn {other.turn.number} was changed"
-    if others:
-        return "forks", f"turn {parent.turn.number} was already continued by turn {others[0].turn.number}"
+    if siblings:
+        return "forks", f"turn {parent.turn.number} was already continued by turn {siblings[0].turn.number}"
     return "extends", f"it continues turn {parent.turn.number}"
 
 
@@ -376,7 +378,7 @@ def _new_child(turn: Turn, place: int, parent: PlacedTurn) -> PlacedTurn:
     for message in turn.messages:
         digests.append(_next(digests[-1], message))
         body = _next(body, message)
-    continuity, reason = _continued(parent, turn.messages, digests)
+    continuity, reason = _continuity_after(parent, turn.messages, digests)
     return PlacedTurn(
         turn=turn,
         place=place,

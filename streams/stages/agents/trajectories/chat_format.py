@@ -17,18 +17,18 @@ def message_of(message: Message, *, for_template: bool = False) -> dict[str, Any
     >>> message_of(Message(role="user", content="hi"))
     {'role': 'user', 'content': 'hi'}
     """
-    said: dict[str, Any] = {"role": message.role, "content": message.content}
+    value: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
-        said["name"] = message.name
+        value["name"] = message.name
     if message.tool_call_id is not None:
-        said["tool_call_id"] = message.tool_call_id
+        value["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         calls = ((call, _json(call.arguments) if for_template else call.arguments) for call in message.tool_calls)
-        said["tool_calls"] = [
+        value["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
             for call, arguments in calls
         ]
-    return said
+    return value
 
 
 def tool_of(tool: Tool) -> dict[str, Any]:

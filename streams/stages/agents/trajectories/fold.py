@@ -39,7 +39,7 @@ class TrajectoryStep:
     left_out: LeftOutReason | None = None
 
     @property
-    def constrained(self) -> bool:
+    def is_constrained(self) -> bool:
         """Whether its form was forced, so that it bears no loss although it is in a chain."""
         return self.chain is not None and self.turn.constraint is not None
 
@@ -73,7 +73,7 @@ class Trajectory:
     """The conversation, and then its branches in the order of their last calls."""
 
     @property
-    def delivered(self) -> int:
+    def calls_in_chains(self) -> int:
         """How many calls are in a chain."""
         return sum(step.chain is not None for step in self.steps)
 
@@ -85,21 +85,23 @@ class Trajectory:
     def __str__(self) -> str:
         """Return e.g. `41 of 43 calls delivered, 1 of them without loss; 2 auxiliary`."""
         counts = Counter(step.left_out for step in self.steps if step.left_out is not None)
-        forced = sum(step.constrained for step in self.steps)
+        forced = sum(step.is_constrained for step in self.steps)
         loss = f", {forced} of them without loss" if forced else ""
-        told = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+        left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
         calls = "call" if len(self.steps) == 1 else "calls"
-        return f"{self.delivered} of {len(self.steps)} {calls} delivered{loss}" + (f"; {told}" if told else "")
+        return f"{self.calls_in_chains} of {len(self.steps)} {calls} delivered{loss}" + (
+            f"; {left_out}" if left_out else ""
+        )
 
 
 def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Trajectory:
     """Return what these turns of one trajectory come to, in the order of the log. A copy of a turn changes nothing."""
     chains, out, numbers = Chains(), dict[str, LeftOutReason](), dict[int, str]()
-    kept: dict[str, Turn] = {}
+    by_id: dict[str, Turn] = {}
     for turn in turns:
-        if turn.turn_id in kept:
+        if turn.turn_id in by_id:
             continue
-        kept[turn.turn_id] = turn
+        by_id[turn.turn_id] = turn
         if numbers.setdefault(turn.number, turn.turn_id) != turn.turn_id:
             out[turn.turn_id] = "conflict"
         elif ended is not None and ended.turns is not None and turn.number >= ended.turns:
@@ -112,18 +114,18 @@ def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Traject
                 out[turn.turn_id] = "broken"
     nodes = list(chains.turns.values())
     usable = _usable(chains, nodes, out)
-    found, owner = _chains(chains, [node for node in nodes if node.turn.turn_id in usable])
-    steps = (_step(chains, turn, owner.get(turn.turn_id), out.get(turn.turn_id)) for turn in kept.values())
-    return Trajectory(tuple(steps), tuple(found))
+    call_chains, owner = _chains(chains, [node for node in nodes if node.turn.turn_id in usable])
+    steps = (_step(chains, turn, owner.get(turn.turn_id), out.get(turn.turn_id)) for turn in by_id.values())
+    return Trajectory(tuple(steps), tuple(call_chains))
 
 
 def of_each(turns: Iterable[Turn], ends: Iterable[TrajectoryEvent] = ()) -> dict[str, Trajectory]:
     """Return every trajectory that these turns are of, by id, however they are mixed."""
     ended = {event.trajectory_id: event for event in reversed(list(ends)) if event.kind == "ended"}
-    apart: dict[str, list[Turn]] = {}
+    by_trajectory: dict[str, list[Turn]] = {}
     for turn in turns:
-        apart.setdefault(turn.trajectory_id, []).append(turn)
-    return {name: fold(some, ended.get(name)) for name, some in apart.items()}
+        by_trajectory.setdefault(turn.trajectory_id, []).append(turn)
+    return {name: fold(of_trajectory, ended.get(name)) for name, of_trajectory in by_trajectory.items()}
 
 
 def _usable(chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason]) -> set[str]:
@@ -149,22 +151,22 @@ def _chains(chains: Chains, usable: list[PlacedTurn]) -> tuple[list[CallChain], 
     conversation = _conversation(chains, last)
     ordered = ([conversation] if conversation is not None else []) + [node for node in last if node is not conversation]
     owner: dict[str, int] = {}
-    found: list[CallChain] = []
+    call_chains: list[CallChain] = []
     for number, end in enumerate(ordered):
         path = chains.path(end.turn.turn_id)
         shared = sum(node.turn.turn_id in owner for node in path)
-        own = path[shared]
-        found.append(
+        first_own = path[shared]
+        call_chains.append(
             CallChain(
                 turns=tuple(node.turn for node in path),
-                continuity=own.continuity,
-                reason=own.reason,
+                continuity=first_own.continuity,
+                reason=first_own.reason,
                 leaves=owner[path[shared - 1].turn.turn_id] if shared else 0,
                 shared=shared,
             )
         )
         owner.update((node.turn.turn_id, number) for node in path[shared:])
-    return found, owner
+    return call_chains, owner
 
 
 def _conversation(chains: Chains, last: list[PlacedTurn]) -> PlacedTurn | None:

@@ -37,8 +37,8 @@ ENDED = "ended"
 
 def missing(trajectory: Trajectory, ended: TrajectoryEvent) -> list[int]:
     """Return the numbers of the turns that were recorded before the end and are not here."""
-    known = {step.turn.number for step in trajectory.steps}
-    return [number for number in range(ended.turns or 0) if number not in known]
+    numbers = {step.turn.number for step in trajectory.steps}
+    return [number for number in range(ended.turns or 0) if number not in numbers]
 
 
 def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | None = None) -> Response:
@@ -59,7 +59,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
     first = turns[0] if turns else None
     free = next((turn for turn in turns if turn.constraint is None), first)
     parts = [_parts(chain) for chain in chains]
-    prompt, said, logprobs, mask = _conversation(chains[0]) if chains else (b"", b"", b"", b"")
+    prompt, completion, logprobs, mask = _conversation(chains[0]) if chains else (b"", b"", b"", b"")
     version = ended.adapter_version if first is None else first.adapter_version
     return Response(
         response_id=derive_id(ended.sampling_id, ended.slot),
@@ -84,10 +84,10 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         text=chains[0].turns[-1].reply.content if chains else "",
         sampling=ended.sampling or Sampling() if free is None else free.sampling,
         agent_id=ended.agent_id,
-        steps=trajectory.delivered,
+        steps=trajectory.calls_in_chains,
         success=ended.success,
         prompt_token_ids=TokenIds(prompt),
-        completion_token_ids=TokenIds(said),
+        completion_token_ids=TokenIds(completion),
         logprobs=Logprobs(logprobs),
         loss_mask=LossMask(mask),
         branches=tuple(_branch(chain) for chain in chains[1:]),
@@ -100,14 +100,14 @@ def _turns(chains: Sequence[CallChain], last: Observed | None) -> tuple[Response
 
     The next call after an action that says what its environment showed says what became of that action.
     """
-    placed = [one for number, chain in enumerate(chains) for one in _places(number, chain)]
-    placed.sort(key=lambda one: one[0].number)
-    found: list[ResponseTurn] = []
+    placed = [entry for number, chain in enumerate(chains) for entry in _places(number, chain)]
+    placed.sort(key=lambda entry: entry[0].number)
+    turns: list[ResponseTurn] = []
     after = last
     for turn, chain, start in reversed(placed):
         before = turn.observed
         outcome = None if before is None else after
-        found.append(
+        turns.append(
             ResponseTurn(
                 number=turn.number,
                 chain=chain,
@@ -120,16 +120,16 @@ def _turns(chains: Sequence[CallChain], last: Observed | None) -> tuple[Response
             )
         )
         after = before or after
-    return tuple(reversed(found))
+    return tuple(reversed(turns))
 
 
 def _places(number: int, chain: CallChain) -> Iterator[tuple[Turn, int, int]]:
     """Yield each call that a chain owns, the chain's number, and where its answer begins in the chain's completion."""
-    at = 0 if number else -len(chain.turns[0].prompt_token_ids)  # the response's own completion is behind its prompt
+    start = 0 if number else -len(chain.turns[0].prompt_token_ids)  # the response's own completion is behind its prompt
     for turn in chain.turns[chain.shared :]:
-        at += len(turn.prompt_token_ids)
-        yield turn, number, at
-        at += len(turn.completion_token_ids)
+        start += len(turn.prompt_token_ids)
+        yield turn, number, start
+        start += len(turn.completion_token_ids)
 
 
 def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:
@@ -141,12 +141,12 @@ def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:
             return f"{step.left_out}: turn {step.turn.number} cannot be relied on: {step.reason}"
     if not trajectory.chains:
         return f"no_answer: {trajectory}"
-    own = [step.turn for step in trajectory.steps if step.chain is not None]
+    turns = [step.turn for step in trajectory.steps if step.chain is not None]
     if len(trajectory.versions) > 1:
         return f"mixed_versions: it was answered by versions {', '.join(map(str, trajectory.versions))}"
-    if len({(turn.base_digest, turn.tokenizer_digest, turn.template_digest) for turn in own}) > 1:
+    if len({(turn.base_digest, turn.tokenizer_digest, turn.template_digest) for turn in turns}) > 1:
         return "mixed_models: base model, tokenizer or template changed between its calls"
-    if len({(turn.sampling.temperature, turn.sampling.top_p) for turn in own if turn.constraint is None}) > 1:
+    if len({(turn.sampling.temperature, turn.sampling.top_p) for turn in turns if turn.constraint is None}) > 1:
         return "mixed_sampling: temperature or top_p changed between its calls"
     return None
 
@@ -169,7 +169,7 @@ def _conversation(chain: CallChain) -> tuple[bytes, bytes, bytes, bytes]:
 
 def _parts(chain: CallChain) -> Parts:
     """Return the tokens of the calls that only this chain has."""
-    return _joined(_of_turn(turn) for turn in chain.turns[chain.shared :])
+    return _join(_of_turn(turn) for turn in chain.turns[chain.shared :])
 
 
 def _of_turn(turn: Turn) -> Parts:
@@ -178,20 +178,20 @@ def _of_turn(turn: Turn) -> Parts:
     An answer of a forced form was drawn from what the form left of the policy's distribution. Its logprobs, which are
     the policy's, are not those of that draw: a gradient along them would teach the policy what the form decided.
     """
-    sent, said = turn.prompt_token_ids, turn.completion_token_ids
+    prompt, answer = turn.prompt_token_ids, turn.completion_token_ids
     free = turn.constraint is None
     return (
-        sent.data + said.data,
-        bytes(len(sent) * Logprobs.BYTES) + (turn.logprobs.data if free else bytes(len(said) * Logprobs.BYTES)),
-        bytes(len(sent)) + (b"\1" if free else b"\0") * len(said),
+        prompt.data + answer.data,
+        bytes(len(prompt) * Logprobs.BYTES) + (turn.logprobs.data if free else bytes(len(answer) * Logprobs.BYTES)),
+        bytes(len(prompt)) + (b"\1" if free else b"\0") * len(answer),
     )
 
 
-def _joined(parts: Iterable[Parts]) -> Parts:
+def _join(parts: Iterable[Parts]) -> Parts:
     def column(number: int) -> Iterator[bytes]:
-        return (part[number] for part in every)
+        return (part[number] for part in columns)
 
-    every = list(parts)
+    columns = list(parts)
     return b"".join(column(0)), b"".join(column(1)), b"".join(column(2))
 
 
