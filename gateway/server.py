@@ -84,7 +84,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
     signing.check_verify_key(settings.adapters)
     tls = tls_files(settings)
     with (
-        metrics.served(settings, "serve", waits_for=("kafka", "engine")) as meter,
+        metrics.serve_meter(settings, "serve", waits_for=("kafka", "engine")) as meter,
         contextlib.closing(bound("serve", settings.serve.host, settings.serve.port)) as listening,
     ):
         meter.begin("building the engine", within_s=START_S)

@@ -97,7 +97,7 @@ def connect(settings: Settings, stop: threading.Event, place: Place | None, *, i
     with checkpoint.explaining_disks(folders, advice):
         signing.check_signing_key(settings.adapters)
         pin(settings)
-        with metrics.served(settings, "train") as meter, tracing.opened(settings, "train", meter) as tracer:
+        with metrics.serve_meter(settings, "train") as meter, tracing.open_tracer(settings, "train", meter) as tracer:
             outage = BrokerOutage(settings.kafka, stop, meter)
             try:
                 with (

@@ -130,7 +130,7 @@ def agents_run(
         folder=folder.absolute(),
         until_done=until_done or file is not None,
     )
-    with until_stopped() as stop, closing(pool), closing(player), metrics.served(call.settings, "agents") as meter:
+    with until_stopped() as stop, closing(pool), closing(player), metrics.serve_meter(call.settings, "agents") as meter:
         admin.check_topics(call.settings, patient=True)
         endings = run.run(call.settings_to_write, plan, stop=stop, meter=meter)
     show.record({ending: endings[ending] for ending in run.ENDINGS if endings[ending]} or {"runs": 0}, output)

@@ -57,7 +57,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
     Raises NotFoundError for a missing topic, LogError if the broker refuses, SettingsError if metrics.port is taken.
     """
     try:
-        with metrics.served(settings, "jobs") as meter:
+        with metrics.serve_meter(settings, "jobs") as meter:
             schema_registry.wait(settings, meter, stop)
             with JobController(settings, BrokerOutage(settings.kafka, stop, meter)) as controller:
                 while not stop.is_set():

@@ -1,1 +1,1 @@
-"""What processes say of themselves as numbers, and what Prometheus and Grafana make of it."""
+"""Log lines, metrics and traces of processes, and the dashboards and alerts on them."""

@@ -44,19 +44,21 @@ class Metric(NamedTuple):
     about: str
     processes: tuple[Process, ...]
     needs: str = ""
-    """What must have happened before it has a value, beyond a loop that trains; "" if nothing."""
+    """The event that gives it a first value, if a loop that trains does not; else ""."""
     buckets: tuple[float, ...] = ()
 
 
 # --- every process ----------------------------------------------------------------------------------------------------
 
-PROCESS = Metric("streamward_process_info", "gauge", ("process", "version"), "Always 1: what runs here.", SERVED)
+PROCESS = Metric(
+    "streamward_process_info", "gauge", ("process", "version"), "Always 1, with the process and its version.", SERVED
+)
 READY = Metric("streamward_ready", "gauge", ("condition",), "1 if the condition of /readyz holds, else 0.", SERVED)
 PROGRESS = Metric(
     "streamward_progress_age_seconds",
     "gauge",
     (),
-    "Since the process last made progress; /healthz is decided by it.",
+    "Time since the process last made progress, which decides /healthz.",
     SERVED,
 )
 SCRAPE_ERRORS = Metric(
@@ -79,7 +81,7 @@ EVENT_AGE = Metric(
     "streamward_event_age_seconds",
     "histogram",
     ("stage", "topic"),
-    "From a record's timestamp until it was read.",
+    "Time from a record's timestamp to its read.",
     READERS,
     buckets=AGES,
 )
@@ -87,14 +89,14 @@ LAG_RECORDS = Metric(
     "streamward_consumer_lag_records",
     "gauge",
     ("stage", "topic"),
-    "Records of the partitions owned here that are not done, those in progress included.",
+    "Records of the assigned partitions that are not processed, those in progress included.",
     READERS,
 )
 LAG_SECONDS = Metric(
     "streamward_consumer_lag_seconds",
     "gauge",
     ("stage", "topic"),
-    "Age of the oldest record that was read and is not done (with none in progress, of the last one read); 0 "
+    "Age of the oldest record that was read and is not processed (with none in progress, of the last one read); 0 "
     "without lag.",
     READERS,
 )
@@ -102,7 +104,7 @@ DEAD_LETTERS = Metric(
     "streamward_dead_letters_total",
     "counter",
     ("stage", "reason"),
-    "Records that could not be used, by why.",
+    "Records that could not be used, by reason.",
     LOOP,
     "a record that cannot be used",
 )
@@ -137,15 +139,15 @@ GROUPS = Metric(
     "streamward_groups_total",
     "counter",
     ("policy", "outcome"),
-    "Groups that left the join: varied, flat (every reward the same), or the reason why there is none to train on. The "
-    "zero-variance share is flat by the sum of all.",
+    "Groups that left the join: varied, flat (all rewards equal), or the reason that there is none to train on. The "
+    "zero-variance share is flat divided by the sum.",
     ("streams",),
 )
 TURN_CREDIT = Metric(
     "streamward_turn_credit",
     "histogram",
     ("policy", "turn"),
-    "Size of a turn's advantage, its sign aside, by the turn's number in its response; `later` from the ninth on.",
+    "Absolute advantage of a turn, by its number in the response; `later` from the ninth on.",
     ("streams",),
     "credit by turn (`advantages.credit`)",
     buckets=CREDITS,
@@ -154,7 +156,7 @@ GROUP_SECONDS = Metric(
     "streamward_group_completion_seconds",
     "histogram",
     ("policy",),
-    "From the first record of a task to the last that its group needed, by their timestamps.",
+    "Time from the first record of a task to the last that its group needed, by their timestamps.",
     ("streams",),
     buckets=AGES,
 )
@@ -180,7 +182,7 @@ SAMPLING = Metric(
     "streamward_sampling_seconds",
     "histogram",
     ("policy",),
-    "Time the engine took for a round.",
+    "Time of a round of the engine.",
     ("policy",),
     buckets=TIMES,
 )
@@ -192,7 +194,7 @@ RESPONSES = Metric(
     "streamward_responses_total",
     "counter",
     ("policy", "finish_reason"),
-    "Responses by how they ended: stop; length: truncated at max_tokens; error: the slot failed.",
+    "Responses by finish reason: stop; length: truncated at max_tokens; error: the slot failed.",
     ("policy",),
 )
 WAITING = Metric(
@@ -202,23 +204,23 @@ ADAPTER = Metric(
     "streamward_adapter_info",
     "gauge",
     ("policy", "role", "version"),
-    "Always 1: the version the engine serves (role served), or the trainer made last (role trained).",
+    "Always 1: the version that the engine serves (role served), or the newest of the trainer (role trained).",
     ("policy", "train"),
 )
 PRIMARY = Metric(
     "streamward_rollout_primary_version",
     "gauge",
     ("policy",),
-    "The version in force, as this agent sees it.",
+    "The primary version, as this agent sees it.",
     ("policy",),
 )
 CANDIDATE = Metric(
     "streamward_rollout_candidate_version",
     "gauge",
     ("policy",),
-    "The version on trial.",
+    "The candidate version.",
     ("policy",),
-    "a canary under way",
+    "a canary in progress",
 )
 SHARE = Metric(
     "streamward_rollout_candidate_share_ratio",
@@ -298,7 +300,7 @@ OF_STEP = {
 # --- fleets -----------------------------------------------------------------------------------------------------------
 
 FLEET: tuple[Process, ...] = ("policy", "train")
-"""The processes that may serve many policies by turns."""
+"""The processes that may serve many policies in turn."""
 FLEET_MEMORY: tuple[Process, ...] = (*FLEET, "serve")
 """Those that hold adapters of many policies."""
 FLEET_HELD = Metric(
@@ -308,7 +310,7 @@ FLEET_SWAPS = Metric(
     "streamward_fleet_swaps_total",
     "counter",
     ("source",),
-    "Changes from one policy to another, by where the adapter came from: memory, or checkpoint (trainer) and store "
+    "Switches from one policy to another, by the source of the adapter: memory, or checkpoint (trainer) and store "
     "(policy agent, server).",
     FLEET_MEMORY,
     "`--fleet`",
@@ -317,7 +319,7 @@ FLEET_SWAP_SECONDS = Metric(
     "streamward_fleet_swap_seconds",
     "histogram",
     ("source",),
-    "Time of these.",
+    "Time of these switches.",
     FLEET_MEMORY,
     "`--fleet`",
     buckets=TIMES,
@@ -326,7 +328,7 @@ FLEET_EVICTIONS = Metric(
     "streamward_fleet_evictions_total",
     "counter",
     (),
-    "Policies that left memory because fleet.states were there.",
+    "Policies evicted from memory because fleet.states were loaded.",
     FLEET_MEMORY,
     "`--fleet` with more policies than fleet.states",
 )
@@ -334,7 +336,7 @@ FLEET_WAITING = Metric(
     "streamward_fleet_waiting_records",
     "gauge",
     ("policy",),
-    "Batches (trainer) or tasks (policy agent) of a policy that wait.",
+    "Waiting batches (trainer) or tasks (policy agent) of a policy.",
     FLEET,
     "`--fleet`",
 )
@@ -342,7 +344,7 @@ FLEET_WAITING_SECONDS = Metric(
     "streamward_fleet_waiting_age_seconds",
     "gauge",
     ("policy",),
-    "Age of the oldest of them, by its timestamp; 0 if there is none.",
+    "Age of the oldest of them, by its timestamp; 0 without any.",
     FLEET,
     "`--fleet`",
 )
@@ -353,8 +355,8 @@ FLEET_SET_ASIDE = Metric(
     "streamward_fleet_set_aside_total",
     "counter",
     ("policy", "reason"),
-    "Times that a policy was set aside, by why: other_base, or refused, as its own process would be; its log line says "
-    "more.",
+    "Times that a policy was set aside, by reason: other_base, or refused, as its own process would be; the log line "
+    "has details.",
     FLEET,
     "`--fleet` and a policy that cannot be served",
 )
@@ -375,14 +377,14 @@ FINDINGS = Metric(
     "streamward_ledger_findings_records",
     "gauge",
     ("category", "accounted"),
-    "Records by what was found about them.",
+    "Findings of the audit, in records.",
     ("audit",),
 )
 REFUSED_ADAPTERS = Metric(
     "streamward_adapters_refused_total",
     "counter",
     ("reason",),
-    "Adapter versions that an agent would not serve, by reason.",
+    "Adapter versions that an agent refused, by reason.",
     ("audit",),
     "an adapter that was refused",
 )
@@ -396,7 +398,7 @@ SERVE_ROWS = Metric(
     "streamward_serve_answers_open",
     "gauge",
     ("state",),
-    "Answers in the engine: running, or waiting for room among those.",
+    "Answers in the engine: running, or waiting for room.",
     ("serve",),
 )
 SERVE_TOKENS = Metric("streamward_serve_tokens_sampled_total", "counter", (), "Tokens the engine wrote.", ("serve",))
@@ -404,14 +406,14 @@ SERVE_PROMPT_TOKENS = Metric(
     "streamward_serve_prompt_tokens_total",
     "counter",
     ("source",),
-    "Tokens of prompts: run through the model, or reused, as their keys and values were kept.",
+    "Prompt tokens: computed, or reused from cached keys and values.",
     ("serve",),
 )
 SERVE_CACHED_TOKENS = Metric(
     "streamward_serve_cached_tokens",
     "gauge",
     (),
-    "Tokens whose keys and values are kept for the next turn of a conversation.",
+    "Tokens with cached keys and values for the next turn of a conversation.",
     ("serve",),
 )
 SERVE_CACHED_BYTES = Metric(
@@ -421,28 +423,28 @@ SERVE_TRAJECTORIES = Metric(
     "streamward_serve_trajectories_remembered",
     "gauge",
     (),
-    "Trajectories that are remembered, ended ones included.",
+    "Trajectories in memory, ended ones included.",
     ("serve",),
 )
 SERVE_REMEMBERED = Metric(
     "streamward_serve_remembered_bytes",
     "gauge",
     (),
-    "Memory of their turns, bytes; serve.remembered_mb is the bound.",
+    "Memory of their turns, bytes, up to serve.remembered_mb.",
     ("serve",),
 )
 SERVE_EVICTED = Metric(
     "streamward_serve_evicted_total",
     "counter",
     (),
-    "Trajectories that were left without their turns because memory was full.",
+    "Trajectories whose turns were evicted because memory was full.",
     ("serve",),
 )
 SERVE_TURNS = Metric(
     "streamward_serve_turns_total",
     "counter",
     ("fate",),
-    "Calls of agents that were recorded: delivered, not_delivered (the client hung up), or failed.",
+    "Recorded calls of agents: delivered, not_delivered (the client hung up), or failed.",
     ("serve",),
 )
 SERVE_ACTIONS = Metric(
@@ -463,15 +465,15 @@ RUNS_ENDED = Metric(
     "streamward_agent_runs_ended_total",
     "counter",
     ("agent", "ending"),
-    "Runs by how they ended: completed, failed, timeout, cancelled, refused by the server, or unfinished; runs of an "
-    "earlier process are among them if their task is read again.",
+    "Runs by ending: completed, failed, timeout, cancelled, refused by the server, or unfinished; runs of an earlier "
+    "process are included if their task is read again.",
     ("agents",),
 )
 RUN_SECONDS = Metric(
     "streamward_agent_run_seconds",
     "histogram",
     ("agent",),
-    "Time of a run of this process, from its program's start to its end in the log.",
+    "Time of a run of this process, from the program's start to its end in the log.",
     ("agents",),
     buckets=AGES,
 )
@@ -482,7 +484,7 @@ AGENT_TASK_AGE = Metric(
     "streamward_agent_tasks_oldest_age_seconds",
     "gauge",
     ("agent",),
-    "Age of the oldest of them, by its timestamp; 0 if there is none.",
+    "Age of the oldest of them, by its timestamp; 0 without any.",
     ("agents",),
 )
 
@@ -492,7 +494,7 @@ JOBS = Metric(
     "streamward_jobs",
     "gauge",
     ("policy", "status"),
-    "Jobs of the partitions owned here, by status.",
+    "Jobs of the assigned partitions, by status.",
     ("jobs",),
     "a job",
 )
@@ -500,7 +502,7 @@ JOB_AGE = Metric(
     "streamward_job_event_age_seconds",
     "gauge",
     ("policy",),
-    "Since the newest event of the job that runs, by that record's timestamp; 0 if none runs.",
+    "Time since the newest event of the running job, by that record's timestamp; 0 without one.",
     ("jobs",),
     "a job",
 )
@@ -508,7 +510,7 @@ JOB_ITERATIONS = Metric(
     "streamward_job_iterations",
     "gauge",
     ("policy",),
-    "Iterations that the job that runs has ended; 0 if none runs.",
+    "Completed iterations of the running job; 0 without one.",
     ("jobs",),
     "a job",
 )
@@ -516,7 +518,7 @@ JOB_DONE = Metric(
     "streamward_job_done_ratio",
     "gauge",
     ("policy",),
-    "The same as a share of those that it was ordered with.",
+    "Completed share of its iterations.",
     ("jobs",),
     "a job",
 )
@@ -524,7 +526,7 @@ JOB_SPENT = Metric(
     "streamward_jobs_spent_usd",
     "gauge",
     ("policy",),
-    "What the jobs of the partitions owned here have cost, all that the log has; without prices nothing.",
+    "Cost of all jobs of the assigned partitions; 0 without prices.",
     ("jobs",),
     "a job",
 )
@@ -532,7 +534,7 @@ JOB_BUDGET = Metric(
     "streamward_job_budget_spent_ratio",
     "gauge",
     ("policy",),
-    "Share of its budget that the job that runs has spent; 0 if none runs, or it has none.",
+    "Spent share of the running job's budget; 0 without a job or a budget.",
     ("jobs",),
     "a job",
 )
@@ -540,7 +542,7 @@ TENANT_SPENT = Metric(
     "streamward_tenant_month_spent_usd",
     "gauge",
     ("tenant",),
-    "What the jobs of a tenant have cost in this month of UTC, as far as their events say.",
+    "Cost of a tenant's jobs in this month (UTC), by their events.",
     ("jobs",),
     "a job",
 )
@@ -548,7 +550,7 @@ TENANT_MONTH = Metric(
     "streamward_tenant_month_spent_ratio",
     "gauge",
     ("tenant",),
-    "The same as a share of jobs.tenant_month_usd; 0 without a limit.",
+    "Spent share of jobs.tenant_month_usd; 0 without a limit.",
     ("jobs",),
     "a job",
 )
@@ -559,23 +561,23 @@ TUNING_DONE = Metric(
     "streamward_tuning_done_ratio",
     "gauge",
     ("policy",),
-    "Share of the steps that the job being carried out here has taken.",
+    "Completed share of the steps of the fine-tuning job in progress.",
     ("tune",),
-    "a job that tunes",
+    "a fine-tuning job",
 )
 TUNING_AGE = Metric(
     "streamward_tuning_step_age_seconds",
     "gauge",
     ("policy",),
-    "Since its newest step, or since it was taken up; no series when nothing is carried out.",
+    "Time since its newest step or its start; no series without a job in progress.",
     ("tune",),
-    "a job that tunes",
+    "a fine-tuning job",
 )
 TUNING_STEPS = Metric(
-    "streamward_tuning_steps_total", "counter", ("policy",), "Steps taken for jobs.", ("tune",), "a job that tunes"
+    "streamward_tuning_steps_total", "counter", ("policy",), "Steps taken for jobs.", ("tune",), "a fine-tuning job"
 )
 TUNING_LOSS = Metric(
-    "streamward_tuning_loss", "gauge", ("policy",), "The loss. Of the last step.", ("tune",), "a job that tunes"
+    "streamward_tuning_loss", "gauge", ("policy",), "The loss. Of the last step.", ("tune",), "a fine-tuning job"
 )
 TUNING_GRADIENT = Metric(
     "streamward_tuning_gradient_norm",
@@ -583,15 +585,15 @@ TUNING_GRADIENT = Metric(
     ("policy",),
     "Norm of the gradient before it is clipped. Of the last step.",
     ("tune",),
-    "a job that tunes",
+    "a fine-tuning job",
 )
 TUNING_ENDED = Metric(
     "streamward_tuning_attempts_total",
     "counter",
     ("policy", "outcome"),
-    "Jobs that were taken up, by what came of it: completed, failed, or stopped between two steps.",
+    "Started fine-tuning jobs by outcome: completed, failed, or stopped between two steps.",
     ("tune",),
-    "a job that tunes",
+    "a fine-tuning job",
 )
 
 # --- archive sync --follow --------------------------------------------------------------------------------------------
@@ -600,24 +602,27 @@ ARCHIVE_LAG_RECORDS = Metric(
     "streamward_archive_lag_records",
     "gauge",
     ("topic",),
-    "Records that were in the log at the last look and are not in the archive.",
+    "Records of the log that are not archived, at the last check.",
     ("archive",),
 )
 ARCHIVE_LAG_SECONDS = Metric(
     "streamward_archive_lag_seconds",
     "gauge",
     ("topic",),
-    "Age of the oldest of them, by its timestamp, once it was read; 0 if there is none.",
+    "Age of the oldest of them, by its timestamp, once it was read; 0 without any.",
     ("archive",),
 )
 
 
-def every() -> list[Metric]:
-    """Return all of them, in the order of this file."""
-    found: list[Metric] = []
+def all_metrics() -> list[Metric]:
+    """Return all metrics, in the order of this file."""
+    metrics: list[Metric] = []
     for value in list(globals().values()):
-        found += [value] if isinstance(value, Metric) else value.values() if value is OF_STEP else []
-    return found
+        if isinstance(value, Metric):
+            metrics.append(value)
+        elif value is OF_STEP:
+            metrics += OF_STEP.values()
+    return metrics
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -638,12 +643,12 @@ is committed.
 `/readyz` is 200 while every condition holds: `kafka` (reached, and partitions assigned), of a policy agent and of the
 server of agents `engine` (loaded, and its last request did not fail), of `agents run` `server` (it answered when it was
 last asked), and with `schemas.registry_url` everywhere
-`schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 says what is missing. `streamward audit
---follow` has an address of its own (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
+`schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit
+--follow` has its own address (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
 `streamward jobs run` are watched as the loop is, and so is `streamward tune --jobs`, which may take an hour until the
 first step of a job.
 
-Dashboards, alerts, and what to do: [operations.md](operations.md).
+Dashboards, alerts and runbooks: [operations.md](operations.md).
 
 A histogram is three families: its name with `_bucket`, `_sum` and `_count`. A metric has at most 200 series; more
 are counted under `other` in each label.
@@ -668,12 +673,12 @@ def _sections() -> Iterator[str]:
     titles |= {
         ("agents",): "Runs of agents",
         ("jobs",): "Jobs",
-        ("tune",): "Jobs that tune",
+        ("tune",): "Fine-tuning jobs",
         ("archive",): "The archive",
     }
-    rest = [metric for metric in every() if metric.processes not in titles]
+    rest = [metric for metric in all_metrics() if metric.processes not in titles]
     for processes, title in titles.items():
-        yield f"\n## {title}\n\n{_table([metric for metric in every() if metric.processes == processes])}"
+        yield f"\n## {title}\n\n{_table([metric for metric in all_metrics() if metric.processes == processes])}"
         if processes == LOOP:
             yield f"\n## Of some of them\n\n{_table(rest, by_process=True)}"
 

@@ -38,7 +38,7 @@ Post = Callable[[str, bytes], tuple[int, str] | None]
 
 
 class Site(NamedTuple):
-    """What is served."""
+    """The answers of a server."""
 
     get: Get
     content_type: str = "text/plain; charset=utf-8"
@@ -94,10 +94,10 @@ class _HttpServer(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Called every _POLL_S: end what has taken too long. Its thread sees the end of the stream."""
+        """End connections that take too long, every _POLL_S. Their threads see the end of the stream."""
         with self._lock:
             began_before = time.monotonic() - REQUEST_S
-            for request in [one for one, began in self._accepted.items() if began < began_before]:
+            for request in [request for request, began in self._accepted.items() if began < began_before]:
                 del self._accepted[request]
                 with contextlib.suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""What a process prints while it works: lines on stderr, as text or JSON, with coordinates, and without floods.
+"""The log lines of a process on stderr, as text or JSON, with coordinates and a rate limit.
 
     logging.getLogger(__name__).warning("...", extra=record.log_extra)
         ──► 11:47:38 warning streams.stages.scoring.agent: streamward.rewards[3]@1041: ...
@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from streams.observability.tracing.context import Context
 
-OURS = ("streams", "trainer", "schemas", "streamward", "gateway")
-"""Loggers whose name begins so are ours."""
+OWN_LOGGERS = ("streams", "trainer", "schemas", "streamward", "gateway")
+"""First parts of the names of our loggers."""
 FAUST = ("faust", "mode", "aiokafka")
 FAUST_SERVICES = ("streams.worker.app", "streams.worker.table", "streams.worker.faust.stall_watch")
 """Where mode logs for our own services, since it names loggers by module; what we log goes to `streamward.*`."""
@@ -46,22 +46,22 @@ LIBRARY_BURST = Burst(3, 10.0)
 FAUST_BURST = Burst(1, 30.0)
 """Without a broker, aiokafka prints dozens of lines a second."""
 _TEMPLATE_CHARS = 80
-"""The beginning by which messages are told apart: some libraries log finished sentences instead of templates."""
+"""The beginning that identifies a message: some libraries log finished sentences instead of templates."""
 
 
 def burst_of(logger: str) -> Burst:
     """Return how often a logger may print the same message."""
     package = logger.partition(".")[0]
-    return OUR_BURST if package in OURS else FAUST_BURST if package in FAUST else LIBRARY_BURST
+    return OUR_BURST if package in OWN_LOGGERS else FAUST_BURST if package in FAUST else LIBRARY_BURST
 
 
 @dataclass
 class _Window:
-    """What one message did lately."""
+    """The recent prints of one message."""
 
     began: float
     printed: int = 0
-    held: int = 0
+    held_back: int = 0
     last: logging.LogRecord | None = None
     """The last one held back."""
 
@@ -74,28 +74,29 @@ class RateLimit:
         self._windows: dict[tuple[str, int, str], _Window] = {}
 
     def passes(self, record: logging.LogRecord) -> bool:
-        """Whether `record` is printed. One that follows held ones has their number as `held_back`."""
+        """Whether `record` is printed. `held_back` of a printed record counts those held back before it."""
         now, burst = self._clock(), burst_of(record.name)
         key = (record.name, record.levelno, str(record.msg)[:_TEMPLATE_CHARS])
         window = self._windows.setdefault(key, _Window(now))
         if now - window.began >= burst.window_s:
-            record.held_back = window.held
+            record.held_back = window.held_back
             self._windows[key] = _Window(now, printed=1)
             return True
         window.printed += 1
         if window.printed <= burst.lines:
             return True
-        window.held, window.last = window.held + 1, record
+        window.held_back, window.last = window.held_back + 1, record
         return False
 
     def end(self) -> list[logging.LogRecord]:
         """Return the last of each message held back, with the number of the others, and forget them."""
-        held = [(window.last, window.held) for window in self._windows.values()]
+        records = []
+        for window in self._windows.values():
+            if window.last is not None:
+                window.last.held_back = window.held_back - 1
+                records.append(window.last)
         self._windows.clear()
-        for record, count in held:
-            if record is not None:
-                record.held_back = count - 1
-        return [record for record, _ in held if record is not None]
+        return records
 
 
 class StderrLog(logging.Handler):
@@ -108,10 +109,10 @@ class StderrLog(logging.Handler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether this record is printed."""
-        if record.levelno < logging.WARNING and record.name.partition(".")[0] not in OURS:
+        if record.levelno < logging.WARNING and record.name.partition(".")[0] not in OWN_LOGGERS:
             return False
         if record.name == "librdkafka" and self.level > logging.DEBUG and record.getMessage().endswith(": retrying"):
-            return False  # it recovers from that by itself; what it cannot recover from is raised as an error
+            return False  # it recovers by itself; unrecoverable errors are raised
         return self.level <= logging.DEBUG or self._limit.passes(record)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -136,32 +137,36 @@ class _TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        shown = logging.makeLogRecord(record.__dict__)
-        shown.levelname = record.levelname.lower()
-        if (at := getattr(record, "at", None)) is not None:
-            shown.message = f"{at}: {record.message}"
-        if held := getattr(record, "held_back", 0):
-            shown.message = f"{shown.message} (and {held} more like this)"
-        return super().formatMessage(shown)
+        line = logging.makeLogRecord(record.__dict__)
+        line.levelname = record.levelname.lower()
+        coordinates = getattr(record, "at", None)
+        if coordinates is not None:
+            line.message = f"{coordinates}: {record.message}"
+        held_back = getattr(record, "held_back", 0)
+        if held_back:
+            line.message = f"{line.message} (and {held_back} more like this)"
+        return super().formatMessage(line)
 
 
 class _JsonFormatter(logging.Formatter):
     """One object per line; a key that has no value is left out."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at, trace = getattr(record, "at", None), getattr(record, "trace", None)
-        time_of = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        found = {
-            "time": time_of.replace("+00:00", "Z"),
+        coordinates, trace = getattr(record, "at", None), getattr(record, "trace", None)
+        created = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = {
+            "time": created.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **({} if at is None else {"topic": at.topic, "partition": at.partition, "offset": at.offset}),
+            "topic": getattr(coordinates, "topic", None),
+            "partition": getattr(coordinates, "partition", None),
+            "offset": getattr(coordinates, "offset", None),
             "trace_id": trace.trace_id if isinstance(trace, Context) else None,
             "held_back": getattr(record, "held_back", 0) or None,
             "exception": self.formatException(record.exc_info) if record.exc_info else None,
         }
-        return json.dumps({key: value for key, value in found.items() if value is not None}, ensure_ascii=False)
+        return json.dumps({key: value for key, value in fields.items() if value is not None}, ensure_ascii=False)
 
 
 # --- setting it up ----------------------------------------------------------------------------------------------------
@@ -176,14 +181,14 @@ def set_up(level: str) -> None:
         handler.close()
     root.addHandler(StderrLog(number))
     root.setLevel(logging.WARNING)
-    for name in OURS:
+    for name in OWN_LOGGERS:
         logging.getLogger(name).setLevel(number)
 
 
-def use_format(wanted: Format) -> None:
-    """Print what follows in this format: logging.format, known once the settings are read."""
+def use_format(format_: Format) -> None:
+    """Print later lines in this format: logging.format, known once the settings are read."""
     for handler in _handlers():
-        handler.setFormatter(_JsonFormatter() if wanted == "json" else _TextFormatter())
+        handler.setFormatter(_JsonFormatter() if format_ == "json" else _TextFormatter())
 
 
 def is_json() -> bool:
@@ -192,7 +197,7 @@ def is_json() -> bool:
 
 
 def json_line(level: int, logger: str, message: str) -> str:
-    """Return a line for what cannot go through a logger: in a signal handler, and about the end of the process."""
+    """Return a line for places without a logger: a signal handler, and the end of the process."""
     return _JsonFormatter().format(logging.LogRecord(logger, level, "", 0, message, None, None))
 
 

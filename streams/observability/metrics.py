@@ -1,12 +1,12 @@
-"""What a process reports over HTTP: its numbers, whether it makes progress, and whether it is ready.
+"""The endpoints of a process: its metrics, its progress and its readiness.
 
     add, set, observe ──► Meter ──┬─► GET /metrics   text format 0.0.4 of Prometheus
     collect: called when scraped ─┘
-    begin, heartbeat ─────────────► GET /healthz     200 while it makes progress; 503: what has taken too long
-    ready, not_ready ─────────────► GET /readyz      200 while every condition holds; 503: those that do not
+    begin, heartbeat ─────────────► GET /healthz     200 while it makes progress; 503: the activity that takes too long
+    ready, not_ready ─────────────► GET /readyz      200 while every condition holds; 503: the conditions that do not
 
-A process has one Meter with its own registry of prometheus_client, made where the process begins and handed to whoever
-has something to count: nothing here is global. Without metrics.port that is OFF, which counts and serves nothing.
+A process has one Meter with its own registry of prometheus_client, created at its start and passed to all parts that
+count: nothing here is global. Without metrics.port it is OFF, which counts and serves nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from streams.observability.http_server import Site, serve
 from streams.settings.model import Settings
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
-MOST_SERIES = 200
-"""Of one metric. Names of policies, sources and reasons come from events, which anybody may write."""
+MAX_SERIES = 200
+"""Series of one metric. Names of policies, sources and reasons come from events, which any producer may write."""
 OTHER = "other"
 SCHEMA_REGISTRY = "schema_registry"
 """The condition of every process where schemas.registry_url is set."""
@@ -45,7 +45,7 @@ class Meter:
     """The numbers of one process, its progress, and what it still waits for. Any thread may call it."""
 
     on = True
-    """Whether anybody looks. What costs something to find out is asked for only then."""
+    """Whether metrics are served; costly values are computed only then."""
 
     def __init__(self, process: Process, *, stuck_s: float = math.inf, waits_for: tuple[str, ...] = ()) -> None:
         """Begin as not ready: each of `waits_for` must be reported as ready first."""
@@ -73,8 +73,8 @@ class Meter:
         """
         with self._lock:
             if metric.name.endswith("_info"):
-                older = [one for one in self._series.get(metric.name, ()) if one[:-1] == labels[:-1] and one != labels]
-                self._forget(metric, older)
+                series = self._series.get(metric.name, ())
+                self._forget(metric, [old for old in series if old[:-1] == labels[:-1] and old != labels])
             if value is None:
                 self._forget(metric, [labels] if labels in self._series.get(metric.name, ()) else [])
             else:
@@ -86,7 +86,7 @@ class Meter:
             self._child(metric, labels).observe(value)
 
     def value(self, metric: Metric, *labels: str) -> float | None:
-        """Return what a counter or gauge is at; None without such a series."""
+        """Return the value of a counter or gauge; None without such a series."""
         return self._registry.get_sample_value(metric.name, dict(zip(metric.labels, labels, strict=True)))
 
     def _child(self, metric: Metric, labels: tuple[str, ...]) -> Any:
@@ -94,12 +94,12 @@ class Meter:
         if len(labels) != len(metric.labels):
             raise ValueError(f"{metric.name}: got the labels {labels}, expected {metric.labels}")
         series = self._series.setdefault(metric.name, {})
-        if (child := series.get(labels)) is not None:
-            return child
+        if labels in series:
+            return series[labels]
         if metric.name not in self._families:
             self._families[metric.name] = _family(metric, self._registry)
         family = self._families[metric.name]
-        if len(series) >= MOST_SERIES:
+        if len(series) >= MAX_SERIES:
             labels = (OTHER,) * len(labels)
         return series.setdefault(labels, family.labels(*labels) if labels else family)
 
@@ -109,7 +109,7 @@ class Meter:
             self._families[metric.name].remove(*labels)
 
     def collect(self, report: Callable[[], None]) -> None:
-        """Call `report` before each answer, in the server's thread: it sets what is only of interest then."""
+        """Call `report` before each answer, in the server's thread: it sets values that only a scrape needs."""
         self._collectors.append(report)
 
     # --- progress and readiness ---------------------------------------------------------------------------------------
@@ -127,9 +127,9 @@ class Meter:
         """Report that a condition of readiness holds."""
         self._missing[condition] = ""
 
-    def not_ready(self, condition: str, why: str) -> None:
-        """Report why a condition of readiness does not hold."""
-        self._missing[condition] = why
+    def not_ready(self, condition: str, reason: str) -> None:
+        """Report the reason that a condition of readiness does not hold."""
+        self._missing[condition] = reason
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Meter:
         if path == "/healthz":
             return self._health()
         if path == "/readyz":
-            missing = [f"{condition}: {why}" for condition, why in list(self._missing.items()) if why]
+            missing = [f"{condition}: {reason}" for condition, reason in list(self._missing.items()) if reason]
             return (503, "\n".join(missing) + "\n") if missing else (200, "ok\n")
         return 404, "there are /metrics, /healthz and /readyz\n"
 
@@ -164,8 +164,8 @@ class Meter:
                 self.add(catalog.SCRAPE_ERRORS)
         if self._missing:
             self.set(catalog.PROGRESS, time.monotonic() - self._heartbeat_at)
-        for condition, why in list(self._missing.items()):
-            self.set(catalog.READY, float(not why), condition)
+        for condition, reason in list(self._missing.items()):
+            self.set(catalog.READY, float(not reason), condition)
         with self._lock:
             return prometheus.generate_latest(self._registry).decode()
 
@@ -183,7 +183,7 @@ def _family(metric: Metric, registry: prometheus.CollectorRegistry) -> Family:
 
 
 class _MetricsOff(Meter):
-    """A meter that nobody looks at."""
+    """A meter of a process without metrics."""
 
     on = False
 
@@ -197,7 +197,7 @@ class _MetricsOff(Meter):
         """Count nothing."""
 
     def collect(self, report: Callable[[], None]) -> None:
-        """Ask nobody."""
+        """Call nothing."""
 
     def begin(self, activity: str, *, within_s: float | None = None) -> None:
         """Keep nothing."""
@@ -208,16 +208,16 @@ class _MetricsOff(Meter):
     def ready(self, condition: str) -> None:
         """Keep nothing."""
 
-    def not_ready(self, condition: str, why: str) -> None:
+    def not_ready(self, condition: str, reason: str) -> None:
         """Keep nothing."""
 
 
 OFF = _MetricsOff("audit")
-"""For a process without metrics.port. It has no state, so all may share it."""
+"""The meter of processes without metrics.port; it has no state, so all of them share it."""
 
 
 @contextlib.contextmanager
-def served(settings: Settings, process: Process, *, waits_for: tuple[str, ...] = ("kafka",)) -> Iterator[Meter]:
+def serve_meter(settings: Settings, process: Process, *, waits_for: tuple[str, ...] = ("kafka",)) -> Iterator[Meter]:
     """Yield the meter of this process, and serve it while the block runs; OFF, and nothing served, if the port is 0.
 
     Raises SettingsError if the address is not free.
@@ -236,7 +236,7 @@ def served(settings: Settings, process: Process, *, waits_for: tuple[str, ...] =
         except (OSError, OverflowError) as exc:
             raise SettingsError(
                 f"metrics.host {rule.host}, metrics.port {rule.port}: {exc}. Name another address; each process of one "
-                "machine needs a port of its own, and 0 serves nothing"
+                "machine needs its own port, and 0 serves nothing"
             ) from exc
         log.info("metrics at %s/metrics", url)
         yield meter

@@ -229,7 +229,7 @@ class Outlet:
     async def emit_traced(self, event: Traced, trace: Trace | None, *, began_ms: float | None = None) -> None:
         """Write one event under its trace, with a span that began at `began_ms`. Raises as `emit`."""
         written = await self._write(event, headers_of(trace))
-        self._tracer.told(
+        self._tracer.report(
             event, trace, Coordinates(written.topic, written.partition, written.offset), began_ms=began_ms
         )
 

@@ -36,7 +36,7 @@ def run(settings: Settings, stages: Iterable[Callable[[FaustDriver], None]]) -> 
     records were deleted before they were read; NotFoundError or SettingsError if topics are missing or misconfigured.
     """
     admin.check_topics(settings, patient=True)
-    with metrics.served(settings, "streams") as meter, tracer.opened(settings, "streams", meter) as traces:
+    with metrics.serve_meter(settings, "streams") as meter, tracer.open_tracer(settings, "streams", meter) as traces:
         registry.wait(settings, meter)
         name = f"streams-{socket.gethostname()}-{os.getpid()}"
         app = build_app(settings, worker_name=name, meter=meter, tracer=traces)

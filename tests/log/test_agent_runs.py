@@ -268,10 +268,10 @@ def test_every_metric_of_the_manager_is_there_and_counts_its_runs(settings: Sett
         go_on.set()
         assert ended.result() == {"failed": 8}
     found = parse(meter.text())
-    wanted = {one.name: one.kind for one in catalog.every() if "agents" in one.processes and not one.needs}
+    wanted = {one.name: one.kind for one in catalog.all_metrics() if "agents" in one.processes and not one.needs}
     wanted.pop(catalog.PROCESS.name)  # that is set where the metrics are served
     assert {name: found.kinds.get(name) for name in wanted} == wanted
-    assert set(found.kinds) <= {one.name for one in catalog.every() if "agents" in one.processes}
+    assert set(found.kinds) <= {one.name for one in catalog.all_metrics() if "agents" in one.processes}
     assert found.total(catalog.RUNS_STARTED.name) == found.total(catalog.RUN_SECONDS.name) == 8
     assert found.total(catalog.RUNS_ENDED.name, agent="counter", ending="failed") == 8
     assert meter.answer("/readyz") == (200, "ok\n")

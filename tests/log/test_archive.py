@@ -252,8 +252,12 @@ def test_a_process_that_follows_is_watched_like_the_others(made: Settings, tmp_p
         until(lambda: ArchiveReader(made).next_offset("rewards", ONE) == 4, "four records", folder=tmp_path)
         assert get(f"{url}/healthz")[0] == 200
         found = parse(get(f"{url}/metrics")[1])
-        own = {metric.name for metric in catalog.every() if "archive" in metric.processes and not metric.needs}
-        assert own <= set(found.kinds) <= {metric.name for metric in catalog.every() if "archive" in metric.processes}
+        own = {metric.name for metric in catalog.all_metrics() if "archive" in metric.processes and not metric.needs}
+        assert (
+            own
+            <= set(found.kinds)
+            <= {metric.name for metric in catalog.all_metrics() if "archive" in metric.processes}
+        )
         assert found.total(catalog.PROCESS.name, process="archive") == 1
         assert {sample.labels["topic"] for sample in found.family(catalog.ARCHIVE_LAG_RECORDS.name)} == {"rewards"}
 

@@ -118,7 +118,7 @@ def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen
     return Seen(settings, answers, metrics, working, {path.name for path in temporary.iterdir()})
 
 
-PAIRS = [(process, metric) for metric in catalog.every() for process in metric.processes if process in LOOP]
+PAIRS = [(process, metric) for metric in catalog.all_metrics() for process in metric.processes if process in LOOP]
 
 
 @pytest.mark.parametrize(("process", "metric"), PAIRS, ids=lambda one: getattr(one, "name", one))
@@ -135,7 +135,7 @@ def test_a_process_has_every_metric_that_the_table_gives_it(seen: Seen, process:
 @pytest.mark.parametrize("process", LOOP)
 def test_a_process_has_no_metric_that_the_table_does_not_give_it(seen: Seen, process: str) -> None:
     assert set(seen.metrics[process].kinds) <= {
-        metric.name for metric in catalog.every() if process in metric.processes
+        metric.name for metric in catalog.all_metrics() if process in metric.processes
     }
 
 

@@ -14,11 +14,11 @@ from streams.observability.grafana import alerts, dashboards
 from streams.observability.grafana.alerts import ALERTS, PREFIX, Alert
 from streams.observability.grafana.dashboards import DASHBOARDS
 from streams.observability.grafana.model import Dashboard, model, text
-from streams.observability.grafana.promql import grown, metrics_of, scoped, select
+from streams.observability.grafana.promql import growth, metrics_of, restrict, select
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / alerts.PAGE).read_text(encoding="utf-8")
-EVERY = {metric.name for metric in catalog.every()}
+EVERY = {metric.name for metric in catalog.all_metrics()}
 each_dashboard = pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.name)
 each_alert = pytest.mark.parametrize("alert", ALERTS, ids=lambda one: one.name)
 
@@ -49,18 +49,18 @@ def test_the_label_of_a_selector_is_one_that_the_metric_has() -> None:
 
 
 def test_a_query_of_a_dashboard_is_for_the_namespace_and_policy_that_are_chosen() -> None:
-    assert scoped("streamward_ready") == 'streamward_ready{namespace=~"$namespace"}'
-    assert scoped('rate(streamward_groups_total{outcome="flat"}[1m])') == (
+    assert restrict("streamward_ready") == 'streamward_ready{namespace=~"$namespace"}'
+    assert restrict('rate(streamward_groups_total{outcome="flat"}[1m])') == (
         'rate(streamward_groups_total{outcome="flat",namespace=~"$namespace",policy=~"$policy"}[1m])'
     )
-    assert scoped("streamward_sampling_seconds_bucket").endswith('{namespace=~"$namespace",policy=~"$policy"}')
+    assert restrict("streamward_sampling_seconds_bucket").endswith('{namespace=~"$namespace",policy=~"$policy"}')
     with pytest.raises(ValueError, match="streamward_redy is not a metric"):
-        scoped("streamward_redy")
+        restrict("streamward_redy")
 
 
 @each_dashboard
 def test_no_label_is_asked_for_that_no_metric_of_the_query_has(dashboard: Dashboard) -> None:
-    known = {metric.name: {*metric.labels, "namespace"} for metric in catalog.every()}
+    known = {metric.name: {*metric.labels, "namespace"} for metric in catalog.all_metrics()}
     for panel in dashboard.panels:
         for query in panel.queries:
             labels = set().union(*(known[name] for name in metrics_of(query.expression)), {"alertname", "alertstate"})
@@ -71,7 +71,7 @@ def test_no_label_is_asked_for_that_no_metric_of_the_query_has(dashboard: Dashbo
 
 def test_a_counter_counts_from_its_first_record_on() -> None:
     counter = "streamward_dead_letters_total"
-    assert grown(catalog.DEAD_LETTERS, "stage", window="10m") == (
+    assert growth(catalog.DEAD_LETTERS, "stage", window="10m") == (
         f"sum by (namespace, stage) (({counter} unless {counter} offset 10m) or increase({counter}[10m]))"
     )
 

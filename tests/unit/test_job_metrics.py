@@ -58,7 +58,7 @@ def test_every_gauge_of_jobs_is_there_and_those_of_jobs_that_another_controller_
     metrics = JobMetrics(meter)
     month = MonthBudget("shop", "2026-11", 25.0, 100.0)
     metrics.look(lambda: [watched(), watched(policy="other")], lambda now_ms: [month])
-    wanted = {metric.name: metric.kind for metric in catalog.every() if metric.processes == ("jobs",)}
+    wanted = {metric.name: metric.kind for metric in catalog.all_metrics() if metric.processes == ("jobs",)}
     assert parse(meter.text()).kinds == wanted
     metrics._next_look = 0.0
     metrics.look(lambda: [watched()], lambda now_ms: [])
@@ -98,5 +98,5 @@ def test_whatever_who_tunes_reports_is_in_the_table_and_the_table_has_nothing_el
     meter.text()  # the age is set when somebody looks
     during = set(parse(meter.text()).kinds.items())
     found.ended("coach", "completed")
-    wanted = {(metric.name, metric.kind) for metric in catalog.every() if metric.processes == ("tune",)}
+    wanted = {(metric.name, metric.kind) for metric in catalog.all_metrics() if metric.processes == ("tune",)}
     assert during | set(parse(meter.text()).kinds.items()) == wanted

@@ -19,7 +19,7 @@ from streams.kafka.lag import LagMeter
 from streams.observability import catalog, metrics
 from streams.observability.catalog import Metric
 from streams.observability.http_server import Site, serve
-from streams.observability.metrics import OFF, OTHER, Meter, served
+from streams.observability.metrics import OFF, OTHER, Meter, serve_meter
 from streams.settings.model import Kafka, Metrics, Policy, Settings, Topics
 from streams.stages.advantages.live import count
 from streams.stages.policy.sampling import Sampler
@@ -70,11 +70,11 @@ def test_the_page_is_what_the_table_says() -> None:
 
 def test_the_page_has_every_metric_once() -> None:
     page = catalog.markdown()
-    assert [metric.name for metric in catalog.every() if page.count(f"| `{metric.name}` |") != 1] == []
-    assert len(catalog.every()) == len({metric.name for metric in catalog.every()}) > 40
+    assert [metric.name for metric in catalog.all_metrics() if page.count(f"| `{metric.name}` |") != 1] == []
+    assert len(catalog.all_metrics()) == len({metric.name for metric in catalog.all_metrics()}) > 40
 
 
-@pytest.mark.parametrize("metric", catalog.every(), ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", catalog.all_metrics(), ids=lambda metric: metric.name)
 def test_a_metric_is_named_for_what_it_is(metric: Metric) -> None:
     assert re.fullmatch(r"streamward_[a-z_]+", metric.name)
     assert metric.name.endswith((*UNITS, *OF_STEP)) or metric.name in BARE
@@ -147,12 +147,12 @@ def test_a_label_may_be_any_text() -> None:
 
 def test_what_goes_beyond_the_most_series_is_counted_as_other() -> None:
     meter = Meter("streams")
-    for number in range(metrics.MOST_SERIES + 5):
+    for number in range(metrics.MAX_SERIES + 5):
         meter.add(catalog.GROUPS, f"policy-{number}", "varied")
     told = parse(meter.text())
-    assert len(told.samples) == metrics.MOST_SERIES + 1
+    assert len(told.samples) == metrics.MAX_SERIES + 1
     assert told.total("streamward_groups_total", policy=OTHER) == 5
-    assert told.total("streamward_groups_total") == metrics.MOST_SERIES + 5
+    assert told.total("streamward_groups_total") == metrics.MAX_SERIES + 5
 
 
 def test_an_info_metric_has_one_version_of_each_policy_at_a_time() -> None:
@@ -318,7 +318,7 @@ def test_there_is_no_lag_where_all_is_done_or_somebody_else_reads() -> None:
 
 
 def test_without_a_port_nothing_is_served_and_nothing_counted() -> None:
-    with served(Settings(), "policy") as meter:
+    with serve_meter(Settings(), "policy") as meter:
         assert meter is OFF and not meter.on
         meter.add(catalog.EVENTS_IN, "policy", "tasks")
         meter.ready("kafka")
@@ -330,7 +330,7 @@ def test_a_port_that_is_taken_is_refused_with_the_way_out() -> None:
     with serve(Site(Meter("policy").answer), "127.0.0.1", 0) as url:
         port = int(url.rpartition(":")[2])
         taken = Settings(metrics=Metrics(port=port))
-        with pytest.raises(SettingsError, match=rf"metrics\.port {port}: .*each process"), served(taken, "policy"):
+        with pytest.raises(SettingsError, match=rf"metrics\.port {port}: .*each process"), serve_meter(taken, "policy"):
             pass
 
 

@@ -157,4 +157,4 @@ def test_a_process_that_is_stopped_reports_that_in_json(tmp_path: Path) -> None:
         serving.send_signal(signal.SIGTERM)
         _, err = serving.communicate(timeout=30)
     assert serving.returncode == 0
-    assert [json.loads(line)["message"].partition(",")[0] for line in err.splitlines()] == ["stopping"]
+    assert [json.loads(line)["message"].partition(" ")[0] for line in err.splitlines()] == ["stopping"]

@@ -86,7 +86,7 @@ def test_a_task_that_is_not_sampled_has_no_trace_and_one_that_came_with_a_trace_
     silent = CAME._replace(flags=0)
     trace = tracer(told).follows(silent, "r1")
     assert trace is not None and tracing.headers_of(trace)["traceparent"].endswith(b"-00")
-    tracer(told).told(response(), trace, AT)
+    tracer(told).report(response(), trace, AT)
     assert (told, tracer(told).on_ack(response(), trace)) == ([], None)
 
 
@@ -179,7 +179,7 @@ def test_a_dead_letter_with_headers_that_are_not_base64_has_no_trace() -> None:
 @contextmanager
 def sending(receiver: Receiver, meter: Meter | None = None, **rule: object) -> Iterator[Tracer]:
     settings = Settings.model_validate({"tracing": {"otlp_endpoint": receiver.url, **rule}})
-    with tracing.opened(settings, "test", meter or Meter("policy")) as one:
+    with tracing.open_tracer(settings, "test", meter or Meter("policy")) as one:
         yield one
 
 
@@ -196,7 +196,7 @@ def test_every_event_comes_as_a_span_that_its_header_names() -> None:
         for event in TRACED:
             trace = one.follows(CAME, str(event.created_at) + type(event).__name__)
             assert trace is not None
-            one.told(event, trace, AT, began_ms=T0 - 5, ended_ms=T0 + 5)
+            one.report(event, trace, AT, began_ms=T0 - 5, ended_ms=T0 + 5)
             sent[trace.context.span_id] = type(event).__name__
         until(lambda: len(receiver.spans) == len(TRACED))
     assert {sent[span.span_id]: span.name for span in receiver.spans} == {
@@ -219,7 +219,7 @@ def test_every_event_comes_as_a_span_that_its_header_names() -> None:
 def test_a_response_says_who_answered_how_long_it_took_and_what_it_cost_but_not_what_it_says() -> None:
     said = response(text="secret", latency_ms=12.5, finish_reason="length")
     with receiving() as receiver, sending(receiver) as one:
-        one.told(said, one.follows(CAME, said.response_id), AT)
+        one.report(said, one.follows(CAME, said.response_id), AT)
     (span,) = receiver.spans
     wanted = {
         "gen_ai.operation.name": "chat",
@@ -240,7 +240,7 @@ def test_what_failed_is_said_to_have_failed() -> None:
     events = [response(error="oom"), reward(error="no"), group(dropped_reason="unanswered", responses=()), response()]
     with receiving() as receiver, sending(receiver) as one:
         for number, event in enumerate(events):
-            one.told(event, one.follows(CAME, str(number)), AT)
+            one.report(event, one.follows(CAME, str(number)), AT)
     found = {span.attributes.get("error.type"): span.failed for span in receiver.spans}
     assert found == {"response_failed": True, "score_failed": True, "unanswered": True, None: False}
 
@@ -249,7 +249,7 @@ def test_a_batch_comes_as_a_root_with_its_links_in_order() -> None:
     (batch,) = (event for event in TRACED if isinstance(event, Batch))
     other = context.beginning("p.", "t2", T0)
     with receiving() as receiver, sending(receiver) as one:
-        one.told(batch, one.joins(CAME, batch.batch_id, T0, [other, CAME]), AT)
+        one.report(batch, one.joins(CAME, batch.batch_id, T0, [other, CAME]), AT)
     (span,) = receiver.spans
     assert span.parent_id == ""
     assert span.links == ((other.trace_id, other.span_id), (CAME.trace_id, CAME.span_id))
@@ -260,7 +260,7 @@ def test_a_decision_is_named_by_what_it_is_and_a_step_says_its_metrics() -> None
     promoted = replace(trained, kind="promoted", expected_version=0)
     with receiving() as receiver, sending(receiver) as one:
         for number, event in enumerate((trained, promoted)):
-            one.told(event, one.follows(CAME, str(number)), AT)
+            one.report(event, one.follows(CAME, str(number)), AT)
     train, decide = sorted(receiver.spans, key=lambda span: span.name, reverse=True)
     assert (train.name, train.attributes["streamward.step.loss"]) == ("train", 0.25)
     assert (decide.name, decide.attributes["streamward.kind"]) == ("decide", "promoted")
@@ -276,7 +276,7 @@ def dropped(meter: Meter) -> dict[str, float]:
 
 def tell(one: Tracer, count: int, *, first: int = 0) -> None:
     for number in range(first, first + count):
-        one.told(response(), one.follows(CAME, str(number)), AT)
+        one.report(response(), one.follows(CAME, str(number)), AT)
 
 
 def test_a_receiver_that_hangs_holds_up_nobody_and_what_no_longer_fits_is_counted() -> None:
@@ -342,7 +342,7 @@ def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
         "from streams.stages.tasks import submit\n"
         "from streams.observability.tracing import tracer as tracing\n"
         "from streams.settings.model import Settings\n"
-        "with tracing.opened(Settings(), 'policy') as tracer: assert not tracer.on\n"
+        "with tracing.open_tracer(Settings(), 'policy') as tracer: assert not tracer.on\n"
         "heavy = ('opentelemetry', 'streams.observability.tracing.export')\n"
         "assert not [name for name in sys.modules if name.startswith(heavy)]\n"
     )
@@ -359,5 +359,5 @@ def test_what_would_have_no_effect_is_refused() -> None:
 def test_an_event_without_a_span_is_a_mistake_of_ours() -> None:
     (control,) = (event for event in one_of_each() if isinstance(event, GroupControl))
     with pytest.raises(TypeError, match="GroupControl has no span"):
-        tracer().told(control, Trace(CAME), AT)  # type: ignore[arg-type]
+        tracer().report(control, Trace(CAME), AT)  # type: ignore[arg-type]
     assert isinstance(response(), Response)

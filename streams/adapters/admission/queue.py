@@ -175,7 +175,7 @@ class TaskQueue:
         else:
             self._train += task.purpose == "train"
             until_ms = deadline_ms(task, record.timestamp_ms, self._settings.advantages.deadline_s)
-            trace = self._tracer.taken(task, record)
+            trace = self._tracer.trace_of(task, record)
             self._entries[record.at] = entry
             self._ids.add(task.task_id)
             self._waiting[record.at] = WaitingTask(task, record.at, until_ms, next(self._arrivals), trace)

@@ -75,7 +75,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
     metrics.port is taken.
     """
     try:
-        with metrics.served(settings, "tune") as meter:
+        with metrics.serve_meter(settings, "tune") as meter:
             schema_registry.wait(settings, meter, stop)
             with JobLog(settings) as known, TuningWorker(settings, known, stop, meter) as worker:
                 while not stop.is_set():

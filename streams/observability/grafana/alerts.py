@@ -1,4 +1,4 @@
-"""Alerts: when somebody should look, with a link to what to do.
+"""Alerts, each with a link to its runbook.
 
     ALERTS ──┬─► python -m streams.observability.grafana.alerts ──► helm/alerts/streamward.yaml
              │       └──► Prometheus of docker compose, PrometheusRule of the chart
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from streams.observability import catalog
-from streams.observability.grafana.promql import grown, largest, or_zero, select, share, total
+from streams.observability.grafana.promql import growth, largest, or_zero, select, share, total
 
 FILE = Path(__file__).parents[3] / "helm" / "alerts" / "streamward.yaml"
 PAGE = "docs/operations.md"
@@ -44,7 +44,7 @@ class Alert(NamedTuple):
     name: str
     severity: Literal["warning", "critical"]
     wait: str
-    """How long it must hold before it fires."""
+    """Time that the condition must hold before it fires."""
     limit: Limit
     summary: str
     only_if: Limit | None = None
@@ -53,7 +53,7 @@ class Alert(NamedTuple):
 
     @property
     def query(self) -> str:
-        """What Prometheus evaluates."""
+        """The expression that Prometheus evaluates."""
         if self.only_if is None:
             return self.limit.condition
         return f"{self.limit.condition} and on ({', '.join(self.on)}) {self.only_if.condition}"
@@ -84,8 +84,8 @@ def _rate(metric: catalog.Metric, *labels: str, window: str, **chosen: str) -> s
     return total(f"rate({select(metric, part, **chosen)}[{window}])", *labels)
 
 
-def _refused() -> str:
-    """How many more refusals than an hour ago: the audit counts them in the log, so its count starts above 0."""
+def _refusals_in_an_hour() -> str:
+    """Return the growth of refusals in an hour: the audit counts them in the log, so its count starts above 0."""
     now, before = (largest(select(catalog.REFUSED_ADAPTERS) + offset, "reason") for offset in ("", " offset 1h"))
     return or_zero(f"{now} - ({before} or 0 * {now})")
 
@@ -115,7 +115,7 @@ UNUSABLE_ACTIONS = share(
     _rate(catalog.SERVE_ACTIONS, window="30m", use="unusable"), _rate(catalog.SERVE_ACTIONS, window="30m")
 )
 JOB_SILENT = f"{largest(select(catalog.TUNING_AGE), 'policy')} or {largest(select(catalog.JOB_AGE), 'policy')}"
-"""Since a job's newest event; since its newest step where it tunes, and the process that carries it out answers."""
+"""Time since a job's newest event; for a fine-tuning job since its newest step, if its process answers."""
 LOST_CALLS = share(
     _rate(catalog.SERVE_TURNS, window="15m", fate="~not_delivered|failed"), _rate(catalog.SERVE_TURNS, window="15m")
 )
@@ -142,7 +142,7 @@ ALERTS = (
     # --- records ---
     Alert(
         "LagGrows", "warning", "15m", Limit(LAG_SECONDS, ">", 600),
-        "`{{ $labels.stage }}` is {{ $value | humanizeDuration }} behind in `{{ $labels.topic }}`, and falls back.",
+        "`{{ $labels.stage }}` lags by {{ $value | humanizeDuration }} in `{{ $labels.topic }}`, and the lag grows.",
         Limit(LAG_SLOPE, ">", 0), ("namespace", "stage", "topic"),
     ),
     Alert(
@@ -152,7 +152,7 @@ ALERTS = (
     ),
     Alert(
         "DeadLetters", "warning", "0m",
-        Limit(or_zero(grown(catalog.DEAD_LETTERS, "stage", "reason", window="10m")), ">", 0),
+        Limit(or_zero(growth(catalog.DEAD_LETTERS, "stage", "reason", window="10m")), ">", 0),
         "`{{ $labels.stage }}` could not use {{ $value | humanize }} records: {{ $labels.reason }}.",
     ),
     Alert(
@@ -165,17 +165,17 @@ ALERTS = (
     ),
     Alert(
         "ArchiveBehind", "warning", "15m", Limit(largest(select(catalog.ARCHIVE_LAG_SECONDS), "topic"), ">", 3600),
-        "The archive is {{ $value | humanizeDuration }} behind in `{{ $labels.topic }}`.",
+        "The archive lags by {{ $value | humanizeDuration }} in `{{ $labels.topic }}`.",
     ),
     # --- training ---
     Alert(
         "NoStep", "critical", "30m", Limit(STEPS, "<", 1),
-        "No step of `{{ $labels.policy }}` in 30 minutes, and records wait.",
+        "No step of `{{ $labels.policy }}` in 30 minutes, although records wait.",
         Limit(WORK, ">", 0), ("namespace",),
     ),
     Alert(
         "StepsWithoutEffect", "warning", "0m",
-        Limit(or_zero(grown(catalog.SKIPPED, "policy", window="1h")), ">", 2),
+        Limit(or_zero(growth(catalog.SKIPPED, "policy", window="1h")), ">", 2),
         "{{ $value | humanize }} steps of `{{ $labels.policy }}` in an hour changed nothing.",
     ),
     Alert(
@@ -184,11 +184,11 @@ ALERTS = (
     ),
     Alert(
         "LogprobMismatchHigh", "warning", "15m", Limit(_of_step("mismatch"), ">", 0.1),
-        "Trainer and sampler of `{{ $labels.policy }}` differ by {{ $value | humanize }} nats a token.",
+        "Trainer and sampler of `{{ $labels.policy }}` differ by {{ $value | humanize }} nats per token.",
     ),
     Alert(
         "KlHigh", "warning", "15m", Limit(_of_step("kl"), ">", 0.1),
-        "The trainer of `{{ $labels.policy }}` is {{ $value | humanize }} nats a token from the sampler.",
+        "The trainer of `{{ $labels.policy }}` is {{ $value | humanize }} nats per token from the sampler.",
     ),
     Alert(
         "EffectiveSampleLow", "warning", "30m", Limit(_of_step("effective"), "<", 0.3),
@@ -197,7 +197,7 @@ ALERTS = (
     Alert(
         "FleetBehind", "warning", "15m",
         Limit(or_zero(largest(select(catalog.FLEET_WAITING_SECONDS), "policy")), ">", 3600),
-        "What waits for the fleet to serve `{{ $labels.policy }}` has waited for {{ $value | humanizeDuration }}.",
+        "Work for `{{ $labels.policy }}` has waited for the fleet for {{ $value | humanizeDuration }}.",
     ),
     # --- answers and scores ---
     Alert(
@@ -231,23 +231,23 @@ ALERTS = (
         "{{ $value | humanizePercentage }} of the tasks.",
     ),
     Alert(
-        "AdapterRefused", "warning", "0m", Limit(_refused(), ">", 0),
+        "AdapterRefused", "warning", "0m", Limit(_refusals_in_an_hour(), ">", 0),
         "{{ $value | humanize }} versions were not served: {{ $labels.reason }}.",
     ),
     # --- jobs ---
     Alert(
         "JobStuck", "warning", "5m", Limit(or_zero(JOB_SILENT), ">", 7200),
-        "Nothing has happened to the job of `{{ $labels.policy }}` for {{ $value | humanizeDuration }}.",
+        "The job of `{{ $labels.policy }}` has made no progress for {{ $value | humanizeDuration }}.",
     ),
     Alert(
         "BudgetNearlySpent", "warning", "0m",
         Limit(or_zero(largest(select(catalog.JOB_BUDGET), "policy")), ">", 0.9),
-        "The job of `{{ $labels.policy }}` that runs has spent {{ $value | humanizePercentage }} of its budget.",
+        "The running job of `{{ $labels.policy }}` has spent {{ $value | humanizePercentage }} of its budget.",
     ),
     Alert(
         "MonthNearlySpent", "warning", "0m",
         Limit(or_zero(largest(select(catalog.TENANT_MONTH), "tenant")), ">", 0.9),
-        "Tenant `{{ $labels.tenant }}` has spent {{ $value | humanizePercentage }} of its month.",
+        "Tenant `{{ $labels.tenant }}` has spent {{ $value | humanizePercentage }} of its monthly limit.",
     ),
 )  # fmt: skip
 """In the order of docs/operations.md."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from streams.observability import catalog
-from streams.observability.catalog import Metric, every
+from streams.observability.catalog import Metric, all_metrics
 from streams.observability.grafana import alerts
 from streams.observability.grafana.alerts import (
     FAILED_SCORES,
@@ -28,7 +28,7 @@ from streams.observability.grafana.model import Dashboard, Panel, PanelRow, Quer
 from streams.observability.grafana.promql import (
     STEP,
     average,
-    grown,
+    growth,
     largest,
     metrics_of,
     or_zero,
@@ -40,16 +40,16 @@ from streams.observability.grafana.promql import (
 
 FOLDER = Path(__file__).parents[3] / "helm" / "dashboards"
 RARELY = "10m"
-"""The window for what comes with a batch or a group: they may be minutes apart."""
-_ABOUT = {metric.name: metric.about for metric in every()}
+"""The window for figures of batches and groups, which may be minutes apart."""
+_ABOUT = {metric.name: metric.about for metric in all_metrics()}
 
 
 def _panel(
     title: str, unit: str, *queries: tuple[str, str], kind: Literal["lines", "areas", "number"] = "lines"
 ) -> Panel:
     """Return a panel, described by the metrics of its queries; each query is (expression, legend)."""
-    asked = {name: None for expression, _ in queries for name in sorted(metrics_of(expression))}
-    about = "\n".join(f"`{name}`: {_ABOUT[name]}" for name in asked)
+    names = {name: None for expression, _ in queries for name in sorted(metrics_of(expression))}
+    about = "\n".join(f"`{name}`: {_ABOUT[name]}" for name in names)
     return Panel(title, unit, tuple(Query(*query) for query in queries), kind, about)
 
 
@@ -67,16 +67,18 @@ def _spread(title: str, metric: Metric, *labels: str, window: str = STEP) -> Pan
     )
 
 
-def _counted(title: str, metric: Metric, *labels: str, window: str) -> Panel:
+def _growth_panel(title: str, metric: Metric, *labels: str, window: str) -> Panel:
     legend = ": ".join(map(_legend, labels)) or "number"
-    return _panel(title, "short", (or_zero(grown(metric, *labels, window=window)), legend))
+    return _panel(title, "short", (or_zero(growth(metric, *labels, window=window)), legend))
 
 
 def _gauge(title: str, unit: str, *metrics: Metric, label: str = "policy", zero: bool = False) -> Panel:
     """The gauges of one label, side by side; with `zero`, 0 where there is no series."""
-    found = [(largest(select(metric), label), f"{_legend(label)} {_short(metric)}") for metric in metrics]
-    found = [(or_zero(expression), legend) for expression, legend in found] if zero else found
-    return _panel(title, unit, *found)
+    queries = []
+    for metric in metrics:
+        expression = largest(select(metric), label)
+        queries.append((or_zero(expression) if zero else expression, f"{_legend(label)} {_short(metric)}"))
+    return _panel(title, unit, *queries)
 
 
 def _legend(*labels: str) -> str:
@@ -102,7 +104,7 @@ LAG = _panel(
     "Not done yet, records", "short", (total(select(catalog.LAG_RECORDS), "stage", "topic"), "{{stage}}: {{topic}}")
 )
 LAG_AGE = _panel("Behind, by time", "s", (LAG_SECONDS, "{{stage}}: {{topic}}"))
-DEAD = _counted("Dead letters in 10 minutes", catalog.DEAD_LETTERS, "stage", "reason", window="10m")
+DEAD = _growth_panel("Dead letters in 10 minutes", catalog.DEAD_LETTERS, "stage", "reason", window="10m")
 REWARD = _panel(
     "Reward",
     "short",
@@ -131,7 +133,7 @@ SERVED = _panel(
     (total(select(catalog.ADAPTER), "policy", "role", "version"), "{{policy}} {{role}}: {{version}}"),
 )
 TRIAL = _panel("Share of the candidate", "percentunit", (largest(select(catalog.SHARE), "policy"), "{{policy}}"))
-DECISIONS = _counted("Decisions in an hour", catalog.DECISIONS, "policy", "kind", window="1h")
+DECISIONS = _growth_panel("Decisions in an hour", catalog.DECISIONS, "policy", "kind", window="1h")
 TOKENS = _panel(
     "Tokens a second",
     "short",
@@ -146,7 +148,7 @@ WAITS = _panel(
     (total(select(catalog.OPEN)), "responses in work: scoring"),
     (or_zero(largest(select(catalog.IN_FLIGHT))), "on their way, by the audit"),
 )
-DROPS = _counted("Skipped in 10 minutes", catalog.DROPS, "stage", "reason", window="10m")
+DROPS = _growth_panel("Skipped in 10 minutes", catalog.DROPS, "stage", "reason", window="10m")
 ENDS = _panel(
     "Truncated and failed",
     "percentunit",
@@ -182,7 +184,7 @@ AGENTS = (
         (total(select(catalog.SERVE_REMEMBERED)), "turns remembered"),
     ),
     _panel("Trajectories remembered", "short", (total(select(catalog.SERVE_TRAJECTORIES)), "trajectories")),
-    _counted("Evicted in an hour", catalog.SERVE_EVICTED, window="1h"),
+    _growth_panel("Evicted in an hour", catalog.SERVE_EVICTED, window="1h"),
     _speed("Turns a second", "short", catalog.SERVE_TURNS, "fate"),
     _speed("Actions in environments a second", "short", catalog.SERVE_ACTIONS, "use"),
     _panel(
@@ -223,41 +225,41 @@ TUNING = (
         (or_zero(largest(select(catalog.TUNING_LOSS), "policy")), "{{policy}} loss"),
         (or_zero(largest(select(catalog.TUNING_GRADIENT), "policy")), "{{policy}} gradient norm"),
     ),
-    _counted("Jobs taken up, in an hour", catalog.TUNING_ENDED, "policy", "outcome", window="1h"),
+    _growth_panel("Started jobs per hour", catalog.TUNING_ENDED, "policy", "outcome", window="1h"),
 )
 
 
 FLEET = (
-    _gauge("What waits, by policy", "short", catalog.FLEET_WAITING),
-    _gauge("Age of the oldest of it", "s", catalog.FLEET_WAITING_SECONDS),
+    _gauge("Waiting work, by policy", "short", catalog.FLEET_WAITING),
+    _gauge("Age of the oldest waiting work", "s", catalog.FLEET_WAITING_SECONDS),
     _panel(
         "Policies",
         "short",
         (total(select(catalog.FLEET_HELD)), "in memory"),
         (total(select(catalog.FLEET_ASIDE)), "set aside"),
     ),
-    _speed("Changes from one policy to another, a second", "ops", catalog.FLEET_SWAPS, "source"),
-    _spread("Time of a change", catalog.FLEET_SWAP_SECONDS, "source"),
+    _speed("Switches of policy per second", "ops", catalog.FLEET_SWAPS, "source"),
+    _spread("Time of a switch", catalog.FLEET_SWAP_SECONDS, "source"),
     _panel(
         "Left memory, and set aside, in 10 minutes",
         "short",
-        (or_zero(grown(catalog.FLEET_EVICTIONS, window="10m")), "left memory"),
-        (or_zero(grown(catalog.FLEET_SET_ASIDE, "policy", "reason", window="10m")), "{{policy}}: {{reason}}"),
+        (or_zero(growth(catalog.FLEET_EVICTIONS, window="10m")), "left memory"),
+        (or_zero(growth(catalog.FLEET_SET_ASIDE, "policy", "reason", window="10m")), "{{policy}}: {{reason}}"),
     ),
 )
 
 
-def _of_step(title: str, unit: str, *which: str) -> Panel:
-    return _gauge(title, unit, *(catalog.OF_STEP[name] for name in which))
+def _of_step(title: str, unit: str, *names: str) -> Panel:
+    return _gauge(title, unit, *(catalog.OF_STEP[name] for name in names))
 
 
 OVERVIEW = Dashboard(
     "overview",
     "Overview",
-    "Is it fine, and what waits for what?",
+    "Health, and the waits between processes.",
     (
         PanelRow(
-            "Is it fine?",
+            "Health",
             (
                 FIRING,
                 READY,
@@ -265,26 +267,26 @@ OVERVIEW = Dashboard(
                 _panel(
                     "Dead letters in a day",
                     "short",
-                    (or_zero(grown(catalog.DEAD_LETTERS, window="1d")), "records"),
+                    (or_zero(growth(catalog.DEAD_LETTERS, window="1d")), "records"),
                     kind="number",
                 ),
                 _panel(
-                    "Version in force",
+                    "Primary version",
                     "none",
                     (largest(select(catalog.PRIMARY), "policy"), "{{policy}}"),
                     kind="number",
                 ),
                 _panel(
-                    "Version trained", "none", (largest(select(catalog.VERSION), "policy"), "{{policy}}"), kind="number"
+                    "Trained version", "none", (largest(select(catalog.VERSION), "policy"), "{{policy}}"), kind="number"
                 ),
                 PROGRESS,
                 DEAD,
                 REWARD,
             ),
         ),
-        PanelRow("What waits for what?", (LAG, LAG_AGE, WAITS)),
+        PanelRow("Waits", (LAG, LAG_AGE, WAITS)),
         PanelRow(
-            "How fast does it go?",
+            "Throughput",
             (_speed("Records a second, by stage", "ops", catalog.EVENTS_OUT, "stage"), TOKENS, VERSIONS),
         ),
     ),
@@ -317,7 +319,7 @@ TRAINING = Dashboard(
                 _of_step("Tokens that count", "percentunit", "effective"),
                 _of_step("Loss and gradient", "short", "loss", "grad_norm"),
                 POLICY_LAG,
-                _counted("Steps without effect in an hour", catalog.SKIPPED, "policy", window="1h"),
+                _growth_panel("Steps without effect in an hour", catalog.SKIPPED, "policy", window="1h"),
                 SERVED,
             ),
         ),
@@ -404,14 +406,14 @@ STREAMS = Dashboard(
                 LAG,
                 LAG_AGE,
                 WAITS,
-                _counted("Assignments in 15 minutes", catalog.REBALANCES, "stage", window="15m"),
+                _growth_panel("Assignments in 15 minutes", catalog.REBALANCES, "stage", window="15m"),
                 PROGRESS,
             ),
         ),
         PanelRow(
             "Groups",
             (
-                _speed("Groups a second, by what became of them", "ops", catalog.GROUPS, "policy", "outcome"),
+                _speed("Groups per second, by outcome", "ops", catalog.GROUPS, "policy", "outcome"),
                 _spread("From a task to its group", catalog.GROUP_SECONDS, "policy", window=RARELY),
                 POLICY_LAG,
                 _panel(
@@ -422,7 +424,7 @@ STREAMS = Dashboard(
             ),
         ),
         PanelRow(
-            "What was not used",
+            "Unused records",
             (DEAD, DROPS, REFUSED),
         ),
         PanelRow(
@@ -432,7 +434,7 @@ STREAMS = Dashboard(
                     "Not archived, records", "short", (total(select(catalog.ARCHIVE_LAG_RECORDS), "topic"), "{{topic}}")
                 ),
                 _panel(
-                    "Archive behind, by time",
+                    "Archive lag",
                     "s",
                     (largest(select(catalog.ARCHIVE_LAG_SECONDS), "topic"), "{{topic}}"),
                 ),
@@ -469,14 +471,14 @@ STREAMS = Dashboard(
 ROLLOUT = Dashboard(
     "rollout",
     "Rollout",
-    "Which version answers, which is on trial, and what was decided.",
+    "The serving version, the candidate, and the decisions.",
     (
         PanelRow("Versions", (VERSIONS, TRIAL, SERVED)),
         PanelRow(
             "Decisions",
             (DECISIONS, REFUSED, POLICY_LAG),
         ),
-        PanelRow("What follows from them", (REWARD, ENDS, ROUNDS)),
+        PanelRow("Effects", (REWARD, ENDS, ROUNDS)),
     ),
 )
 DASHBOARDS = (OVERVIEW, TRAINING, POLICY, SCORING, STREAMS, ROLLOUT)
@@ -484,5 +486,5 @@ DASHBOARDS = (OVERVIEW, TRAINING, POLICY, SCORING, STREAMS, ROLLOUT)
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for one in DASHBOARDS:
-        (FOLDER / f"{one.name}.json").write_text(text(one), encoding="utf-8")
+    for dashboard in DASHBOARDS:
+        (FOLDER / f"{dashboard.name}.json").write_text(text(dashboard), encoding="utf-8")

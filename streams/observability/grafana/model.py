@@ -3,7 +3,7 @@
     Dashboard ── rows of panels ── queries ──► model ──► helm/dashboards/*.json, Grafana's API
 
 Panels are laid out from left to right, three in a row, or six single numbers. Their ids count from 1, so that the same
-dashboard is the same bytes. At the top of each, one chooses a data source, a namespace and a policy.
+dashboard is the same bytes. At the top of each, the user chooses a data source, a namespace and a policy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from streams.observability import catalog
-from streams.observability.grafana.promql import scoped
+from streams.observability.grafana.promql import restrict
 
 SCHEMA_VERSION = 39
 """Of Grafana's model of a dashboard: that of Grafana 11, which later ones read."""
@@ -67,7 +67,7 @@ class Dashboard(NamedTuple):
 
 
 def model(dashboard: Dashboard) -> dict[str, Any]:
-    """Return a dashboard as Grafana keeps it, without what Grafana adds: id and version."""
+    """Return a dashboard as Grafana stores it, without the id and version that Grafana adds."""
     return {
         "uid": dashboard.uid,
         "title": f"Streamward: {dashboard.title}",
@@ -87,7 +87,7 @@ def model(dashboard: Dashboard) -> dict[str, Any]:
         ],
         "annotations": {"list": []},
         "templating": {"list": list(_variables())},
-        "panels": list(_laid_out(dashboard.rows)),
+        "panels": list(_layout(dashboard.rows)),
     }  # fmt: skip
 
 
@@ -108,12 +108,12 @@ def _variables() -> Iterator[dict[str, Any]]:
             "query": {"query": f"label_values({metric}, {label})", "refId": label},
             "definition": f"label_values({metric}, {label})",
             "refresh": 2, "sort": 1, "hide": 0, "multi": True, "options": [],
-            # everything, and what has no such label
+            # all series, also those without the label
             "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]},
         }  # fmt: skip
 
 
-def _laid_out(rows: Sequence[PanelRow]) -> Iterator[dict[str, Any]]:
+def _layout(rows: Sequence[PanelRow]) -> Iterator[dict[str, Any]]:
     number = y = 0
     for row in rows:
         number += 1
@@ -136,7 +136,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
     numbers = panel.kind == "number"
     targets = [
         {
-            "refId": chr(ord("A") + index), "datasource": SOURCE, "expr": scoped(query.expression),
+            "refId": chr(ord("A") + index), "datasource": SOURCE, "expr": restrict(query.expression),
             "legendFormat": query.legend, "editorMode": "code", "instant": numbers, "range": not numbers,
         }
         for index, query in enumerate(panel.queries)

@@ -1,7 +1,7 @@
 """Builds PromQL queries from the metrics in streams/observability/catalog.py.
 
-    Metric ──► select, per_second, quantile, grown, … ──► text of PromQL ──► dashboards.py, alerts.py
-    scoped: any of them ──► the same for the namespace and policy chosen on a dashboard
+    Metric ──► select, per_second, quantile, growth, … ──► text of PromQL ──► dashboards.py, alerts.py
+    restrict: any of them ──► the same for the namespace and policy chosen on a dashboard
 
 Every sum keeps `namespace`, which a cluster adds to what it scrapes, so that two releases under one Prometheus stay
 apart; elsewhere the label is absent. A metric that has no series before something happens answers 0 until then.
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 
-from streams.observability.catalog import Metric, every
+from streams.observability.catalog import Metric, all_metrics
 
 STEP = "$__rate_interval"
-"""Grafana's own: at least four scrapes."""
+"""Grafana's variable: at least four scrapes."""
 VARIABLES = ("namespace", "policy")
 """The choices on top of a dashboard."""
-_LABELS = {metric.name: metric.labels for metric in every()}
+_LABELS = {metric.name: metric.labels for metric in all_metrics()}
 _SELECTED = re.compile(r"\b(streamward_[a-z_]+)(?:\{([^{}]*)\})?")
 
 
@@ -27,10 +27,11 @@ def select(metric: Metric, part: str = "", **labels: str) -> str:
 
     A label's value beginning with ~ is a pattern. Raises ValueError for a label that the metric does not have.
     """
-    if lost := set(labels) - set(metric.labels):
-        raise ValueError(f"{metric.name} has no label {', '.join(sorted(lost))}; it has {metric.labels}")
-    wanted = [f'{name}=~"{value[1:]}"' if value[:1] == "~" else f'{name}="{value}"' for name, value in labels.items()]
-    return f"{metric.name}{part}" + (f"{{{','.join(wanted)}}}" if wanted else "")
+    unknown = set(labels) - set(metric.labels)
+    if unknown:
+        raise ValueError(f"{metric.name} has no label {', '.join(sorted(unknown))}; it has {metric.labels}")
+    matchers = [f'{name}=~"{value[1:]}"' if value[:1] == "~" else f'{name}="{value}"' for name, value in labels.items()]
+    return f"{metric.name}{part}" + (f"{{{','.join(matchers)}}}" if matchers else "")
 
 
 def total(inner: str, *labels: str) -> str:
@@ -63,19 +64,19 @@ def quantile(share: float, metric: Metric, *labels: str, window: str = STEP) -> 
 
 def average(metric: Metric, *labels: str, window: str = STEP) -> str:
     """Return the mean of a histogram; 0 for one without a series yet."""
-    both = [total(f"rate({select(metric, part)}[{window}])", *labels) for part in ("_sum", "_count")]
-    inner = f"{both[0]} / {both[1]}"
+    seconds, count = (total(f"rate({select(metric, part)}[{window}])", *labels) for part in ("_sum", "_count"))
+    inner = f"{seconds} / {count}"
     return or_zero(inner) if metric.needs else inner
 
 
-def grown(metric: Metric, *labels: str, window: str) -> str:
-    """Return by how much a counter grew.
+def growth(metric: Metric, *labels: str, window: str) -> str:
+    """Return the growth of a counter.
 
-    `increase` alone misses the first count, which comes with the series: of a series that did not exist at the
-    beginning of the window, all of it counts.
+    `increase` alone misses the first count, which comes with the series: a series that did not exist at the beginning
+    of the window counts as a whole.
     """
-    one = select(metric)
-    return total(f"({one} unless {one} offset {window}) or increase({one}[{window}])", *labels)
+    series = select(metric)
+    return total(f"({series} unless {series} offset {window}) or increase({series}[{window}])", *labels)
 
 
 def share(part: str, whole: str) -> str:
@@ -83,24 +84,24 @@ def share(part: str, whole: str) -> str:
     return f"(({part}) or 0 * ({whole})) / (({whole}) > 0) or 0 * ({whole})"
 
 
-def scoped(query: str) -> str:
+def restrict(query: str) -> str:
     """Return a query restricted to the namespace and policy chosen on a dashboard."""
 
-    def chosen(found: re.Match[str]) -> str:
-        family = next((name for name in _family(found[1]) if name in _LABELS), "")
+    def add_matchers(selector: re.Match[str]) -> str:
+        family = next((name for name in _family(selector[1]) if name in _LABELS), "")
         if not family:
-            raise ValueError(f"{found[1]} is not a metric of streams/observability/catalog.py, in: {query}")
-        own = [f'{name}=~"${name}"' for name in VARIABLES if name == "namespace" or name in _LABELS[family]]
-        return f"{found[1]}{{{','.join(([found[2]] if found[2] else []) + own)}}}"
+            raise ValueError(f"{selector[1]} is not a metric of streams/observability/catalog.py, in: {query}")
+        matchers = [f'{name}=~"${name}"' for name in VARIABLES if name == "namespace" or name in _LABELS[family]]
+        present = [selector[2]] if selector[2] else []
+        return f"{selector[1]}{{{','.join(present + matchers)}}}"
 
-    return _SELECTED.sub(chosen, query)
+    return _SELECTED.sub(add_matchers, query)
 
 
 def metrics_of(query: str) -> set[str]:
     """Return the metrics in a query, histograms by the name of their family."""
-    return {
-        next((name for name in _family(found[1]) if name in _LABELS), found[1]) for found in _SELECTED.finditer(query)
-    }
+    names = {selector[1] for selector in _SELECTED.finditer(query)}
+    return {next((family for family in _family(name) if family in _LABELS), name) for name in names}
 
 
 def _family(name: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Which trace a record belongs to: W3C Trace Context, in the header `traceparent` of records and HTTP requests.
+"""The trace of a record: W3C Trace Context, in the header `traceparent` of records and HTTP requests.
 
     traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
                  version  trace id (16 bytes)        span id (8)      flags: 01 is sampled
@@ -25,8 +25,8 @@ KNOWN_FLAGS = 0x03
 """Sampled, and (level 2) random: the others must be 0 in version 00."""
 
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
-_LONGEST = 512
-"""Longer ones are of no known version."""
+_MAX_CHARS = 512
+"""Longer headers are of no known version."""
 
 
 class Context(NamedTuple):
@@ -51,22 +51,22 @@ class Context(NamedTuple):
 
 def parse(traceparent: str | bytes | None) -> Context | None:
     """Return the context in a header, or None if it is malformed."""
-    if traceparent is None or len(traceparent) > _LONGEST:
+    if traceparent is None or len(traceparent) > _MAX_CHARS:
         return None
     text = traceparent.decode("latin-1") if isinstance(traceparent, bytes) else traceparent
-    found = _FORM.fullmatch(text)
-    if found is None:
+    match = _FORM.fullmatch(text)
+    if match is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
-    if version == "ff" or (version == "00" and more is not None) or not (int(trace_id, 16) and int(span_id, 16)):
+    version, trace_id, span_id, flags, extension = match.groups()
+    if version == "ff" or (version == "00" and extension is not None) or not (int(trace_id, 16) and int(span_id, 16)):
         return None
     return Context(trace_id, span_id, int(flags, 16) & KNOWN_FLAGS)
 
 
 def of_headers(headers: Iterable[tuple[str, bytes | None]]) -> Context | None:
     """Return the context in the headers of a record; None without one, and if there are two that differ."""
-    found = {value for name, value in headers if name == HEADER}
-    return parse(found.pop()) if len(found) == 1 else None
+    values = {value for name, value in headers if name == HEADER}
+    return parse(values.pop()) if len(values) == 1 else None
 
 
 def headers_of(context: Context | None) -> dict[str, bytes]:

@@ -37,11 +37,11 @@ from streams.observability.tracing.spans import Span
 from streams.settings.model import Tracing
 
 BATCH_SPANS = 512
-"""Most spans in one request."""
+"""Maximum of spans per request."""
 DELAY_S = 1.0
-"""How long a span waits at most for others to be sent with."""
+"""Maximum wait of a span for others of its request."""
 CLOSE_S = 3.0
-"""For what is queued when the process ends."""
+"""Time limit of sending the queue when the process ends."""
 PATH = "/v1/traces"
 
 log = logging.getLogger("streamward.tracing")
@@ -51,8 +51,11 @@ class Exporter:
     """Sends spans in the background. Use as a context manager."""
 
     def __init__(self, rule: Tracing, process: str, meter: Meter) -> None:
-        own = {"service.name": f"streamward-{process}", "service.instance.id": f"{socket.gethostname()}-{os.getpid()}"}
-        self._resource = Resource.create({"service.namespace": "streamward", **own})
+        names = {
+            "service.name": f"streamward-{process}",
+            "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
+        }
+        self._resource = Resource.create({"service.namespace": "streamward", **names})
         self._queue = _CountedQueue(rule, meter)
         self._processor = BatchSpanProcessor(
             self._queue,
@@ -64,7 +67,9 @@ class Exporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """Send what is queued, for at most CLOSE_S. The processor's own limit is 30 s, and cannot be set."""
         flush = threading.Thread(target=self._processor.shutdown, name="tracing-flush", daemon=True)
         flush.start()
@@ -74,7 +79,7 @@ class Exporter:
     def take(self, span: Span) -> None:
         """Queue a span, or drop it if the queue is full. Never waits for more than a lock."""
         if self._queue.has_room():
-            self._processor.on_end(_finished(span, self._resource))
+            self._processor.on_end(_readable_span(span, self._resource))
 
 
 class _CountedQueue:
@@ -84,14 +89,14 @@ class _CountedQueue:
         url = rule.otlp_endpoint.rstrip("/")
         endpoint = url if url.endswith(PATH) else url + PATH
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=rule.timeout_s)
-        self._meter, self._most = meter, rule.queue_spans
+        self._meter, self._limit = meter, rule.queue_spans
         self._lock = threading.Lock()
         self._queued, self._closed = 0, False
 
     def has_room(self) -> bool:
         """Whether one more span fits, which is then counted as queued; one that does not is counted as dropped."""
         with self._lock:
-            if self._queued < self._most and not self._closed:
+            if self._queued < self._limit and not self._closed:
                 self._queued += 1
                 return True
         self._meter.add(catalog.SPANS_DROPPED, "unsent" if self._closed else "queue_full")
@@ -129,7 +134,7 @@ class _CountedQueue:
             log.info("%d spans were not sent before the end", left)
 
 
-def _finished(span: Span, resource: Resource) -> ReadableSpan:
+def _readable_span(span: Span, resource: Resource) -> ReadableSpan:
     attributes = dict(span.attributes)
     status = trace.Status(trace.StatusCode.UNSET)
     if span.error is not None:

@@ -2,7 +2,7 @@
 
     event, its trace, where and when it was written ──► Span ──► streams/observability/tracing/export.py
 
-    Task             submit  by whoever submitted it, or by the agent that read it without a trace
+    Task             submit  by its producer, or by the agent that read it without a trace
     Response         sample  one slot, for as long as its sampling took
     Reward           score   the score of one source
     AdvantagedGroup  join    from the first record of its task until it is written
@@ -31,7 +31,7 @@ Kind = Literal["INTERNAL", "CLIENT", "PRODUCER"]
 
 
 class Trace(NamedTuple):
-    """What an event that is about to be written carries."""
+    """The trace of an event that is about to be written."""
 
     context: Context
     parent: Context | None = None
@@ -39,7 +39,7 @@ class Trace(NamedTuple):
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """Of its record."""
+        """The headers of its record."""
         return headers_of(self.context)
 
 
@@ -53,31 +53,31 @@ class Span(NamedTuple):
     ended_ms: float
     attributes: Mapping[str, Value]
     error: str | None
-    """What failed, in a word; None if nothing did."""
+    """The kind of failure, in a word; None without one."""
 
 
-def span_of(event: Event, trace: Trace, at: Coordinates, *, began_ms: float | None, ended_ms: float) -> Span:
-    """Return the span of an event whose record is at `at`. It begins when the event was created, by default."""
-    name, kind, event_id = _named(event)
-    if isinstance(event, Response | Reward):  # they carry how long they took
+def span_of(event: Event, trace: Trace, record: Coordinates, *, began_ms: float | None, ended_ms: float) -> Span:
+    """Return the span of an event with these coordinates. It begins when the event was created, by default."""
+    name, kind, event_id = _identity(event)
+    if isinstance(event, Response | Reward):  # they carry their duration
         began_ms, ended_ms = event.created_at - event.latency_ms, event.created_at
     elif began_ms is None:
         began_ms = getattr(event, "created_at", ended_ms)
     attributes: dict[str, Value | None] = {
         "messaging.system": "kafka",
         "messaging.message.id": event_id,
-        "messaging.destination.name": at.topic,
-        "messaging.destination.partition.id": str(at.partition),
-        "messaging.kafka.offset": at.offset,
+        "messaging.destination.name": record.topic,
+        "messaging.destination.partition.id": str(record.partition),
+        "messaging.kafka.offset": record.offset,
         "messaging.operation.type": "send",
         "messaging.operation.name": name,
         **dict(_attributes(event)),
     }
-    given = {key: value for key, value in attributes.items() if value is not None}
-    return Span(name, kind, trace, min(began_ms, ended_ms), ended_ms, given, _error(event))
+    present = {key: value for key, value in attributes.items() if value is not None}
+    return Span(name, kind, trace, min(began_ms, ended_ms), ended_ms, present, _error(event))
 
 
-def _named(event: Event) -> tuple[str, Kind, str]:
+def _identity(event: Event) -> tuple[str, Kind, str]:
     """Return name, kind and the id of the event."""
     match event:
         case Task():

@@ -1,10 +1,10 @@
-"""Which trace a new record continues, and, if tracing is on, the span of each record.
+"""The trace that a new record continues, and, if tracing is on, the span of each record.
 
-    record ──► of_headers ──► follows, joins ──► Trace ──► header of what is written
-                                                   └────► told, once it is in the log ──► Span ──► export.py
+    record ──► of_headers ──► follows, joins ──► Trace ──► header of the new record
+                                                   └────► report, once it is in the log ──► Span ──► export.py
 
-A record is a span: it begins when the work on it began and ends when it is in the log, and its header names it. What
-has one cause continues its trace. What joins many (a batch) begins a trace of its own and links to theirs.
+A record is a span: it begins when the work on it began and ends when it is in the log, and its header names it. An
+event with one cause continues its trace. An event with many causes (a batch) begins its own trace with links to theirs.
 
 Without tracing.otlp_endpoint no span is sent and no trace begins: a record that follows from one with a trace gets the
 same header, unchanged, and all others none.
@@ -31,19 +31,19 @@ Traced = Task | Response | Reward | AdvantagedGroup | Batch | AdapterEvent
 
 
 class TracedRecord(Protocol):
-    """What is needed of a record of the log."""
+    """A record of the log."""
 
     @property
     def at(self) -> Coordinates:
-        """Where it is."""
+        """Its coordinates."""
 
     @property
     def timestamp_ms(self) -> int:
-        """When it was written."""
+        """The time of its write."""
 
     @property
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
-        """As they were read."""
+        """Its headers."""
 
 
 def headers_of(trace: Trace | None) -> dict[str, bytes]:
@@ -52,7 +52,7 @@ def headers_of(trace: Trace | None) -> dict[str, bytes]:
 
 
 class Tracer:
-    """Knows which trace an event belongs to, and reports its span. Any thread may call it."""
+    """Assigns events to traces, and reports their spans. Any thread may call it."""
 
     on = True
     """Whether spans are sent."""
@@ -63,36 +63,36 @@ class Tracer:
 
     # --- which trace --------------------------------------------------------------------------------------------------
 
-    def of_task(self, task: Task, came: Context | None) -> Trace | None:
-        """Return the trace of a task whose record came with `came`; without that, the one that it begins."""
-        return Trace(came) if came is not None else self.begins(task)
+    def of_task(self, task: Task, header: Context | None) -> Trace | None:
+        """Return the trace of a task whose record has this context; without one, the trace that it begins."""
+        return Trace(header) if header is not None else self.begins(task)
 
-    def taken(self, task: Task, record: TracedRecord) -> Context | None:
+    def trace_of(self, task: Task, record: TracedRecord) -> Context | None:
         """Return the trace of a task that was read from `record`; if the trace begins here, report its span."""
-        came = trace_context.of_headers(record.headers)
-        trace = self.of_task(task, came)
-        if came is None:
-            self.told(task, trace, record.at, ended_ms=record.timestamp_ms)
+        header = trace_context.of_headers(record.headers)
+        trace = self.of_task(task, header)
+        if header is None:
+            self.report(task, trace, record.at, ended_ms=record.timestamp_ms)
         return None if trace is None else trace.context
 
-    def begins(self, task: Task, under: Context | None = None) -> Trace | None:
-        """Return the trace of a task that is submitted under `under`; one that the task names itself comes first.
+    def begins(self, task: Task, outer: Context | None = None) -> Trace | None:
+        """Return the trace of a task that is submitted within `outer`; the task's own traceparent comes first.
 
-        Without either it begins one if its id is sampled, so that every process finds the same.
+        Without either it begins one if its id is sampled, so that every process decides the same.
         """
-        parent = trace_context.parse(task.traceparent) or under
+        parent = trace_context.parse(task.traceparent) or outer
         if parent is not None:
             return self.follows(parent, task.task_id)
         return self._root(task)
 
-    def follows(self, came: Context | None, event_id: str) -> Trace | None:
-        """Return the trace of an event that has one cause, whose record came with `came`."""
-        return None if came is None else Trace(trace_context.child(came, event_id), came)
+    def follows(self, cause: Context | None, event_id: str) -> Trace | None:
+        """Return the trace of an event with one cause, whose record has the context `cause`."""
+        return None if cause is None else Trace(trace_context.child(cause, event_id), cause)
 
     def joins(
-        self, came: Context | None, event_id: str, created_at: int, causes: Iterable[Context | None]
+        self, cause: Context | None, event_id: str, created_at: int, causes: Iterable[Context | None]
     ) -> Trace | None:
-        """Return the trace of an event with many causes, of which the record at hand came with `came`.
+        """Return the trace of an event with many causes, the last of which has the context `cause`.
 
         It is sampled if one of theirs is.
         """
@@ -108,53 +108,53 @@ class Tracer:
 
     # --- reporting ----------------------------------------------------------------------------------------------------
 
-    def told(
+    def report(
         self,
         event: Traced,
         trace: Trace | None,
-        at: Coordinates,
+        record: Coordinates,
         *,
         began_ms: float | None = None,
         ended_ms: float | None = None,
     ) -> None:
-        """Report the span of `event`, whose record is at `at`. It ends now by default."""
+        """Report the span of `event` with the coordinates of its record. It ends now by default."""
         if trace is not None and trace.context.sampled:
             ended_ms = time.time() * 1000 if ended_ms is None else ended_ms
-            self._take(span_of(event, trace, at, began_ms=began_ms, ended_ms=ended_ms))
+            self._take(span_of(event, trace, record, began_ms=began_ms, ended_ms=ended_ms))
 
     def on_ack(
         self, event: Traced, trace: Trace | None, *, began_ms: float | None = None
     ) -> Callable[[Coordinates], None] | None:
-        """Return what reports `event` once it is in the log; None if no span is sent."""
+        """Return the callback that reports `event` once it is in the log; None if no span is sent."""
         if trace is None or not trace.context.sampled:
             return None
-        return lambda at: self.told(event, trace, at, began_ms=began_ms)
+        return lambda record: self.report(event, trace, record, began_ms=began_ms)
 
 
 class _TracingOff(Tracer):
-    """Passes on what came, and sends nothing."""
+    """Passes headers on unchanged, and sends nothing."""
 
     on = False
 
     def __init__(self) -> None:
         """No trace begins here."""
 
-    def follows(self, came: Context | None, event_id: str) -> Trace | None:
-        return None if came is None else Trace(came)
+    def follows(self, cause: Context | None, event_id: str) -> Trace | None:
+        return None if cause is None else Trace(cause)
 
     def joins(
-        self, came: Context | None, event_id: str, created_at: int, causes: Iterable[Context | None]
+        self, cause: Context | None, event_id: str, created_at: int, causes: Iterable[Context | None]
     ) -> Trace | None:
-        return self.follows(came, event_id)
+        return self.follows(cause, event_id)
 
     def _root(self, task: Task) -> Trace | None:
         return None
 
-    def told(
+    def report(
         self,
         event: Traced,
         trace: Trace | None,
-        at: Coordinates,
+        record: Coordinates,
         *,
         began_ms: float | None = None,
         ended_ms: float | None = None,
@@ -172,7 +172,7 @@ OFF = _TracingOff()
 
 
 @contextlib.contextmanager
-def opened(settings: Settings, process: str, meter: Meter = NO_METER) -> Iterator[Tracer]:
+def open_tracer(settings: Settings, process: str, meter: Meter = NO_METER) -> Iterator[Tracer]:
     """Yield the tracer of this process, and send its spans while the block runs; OFF without an endpoint.
 
     Raises SettingsError if the packages for it are missing.
@@ -184,8 +184,8 @@ def opened(settings: Settings, process: str, meter: Meter = NO_METER) -> Iterato
         from streams.observability.tracing import export
     except ImportError as exc:
         raise SettingsError(
-            f"tracing.otlp_endpoint is {settings.tracing.otlp_endpoint}, but what sends spans is not installed: {exc}. "
-            "Install the extra, streamward[tracing], or leave tracing.otlp_endpoint empty"
+            f"tracing.otlp_endpoint is {settings.tracing.otlp_endpoint}, but the packages that send spans are missing: "
+            f"{exc}. Install the extra, streamward[tracing], or leave tracing.otlp_endpoint empty"
         ) from exc
     with export.Exporter(settings.tracing, process, meter) as exporter:
         yield Tracer(settings, exporter.take)

@@ -72,8 +72,8 @@ def run(settings: Settings, *, stop: threading.Event, engine: Engine | None = No
     the engine serves another version than asked.
     """
     with ExitStack() as stack:
-        meter = stack.enter_context(metrics.served(settings, "policy", waits_for=("kafka", "engine")))
-        tracer = stack.enter_context(tracing.opened(settings, "policy", meter))
+        meter = stack.enter_context(metrics.serve_meter(settings, "policy", waits_for=("kafka", "engine")))
+        tracer = stack.enter_context(tracing.open_tracer(settings, "policy", meter))
         signing.check_verify_key(settings.adapters)
         if engine is None:
             from streams.engines.build import build

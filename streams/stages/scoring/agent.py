@@ -84,8 +84,8 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
     """
     try:
         with (
-            metrics.served(settings, "scoring") as meter,
-            tracing.opened(settings, "scoring", meter) as tracer,
+            metrics.serve_meter(settings, "scoring") as meter,
+            tracing.open_tracer(settings, "scoring", meter) as tracer,
         ):
             schema_registry.wait(settings, meter, stop)
             with ScoringAgent(settings, BrokerOutage(settings.kafka, stop, meter), meter, tracer) as agent:

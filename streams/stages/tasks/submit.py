@@ -40,7 +40,7 @@ def submit(settings: Settings, tasks: Iterable[Task], *, under: Context | None =
     wanted = {task.task_id: task for task in tasks}
     there = known_ids(settings, wanted)
     new = tuple(task for task_id, task in wanted.items() if task_id not in there)
-    with tracing.opened(settings, "submit") as tracer, Producer(settings) as producer:
+    with tracing.open_tracer(settings, "submit") as tracer, Producer(settings) as producer:
         for task in new:
             trace = tracer.begins(task, under)
             producer.send(task, on_ack=tracer.on_ack(task, trace), headers=tracing.headers_of(trace))

@@ -48,7 +48,7 @@ class TaskIndex(FollowedTopic):
         self._offsets: list[dict[bytes, int]] = [{} for _ in range(self._topic.partitions)]
         """Of each partition: a record elsewhere than its key belongs is nobody's task."""
         self._opened = ExitStack()
-        self._tracer = self._opened.enter_context(tracing.opened(settings, "submit"))
+        self._tracer = self._opened.enter_context(tracing.open_tracer(settings, "submit"))
 
     def __enter__(self) -> Self:
         self._thread.start()

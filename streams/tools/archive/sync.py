@@ -78,7 +78,7 @@ def run(settings: Settings, labels: Iterable[str], *, stop: threading.Event) -> 
     Raises as `sync`.
     """
     try:
-        with metrics.served(settings, "archive") as meter:
+        with metrics.serve_meter(settings, "archive") as meter:
             schema_registry.wait(settings, meter, stop)
             return sync(settings, labels, stop=stop, follow=True, meter=meter)
     except StoppedWaiting as exc:

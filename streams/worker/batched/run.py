@@ -30,7 +30,7 @@ def run(settings: Settings, stages: Iterable[Callable[[LoopWorker], None]], *, s
     NotFoundError or SettingsError if topics are missing or misconfigured.
     """
     admin.check_topics(settings, patient=True)
-    with metrics.served(settings, "streams") as meter, tracer.opened(settings, "streams", meter) as traces:
+    with metrics.serve_meter(settings, "streams") as meter, tracer.open_tracer(settings, "streams", meter) as traces:
         registry.wait(settings, meter, stop)
         worker = LoopWorker(settings, stop, meter=meter, tracer=traces)
         for register in stages:
