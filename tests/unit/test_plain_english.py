@@ -20,11 +20,11 @@ GENERATED = ("docs/cli.md", "docs/metrics.md", "docs/modules.md", "docs/protocol
 """Pages that are made of texts in the code: help texts, docstrings, comments on values."""
 CEILINGS: dict[Kind, int] = {
     "page": 274,
-    "header": 218,
-    "docstring": 462,
-    "help": 2,
+    "header": 182,
+    "docstring": 393,
+    "help": 1,
     "setting": 0,
-    "message": 66,
+    "message": 52,
 }
 PAGES = [page for page in page_texts() if page.path not in GENERATED]
 
