@@ -175,7 +175,7 @@ def test_another_sync_may_have_seen_a_longer_log(made: Settings) -> None:
     sync(made, ["rewards"])
     with ThreadPoolExecutor(1) as writers:
         slow = archive_sync.TopicSync(made, "rewards", writers)
-        (done,) = slow.archived({ONE: bounds[name(made), ONE]}, threading.Event())
+        (done,) = slow.archive_new({ONE: bounds[name(made), ONE]}, threading.Event())
     assert (done.next, slow.troubles) == (7, [])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streams.settings.model import Settings
-from streams.tools.archive.compact import MANY, Compacted, compact, expire
+from streams.tools.archive.compact import MERGED_RANGES, Compacted, compact, expire
 from streams.tools.archive.restore import restore
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.sync import sync
@@ -62,9 +62,9 @@ def test_small_files_become_one_and_what_they_hold_stays(made: Settings) -> None
 
 
 def test_a_sync_merges_many_small_files_by_itself(made: Settings) -> None:
-    write(made, 10 * (MANY - 1))
+    write(made, 10 * (MERGED_RANGES - 1))
     sync(small(made), ["rewards"])
-    assert len(ranges(made)) == MANY - 1
+    assert len(ranges(made)) == MERGED_RANGES - 1
     write(made, 10, first=1000)
     sync(made, ["rewards"])
     assert len(ranges(made)) == 1

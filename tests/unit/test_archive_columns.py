@@ -12,7 +12,7 @@ from schemas.serde import encode
 from streams.arrow.decode import side_by_side
 from streams.kafka.headers import LEFT_OUT, decode_headers
 from streams.kafka.record import Record
-from streams.tools.archive.columns import FIRST_MS, LAST_MS, days_of, records_of, stored
+from streams.tools.archive.columns import FIRST_MS, LAST_MS, days_of, records_of, store_rows
 from tests.support.any_event import any_event
 from tests.support.factories import one_of_each, reward
 
@@ -25,7 +25,7 @@ def record(payload: bytes | None, *, offset: int = 0, timestamp_ms: int = 7, key
 
 def back(event: type[Event], records: list[Record]) -> tuple[list[Record], pa.Table]:
     """Return the records as they come back, and the columns that they were."""
-    table = stored(event, side_by_side(TOPIC, records)).table
+    table = store_rows(event, side_by_side(TOPIC, records)).table
     return list(records_of(TOPIC, 0, versions.files().newest(event), table)), table
 
 

@@ -1,14 +1,14 @@
-"""The columns of an archived topic: its events, and the records they were, from which each byte comes back.
+"""The columns of an archived topic: the fields of its events, and what else it takes to return each record unchanged.
 
-    DecodedRows ──► stored ──► columns, `_bad`              columns ──► records_of ──► Record, exactly as it was
+    DecodedRows ──► store_rows ──► columns, `_bad`          columns ──► records_of ──► Record, exactly as it was
                       └─ the payload is what the columns encode to: `_payload` is null
 
 The members of a group are stored once more without their tokens (`_members`): a reader reads all that is in a list, and
 most questions about rewards are not about tokens.
 
-A record is kept twice only where it must be. Most payloads are, byte for byte, what their columns encode to; that is
-found out by encoding them again when they are archived, and then they are encoded again when they are read. Each other
-payload is kept, and so is what no column can hold: a key that is not text, a time that Delta does not have.
+A payload is stored in addition to its columns only where it must be. Most payloads are, byte for byte, what their
+columns encode to: archiving encodes them once to make sure, and reading encodes them again. Other payloads are stored,
+and so is what no column can hold: a key that is not text, a time that Delta does not have.
 """
 
 from __future__ import annotations
@@ -71,28 +71,29 @@ def segment_schema(event: type[Event]) -> pa.Schema:
 def _stored_schema(decoded: pa.Schema, *, has_members: bool) -> pa.Schema:
     fields = [*decoded, *RAW_FIELDS]
     if has_members:
-        members = _kept_of(decoded.field("responses").type.value_type)
+        members = _per_record_fields(decoded.field("responses").type.value_type)
         fields.insert(len(decoded), pa.field(MEMBERS, pa.list_(pa.struct(members))))
     return pa.schema([field.with_type(_as_stored(field.type)) for field in fields if field.name not in SPLIT_BY])
 
 
-def _kept_of(kind: pa.StructType) -> list[pa.Field]:
+def _per_record_fields(kind: pa.StructType) -> list[pa.Field]:
     return [field for field in kind if field.name not in PER_TOKEN]
 
 
 def _members(responses: pa.ListArray) -> pa.ListArray:
     """Return the members of groups without what is per token, over the same memory."""
-    kept = _kept_of(responses.type.value_type)
-    each = pa.StructArray.from_arrays([responses.values.field(field.name) for field in kept], fields=kept)
+    fields = _per_record_fields(responses.type.value_type)
+    members = pa.StructArray.from_arrays([responses.values.field(field.name) for field in fields], fields=fields)
     mask = responses.is_null() if responses.null_count else None
-    return pa.ListArray.from_arrays(responses.offsets, each, mask=mask)
+    return pa.ListArray.from_arrays(responses.offsets, members, mask=mask)
 
 
 def table_schema(event: type[Event]) -> pa.Schema:
     """Return the columns of a topic's table: `_partition`, `_day`, and those of its files, those of COUNTED first."""
-    held = segment_schema(event)
-    first = [pa.field("_partition", pa.int32()), pa.field("_day", pa.date32()), *(held.field(name) for name in COUNTED)]
-    return pa.schema([*first, *(field for field in held if field.name not in COUNTED)])
+    columns = segment_schema(event)
+    counted = [columns.field(name) for name in COUNTED]
+    others = [column for column in columns if column.name not in COUNTED]
+    return pa.schema([pa.field("_partition", pa.int32()), pa.field("_day", pa.date32()), *counted, *others])
 
 
 def _as_stored(kind: pa.DataType) -> pa.DataType:
@@ -121,7 +122,7 @@ def record_in(rows: DecodedRows, row: int) -> Record:
     return Record(rows.at(row), rows.timestamps[row], rows.keys[row], rows.payloads[row], headers)
 
 
-def stored(event: type[Event], rows: DecodedRows) -> Stored:
+def store_rows(event: type[Event], rows: DecodedRows) -> Stored:
     """Return the rows as columns, and how many of them are not events. They are decoded at once, as in `judge`."""
     judged = judge(event, rows.payloads, exact=True)
     fields = judged.fields(event)
@@ -131,7 +132,7 @@ def stored(event: type[Event], rows: DecodedRows) -> Stored:
     if judged.exact and not late.any():
         payloads = pa.nulls(count, pa.binary())
     else:
-        fields = [_without(column, late) for column in fields]
+        fields = [_with_nulls(column, late) for column in fields]
         payloads = _payloads(event, rows, judged, fields, schema_ids, late)
     reasons = {row: poison.reason for row, poison in judged.wrong.items()} | dict.fromkeys(
         np.flatnonzero(late).tolist(), OUT_OF_RANGE
@@ -170,17 +171,18 @@ def _payloads(
 ) -> pa.Array:
     """Return the payloads that must be kept: each that its columns do not encode to."""
     newest = versions.files().newest(event)
-    known = numbering.current().ids_meaning(newest)
+    current_ids = numbering.current().ids_meaning(newest)
     ids = schema_ids.to_pylist()
-    whole = [row for row, each in enumerate(ids) if each in known and row not in judged.wrong and not late[row]]
-    kept: list[bytes | None] = list(rows.payloads)
+    wrong = judged.wrong.keys() | set(np.flatnonzero(late).tolist())
+    whole = [row for row, schema_id in enumerate(ids) if schema_id in current_ids and row not in wrong]
+    payloads: list[bytes | None] = list(rows.payloads)
     chosen = pa.array(whole, pa.int64())
     names = [field.name for field in arrow_schema(event)][len(RECORD_FIELDS) :]
     events = pa.StructArray.from_arrays([column.take(chosen) for column in fields], names=names)
     for row, again in zip(whole, encode.payloads(newest, schema_ids.take(chosen), events), strict=True):
-        if kept[row] == again:
-            kept[row] = None
-    return pa.array(kept, pa.binary())
+        if payloads[row] == again:
+            payloads[row] = None
+    return pa.array(payloads, pa.binary())
 
 
 def _late(fields: Iterable[pa.Array], count: int) -> np.ndarray[Any, Any]:
@@ -197,27 +199,27 @@ def _late(fields: Iterable[pa.Array], count: int) -> np.ndarray[Any, Any]:
     return late
 
 
-def _without(column: pa.Array, late: np.ndarray[Any, Any]) -> pa.Array:
+def _with_nulls(column: pa.Array, late: np.ndarray[Any, Any]) -> pa.Array:
     """Return the column with nulls in these rows."""
     if not late.any():
         return column
     return column.take(pa.array(np.arange(len(late)), mask=late))
 
 
-def _odd_keys(keys: list[bytes | None], shown: pa.Array) -> pa.Array:
+def _odd_keys(keys: list[bytes | None], texts: pa.Array) -> pa.Array:
     """Return the keys that are not what is shown of them."""
-    as_shown = shown.cast(pa.binary())
-    given = pa.array(keys, pa.binary())
-    if as_shown.equals(given):
+    text_bytes = texts.cast(pa.binary())
+    key_bytes = pa.array(keys, pa.binary())
+    if text_bytes.equals(key_bytes):
         return pa.nulls(len(keys), pa.binary())
     return pa.array(
-        [key if key != text else None for key, text in zip(keys, as_shown.to_pylist(), strict=True)], pa.binary()
+        [key if key != text else None for key, text in zip(keys, text_bytes.to_pylist(), strict=True)], pa.binary()
     )
 
 
 def _headers(rows: DecodedRows) -> pa.Array:
     """Return the headers as a column; a list for each of so many rows would keep the garbage collector busy."""
-    pairs = [pair for each in rows.headers for pair in each] if any(rows.headers) else []
+    pairs = [pair for headers in rows.headers for pair in headers] if any(rows.headers) else []
     ends = accumulate(map(len, rows.headers), initial=0) if pairs else [0] * (len(rows.payloads) + 1)
     kind = RAW_FIELDS[2].type
     inner = pa.StructArray.from_arrays(
@@ -266,24 +268,24 @@ def records_of(topic: str, partition: int, schema: Schema, batch: Any) -> Iterat
 def payloads_of(schema: Schema, table: pa.Table) -> list[bytes | None]:
     """Return the payloads of a piece of a segment, encoded again where they were not kept."""
     table = as_archived(table)
-    kept: list[bytes | None] = table.column("_payload").to_pylist()
-    again = pc.and_(table.column("_payload").is_null(), table.column("_bad").is_null())
-    places = np.flatnonzero(np.asarray(again)).tolist()
+    payloads: list[bytes | None] = table.column("_payload").to_pylist()
+    is_encoded = pc.and_(table.column("_payload").is_null(), table.column("_bad").is_null())
+    places = np.flatnonzero(np.asarray(is_encoded)).tolist()
     if not places:
-        return kept
-    chosen = table if len(places) == len(table) else table.filter(again)
+        return payloads
+    encoded = table if len(places) == len(table) else table.filter(is_encoded)
     names = [field["name"] for field in schema.definition["fields"]]
-    events = pa.StructArray.from_arrays([_one(chosen.column(name)) for name in names], names=names)
-    ids = _one(chosen.column("_schema_id"))
+    events = pa.StructArray.from_arrays([_as_array(encoded.column(name)) for name in names], names=names)
+    ids = _as_array(encoded.column("_schema_id"))
     for place, payload in zip(places, encode.payloads(schema, ids, events), strict=True):
-        kept[place] = payload
-    return kept
+        payloads[place] = payload
+    return payloads
 
 
 def as_archived(table: pa.Table) -> pa.Table:
     """Return a piece of a segment in the types that its columns had: a file says that texts and lists may be large."""
-    wanted = small(table.schema)
-    return table if wanted == table.schema else table.cast(wanted)
+    small_schema = small(table.schema)
+    return table if small_schema == table.schema else table.cast(small_schema)
 
 
 @cache
@@ -304,7 +306,7 @@ def _small(kind: pa.DataType) -> pa.DataType:
     return pa.list_(_small(kind.value_type)) if pa.types.is_large_list(kind) or pa.types.is_list(kind) else kind
 
 
-def _one(column: pa.ChunkedArray) -> pa.Array:
+def _as_array(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array."""
-    found = column.combine_chunks()
-    return found if not isinstance(found, pa.ChunkedArray) else pa.concat_arrays(found.chunks)
+    combined = column.combine_chunks()
+    return combined if not isinstance(combined, pa.ChunkedArray) else pa.concat_arrays(combined.chunks)

@@ -1,10 +1,10 @@
-"""Keep an archive in few files, and no longer than it is wanted: merge small ranges, remove old ones.
+"""Keep an archive in few files, and without old records: merge small ranges, remove old ones.
 
-    compact   ranges beside each other, each small ──► their records, written as one range ──► one commit: the same rows
+    compact   adjacent small ranges ──► their records, written as one range ──► one commit: the same rows
     expire    ranges before the first that has a newer record ──► one commit: they are not part of the table any more
 
 Files that are no longer part of a table stay for a day, for readers that began before, and are then removed. Two
-processes may do this at once, and beside a sync: of two that replace files of one table, Delta takes the first.
+processes may do this at once, and during a sync: of two that replace files of one table, Delta takes the first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from streams.tools.archive.segment_writer import RangeWriter
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.tables import ArchiveExtent, Change, Segment, TableState
 
-MANY = 16
-"""Small ranges beside each other that a sync merges."""
+MERGED_RANGES = 16
+"""Adjacent small ranges that a sync merges."""
 SMALL = 0.5
-"""Of the most that a range may have: below that it is small."""
+"""A range below this share of its largest size is small."""
 
 log = logging.getLogger("streamward.archive")
 
@@ -62,15 +62,15 @@ class _OffsetRange(NamedTuple):
 
     @property
     def records(self) -> int:
-        return sum(each.records for each in self.files)
+        return sum(file.records for file in self.files)
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in self.files)
+        return sum(file.bytes for file in self.files)
 
 
 def compact(settings: Settings, labels: Iterable[str] = LABELS, *, least: int = 2) -> list[Compacted]:
-    """Merge small ranges, where `least` of them are beside each other, and remove files that are long replaced.
+    """Merge small ranges, where `least` of them are adjacent, and remove files that were replaced long ago.
 
     Raises LogError if a file is missing or damaged, or cannot be written.
     """
@@ -103,9 +103,9 @@ def expire(
         archive = ArchiveReader(settings)
         while (state := archive.state(label)) is not None:
             old = {partition: _old(extent, before_ms) for partition, extent in sorted(state.extents.items())}
-            gone = tuple(segment for spans in old.values() for span in spans for segment in span.files)
-            if dry_run or not gone or archive.table(label).commit(state, Change(removed=gone)):
-                done += [_expired(label, partition, spans) for partition, spans in old.items() if spans]
+            expired = tuple(segment for spans in old.values() for span in spans for segment in span.files)
+            if dry_run or not expired or archive.table(label).commit(state, Change(removed=expired)):
+                done += [_expiry(label, partition, spans) for partition, spans in old.items() if spans]
                 break
             archive.refresh()
         if not dry_run and state is not None:
@@ -114,51 +114,51 @@ def expire(
 
 
 def is_due(settings: Settings, state: TableState) -> bool:
-    """Return whether a topic has so many small files beside each other that a sync should merge them."""
-    return any(True for extent in state.extents.values() for _ in _mergeable(settings, extent, MANY))
+    """Return whether a topic has so many adjacent small files that a sync should merge them."""
+    return any(True for extent in state.extents.values() for _ in _mergeable(settings, extent, MERGED_RANGES))
 
 
-def _expired(label: str, partition: int, spans: list[_OffsetRange]) -> Expired:
+def _expiry(label: str, partition: int, spans: list[_OffsetRange]) -> Expired:
     files = [file for span in spans for file in span.files]
     records, size = sum(span.records for span in spans), sum(span.bytes for span in spans)
     return Expired(label, partition, spans[-1].next, records, len(files), size)
 
 
 def _spans(extent: ArchiveExtent) -> Iterator[_OffsetRange]:
-    for (first, next_), files in groupby(extent.segments, key=lambda one: (one.first, one.next)):
+    for (first, next_), files in groupby(extent.segments, key=lambda segment: (segment.first, segment.next)):
         yield _OffsetRange(first, next_, tuple(files))
 
 
 def _old(extent: ArchiveExtent, before_ms: int) -> list[_OffsetRange]:
     """Return the ranges before the first that is too new: what is left has no gap."""
-    found = []
+    old = []
     for span in _spans(extent):
         if any(file.records and file.to_ms >= before_ms for file in span.files):
             break
-        found.append(span)
-    return found
+        old.append(span)
+    return old
 
 
 def _mergeable(settings: Settings, extent: ArchiveExtent, least: int) -> Iterator[list[_OffsetRange]]:
-    """Yield ranges beside each other that fit into one; `least` of them are small."""
+    """Yield lists of adjacent small ranges, at least `least`, that fit into one."""
     limits = settings.archive
-    beside: list[_OffsetRange] = []
+    adjacent: list[_OffsetRange] = []
     for span in _spans(extent):
         is_small = span.records < limits.segment_records * SMALL and span.bytes < limits.segment_bytes * SMALL
-        fits = sum(one.records for one in beside) + span.records <= limits.segment_records
-        fits = fits and sum(one.bytes for one in beside) + span.bytes <= limits.segment_bytes * SMALL
+        fits = sum(chosen.records for chosen in adjacent) + span.records <= limits.segment_records
+        fits = fits and sum(chosen.bytes for chosen in adjacent) + span.bytes <= limits.segment_bytes * SMALL
         if is_small and fits:
-            beside.append(span)
+            adjacent.append(span)
             continue
-        if len(beside) >= least:
-            yield beside
-        beside = [span] if is_small else []
-    if len(beside) >= least:
-        yield beside
+        if len(adjacent) >= least:
+            yield adjacent
+        adjacent = [span] if is_small else []
+    if len(adjacent) >= least:
+        yield adjacent
 
 
 def _merge(settings: Settings, archive: ArchiveReader, label: str, partition: int, spans: list[_OffsetRange]) -> None:
-    """Write the ranges as one, in the newest columns, and put it in their place unless somebody else was first."""
+    """Write the ranges as one, in the newest columns, and put it in their place unless another process was first."""
     name = topics(settings.topics)[label].name
     removed = tuple(file for span in spans for file in span.files)
     archive.table(label).widen()
@@ -168,10 +168,10 @@ def _merge(settings: Settings, archive: ArchiveReader, label: str, partition: in
         return  # another process has replaced them since they were chosen
     writing = RangeWriter(settings, archive.store, label, partition)
     records = (record for span in spans for record in archive.range((name, partition), span.files))
-    for some in decode.at_once(records):
-        writing.add(decode.side_by_side(name, some))
-    added = tuple(writing.closed(spans[0].first, spans[-1].next))
+    for records_chunk in decode.at_once(records):
+        writing.add(decode.side_by_side(name, records_chunk))
+    added = tuple(writing.write_files(spans[0].first, spans[-1].next))
     if not archive.table(label).commit(state, Change(added=added, removed=removed, keeps_rows=True)):
-        # what was written stays until `vacuum` removes it: who was first may have written the same, under the same name
+        # the new files stay until `vacuum` removes them: the other process may have written the same, by the same names
         log.info("%s[%d]: its files were replaced by another process meanwhile", name, partition)
     archive.refresh()

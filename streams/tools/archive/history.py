@@ -1,12 +1,12 @@
-"""Read what happened, wherever it is stored now.
+"""Read records wherever they are stored now: the archive, then the log.
 
     topics, coordinates ──► History ─┬─ archive, where it has the records    streams/tools/archive/segments.py
                                      └─ log, after the archive's end         streams/kafka/history.py
                             ──► bounds, read, fetch ──► Record
 
-A tool that looks back asks here instead of the broker, so it need not know what retention has deleted. Archive and log
-are joined by offset: nothing is read twice, and records that are in neither are an error that names them. Where both
-have the last archived record, the two are compared first: a topic that was recreated is not the log that was archived.
+A tool that reads old records reads them here and not from the broker, so retention does not matter to it. Archive and
+log are joined by offset: nothing is read twice, and records that are in neither are an error that names them. Where
+both have the last archived record, the two are compared first: a topic that was recreated is another log.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ class ArchiveHistory:
 
         Raises NotFoundError if a topic was never archived.
         """
-        found: dict[TopicPartition, tuple[int, int]] = {}
+        bounds: dict[TopicPartition, tuple[int, int]] = {}
         for label in labels:
-            held = self.held(label)
-            if not held:
+            topic_bounds = self.topic_bounds(label)
+            if not topic_bounds:
                 raise NotFoundError(
                     f"archive.store={self._settings.archive.store}: does not hold {self.archive.folder(label)}; run "
                     "`streamward archive sync`, or read from the log (`streamward archive list` shows what there is)"
                 )
-            found |= held
-        return found
+            bounds |= topic_bounds
+        return bounds
 
-    def held(self, label: str) -> dict[TopicPartition, tuple[int, int]]:
+    def topic_bounds(self, label: str) -> dict[TopicPartition, tuple[int, int]]:
         """Return (first offset, offset after the last) of every partition of a topic that was archived."""
         state = self.archive.state(label)
         extents = {} if state is None else state.extents
         name = self.archive.folder(label)
-        return {(name, partition): (found.first, found.next) for partition, found in extents.items()}
+        return {(name, partition): (extent.first, extent.next) for partition, extent in extents.items()}
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
         """Yield every record from `starts` to below `ends`, merged by timestamp. Raises LogError as
         `ArchiveReader.read`."""
         return self.archive.read(starts, ends)
 
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+    def fetch(self, positions: Iterable[Coordinates]) -> dict[Coordinates, Record]:
         """Return the records at these coordinates. Raises LogError, naming those that are gone."""
-        return self.archive.fetch(wanted)
+        return self.archive.fetch(positions)
 
 
 class JoinedHistory:
@@ -90,22 +90,24 @@ class JoinedHistory:
         Raises LogError if a partition of the log does not continue where the archive ends.
         """
         labels = list(labels)
-        archived = {tp: bound for label in labels for tp, bound in self._archived.held(label).items()}
+        archived = {tp: bound for label in labels for tp, bound in self._archived.topic_bounds(label).items()}
         try:
             bounds = self._log.bounds(labels)
         except NotFoundError:  # of one of them, at least
             bounds = {tp: bound for label in labels for tp, bound in self._wherever(label).items()}
-        return {tp: self._joined(tp, archived.get(tp), bound) for tp, bound in bounds.items()}
+        return {tp: self._join_bounds(tp, archived.get(tp), bound) for tp, bound in bounds.items()}
 
     def _wherever(self, label: str) -> dict[TopicPartition, tuple[int, int]]:
         try:
             return self._log.bounds([label])
         except NotFoundError:
-            if not self._archived.held(label):
+            if not self._archived.topic_bounds(label):
                 raise
             return self._archived.bounds([label])
 
-    def _joined(self, tp: TopicPartition, archived: tuple[int, int] | None, log: tuple[int, int]) -> tuple[int, int]:
+    def _join_bounds(
+        self, tp: TopicPartition, archived: tuple[int, int] | None, log: tuple[int, int]
+    ) -> tuple[int, int]:
         low, high = log
         if archived is None:
             return log
@@ -126,8 +128,7 @@ class JoinedHistory:
         return LogError(
             f"{tp[0]}[{tp[1]}]: offsets {next_} to {low - 1} are neither in the archive in "
             f"{self._settings.archive.store}, which ends before them, nor in the log, where retention has deleted "
-            f"them: "
-            f"{low - next_} records are lost. Read what there is with --source archive or --source log"
+            f"them: {low - next_} records are lost. Read what there is with --source archive or --source log"
         )
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
@@ -138,7 +139,7 @@ class JoinedHistory:
         old: dict[TopicPartition, tuple[int, int]] = {}
         new: dict[TopicPartition, tuple[int, int]] = {}
         for tp, start in starts.items():
-            first, next_ = self._held(tp)
+            first, next_ = self._archive_bounds(tp)
             if start >= ends[tp]:
                 continue
             if start < first or start >= next_:
@@ -151,13 +152,13 @@ class JoinedHistory:
         yield from self._archived.read(*_split(old))
         yield from self._log.read(*_split(new))
 
-    def _held(self, tp: TopicPartition) -> tuple[int, int]:
+    def _archive_bounds(self, tp: TopicPartition) -> tuple[int, int]:
         extent = self._archived.archive.extent(self._labels[tp[0]], tp[1])
         return (0, 0) if extent is None else (extent.first, extent.next)
 
     def _check_seams(self, joined: Iterable[TopicPartition]) -> None:
         """Raise LogError if the log has another record where the archive ends."""
-        nexts = {tp: self._held(tp)[1] for tp in joined}
+        nexts = {tp: self._archive_bounds(tp)[1] for tp in joined}
         if not nexts:
             return
         bounds = self._log.bounds(dict.fromkeys(self._labels[name] for name, _ in nexts))
@@ -169,21 +170,21 @@ class JoinedHistory:
             last = self._archived.archive.last(self._labels[tp[0]], tp[1])
             if low < next_ and last is not None:  # with holes it may have none there
                 lasts[last.at] = last
-        for at, record in self._log.fetch(lasts).items():
-            if fingerprint(record) != fingerprint(lasts[at]):
+        for position, record in self._log.fetch(lasts).items():
+            if fingerprint(record) != fingerprint(lasts[position]):
                 raise LogError(
-                    f"{at}: the log holds another record here than the archive in {self._settings.archive.store}: the "
-                    "topic was recreated. Read one of them with --source archive or --source log, or set archive.store "
-                    "to another place for the new log"
+                    f"{position}: the log holds another record here than the archive in "
+                    f"{self._settings.archive.store}: the topic was recreated. Read one of them with --source archive "
+                    "or --source log, or set archive.store to another place for the new log"
                 )
 
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+    def fetch(self, positions: Iterable[Coordinates]) -> dict[Coordinates, Record]:
         """Return the records at these coordinates. Raises LogError, naming those that are gone."""
         old: list[Coordinates] = []
         new: list[Coordinates] = []
-        for at in set(wanted):
-            first, next_ = self._held((at.topic, at.partition))
-            (old if first <= at.offset < next_ else new).append(at)
+        for position in set(positions):
+            first, next_ = self._archive_bounds((position.topic, position.partition))
+            (old if first <= position.offset < next_ else new).append(position)
         return self._archived.fetch(old) | self._log.fetch(new)
 
 

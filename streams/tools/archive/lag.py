@@ -34,7 +34,7 @@ class ArchiveLag:
         self._left: dict[tuple[str, int], _Left] = {}
         meter.collect(self._report)
 
-    def ends(self, label: str, partition: int, end: int, archived: Callable[[], int]) -> None:
+    def note_end(self, label: str, partition: int, end: int, archived: Callable[[], int]) -> None:
         """Note the end of a partition; `archived` returns that of its archive, if it is not known."""
         left = self._left.get((label, partition))
         if left is not None:
@@ -42,7 +42,7 @@ class ArchiveLag:
         elif self.meter.on:
             self._left[label, partition] = _Left(end, archived())
 
-    def archived(self, label: str, partition: int, next_: int, oldest_ms: int | None = None) -> None:
+    def note_archived(self, label: str, partition: int, next_: int, oldest_ms: int | None = None) -> None:
         """Note how far a partition is archived; `oldest_ms` is the time of the record there, if it was read."""
         if self.meter.on:
             end = max(next_, self._left[label, partition].end)

@@ -67,7 +67,11 @@ def restore(
     """
     into, archive, labels = into or settings, ArchiveReader(settings), list(labels)
     states = {label: archive.state(label) for label in labels}
-    extents = {(label, p): found for label, state in states.items() if state for p, found in state.extents.items()}
+    extents = {
+        (label, partition): archive_extent
+        for label, state in states.items()
+        for partition, archive_extent in (state.extents.items() if state else ())
+    }
     if not extents:
         raise NotFoundError(
             f"archive.store={settings.archive.store}: holds nothing of {', '.join(labels)} under the prefix "
@@ -79,10 +83,10 @@ def restore(
     for target in targets.values():  # all of them before the first record is written
         target.check(bounds)
     restored = RestoredTopics(archive.store, into)
-    begun = {key[0] for key, target in targets.items() if target.is_behind(bounds)}
+    incomplete = {key[0] for key, target in targets.items() if target.is_behind(bounds)}
     if not fill:
-        _check_unused(into, bounds, begun - restored.under_way(begun))
-    restored.switch_off(begun)
+        _check_unused(into, bounds, incomplete - restored.under_way(incomplete))
+    restored.switch_off(incomplete)
     with Producer(into, any_size=True) as producer:
         for target in targets.values():
             target.fill_up(producer, bounds[target.to][1])
@@ -119,12 +123,12 @@ class _Target:
     """One partition that is restored."""
 
     def __init__(self, archive: ArchiveReader, extent: ArchiveExtent, into: Settings, key: tuple[str, int]) -> None:
-        self._archive, self._extent, self._into = archive, extent, into
+        self._archive, self._extent, self._target_settings = archive, extent, into
         self._label, self._partition = key
         self.first = extent.first
         self._from = (archive.folder(self._label), self._partition)
         self.to: TopicPartition = (topics(into.topics)[self._label].name, self._partition)
-        self._where = f"{self.to[0]}[{self.to[1]}]"
+        self._position = f"{self.to[0]}[{self.to[1]}]"
 
     def check(self, bounds: dict[TopicPartition, tuple[int, int]]) -> None:
         """Raise RefusedError unless the partition is empty, or holds the beginning of this archive and nothing else."""
@@ -136,9 +140,9 @@ class _Target:
                 "archived: keys would belong to other partitions. Delete the topic, or set topics.partitions and "
                 "topics.policy_partitions as they were, and use another topics.prefix"
             )
-        for (first, next_), files in groupby(self._extent.segments, key=lambda one: (one.first, one.next)):
+        for (first, next_), files in groupby(self._extent.segments, key=lambda part: (part.first, part.next)):
             segments = list(files)
-            if (records := sum(each.records for each in segments)) != next_ - first:
+            if (records := sum(file.records for file in segments)) != next_ - first:
                 raise RefusedError(
                     f"{segments[0].path}: has {records} records in {next_ - first} offsets; a range "
                     "with holes cannot be written again, since Kafka gives every record the next offset"
@@ -148,8 +152,8 @@ class _Target:
         low, high = bounds[self.to]
         if not self._is_ours(low, high):
             raise RefusedError(
-                f"{self._where}: holds offsets {low} to {high - 1}, expected an empty partition (or the beginning of "
-                f"this archive, {self._extent.first} to {self._extent.next - 1}). Restore into other topics, with "
+                f"{self._position}: holds offsets {low} to {high - 1}, expected an empty partition (or the beginning "
+                f"of this archive, {self._extent.first} to {self._extent.next - 1}). Restore into other topics, with "
                 "--into-prefix, or delete this one"
             )
 
@@ -159,7 +163,7 @@ class _Target:
         if high > self._extent.next or low > self.first:
             return False
         ends = {Coordinates(*self.to, low), Coordinates(*self.to, high - 1)}
-        return all(self._is_from_here(record) for record in reader.fetch(self._into, ends).values())
+        return all(self._is_from_here(record) for record in reader.fetch(self._target_settings, ends).values())
 
     def _is_from_here(self, record: Record) -> bool:
         """Return whether a record in the target was written by a restore."""
@@ -190,9 +194,8 @@ class _Target:
         """Raise LogError unless the partition now has the offsets of the archive."""
         if (low, high) != (self.first, self._extent.next):
             raise LogError(
-                f"{self._where}: has offsets {low} to {high - 1} now, expected {self.first} to "
-                f"{self._extent.next - 1}: another process writes to this topic. Stop it, delete the topic, and "
-                f"restore"
+                f"{self._position}: has offsets {low} to {high - 1} now, expected {self.first} to "
+                f"{self._extent.next - 1}: another process writes to this topic. Stop it, delete the topic, restore"
             )
 
     def _send(
@@ -204,27 +207,27 @@ class _Target:
         timestamp_ms: int = 0,
         headers: Headers = (),
     ) -> None:
-        def landed(at: Coordinates) -> None:
-            if at.offset != offset:
+        def check_offset(position: Coordinates) -> None:
+            if position.offset != offset:
                 raise RefusedError(
-                    f"{at}: a record was written here that belongs to offset {offset}: another process writes to this "
-                    "topic. Stop it, and restore into other topics"
+                    f"{position}: a record was written here that belongs to offset {offset}: another process writes to "
+                    "this topic. Stop it, and restore into other topics"
                 )
 
-        producer.send_bytes(self.to, key, payload, on_ack=landed, headers=headers, timestamp_ms=timestamp_ms)
+        producer.send_bytes(self.to, key, payload, on_ack=check_offset, headers=headers, timestamp_ms=timestamp_ms)
 
 
 def _delete_before(settings: Settings, firsts: Mapping[TopicPartition, int]) -> None:
     if not firsts:
         return
     client = admin.AdminClient(client_config(settings.kafka))
-    wanted = [ck.TopicPartition(*tp, first) for tp, first in firsts.items()]
-    for tp, future in client.delete_records(wanted).items():
-        _done(future, f"{tp.topic}[{tp.partition}]: the placeholders before offset {tp.offset} were not deleted")
+    positions = [ck.TopicPartition(*tp, first) for tp, first in firsts.items()]
+    for tp, future in client.delete_records(positions).items():
+        _wait_for(future, f"{tp.topic}[{tp.partition}]: the placeholders before offset {tp.offset} were not deleted")
 
 
-def _done(future: object, what: str) -> None:
+def _wait_for(future: object, failure: str) -> None:
     try:
         future.result()  # type: ignore[attr-defined]
     except ck.KafkaException as exc:
-        raise LogError(f"{what}: {exc.args[0].str()}. Check access rights with `streamward doctor`") from exc
+        raise LogError(f"{failure}: {exc.args[0].str()}. Check access rights with `streamward doctor`") from exc

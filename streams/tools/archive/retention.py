@@ -51,12 +51,12 @@ class RestoredTopics:
 
     def under_way(self, labels: Iterable[str]) -> set[str]:
         """Return those of the topics whose retention a restore has switched off."""
-        now = self._now(labels)
-        return {label for label in now if now[label] == OFF and self._noted(label) is not None}
+        now = self._retentions(labels)
+        return {label for label in now if now[label] == OFF and self._note(label) is not None}
 
     def switch_off(self, labels: Iterable[str]) -> None:
         """Switch the retention of these topics off, and note what it was."""
-        now = self._now(labels)
+        now = self._retentions(labels)
         for label in now.keys() - self.under_way(now):
             self._store.remove(self._file(label))  # of an earlier topic of this name
             self._store.create(self._file(label), json.dumps({KEY: now[label]}).encode())
@@ -67,40 +67,40 @@ class RestoredTopics:
         labels = list(labels)
         restored = self.under_way(labels)
         for label in labels:
-            noted = self._noted(label)
-            if label in restored and noted is not None:
-                if noted.retention_ms != OFF:
-                    self._alter({label: noted.retention_ms})
-                yield noted
+            note = self._note(label)
+            if label in restored and note is not None:
+                if note.retention_ms != OFF:
+                    self._alter({label: note.retention_ms})
+                yield note
             self._store.remove(self._file(label))
 
     def _file(self, label: str) -> str:
         return f"{self._folder}/{self._names[label]}.json"
 
-    def _noted(self, label: str) -> SetBack | None:
+    def _note(self, label: str) -> SetBack | None:
         """Return what was noted of a topic, None if nothing was. Raises LogError if the note is damaged."""
         data = self._store.read(self._file(label))
         try:
             return None if data is None else SetBack(label, json_text.parse(data)[KEY])
         except (ValueError, TypeError, LookupError) as exc:
             raise LogError(
-                f"{self._store.where(self._file(label))}: not the {KEY} that was noted here: {exc!r}. Set that of "
+                f"{self._store.location(self._file(label))}: not the {KEY} that was noted here: {exc!r}. Set that of "
                 f"{self._names[label]} yourself, and remove this file"
             ) from exc
 
-    def _now(self, labels: Iterable[str]) -> dict[str, str | None]:
+    def _retentions(self, labels: Iterable[str]) -> dict[str, str | None]:
         """Return the retention that was set on each topic that exists, None where the broker's default holds."""
         existing = cluster.describe(self._settings)
-        there = {label: self._names[label] for label in labels if self._names[label] in existing}
-        found = cluster.configs(self._settings, there.values())
-        return {label: found[name].get(KEY) for label, name in there.items()}
+        existing_names = {label: self._names[label] for label in labels if self._names[label] in existing}
+        configs = cluster.configs(self._settings, existing_names.values())
+        return {label: configs[name].get(KEY) for label, name in existing_names.items()}
 
-    def _alter(self, wanted: dict[str, str | None]) -> None:
+    def _alter(self, values: dict[str, str | None]) -> None:
         resources = [
             admin.ConfigResource(
                 admin.ConfigResource.Type.TOPIC, self._names[label], incremental_configs=[_entry(value)]
             )
-            for label, value in wanted.items()
+            for label, value in values.items()
         ]
         if not resources:
             return

@@ -1,7 +1,7 @@
 """Write a range of offsets of one partition: a Parquet file per day, and its entry for the Delta log.
 
-    chunk of records ──► columns, by day ──► memory ──closed──► Parquet ──► TOPIC/.half-… ──put──► _partition=P/_day=D/…
-                                                                   └─► sha256, Segment, statistics
+    chunk of records ──► columns, by day ──► memory ──► Parquet ──► TOPIC/.half-… ──put──► _partition=P/_day=D/…
+                                                        └─► sha256, Segment, statistics
 
 Nearly every range has one day. Polars writes the Parquet: an element of a list, and tokens are most of what there is to
 write, takes it a quarter of pyarrow's time. It takes whole tables, so a range is in memory until it is closed, and
@@ -26,7 +26,7 @@ from streams.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, DecodedRows
 from streams.kafka.headers import LEFT_OUT
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.columns import days_of, segment_schema, stored
+from streams.tools.archive.columns import days_of, segment_schema, store_rows
 from streams.tools.archive.segments import SCHEMA_KEY, footer_sha256
 from streams.tools.archive.store import Store
 from streams.tools.archive.tables import COUNTED, Segment, segment_name, stats_json
@@ -80,45 +80,45 @@ class RangeWriter:
             self._add(days[0], rows)
         else:
             for day in sorted(set(days)):
-                self._add(day, _chosen(rows, [row for row, each in enumerate(days) if each == day]))
+                self._add(day, _select_rows(rows, [row for row, row_day in enumerate(days) if row_day == day]))
         self.records += len(rows.offsets)
         self.next = rows.offsets[-1] + 1
 
     def _add(self, day: str, rows: DecodedRows) -> None:
-        found = stored(self._event, rows)
-        held, size = self._days.setdefault(day, _Day()), sum(map(len, filter(None, rows.payloads)))
-        held.tables.append(found.table)
-        held.bad += found.bad
-        held.payload_bytes += size
-        self.bad += found.bad
+        columns = store_rows(self._event, rows)
+        day_records, size = self._days.setdefault(day, _Day()), sum(map(len, filter(None, rows.payloads)))
+        day_records.tables.append(columns.table)
+        day_records.bad += columns.bad
+        day_records.payload_bytes += size
+        self.bad += columns.bad
         self.headers_left_out += rows.headers.count(LEFT_OUT)
         self.payload_bytes += size
 
-    def closed(self, first: int, next_: int) -> Iterator[tuple[Segment, str]]:
+    def write_files(self, first: int, next_: int) -> Iterator[tuple[Segment, str]]:
         """Write the files of the range, at least one, and yield the entry and the statistics of each.
 
         A range in which a transaction left no record is a file without records. Raises LogError if the store refuses.
         """
-        for day, held in sorted(self._days.items()) or [(days_of([0])[0], _Day())]:
-            yield self._written(day, held, (first, next_))
+        for day, day_records in sorted(self._days.items()) or [(days_of([0])[0], _Day())]:
+            yield self._write_file(day, day_records, (first, next_))
 
-    def _written(self, day: str, held: _Day, offsets: tuple[int, int]) -> tuple[Segment, str]:
-        table = pa.concat_tables(held.tables) if held.tables else segment_schema(self._event).empty_table()
-        held.tables.clear()
-        data = _parquet(self._event, table, held.payload_bytes)
+    def _write_file(self, day: str, day_records: _Day, offsets: tuple[int, int]) -> tuple[Segment, str]:
+        table = pa.concat_tables([segment_schema(self._event).empty_table(), *day_records.tables])
+        day_records.tables.clear()
+        data = _parquet(self._event, table, day_records.payload_bytes)
         sha256, footer = hashlib.sha256(data).hexdigest(), footer_sha256(io.BytesIO(data), len(data))
         name = segment_name(self.partition, day, offsets, sha256, footer)
         self.store.write(f"{self._folder}/{name}", data, half_in=self._folder)
         segment = Segment(
             label=self.label, partition=self.partition, day=day, first=offsets[0], next=offsets[1], name=name,
-            path=self.store.where(f"{self._folder}/{name}"), sha256=sha256, footer=footer, records=len(table),
-            bad=held.bad, bytes=len(data), from_ms=0, to_ms=0, schema_ids=(),
+            path=self.store.location(f"{self._folder}/{name}"), sha256=sha256, footer=footer, records=len(table),
+            bad=day_records.bad, bytes=len(data), from_ms=0, to_ms=0, schema_ids=(),
         )  # fmt: skip
         return segment, stats_json(len(table), *_statistics(table))
 
 
-def _chosen(rows: DecodedRows, which: list[int]) -> DecodedRows:
-    columns = [[column[row] for row in which] if column else [] for column in rows[1:]]
+def _select_rows(rows: DecodedRows, numbers: list[int]) -> DecodedRows:
+    columns = [[column[row] for row in numbers] if column else [] for column in rows[1:]]
     return DecodedRows(rows.topic, *columns)  # type: ignore[arg-type]
 
 
@@ -137,11 +137,11 @@ def _parquet(event: type[Event], table: pa.Table, payload_bytes: int) -> bytes:
 
 def _statistics(table: pa.Table) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
     """Return the least, the greatest and the number of nulls of the columns that have them in the Delta log."""
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
+    smallest: dict[str, Any] = {}
+    largest: dict[str, Any] = {}
     nulls = {name: table.column(name).null_count for name in COUNTED}
     for name in COUNTED:
         span = pc.min_max(table.column(name))
         if name != "_bad" and span["min"].is_valid:
-            least[name], most[name] = span["min"].as_py(), span["max"].as_py()
-    return least, most, nulls
+            smallest[name], largest[name] = span["min"].as_py(), span["max"].as_py()
+    return smallest, largest, nulls

@@ -115,34 +115,35 @@ class ArchiveReader:
         extent = self.extent(label, partition)
         if extent is None or not extent.segments:
             return None
-        at = Coordinates(self.folder(label), partition, extent.next - 1)
-        return self._found([one for one in extent.segments if one.next == extent.next], at, checked=False)
+        position = Coordinates(self.folder(label), partition, extent.next - 1)
+        newest = [segment for segment in extent.segments if segment.next == extent.next]
+        return self._find(newest, position, checked=False)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def check(self, segment: Segment) -> None:
-        """Return if a segment is, byte for byte, what its name says; reads it once. Raises LogError."""
+        """Check that a segment is, byte for byte, what its name says; reads it once. Raises LogError if not."""
         if segment.path in self._verified:
             return
         try:
-            got = self.store.sha256(self._name(segment))
+            sha256 = self.store.sha256(self._name(segment))
         except FileNotFoundError:
-            raise _missing(segment) from None
-        if got != segment.sha256:
-            raise _damaged(segment, f"has sha256 {got[:12]}, expected {segment.sha256[:12]}")
+            raise _missing_error(segment) from None
+        if sha256 != segment.sha256:
+            raise _damage_error(segment, f"has sha256 {sha256[:12]}, expected {segment.sha256[:12]}")
         self._verified.add(segment.path)
 
     def sound(self, segment: Segment) -> None:
-        """Return if a segment is there, with the size and the footer it should have: quick. Raises LogError."""
+        """Check that a segment exists with the right size and footer, without reading it. Raises LogError if not."""
         try:
             with self.store.open(self._name(segment)) as file:
                 size = file.seek(0, 2)
                 if size != segment.bytes:
-                    raise _damaged(segment, f"has {size} bytes, expected {segment.bytes}")
+                    raise _damage_error(segment, f"has {size} bytes, expected {segment.bytes}")
                 if footer_sha256(file, size)[:FOOTER_DIGITS] != segment.footer:
-                    raise _damaged(segment, "has another footer")
+                    raise _damage_error(segment, "has another footer")
         except FileNotFoundError:
-            raise _missing(segment) from None
+            raise _missing_error(segment) from None
 
     def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
         """Yield every record from `starts` to below `ends`, several partitions merged by timestamp.
@@ -156,50 +157,50 @@ class ArchiveReader:
         ]
         return heapq.merge(*parts, key=lambda record: record.timestamp_ms) if len(parts) > 1 else iter_of(parts)
 
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
+    def fetch(self, positions: Iterable[Coordinates]) -> dict[Coordinates, Record]:
         """Return the records at these coordinates. Raises LogError, naming those that are not there."""
         labels = {topic.name: label for label, topic in self._topics.items()}
-        found: dict[Coordinates, Record] = {}
-        for at in sorted(set(wanted)):
-            segments = self._segments_of(labels[at.topic], at)
-            record = self._found(segments, at)
+        records: dict[Coordinates, Record] = {}
+        for position in sorted(set(positions)):
+            segments = self._segments_of(labels[position.topic], position)
+            record = self._find(segments, position)
             if record is None:
-                raise LogError(f"{at}: no such record; {segments[0].path} has none at this offset")
-            found[at] = record
-        return found
+                raise LogError(f"{position}: no such record; {segments[0].path} has none at this offset")
+            records[position] = record
+        return records
 
-    def _segments_of(self, label: str, at: Coordinates) -> list[Segment]:
+    def _segments_of(self, label: str, position: Coordinates) -> list[Segment]:
         """Return the segments of the range that an offset is in."""
-        segments = self.segments(label, at.partition)
-        place = bisect.bisect_right(segments, at.offset, key=lambda one: one.first) - 1
-        if place < 0 or at.offset >= segments[place].next:
-            raise self._not_archived(label, at.partition, at.offset, at.offset + 1)
-        return [one for one in segments if one.first == segments[place].first]
+        segments = self.segments(label, position.partition)
+        place = bisect.bisect_right(segments, position.offset, key=lambda segment: segment.first) - 1
+        if place < 0 or position.offset >= segments[place].next:
+            raise self._not_archived(label, position.partition, position.offset, position.offset + 1)
+        return [segment for segment in segments if segment.first == segments[place].first]
 
-    def _found(self, segments: list[Segment], at: Coordinates, *, checked: bool = True) -> Record | None:
-        for segment in filter(lambda one: one.records, segments):
-            schema, table, offsets = self._group_of(segment, at, checked=checked)
-            place = bisect.bisect_left(offsets, at.offset)
-            if place < len(offsets) and offsets[place] == at.offset:
+    def _find(self, segments: list[Segment], position: Coordinates, *, checked: bool = True) -> Record | None:
+        for segment in filter(lambda candidate: candidate.records, segments):
+            schema, table, offsets = self._group_of(segment, position, checked=checked)
+            place = bisect.bisect_left(offsets, position.offset)
+            if place < len(offsets) and offsets[place] == position.offset:
                 with _readable(segment):
-                    (record,) = records_of(at.topic, at.partition, schema, table.slice(place, 1))
+                    (record,) = records_of(position.topic, position.partition, schema, table.slice(place, 1))
                 return record
         return None
 
     def _not_archived(self, label: str, partition: int, start: int, end: int) -> LogError:
         extent = self.extent(label, partition)
-        held = "nothing" if extent is None or not extent.segments else f"{extent.first} to {extent.next - 1}"
+        stored_range = "nothing" if extent is None or not extent.segments else f"{extent.first} to {extent.next - 1}"
         return LogError(
             f"{self.folder(label)}[{partition}]: offsets {start} to {end - 1} were asked for, but the archive in "
-            f"{self._settings.archive.store} holds {held} of this partition; run `streamward archive sync`, or ask for "
-            "what is there (`streamward archive list`)"
+            f"{self._settings.archive.store} holds {stored_range} of this partition; run `streamward archive sync`, or "
+            "ask for what is there (`streamward archive list`)"
         )
 
     def _partition(self, label: str, tp: TopicPartition, start: int, end: int) -> Iterator[Record]:
         extent = self.extent(label, tp[1])
         if extent is None or start < extent.first or end > extent.next:
             raise self._not_archived(label, tp[1], start, end)
-        for (first, next_), days in groupby(extent.segments, key=lambda one: (one.first, one.next)):
+        for (first, next_), days in groupby(extent.segments, key=lambda segment: (segment.first, segment.next)):
             if next_ > start and first < end:
                 yield from (record for record in self.range(tp, days) if start <= record.at.offset < end)
 
@@ -209,13 +210,13 @@ class ArchiveReader:
         return days[0] if len(days) == 1 else heapq.merge(*days, key=lambda record: record.at.offset)
 
     def _records(self, tp: TopicPartition, segment: Segment) -> Iterator[Record]:
-        with self.opened(segment) as file:
+        with self.open_segment(segment) as file:
             schema = schema_of(file)
             for batch in file.iter_batches(batch_size=MERGED_RECORDS, use_threads=False):
                 yield from records_of(*tp, schema, batch)
 
     @contextlib.contextmanager
-    def opened(self, segment: Segment, *, checked: bool = True) -> Iterator[pq.ParquetFile]:
+    def open_segment(self, segment: Segment, *, checked: bool = True) -> Iterator[pq.ParquetFile]:
         """Open a segment, whose sha256 is right, while the block runs. Raises LogError, also for what it holds.
 
         Read it with `use_threads=False`, as it is opened without `pre_buffer`: a thread of Arrow's that still gives
@@ -230,14 +231,16 @@ class ArchiveReader:
         ):
             yield file
 
-    def _group_of(self, segment: Segment, at: Coordinates, *, checked: bool) -> tuple[Schema, pa.Table, list[int]]:
+    def _group_of(
+        self, segment: Segment, position: Coordinates, *, checked: bool
+    ) -> tuple[Schema, pa.Table, list[int]]:
         """Return the row group that may hold an offset, and the offsets in it; the last few stay in memory."""
-        with self.opened(segment, checked=checked) as file:
+        with self.open_segment(segment, checked=checked) as file:
             column = file.schema_arrow.names.index("_offset")
             lasts = [
                 file.metadata.row_group(i).column(column).statistics.max for i in range(file.metadata.num_row_groups)
             ]
-            number = min(bisect.bisect_left(lasts, at.offset), len(lasts) - 1)
+            number = min(bisect.bisect_left(lasts, position.offset), len(lasts) - 1)
             key = (segment.path, number)
             if key not in self._groups:
                 self._groups[key] = (schema_of(file), file.read_row_group(number, use_threads=False))
@@ -253,10 +256,10 @@ class ArchiveReader:
 
 def schema_of(file: pq.ParquetFile) -> Schema:
     """Return the schema that a segment's columns were written for. Raises ValueError if this release has none such."""
-    given = (file.metadata.metadata or {}).get(SCHEMA_KEY.encode(), b"")
-    schema = versions.files().by_id(int(given))
+    schema_id = int((file.metadata.metadata or {}).get(SCHEMA_KEY.encode(), b""))
+    schema = versions.files().by_id(schema_id)
     if schema is None:
-        raise ValueError(f"it was written under schema id {int(given)}, which this release does not have; update it")
+        raise ValueError(f"it was written under schema id {schema_id}, which this release does not have; update it")
     return schema
 
 
@@ -281,10 +284,10 @@ def _readable(segment: Segment) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise _damaged(segment, f"holds no records of a topic ({exc!r})") from exc
+        raise _damage_error(segment, f"holds no records of a topic ({exc!r})") from exc
 
 
-def _missing(segment: Segment) -> LogError:
+def _missing_error(segment: Segment) -> LogError:
     return LogError(
         f"{segment.path}: this segment is missing, and with it {segment.records} records of {segment.label}"
         f"[{segment.partition}], offsets {segment.first} to {segment.next - 1}. Restore the file from a copy of the "
@@ -292,9 +295,9 @@ def _missing(segment: Segment) -> LogError:
     )
 
 
-def _damaged(segment: Segment, what: str) -> LogError:
+def _damage_error(segment: Segment, damage: str) -> LogError:
     return LogError(
-        f"{segment.path}: {what}: it was changed since it was written. It holds {segment.label}"
+        f"{segment.path}: {damage}: it was changed since it was written. It holds {segment.label}"
         f"[{segment.partition}], offsets {segment.first} to {segment.next - 1}. Restore the file from a copy of the "
         "archive; `streamward archive verify` names all that is wrong"
     )

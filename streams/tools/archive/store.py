@@ -45,11 +45,11 @@ class Store:
     def __init__(self, url: str) -> None:
         self._url = url
         self.options = _options(url)
-        """What Delta's driver is given beside the URL."""
+        """The options of Delta's driver."""
         self._fs, self._root = _open(url, self.options)
         self.local = Path(self._root) if _is_local(self._fs) else None
 
-    def where(self, name: str) -> str:
+    def location(self, name: str) -> str:
         """Return a file's path, or its URL in an object store."""
         return f"{self._root}/{name}"
 
@@ -59,22 +59,22 @@ class Store:
 
     @property
     def filesystem(self) -> Any:
-        """The files as fsspec has them, by the names that `where` gives."""
+        """The files as fsspec has them, by the names that `location` gives."""
         return self._fs
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder, sorted; none if the folder does not exist."""
-        with self._translated(f"{folder} cannot be listed"):
+        """Return the names in a folder, sorted; none if there is no such folder."""
+        with self._translate_errors(f"{folder} cannot be listed"):
             self._fs.invalidate_cache()
             try:
-                found = self._fs.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
+                paths = self._fs.ls(f"{self._root}/{folder}".rstrip("/"), detail=False)
             except (FileNotFoundError, NotADirectoryError):
                 return []
-        return sorted(str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
+        return sorted(str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths)
 
     def read(self, name: str) -> bytes | None:
         """Return a small file's bytes, or None if it does not exist."""
-        with self._translated(f"{name} cannot be read"):
+        with self._translate_errors(f"{name} cannot be read"):
             try:
                 data: bytes = self._fs.cat_file(f"{self._root}/{name}")
             except FileNotFoundError:
@@ -83,14 +83,14 @@ class Store:
 
     def open(self, name: str) -> IO[bytes]:
         """Return a file to read. Raises FileNotFoundError if it is not there."""
-        with self._translated(f"{name} cannot be read", keep=FileNotFoundError):
+        with self._translate_errors(f"{name} cannot be read", keep=FileNotFoundError):
             file: IO[bytes] = self._fs.open(f"{self._root}/{name}", "rb")
             return file
 
     def sha256(self, name: str) -> str:
         """Return the sha256 of a file. Raises FileNotFoundError if it is not there."""
         digest = hashlib.sha256()
-        with self.open(name) as file, self._translated(f"{name} cannot be read"):
+        with self.open(name) as file, self._translate_errors(f"{name} cannot be read"):
             while chunk := file.read(CHUNK_BYTES):
                 digest.update(chunk)
         return digest.hexdigest()
@@ -99,16 +99,16 @@ class Store:
     def half(self, folder: str) -> Iterator[Path]:
         """Yield the path of a new local file, which is removed afterwards unless `put` moved it."""
         if self.local is None:
-            with self._translated("the temporary folder cannot be written"):
+            with self._translate_errors("the temporary folder cannot be written"):
                 scratch = Scratch("archive")
             with scratch as place:
                 (place / HALF).touch()
                 yield place / HALF
             return
-        with self._translated(f"{folder} cannot be written"):
+        with self._translate_errors(f"{folder} cannot be written"):
             place = self.local / folder
             place.mkdir(parents=True, exist_ok=True)
-            path, lock = _locked(place)
+            path, lock = _new_locked_file(place)
         try:
             yield path
         finally:
@@ -117,7 +117,7 @@ class Store:
 
     def put(self, half: Path, name: str) -> None:
         """Move a finished file to its name, under which it is only ever seen whole."""
-        with self._translated(f"{name} cannot be written"):
+        with self._translate_errors(f"{name} cannot be written"):
             if self.local is None:
                 with half.open("rb") as source, self._fs.open(f"{self._root}/{name}", "wb") as target:
                     shutil.copyfileobj(source, target, CHUNK_BYTES)
@@ -130,19 +130,19 @@ class Store:
     def write(self, name: str, data: bytes, *, half_in: str) -> None:
         """Write a file, which is in the folder `half_in` until it is whole."""
         with self.half(half_in) as half:
-            with self._translated(f"{name} cannot be written"):
+            with self._translate_errors(f"{name} cannot be written"):
                 half.write_bytes(data)
             self.put(half, name)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a small file, and return True; or False if the name is taken."""
         if self.local is None:
-            with self._translated(f"{name} cannot be written"):
+            with self._translate_errors(f"{name} cannot be written"):
                 if self._fs.exists(f"{self._root}/{name}"):
                     return False
                 self._fs.pipe_file(f"{self._root}/{name}", data)
                 return True
-        with self.half(name.rpartition("/")[0]) as half, self._translated(f"{name} cannot be written"):
+        with self.half(name.rpartition("/")[0]) as half, self._translate_errors(f"{name} cannot be written"):
             half.write_bytes(data)
             _sync(half)
             try:
@@ -154,7 +154,7 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
-        with self._translated(f"{name} cannot be removed"), contextlib.suppress(FileNotFoundError):
+        with self._translate_errors(f"{name} cannot be removed"), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._root}/{name}")
 
     def sweep(self, folder: str) -> None:
@@ -171,7 +171,9 @@ class Store:
                     os.close(handle)
 
     @contextlib.contextmanager
-    def _translated(self, what: str, *, keep: type[OSError] | tuple[type[OSError], ...] = ()) -> Iterator[None]:
+    def _translate_errors(
+        self, failure: str, *, keep: type[OSError] | tuple[type[OSError], ...] = ()
+    ) -> Iterator[None]:
         try:
             yield
         except keep:
@@ -180,7 +182,7 @@ class Store:
             hint = "make room, or set archive.store to a place that can be read and written"
             if exc.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
                 hint = "the store must be readable, writable, and have hard links if it is a folder"
-            raise LogError(f"archive.store={self._url}: {what}: {exc}; {hint}") from exc
+            raise LogError(f"archive.store={self._url}: {failure}: {exc}; {hint}") from exc
 
 
 class _Upload:
@@ -236,10 +238,10 @@ def _options(url: str) -> dict[str, str]:
     path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE")
     if path is None or "AWS_ACCESS_KEY_ID" in os.environ:
         return options
-    found = configparser.RawConfigParser()
+    credentials = configparser.RawConfigParser()
     try:
-        found.read_string(Path(path).read_text(encoding="utf-8"))
-        profile = found[os.environ.get("AWS_PROFILE", "default")]
+        credentials.read_string(Path(path).read_text(encoding="utf-8"))
+        profile = credentials[os.environ.get("AWS_PROFILE", "default")]
     except (OSError, ValueError, KeyError, configparser.Error) as exc:
         raise SettingsError(
             f"AWS_SHARED_CREDENTIALS_FILE={path}: no credentials for archive.store={url} in it: {exc!r}; write them "
@@ -266,7 +268,7 @@ def _is_local(fs: Any) -> bool:
     return isinstance(fs, LocalFileSystem)
 
 
-def _locked(folder: Path) -> tuple[Path, int]:
+def _new_locked_file(folder: Path) -> tuple[Path, int]:
     """Return a new file and a handle that holds its lock."""
     while True:
         path = folder / f"{HALF}{uuid.uuid4().hex}"
@@ -274,7 +276,7 @@ def _locked(folder: Path) -> tuple[Path, int]:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return path, handle
-        os.close(handle)  # swept away between the two
+        os.close(handle)  # `sweep` removed it between the two
 
 
 def _sync(path: Path) -> None:

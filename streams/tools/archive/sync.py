@@ -1,4 +1,4 @@
-"""Copy what is new in the log into the archive.
+"""Copy new records of the log into the archive.
 
     log, from the table's next offset on ──► columns of a range ──► threads: Parquet files ──► segments ──► one commit
                             not an event: payload kept, `_bad` says why                        └─ refused: another
@@ -36,7 +36,7 @@ from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from streams.tools.archive.columns import record_in
-from streams.tools.archive.compact import MANY, compact, is_due
+from streams.tools.archive.compact import MERGED_RANGES, compact, is_due
 from streams.tools.archive.lag import UNREPORTED, ArchiveLag
 from streams.tools.archive.segment_writer import RangeWriter
 from streams.tools.archive.segments import ArchiveReader, fingerprint
@@ -73,7 +73,7 @@ class Synced(NamedTuple):
 
 
 def run(settings: Settings, labels: Iterable[str], *, stop: threading.Event) -> list[Synced]:
-    """Archive what comes until `stop` is set, as a monitored process; return what the last round did.
+    """Archive new records until `stop` is set, as a monitored process; return what the last round did.
 
     Raises as `sync`.
     """
@@ -94,7 +94,7 @@ def sync(
     follow: bool = False,
     meter: Meter = OFF,
 ) -> list[Synced]:
-    """Archive what is new in these topics, and return what became of each partition.
+    """Archive the new records of these topics, and return what was done for each partition.
 
     With `follow` this is repeated every archive.follow_s seconds until `stop`; the last round is returned. It then
     waits for an unreachable broker, kafka.outage_s at most. Raises LogError if retention has deleted what was not
@@ -112,8 +112,8 @@ def sync(
             stop.wait(TICK_S)
             continue
         outage.answered()
-        if follow and (records := sum(each.records for each in done)):
-            log.info("archived %d records in %d segments", records, sum(each.segments for each in done))
+        if follow and (records := sum(result.records for result in done)):
+            log.info("archived %d records in %d segments", records, sum(result.segments for result in done))
         if not follow or _pause(settings.archive.follow_s, stop, meter):
             return done
 
@@ -132,7 +132,7 @@ def _look(settings: Settings, labels: list[str], stop: threading.Event, lag: Arc
     lag.meter.begin("archives what is new")
     bounds = admin.offsets(settings, labels)
     lag.meter.ready("kafka")
-    own = [
+    bounds_by_label = [
         {p: bound for (name, p), bound in bounds.items() if name == topics(settings.topics)[label].name}
         for label in labels
     ]
@@ -140,13 +140,13 @@ def _look(settings: Settings, labels: list[str], stop: threading.Event, lag: Arc
     troubles: list[str] = []
     with ThreadPoolExecutor(WRITERS, "archive") as writers:
         tables = [TopicSync(settings, label, writers, lag) for label in labels]
-        for table, ranges in zip(tables, own, strict=True):
-            table.ends(ranges)
-        for table, ranges in zip(tables, own, strict=True):
+        for table, ranges in zip(tables, bounds_by_label, strict=True):
+            table.report_ends(ranges)
+        for table, ranges in zip(tables, bounds_by_label, strict=True):
             if not stop.is_set():
-                done += table.archived(ranges, stop)
+                done += table.archive_new(ranges, stop)
                 troubles += table.troubles
-                table.compacted(stop)
+                table.compact_small(stop)
     if troubles:
         raise LogError("\n".join(troubles))
     return done
@@ -186,16 +186,16 @@ class TopicSync:
         self.troubles: list[str] = []
         """What keeps partitions from being archived, a sentence each."""
 
-    def ends(self, bounds: Bounds) -> None:
+    def report_ends(self, bounds: Bounds) -> None:
         """Report where the log ends."""
         for partition, (low, high) in bounds.items():
-            self._lag.ends(self._label, partition, high, partial(self._ended, partition, low))
+            self._lag.note_end(self._label, partition, high, partial(self._archived_end, partition, low))
 
-    def _ended(self, partition: int, low: int) -> int:
+    def _archived_end(self, partition: int, low: int) -> int:
         next_ = self._archive.next_offset(self._label, partition)
         return low if next_ is None else next_
 
-    def archived(self, bounds: Bounds, stop: threading.Event) -> list[Synced]:
+    def archive_new(self, bounds: Bounds, stop: threading.Event) -> list[Synced]:
         """Archive each partition up to its end, or until `stop`."""
         self._begin(bounds)
         try:
@@ -223,12 +223,12 @@ class TopicSync:
                 ahead += self._commit()
         self._commit()
 
-    def compacted(self, stop: threading.Event) -> None:
+    def compact_small(self, stop: threading.Event) -> None:
         """Merge small files if there are many."""
         state = self._archive.state(self._label)
         if state is not None and not stop.is_set() and is_due(self._settings, state):
             self._lag.meter.begin("merges small files")
-            compact(self._settings, [self._label], least=MANY)
+            compact(self._settings, [self._label], least=MERGED_RANGES)
 
     def _begin(self, bounds: Bounds) -> None:
         """Create the table, or what it lacks."""
@@ -245,7 +245,7 @@ class TopicSync:
         extent = self._archive.extent(self._label, partition)
         if extent is None:
             raise LogError(
-                f"{self._archive.store.where(self._name)}: the table does not have partition {partition}, which was "
+                f"{self._archive.store.location(self._name)}: the table does not have partition {partition}, which was "
                 "added to it just now; another process has replaced it"
             )
         return extent
@@ -261,7 +261,7 @@ class TopicSync:
         rows_of = self._chunks(partition, start, high)
         rows = next(rows_of, None) if start < high and not stop.is_set() else None
         while start < high and not stop.is_set():
-            self._lag.archived(self._label, partition, start, rows.timestamps[0] if rows is not None else None)
+            self._lag.note_archived(self._label, partition, start, rows.timestamps[0] if rows is not None else None)
             writing = RangeWriter(self._settings, self._archive.store, self._label, partition)
             while rows is not None and not writing.full and not stop.is_set():
                 writing.add(rows)
@@ -270,18 +270,18 @@ class TopicSync:
             # after the last record there may be markers of transactions, which take offsets
             next_ = high if rows is None else writing.next
             if next_ > start:
-                files = self._written(writing, start, next_)
+                files = self._start_writing(writing, start, next_)
                 yield _NewRange(
                     partition, start, next_, writing.records, writing.bad, writing.headers_left_out, files,
                     writing.full,
                 )  # fmt: skip
             start = next_
 
-    def _written(self, writing: RangeWriter, first: int, next_: int) -> Future[tuple[tuple[Segment, str], ...]]:
+    def _start_writing(self, writing: RangeWriter, first: int, next_: int) -> Future[tuple[tuple[Segment, str], ...]]:
         """Have a range written. Waits while WRITERS others are, so that no more are in memory."""
-        for each in self._waiting[: max(0, len(self._waiting) - WRITERS + 1)]:
-            each.files.result()
-        return self._writers.submit(lambda: tuple(writing.closed(first, next_)))
+        for pending in self._waiting[: max(0, len(self._waiting) - WRITERS + 1)]:
+            pending.files.result()
+        return self._writers.submit(lambda: tuple(writing.write_files(first, next_)))
 
     def _note(self, partition: int, extent: ArchiveExtent, *ranges: _NewRange) -> None:
         """Note what became of a partition: where its archive ends now, and ranges that are new."""
@@ -289,12 +289,12 @@ class TopicSync:
         self._done[partition] = before._replace(
             first=extent.first,
             next=extent.next,
-            records=before.records + sum(each.records for each in ranges),
-            bad=before.bad + sum(each.bad for each in ranges),
-            segments=before.segments + sum(len(each.files.result()) for each in ranges),
-            headers_left_out=before.headers_left_out + sum(each.headers_left_out for each in ranges),
+            records=before.records + sum(new_range.records for new_range in ranges),
+            bad=before.bad + sum(new_range.bad for new_range in ranges),
+            segments=before.segments + sum(len(new_range.files.result()) for new_range in ranges),
+            headers_left_out=before.headers_left_out + sum(new_range.headers_left_out for new_range in ranges),
         )
-        self._lag.archived(self._label, partition, extent.next)
+        self._lag.note_archived(self._label, partition, extent.next)
 
     def _check_bounds(self, partition: int, before: ArchiveExtent, low: int, high: int) -> None:
         archive = f"the archive in {self._settings.archive.store}"
@@ -302,17 +302,14 @@ class TopicSync:
             raise _NotThisLog(
                 f"{self._name}[{partition}]: begins at offset {low}, but {archive} ends at {before.next}: "
                 f"retention has deleted {low - before.next} records before they were archived. Nothing is archived "
-                f"after "
-                "a gap: set archive.store to another place and begin a new archive there, or put the missing records "
-                "back; and sync more often than topics.retention_days"
+                "after a gap: set archive.store to another place and begin a new archive there, or put the missing "
+                "records back; and sync more often than topics.retention_days"
             )
         if before.next > high:
             raise _NotThisLog(
                 f"{self._name}[{partition}]: ends at {high}, but {archive} has offsets up to {before.next - 1}: the "
-                f"topic was "
-                "recreated. "
-                "Put the archive back into it with `streamward archive restore`, or set archive.store to another "
-                "place for the new log"
+                "topic was recreated. Put the archive back into it with `streamward archive restore`, or set "
+                "archive.store to another place for the new log"
             )
 
     def _chunks(self, partition: int, start: int, high: int) -> Iterator[DecodedRows]:
@@ -348,7 +345,7 @@ class TopicSync:
         count = max(0, len(self._waiting) - but)
         later, self._waiting = self._waiting[count:], self._waiting[:count]
         lost = list(dict.fromkeys(self._commit_waiting()))
-        self._waiting = [each for each in later if each.partition not in lost]
+        self._waiting = [pending for pending in later if pending.partition not in lost]
         return lost
 
     def _commit_waiting(self) -> list[int]:
@@ -357,25 +354,25 @@ class TopicSync:
             state = self._archive.state(self._label)
             assert state is not None  # noqa: S101 - `_begin` has created it
             change = Change(
-                added=tuple(file for each in self._waiting for file in each.files.result()),
-                nexts={each.partition: each.next for each in self._waiting},
+                added=tuple(file for pending in self._waiting for file in pending.files.result()),
+                nexts={pending.partition: pending.next for pending in self._waiting},
             )
             committed = self._table.commit(state, change)
             self._archive.refresh()
             if committed:
                 for partition in change.nexts:
-                    mine = [each for each in self._waiting if each.partition == partition]
-                    self._note(partition, self._extent(partition), *mine)
+                    own_ranges = [pending for pending in self._waiting if pending.partition == partition]
+                    self._note(partition, self._extent(partition), *own_ranges)
                 self._waiting.clear()
             else:
-                lost += self._dropped()
+                lost += self._drop_superseded()
         return lost
 
-    def _dropped(self) -> list[int]:
+    def _drop_superseded(self) -> list[int]:
         """Leave out the ranges that do not continue the archive any more; return their partitions.
 
-        Their files stay until compaction removes them: who was first may have written the same, under the same name.
+        Their files stay until compaction removes them: the other sync may have written the same, under the same names.
         """
-        lost = [each for each in self._waiting if self._extent(each.partition).next != each.first]
-        self._waiting = [each for each in self._waiting if each not in lost]
-        return [each.partition for each in lost]
+        lost = [pending for pending in self._waiting if self._extent(pending.partition).next != pending.first]
+        self._waiting = [pending for pending in self._waiting if pending not in lost]
+        return [pending.partition for pending in lost]

@@ -8,7 +8,7 @@ A partition's next offset is the version of an application transaction of its ow
 syncs that continue from the same offset, and lets both pass where they write other partitions. What rewrites files has
 a transaction too. Names of files carry what Delta has no place for: the range of offsets, and the sha256.
 
-Whoever can write to the store can write a log that Delta takes, so each value is checked.
+Each value of the log is checked: any program with access to the store can write a log that Delta accepts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,7 +124,7 @@ class ArchiveTable:
 
     def load(self) -> TableState | None:
         """Return the newest state, or None if the topic was never archived."""
-        with self._translated("its Delta log cannot be read"):
+        with self._translate_errors("its Delta log cannot be read"):
             try:
                 if self._table is None:
                     self._table = DeltaTable(self._store.uri(self._folder), storage_options=self._store.options)
@@ -136,7 +137,7 @@ class ArchiveTable:
     def create(self, firsts: Mapping[int, int]) -> None:
         """Create the table if there is none, and note where partitions begin that it does not have yet."""
         if self.load() is None:
-            with self._translated("it cannot be written"):
+            with self._translate_errors("it cannot be written"):
                 if self._store.local is not None:
                     (self._store.local / self._folder).mkdir(parents=True, exist_ok=True)
                 uri, options = self._store.uri(self._folder), self._store.options
@@ -155,11 +156,11 @@ class ArchiveTable:
                 return
 
     def widen(self) -> None:
-        """Give the table the fields that events have gained since it was written last."""
-        with self._translated("it cannot be written"):
+        """Add the fields that events have gained since the table was written last."""
+        with self._translate_errors("it cannot be written"):
             table = self._open()
-            known = {field.name: field for field in table.schema().fields}
-            if any(known.get(field.name) != field for field in self._schema.fields):
+            fields = {field.name: field for field in table.schema().fields}
+            if any(fields.get(field.name) != field for field in self._schema.fields):
                 with contextlib.suppress(CommitFailedError):  # another process did it meanwhile
                     table.alter.add_columns(list(self._schema.fields))
                 self._table = None
@@ -167,27 +168,26 @@ class ArchiveTable:
     def commit(self, state: TableState, change: Change) -> bool:
         """Write the next version; return False if another writer has changed the same since `state` was loaded."""
         now_ms = int(time.time() * 1000)
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(one.name, one.bytes, _values(one), now_ms, not change.keeps_rows, stats)
-            for one, stats in change.added
-        ]
-        actions += [
-            RemoveAction(one.name, not change.keeps_rows, now_ms, one.bytes, _values(one)) for one in change.removed
-        ]
-        known = [Transaction(_transaction(p), next_, now_ms) for p, next_ in sorted(change.nexts.items())]
+        changes_rows = not change.keeps_rows
+        actions: list[AddAction | RemoveAction] = []
+        for segment, stats in change.added:
+            actions.append(AddAction(segment.name, segment.bytes, _values(segment), now_ms, changes_rows, stats))
+        for segment in change.removed:
+            actions.append(RemoveAction(segment.name, changes_rows, now_ms, segment.bytes, _values(segment)))
+        transactions = [Transaction(_transaction(p), next_, now_ms) for p, next_ in sorted(change.nexts.items())]
         if change.removed:
-            known.append(Transaction(_REWRITTEN, state.rewritten + 1, now_ms))
-        with self._translated("it cannot be written"):
+            transactions.append(Transaction(_REWRITTEN, state.rewritten + 1, now_ms))
+        with self._translate_errors("it cannot be written"):
             table = self._open(state.version)
             try:
                 table.create_write_transaction(
                     actions, "append", table.schema(), list(SPLIT_BY),
-                    commit_properties=CommitProperties(app_transactions=known),
+                    commit_properties=CommitProperties(app_transactions=transactions),
                 )  # fmt: skip
             except CommitFailedError:
                 self._table = None
                 if self._open().version() == state.version:
-                    raise  # nobody else has written anything
+                    raise  # no other writer has written anything
                 return False
             self._table = table
             table.update_incremental()
@@ -197,9 +197,9 @@ class ArchiveTable:
     def vacuum(self, kept_hours: int = KEPT_HOURS) -> int:
         """Remove files that have not been part of the table for so long, or never were; return how many."""
         self.load()  # what is part of it by now must stay
-        with self._translated("it cannot be written"):
-            found = self._open().vacuum(kept_hours, dry_run=False, enforce_retention_duration=False, full=True)
-            return len(found)
+        with self._translate_errors("it cannot be written"):
+            removed = self._open().vacuum(kept_hours, dry_run=False, enforce_retention_duration=False, full=True)
+            return len(removed)
 
     def _open(self, version: int | None = None) -> DeltaTable:
         if self._table is None or version not in (None, self._table.version()):
@@ -207,10 +207,10 @@ class ArchiveTable:
         return self._table
 
     def _state(self, table: DeltaTable) -> TableState:
-        where = self._store.where(self._folder)
+        location = self._store.location(self._folder)
         by_partition: dict[int, list[Segment]] = {}
         if tuple(table.metadata().partition_columns) != SPLIT_BY:
-            raise LogError(f"{where}: a Delta table that no archive wrote; set archive.store to another place")
+            raise LogError(f"{location}: a Delta table that no archive wrote; set archive.store to another place")
         try:
             for row in _rows(table):
                 segment = self._segment(row)
@@ -218,11 +218,11 @@ class ArchiveTable:
             extents = dict(self._extents(table, by_partition))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
             raise LogError(
-                f"{where}: its Delta log is not as an archive writes it: {exc}. Nothing else may write to it; restore "
-                "it from a copy of the archive"
+                f"{location}: its Delta log is not as an archive writes it: {exc}. Nothing else may write to it; "
+                "restore it from a copy of the archive"
             ) from exc
         if strange := by_partition.keys() - extents.keys():
-            raise LogError(f"{where}: has files of partition {min(strange)}, of which no sync is noted")
+            raise LogError(f"{location}: has files of partition {min(strange)}, of which no sync is noted")
         return TableState(table.version(), extents, table.transaction_version(_REWRITTEN) or 0)
 
     def _extents(self, table: DeltaTable, segments: Mapping[int, list[Segment]]) -> Iterator[tuple[int, ArchiveExtent]]:
@@ -230,25 +230,25 @@ class ArchiveTable:
             next_ = table.transaction_version(_transaction(partition))
             if next_ is None:
                 return
-            held = sorted(segments.get(partition, ()), key=lambda one: (one.first, one.next, one.day))
-            yield partition, ArchiveExtent(held[0].first if held else next_, next_, tuple(held))
+            ordered = sorted(segments.get(partition, ()), key=attrgetter("first", "next", "day"))
+            yield partition, ArchiveExtent(ordered[0].first if ordered else next_, next_, tuple(ordered))
 
     def _segment(self, row: Mapping[str, Any]) -> Segment:
-        found = _NAME.fullmatch(row["path"])
-        if found is None:
+        match = _NAME.fullmatch(row["path"])
+        if match is None:
             raise ValueError(f"it names {row['path']!r}, which is no segment's file")
         records = row["num_records"]
         ids = {row["min._schema_id"], row["max._schema_id"]} - {None}
         return Segment(
             label=self._label,
-            partition=int(found[1]),
-            day=found[2],
-            first=int(found[3]),
-            next=int(found[4]),
+            partition=int(match[1]),
+            day=match[2],
+            first=int(match[3]),
+            next=int(match[4]),
             name=row["path"],
-            path=self._store.where(f"{self._folder}/{row['path']}"),
-            sha256=found[5],
-            footer=found[6],
+            path=self._store.location(f"{self._folder}/{row['path']}"),
+            sha256=match[5],
+            footer=match[6],
             records=records,
             bad=records - row["null_count._bad"],
             bytes=row["size_bytes"],
@@ -267,14 +267,14 @@ class ArchiveTable:
                 _fsync(path)
 
     @contextlib.contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, failure: str) -> Iterator[None]:
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException) as exc:
-            said = " ".join(_COLOUR.sub("", str(exc)).split("\n   0: ", 1)[0].split())  # without the stack of Rust
+            message = " ".join(_COLOUR.sub("", str(exc)).split("\n   0: ", 1)[0].split())  # without the stack of Rust
             raise LogError(
-                f"{self._store.where(self._folder)}: {what}: {said}; `streamward archive verify` names what is missing "
-                "or damaged, and archive.store must be a place that can be read and written"
+                f"{self._store.location(self._folder)}: {failure}: {message}; `streamward archive verify` names what "
+                "is missing or damaged, and archive.store must be a place that can be read and written"
             ) from exc
 
 
@@ -293,10 +293,10 @@ def _values(segment: Segment) -> dict[str, str | None]:
 
 
 def _rows(table: DeltaTable) -> list[dict[str, Any]]:
-    found = pa.table(table.get_add_actions(flatten=True))
-    wanted = ("path", "size_bytes", "num_records", "null_count._bad", "min._timestamp", "max._timestamp",
+    actions = pa.table(table.get_add_actions(flatten=True))
+    columns = ("path", "size_bytes", "num_records", "null_count._bad", "min._timestamp", "max._timestamp",
               "min._schema_id", "max._schema_id")  # fmt: skip
-    rows: list[dict[str, Any]] = found.select([name for name in wanted if name in found.column_names]).to_pylist()
+    rows: list[dict[str, Any]] = actions.select([name for name in columns if name in actions.column_names]).to_pylist()
     return rows
 
 
@@ -304,14 +304,16 @@ def _ms(moment: datetime | None) -> int:
     return 0 if moment is None else (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
-def stats_json(records: int, least: Mapping[str, Any], most: Mapping[str, Any], nulls: Mapping[str, int]) -> str:
+def stats_json(records: int, smallest: Mapping[str, Any], largest: Mapping[str, Any], nulls: Mapping[str, int]) -> str:
     """Return a file's statistics as Delta writes them; times are datetimes in UTC."""
-    shown = {"minValues": least, "maxValues": most}
-    values = {name: {key: _shown(value) for key, value in each.items()} for name, each in shown.items()}
-    return json.dumps({"numRecords": records, **values, "nullCount": dict(nulls)})
+    bounds = {
+        "minValues": {name: _stats_value(value) for name, value in smallest.items()},
+        "maxValues": {name: _stats_value(value) for name, value in largest.items()},
+    }
+    return json.dumps({"numRecords": records, **bounds, "nullCount": dict(nulls)})
 
 
-def _shown(value: Any) -> Any:
+def _stats_value(value: Any) -> Any:
     if not isinstance(value, datetime):
         return value
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"

@@ -53,19 +53,19 @@ def verify(settings: Settings, labels: Iterable[str] = LABELS) -> Verified:
             findings.append(_topic(archive, label, str(exc)))
             continue
         if state is None:
-            if kept := [name for name in archive.store.names(archive.folder(label)) if not name.startswith(HALF)]:
-                findings.append(_topic(archive, label, f"holds {', '.join(kept)}, and no Delta log"))
+            if strays := [name for name in archive.store.names(archive.folder(label)) if not name.startswith(HALF)]:
+                findings.append(_topic(archive, label, f"holds {', '.join(strays)}, and no Delta log"))
             continue
         for partition, extent in sorted(state.extents.items()):
             segments += extent.segments
             findings += _partition(archive, label, partition, extent)
-    records, bad = sum(each.records for each in segments), sum(each.bad for each in segments)
+    records, bad = sum(segment.records for segment in segments), sum(segment.bad for segment in segments)
     return Verified(len(segments), records, bad, tuple(findings))
 
 
 def _partition(archive: ArchiveReader, label: str, partition: int, extent: ArchiveExtent) -> Iterator[ArchiveFinding]:
     expected = extent.first
-    for (first, next_), files in groupby(extent.segments, key=lambda one: (one.first, one.next)):
+    for (first, next_), files in groupby(extent.segments, key=lambda part: (part.first, part.next)):
         for segment in files:
             if first != expected:
                 yield _finding(segment, f"begins at offset {first}, expected {expected}")
@@ -77,13 +77,13 @@ def _partition(archive: ArchiveReader, label: str, partition: int, extent: Archi
                 yield _finding(segment, str(exc).removeprefix(f"{segment.path}: "))
         expected = next_
     if expected != extent.next:
-        what = f"partition {partition} is archived up to offset {extent.next}, but its files end at {expected}"
-        yield ArchiveFinding(label, partition, archive.store.where(archive.folder(label)), what)
+        problem = f"partition {partition} is archived up to offset {extent.next}, but its files end at {expected}"
+        yield ArchiveFinding(label, partition, archive.store.location(archive.folder(label)), problem)
 
 
 def _segment(archive: ArchiveReader, segment: Segment) -> Iterator[ArchiveFinding]:
     offsets: list[int] = []
-    with archive.opened(segment) as file:
+    with archive.open_segment(segment) as file:
         schema = schema_of(file)
         for group in range(file.metadata.num_row_groups):
             table = file.read_row_group(group, use_threads=False)
@@ -95,9 +95,9 @@ def _segment(archive: ArchiveReader, segment: Segment) -> Iterator[ArchiveFindin
         yield _finding(segment, f"has offsets outside {segment.first} to {segment.next - 1}, or twice")
 
 
-def _topic(archive: ArchiveReader, label: str, what: str) -> ArchiveFinding:
-    return ArchiveFinding(label, None, archive.store.where(archive.folder(label)), what)
+def _topic(archive: ArchiveReader, label: str, problem: str) -> ArchiveFinding:
+    return ArchiveFinding(label, None, archive.store.location(archive.folder(label)), problem)
 
 
-def _finding(segment: Segment, what: str) -> ArchiveFinding:
-    return ArchiveFinding(segment.label, segment.partition, segment.path, what)
+def _finding(segment: Segment, problem: str) -> ArchiveFinding:
+    return ArchiveFinding(segment.label, segment.partition, segment.path, problem)

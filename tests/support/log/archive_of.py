@@ -39,7 +39,7 @@ def archived(settings: Settings, log: Mapping[str, Sequence[Event | bytes]], at_
         assert state is not None
         writing = RangeWriter(settings, reader.store, label, 0)
         writing.add(rows)
-        files = tuple(writing.closed(0, count))
+        files = tuple(writing.write_files(0, count))
         assert table.commit(state, Change(added=files, nexts={0: count}))
         reader.refresh()
 
@@ -60,7 +60,7 @@ def archive_records(settings: Settings, log: Mapping[tuple[str, int], Sequence[R
                 some = records[first : first + next(count)]
                 writing = RangeWriter(settings, reader.store, label, partition)
                 writing.add(side_by_side(topic.name, some))
-                added += writing.closed(first, first + len(some))
+                added += writing.write_files(first, first + len(some))
                 first += len(some)
         nexts = {partition: len(log[label, partition]) for partition in partitions}
         assert table.commit(state, Change(added=tuple(added), nexts=nexts))
