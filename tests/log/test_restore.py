@@ -197,7 +197,7 @@ def test_the_commands_sync_list_verify_and_restore(made: Settings) -> None:
 def test_an_archive_that_holds_nothing_says_so(made: Settings) -> None:
     result = run(made, "list")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "holds nothing" in result.stderr
+    assert "is empty" in result.stderr
     assert run(made, "restore").exit_code == 3
 
 
