@@ -33,7 +33,7 @@ from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import run as evaluation
 from streams.jobs import request as requests, view
-from streams.jobs.answers import JobAnswers, answers
+from streams.jobs.job_answers import JobAnswers, answers
 from streams.jobs.job_log import JobCommandKind, JobLog
 from streams.jobs.questions import suite, suite_name
 from streams.jobs.state import JobState, JobStatus

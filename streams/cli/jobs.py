@@ -325,7 +325,7 @@ def jobs_export(
     One JSON object per line, with its reward, in the order of the groups.
     """
     from streams import output as show
-    from streams.jobs.answers import JobAnswers, answers
+    from streams.jobs.job_answers import JobAnswers, answers
     from streams.jobs.job_log import JobLog
 
     with JobLog(call.settings) as log:

@@ -59,8 +59,9 @@ def tenants_create(
 
     Existing rights stay. Run it again to restore rights that `list` shows as missing.
     """
+    from streams.access import tenant_grants
     from streams.access.access_log import AccessLog
-    from streams.access.tenants import tenant_grants, tenant_names as tenants
+    from streams.access.tenants import tenant_names as tenants
     from streams.kafka import admin
 
     settings = call.settings if dry_run else call.settings_to_write
@@ -164,8 +165,9 @@ def tenants_remove(
 
     Topics and records stay.
     """
+    from streams.access import tenant_grants
     from streams.access.access_log import AccessLog
-    from streams.access.tenants import tenant_grants, tenant_rights
+    from streams.access.tenants import tenant_rights
     from streams.errors import SettingsError
 
     if yes and dry_run:
@@ -193,8 +195,8 @@ def _confirm(takes: tuple[AclRight, ...], tenant: str) -> None:
 
 
 def _states(call: AppContext) -> list[TenantState]:
+    from streams.access import tenant_grants
     from streams.access.access_log import AccessLog
-    from streams.access.tenants import tenant_grants
 
     with AccessLog(call.settings) as log:
         return tenant_grants.states(log, call.settings)

@@ -1,7 +1,7 @@
 """Run jobs: fold the log, and write what each needs next.
 
     consumer group over `jobs` ──► which jobs are ours
-    jobs, adapters from their beginning, groups from where a job's figures end ──► reducer.due ──► tasks, jobs, adapters
+    jobs, adapters from their beginning, groups from where a job's figures end ──► job_reducer.due ──► tasks, jobs, adapters
 
 The log is the only state. A controller that is killed loses nothing: the next one folds the same records, and what it
 then asks for has the same ids. Of tasks it first looks which are in the log, since the dead one may have written some;
@@ -24,12 +24,12 @@ from schemas.serde import EncodeError, Poison
 from streams.adapters import versions as adapters
 from streams.adapters.versions import AdapterState
 from streams.errors import EventError
-from streams.jobs import reducer
+from streams.jobs import job_reducer
 from streams.jobs.all_jobs import AllJobs
+from streams.jobs.job_membership import JobMembership
 from streams.jobs.job_metrics import JobMetrics, WatchedJob
-from streams.jobs.membership import JobMembership
+from streams.jobs.job_reducer import STAGE, Effect, OpenJob
 from streams.jobs.monthly_spending import MonthBudget, month_of
-from streams.jobs.reducer import STAGE, Effect, OpenJob
 from streams.jobs.state import JobState, cost_usd
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
@@ -143,7 +143,7 @@ class JobController:
         if found.took_effect:
             self._event_ms[event.job_id] = record.timestamp_ms
         if event.job_id in self._open:
-            self._open[event.job_id] = reducer.after_event(self._open[event.job_id], job)
+            self._open[event.job_id] = job_reducer.after_event(self._open[event.job_id], job)
         if event.kind != "created" and found.took_effect:
             log.info("job %s is %s: %s: %s", job.job_id, job.status, event.kind, job.reason, extra=record.log_extra)
 
@@ -156,7 +156,7 @@ class JobController:
             return  # the batch stage reads the same record and writes its dead letter
         for name in concerned:
             if self._open[name].job.policy == group.policy:
-                self._open[name] = reducer.after_group(self._open[name], group, record.at.offset)
+                self._open[name] = job_reducer.after_group(self._open[name], group, record.at.offset)
 
     def _versions(self, policy: str) -> AdapterState:
         return self._adapters.get(policy) or adapters.empty(policy)
@@ -188,7 +188,7 @@ class JobController:
         bounds = self._bounds("groups")
         starts = {tp: at for tp, at in self._reader.position.items() if tp[0] != self._groups}
         for name, job in new.items():
-            self._open[name] = reducer.begin(job, self._settings.batches)
+            self._open[name] = job_reducer.begin(job, self._settings.batches)
         for state in self._open.values():
             tp = (self._groups, self._partition(state.job))
             at = max(state.next_offset, bounds[tp][0])
@@ -202,7 +202,7 @@ class JobController:
             if self._is_ours(job):
                 cost = job.cost_usd
                 if job.spec.prices is not None and (state := self._open.get(name)) is not None:
-                    cost = cost_usd(reducer.usage(state, self._versions(job.policy)), job.spec.prices)
+                    cost = cost_usd(job_reducer.usage(state, self._versions(job.policy)), job.spec.prices)
                 yield WatchedJob(job, self._event_ms[name], cost)
 
     def _months(self, now_ms: int) -> Iterator[MonthBudget]:
@@ -218,14 +218,14 @@ class JobController:
         for job in self._all.next_of_each_policy():
             if job.status == "queued" and job.spec.tuning is None and self._is_ours(job):
                 end = self._bounds("groups")[self._groups, self._partition(job)][1]
-                self._write(job, [reducer.started(job, self._versions(job.policy), end)])
+                self._write(job, [job_reducer.started(job, self._versions(job.policy), end)])
         for state in self._open.values():
             versions = self._versions(state.job.policy)
             try:
-                self._write(state.job, reducer.due(state, versions, self._month(state)))
+                self._write(state.job, job_reducer.due(state, versions, self._month(state)))
             except (EncodeError, EventError) as exc:  # whoever wrote its order checked no task
                 log.warning("job %s: %s", state.job.job_id, cut(str(exc)))
-                self._write(state.job, [reducer.unaskable(state, versions, cut(str(exc)))])
+                self._write(state.job, [job_reducer.unaskable(state, versions, cut(str(exc)))])
         self._producer.flush()
 
     def _month(self, state: OpenJob) -> MonthBudget | None:

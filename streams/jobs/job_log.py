@@ -20,12 +20,11 @@ from schemas.serde import EncodeError, Poison
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs import spending
 from streams.jobs.all_jobs import AllJobs
+from streams.jobs.job_reducer import STAGE, TUNER
 from streams.jobs.monthly_spending import MonthBudget
-from streams.jobs.reducer import STAGE
 from streams.jobs.request import JobOrder
 from streams.jobs.spending import CostName
 from streams.jobs.state import JobState, fold, refusal
-from streams.jobs.tuning.tuning_reducer import TUNER
 from streams.kafka import times
 from streams.kafka.admin import read_topic
 from streams.kafka.client import POLL_S

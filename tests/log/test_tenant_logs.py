@@ -20,8 +20,8 @@ from confluent_kafka import admin
 from pydantic import SecretStr
 
 from schemas.events import Task
+from streams.access import tenant_grants
 from streams.access.access_log import AccessLog
-from streams.access.tenants import tenant_grants
 from streams.access.tenants.tenant_rights import rights_of
 from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError

@@ -14,10 +14,10 @@ from hypothesis import given, strategies as st
 from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobPrices, JobQuestion, JobSpec, Task, derive_id
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import SettingsError
-from streams.jobs import reducer, spending
+from streams.jobs import job_reducer, spending
 from streams.jobs.all_jobs import AllJobs
+from streams.jobs.job_reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
 from streams.jobs.monthly_spending import MonthBudget
-from streams.jobs.reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
 from streams.jobs.state import (
     BUDGET_EXCEEDED,
     ENDED,
@@ -156,15 +156,15 @@ class Log:
         job = self.job
         due: Sequence[Effect]
         if job.status == "queued":
-            due = [reducer.started(job, self.versions, len(self.groups))]
+            due = [job_reducer.started(job, self.versions, len(self.groups))]
         elif job.status != "running":
             return False
         else:
-            self.open = reducer.begin(job, self.rest.rule) if self.open is None else self.open
-            self.open = reducer.after_event(self.open, job)
+            self.open = job_reducer.begin(job, self.rest.rule) if self.open is None else self.open
+            self.open = job_reducer.after_event(self.open, job)
             for offset, group in enumerate(self.groups):
-                self.open = reducer.after_group(self.open, group, offset)
-            due = reducer.due(self.open, self.versions)
+                self.open = job_reducer.after_group(self.open, group, offset)
+            due = job_reducer.due(self.open, self.versions)
         new = [effect for effect in due if id_of(effect) not in self.sent]
         for effect in new[:most]:
             self.sent.add(id_of(effect))
@@ -332,10 +332,10 @@ def test_a_job_whose_tenants_month_is_spent_asks_for_nothing_more_and_names_the_
     while log.job.iteration < 1:
         log.act() or log.answer()
     assert log.open is not None and log.job.cost_usd == 16.0
-    state = reducer.after_event(log.open, log.job)
-    due = reducer.due(state, log.versions, MonthBudget("shop", "2026-11", 99.9, 100.0))
+    state = job_reducer.after_event(log.open, log.job)
+    due = job_reducer.due(state, log.versions, MonthBudget("shop", "2026-11", 99.9, 100.0))
     assert {type(one) for one in due} == {Task}
-    (event,) = reducer.due(state, log.versions, MonthBudget("shop", "2026-11", 100.0, 100.0))
+    (event,) = job_reducer.due(state, log.versions, MonthBudget("shop", "2026-11", 100.0, 100.0))
     assert isinstance(event, JobEvent) and (event.kind, event.code) == ("budget_exceeded", BUDGET_EXCEEDED)
     assert event.reason == "100.0000 USD of 100.0000 are spent that are for tenant shop in 2026-11"
     after = fold(log.job, event)
@@ -347,7 +347,7 @@ def test_what_a_job_used_since_its_newest_event_counts_against_its_month() -> No
     log.act(), log.act(), log.answer(), log.act()
     assert log.open is not None and log.job.cost_usd == 0.0  # 4 tokens of one answered question are in no event yet
     spent = [MonthBudget("shop", "2026-11", usd, 100.0) for usd in (95.9, 96.0)]
-    kinds = [{type(one) for one in reducer.due(log.open, log.versions, month)} for month in spent]
+    kinds = [{type(one) for one in job_reducer.due(log.open, log.versions, month)} for month in spent]
     assert kinds == [{Task}, {JobEvent}]
 
 
@@ -399,7 +399,7 @@ def test_nothing_is_decided_before_the_newest_version_was_read() -> None:
     while log.job.iteration < 1:
         log.act() or log.answer()
     assert log.open is not None
-    assert reducer.due(reducer.after_event(log.open, log.job), empty("default")) == ()
+    assert job_reducer.due(job_reducer.after_event(log.open, log.job), empty("default")) == ()
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

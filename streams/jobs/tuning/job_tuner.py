@@ -29,7 +29,7 @@ from streams.errors import LogError, NotFoundError, RefusedError, SettingsError,
 from streams.files import Scratch
 from streams.jobs import training_files
 from streams.jobs.job_log import JobLog
-from streams.jobs.membership import JobMembership
+from streams.jobs.job_membership import JobMembership
 from streams.jobs.state import JobState, JobUsage
 from streams.jobs.tuning import tuning_reducer
 from streams.jobs.tuning.tuning_metrics import TuningMetrics, TuningOutcome

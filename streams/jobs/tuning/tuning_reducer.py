@@ -12,12 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.events import AdapterEvent, JobEvent, JobKind, derive_id
+from streams.jobs.job_reducer import TUNER, over_budget
 from streams.jobs.monthly_spending import MonthBudget
-from streams.jobs.reducer import over_budget
 from streams.jobs.state import JobState, JobUsage
 
-TUNER = "tune"
-"""Who writes these events."""
 NOT_TUNED = "TUNING_FAILED"
 NO_EXAMPLES = "EXAMPLES_MISSING"
 SHOWN = ("loss_first", "loss", "grad_norm", "margin", "accuracy", "examples", "steps")
