@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from starlette.responses import Response
 
 from gateway.http.body import Answer
-from streams.access.keys import masked
+from streams.access.keys import mask
 from streams.errors import (
     CallError,
     CallErrorKind,
@@ -254,8 +254,8 @@ def json_response(answer: Answer, status: int = 200, headers: Mapping[str, str] 
 
 def response(error: CallError, dialect: Dialect) -> Response:
     """Return the response to a request that failed. A key or token that the error repeats is cut short in it."""
-    parameter = None if error.parameter is None else masked(error.parameter)
-    error = CallError(error.kind, masked(error.message), parameter, found=error.found)
+    parameter = None if error.parameter is None else mask(error.parameter)
+    error = CallError(error.kind, mask(error.message), parameter, found=error.found)
     headers = {}
     if error.kind == "busy":
         headers["Retry-After"] = _seconds(RETRY_AFTER_S)

@@ -21,7 +21,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope, Send
 
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, derive_id
-from streams.access.keys import masked
+from streams.access.keys import mask
 from streams.access.roles import ALLOWED, Action, Decision, Principal
 from streams.errors import CallError
 
@@ -135,4 +135,4 @@ def denied(request: HTTPConnection, action: Action, why: str, parameter: str | N
 
 def _plain(text: str) -> str:
     """Return a text that may be kept: no key in it, and not too long."""
-    return masked(text.encode(errors="replace").decode())[:LONGEST]
+    return mask(text.encode(errors="replace").decode())[:LONGEST]

@@ -93,7 +93,7 @@ class UploadedFiles:
     )
     def list_files(self, request: Request, query: FilesQuery) -> FileList:
         """List files, page by page."""
-        files = training_files.listed(self._store, tenant_of(request))
+        files = training_files.list_files(self._store, tenant_of(request))
         answers = [_answer(file) for file in files if query.purpose in (None, file.purpose)]
         if query.order == "desc":
             answers.reverse()

@@ -183,7 +183,7 @@ class FineTuningOrder:
         except RefusedError as exc:  # its estimate is over its budget
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
         shown = json.dumps(self._shown(order, settings), sort_keys=True)
-        return order.noting({ORDERED: shown}, body.model_dump(mode="json"))
+        return order.with_metadata({ORDERED: shown}, body.model_dump(mode="json"))
 
     @property
     def _method(self) -> ReinforcementMethod:

@@ -51,7 +51,7 @@ def job(state: JobState, events: Sequence[JobEvent]) -> FineTuningJob:
         error=_failure(state),
         estimated_finish=None,
         fine_tuned_model=_trained_model(state),
-        finished_at=state.updated_at // 1000 if state.ended else None,
+        finished_at=state.updated_at // 1000 if state.has_ended else None,
         hyperparameters={},
         integrations=[],
         metadata=order.get("metadata"),
@@ -61,7 +61,7 @@ def job(state: JobState, events: Sequence[JobEvent]) -> FineTuningJob:
         result_files=[],
         seed=order.get("seed"),
         status=STATUS[state.status],
-        trained_tokens=tokens if state.ended else None,
+        trained_tokens=tokens if state.has_ended else None,
         training_file=order.get("training_file"),
         validation_file=None,
     )

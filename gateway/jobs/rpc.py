@@ -27,7 +27,7 @@ from gateway.jobs import jsonrpc
 from gateway.jobs.answers import RpcOutcome
 from gateway.jobs.jsonrpc import INVALID_PARAMS, RpcError, RpcMethod
 from gateway.jobs.tenant_jobs import TenantJobs, jobs_of
-from streams.access.keys import masked
+from streams.access.keys import mask
 from streams.access.roles import Action, Principal, decide
 from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
@@ -255,15 +255,15 @@ async def _apart(call: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -
 
 
 def _details(message: str, parameter: str | None = None) -> dict[str, Any]:
-    parameter = None if parameter is None else masked(parameter)
-    return {"message": masked(message), "parameter": parameter, "timestamp": moment(times.now_ms())}
+    parameter = None if parameter is None else mask(parameter)
+    return {"message": mask(message), "parameter": parameter, "timestamp": moment(times.now_ms())}
 
 
 def _read(model: type[P], given: dict[str, Any]) -> P:
     try:
         return model.model_validate(given)
     except ValidationError as exc:
-        raise requests.explained(exc, model) from exc
+        raise requests.explain(exc, model) from exc
 
 
 def _described(job: JobState) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def fine_tuning(
             kind: {"hyperparameters": hyperparameters | ({} if made.beta is None else {"beta": made.beta})},
         },
     }
-    return order.noting({ORDERED: json.dumps(shown, sort_keys=True)}, body.model_dump(mode="json"))
+    return order.with_metadata({ORDERED: json.dumps(shown, sort_keys=True)}, body.model_dump(mode="json"))
 
 
 def tuning(

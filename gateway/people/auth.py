@@ -210,7 +210,7 @@ def _refusal(error: LoginRefused) -> Response:
 
 
 def _permissions(principal: roles.Principal) -> PermissionsAnswer:
-    allowed = roles.allowed(principal)
+    allowed = roles.actions_of(principal)
     return PermissionsAnswer(
         who=principal.who,
         roles=list(principal.roles),

@@ -118,4 +118,4 @@ class OidcLogins:
 
     def _finish(self, parameters: dict[str, str], cookie: str, address: str) -> TokenPair:
         with self._logins.attempt(f"oidc {address}", address):
-            return self._logins.vouched(self._issuer.finish(parameters, cookie))
+            return self._logins.log_in_from_issuer(self._issuer.finish(parameters, cookie))

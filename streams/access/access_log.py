@@ -31,7 +31,7 @@ from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.settings.model import Settings
 
-Known = TypeVar("Known", AccessKey, User, LoginSession, TenantLog)
+Folded = TypeVar("Folded", AccessKey, User, LoginSession, TenantLog)
 
 log = logging.getLogger("streamward.access")
 
@@ -56,11 +56,11 @@ class AccessLog(FollowedTopic):
 
     def get(self, key_id: str) -> AccessKey:
         """Return a key by its id. Raises NotFoundError."""
-        if (found := self._keys.get(key_id)) is None:
+        if (key := self._keys.get(key_id)) is None:
             raise NotFoundError(
-                f"there is no key {keys.shown(key_id)}; `streamward access keys list` shows all of them"
+                f"there is no key {keys.printable_id(key_id)}; `streamward access keys list` shows all of them"
             )
-        return found
+        return key
 
     @property
     def users(self) -> Mapping[str, User]:
@@ -81,11 +81,11 @@ class AccessLog(FollowedTopic):
 
     def user(self, user_id: str) -> User:
         """Return a user by its id. Raises NotFoundError."""
-        if (found := self._users.get(user_id)) is None:
+        if (user := self._users.get(user_id)) is None:
             raise NotFoundError(
                 f"there is no user {user_id[: users.LONGEST]!r}; `streamward access users list` shows all"
             )
-        return found
+        return user
 
     def session(self, session_id: str) -> LoginSession | None:
         """Return a login by its id; None if there is none."""
@@ -96,7 +96,7 @@ class AccessLog(FollowedTopic):
         self._raise_error()
         if not tokens.looks_like_one(sent):
             return keys.find(self._keys, sent, times.now_ms())
-        claims = tokens.verified(self._public_keys, sent, times.now_ms())
+        claims = tokens.verify(self._public_keys, sent, times.now_ms())
         return claims if isinstance(claims, str) else self._person(claims)
 
     def _person(self, claims: tokens.Claims) -> User | str:
@@ -130,27 +130,18 @@ class AccessLog(FollowedTopic):
         lasts_ms: int | None = None,
     ) -> NewSecret:
         """Return a new key, which is in the log. Raises SettingsError for what is no name of a tenant, LogError."""
-        if tenant is not None and (why := tenants.why_no_name(tenant)) is not None:
-            raise SettingsError(f"--tenant: {why}")
+        if tenant is not None and (problem := tenants.why_no_name(tenant)) is not None:
+            raise SettingsError(f"--tenant: {problem}")
         secret, now = keys.new_secret(), times.now_ms()
-        self._write(
-            keys.created(
-                secret,
-                role=role,
-                actor=actor,
-                now_ms=now,
-                name=name,
-                tenant=tenant,
-                agent_id=agent_id,
-                expires_at=None if lasts_ms is None else now + lasts_ms,
-            )
-        )
+        expires_at = None if lasts_ms is None else now + lasts_ms
+        grant = keys.KeyGrant(role=role, name=name, tenant=tenant, agent_id=agent_id, expires_at=expires_at)
+        self._write(keys.creation_event(secret, grant, actor=actor, now_ms=now))
         return secret
 
     def revoke(self, key_id: str, *, actor: str, reason: str) -> AccessKey:
         """Return a key that is revoked, now or before. Raises NotFoundError, LogError."""
         if self.get(key_id).revoked_at is None:
-            self._write(keys.revoked(key_id, actor=actor, reason=reason, now_ms=times.now_ms()))
+            self._write(keys.revocation_event(key_id, actor=actor, reason=reason, now_ms=times.now_ms()))
         return self.get(key_id)
 
     def _take(self, record: Record) -> None:
@@ -159,25 +150,25 @@ class AccessLog(FollowedTopic):
             log.warning("skipped: %s", event.error, extra=record.log_extra)
         elif record.key != event.subject_id.encode():
             log.warning("skipped: it is about another than its record", extra=record.log_extra)
-        elif not self._folded(event):
+        elif not self._fold(event):
             log.warning("skipped: %s of %s, which was never made", event.kind, event.subject_id, extra=record.log_extra)
 
-    def _folded(self, event: AccessEvent) -> bool:
+    def _fold(self, event: AccessEvent) -> bool:
         """Return whether there is something, now or before, that an event is about."""
         about = event.subject_id
         if event.kind.startswith("signing_key_"):
-            self._public_keys = tokens.folded(self._public_keys, event)
+            self._public_keys = tokens.fold(self._public_keys, event)
             return any(key.kid == about for key in self._public_keys)
         if event.kind.startswith("tenant_"):
-            return _put(self._tenant_logs, about, tenant_logs.folded(self._tenant_logs.get(about), event))
+            return _put(self._tenant_logs, about, tenant_logs.fold(self._tenant_logs.get(about), event))
         if event.kind.startswith("session_"):
-            return _put(self._sessions, about, sessions.folded(self._sessions.get(about), event))
+            return _put(self._sessions, about, sessions.fold(self._sessions.get(about), event))
         if event.kind.startswith("key_"):
-            return _put(self._keys, about, keys.folded(self._keys.get(about), event))
-        return _put(self._users, about, users.folded(self._users.get(about), event))
+            return _put(self._keys, about, keys.fold(self._keys.get(about), event))
+        return _put(self._users, about, users.fold(self._users.get(about), event))
 
 
-def _put(known: dict[str, Known], about: str, value: Known | None) -> bool:
+def _put(states: dict[str, Folded], about: str, value: Folded | None) -> bool:
     if value is not None:
-        known[about] = value
+        states[about] = value
     return value is not None

@@ -1,6 +1,6 @@
 """How often somebody may try to log in: a token bucket for each name, and one for each address.
 
-    name, address ──► Attempts.wait_ms ──► 0, or milliseconds             a login that succeeds ──► given_back
+    name, address ──► Attempts.wait_ms ──► 0, or milliseconds             a login that succeeds ──► give_back_tokens
 
 Both have to have a token, so that an address cannot try
 many names, nor many addresses one name. A name that does not exist has a bucket, too.
@@ -41,28 +41,28 @@ AN_ADDRESS = AttemptRule(30, 2_000)
 class Attempts:
     """The buckets of one gateway; methods may be called from any thread."""
 
-    def __init__(self, most: int = MOST_BUCKETS) -> None:
+    def __init__(self, limit: int = MOST_BUCKETS) -> None:
         self._buckets: dict[str, TokenBucket] = {}
-        self._most, self._lock = most, threading.Lock()
+        self._limit, self._lock = limit, threading.Lock()
 
     def wait_ms(self, name: str, address: str, now_ms: int) -> int:
         """Return 0, and take a token from both; or how long to wait, and take none."""
         with self._lock:
-            taken = [
+            takes = [
                 (key, *take(self._buckets.get(key), now_ms / 1000, rate=rule.rate, burst=rule.size))
                 for key, rule in _keys(name, address)
             ]
-            longest_s = max(wait_s for _, _, wait_s in taken)
+            longest_s = max(wait_s for _, _, wait_s in takes)
             if longest_s > 0:
                 return max(1, round(1000 * longest_s))
-            for key, bucket, _ in taken:
+            for key, bucket, _ in takes:
                 self._buckets.pop(key, None)  # to the end: it was used last
                 self._buckets[key] = bucket
-            while len(self._buckets) > self._most:
+            while len(self._buckets) > self._limit:
                 del self._buckets[next(iter(self._buckets))]
             return 0
 
-    def given_back(self, name: str, address: str, now_ms: int) -> None:
+    def give_back_tokens(self, name: str, address: str, now_ms: int) -> None:
         """Give back the tokens of a login that succeeded: who knows the password is not guessing."""
         with self._lock:
             for key, rule in _keys(name, address):
@@ -82,9 +82,9 @@ def network(address: str) -> str:
     ('10.1.2.3', '2001:db8::/64', 'testclient')
     """
     try:
-        known = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if known.version == 4:
-        return str(known)
-    return str(ipaddress.ip_network((known, 64), strict=False))
+    if parsed.version == 4:
+        return str(parsed)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))

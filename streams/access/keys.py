@@ -32,7 +32,7 @@ _SECRET = re.compile(r"(swr?_[0-9a-f]{16})_[A-Za-z0-9_-]+|(eyJ[A-Za-z0-9_-]{0,8}
 """A key or a refresh token, and an access token; their beginnings may be shown."""
 SECRET_BYTES = 32
 ID_BYTES = 8
-NOBODY = "0" * 64
+NO_DIGEST = "0" * 64
 """What a secret is compared with if there is no such key, so that both take as long."""
 
 
@@ -96,16 +96,16 @@ def new_secret() -> NewSecret:
     return NewSecret(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
 
 
-def masked(text: str) -> str:
+def mask(text: str) -> str:
     """Return a text without what is secret of keys and tokens in it, whole or cut short.
 
-    >>> masked("there is no sw_00112233445566ff_abc here")
+    >>> mask("there is no sw_00112233445566ff_abc here")
     'there is no sw_00112233445566ff_… here'
     """
-    return _SECRET.sub(lambda found: f"{found[1] or found[2]}_…", text)
+    return _SECRET.sub(lambda match: f"{match[1] or match[2]}_…", text)
 
 
-def shown(key_id: str) -> str:
+def printable_id(key_id: str) -> str:
     """Return an id as messages may repeat it: who gives a whole key in its place must not find it in a log."""
     return key_id if _ID.fullmatch(key_id) else "of that name (an id has 16 hexadecimal digits)"
 
@@ -116,10 +116,10 @@ def duration_ms(text: str) -> int:
     >>> duration_ms("12h"), duration_ms("2d")
     (43200000, 172800000)
     """
-    found = _DURATION.fullmatch(text)
-    if found is None or not int(found[1]):
+    match = _DURATION.fullmatch(text)
+    if match is None or not int(match[1]):
         raise SettingsError(f"{text!r} is no duration; expected a whole number and a unit: 90m, 12h, 30d or 8w")
-    return int(found[1]) * _UNITS_MS[found[2]]
+    return int(match[1]) * _UNITS_MS[match[2]]
 
 
 def row(key: AccessKey, now_ms: int) -> dict[str, Any]:
@@ -143,17 +143,18 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def created(
-    secret: NewSecret,
-    *,
-    role: AccessRole,
-    actor: str,
-    now_ms: int,
-    name: str | None = None,
-    tenant: str | None = None,
-    agent_id: str | None = None,
-    expires_at: int | None = None,
-) -> AccessEvent:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyGrant:
+    """What a new key is for."""
+
+    role: AccessRole
+    name: str | None = None
+    tenant: str | None = None
+    agent_id: str | None = None
+    expires_at: int | None = None
+
+
+def creation_event(secret: NewSecret, grant: KeyGrant, *, actor: str, now_ms: int) -> AccessEvent:
     """Return the event that makes a secret a key."""
     return AccessEvent(
         event_id=derive_id(secret.key_id, "key_created"),
@@ -162,16 +163,16 @@ def created(
         kind="key_created",
         actor=actor,
         reason="asked for",
-        name=name,
+        name=grant.name,
         secret_sha256=digest(secret.secret),
-        role=role,
-        tenant=tenant,
-        agent_id=agent_id,
-        expires_at=expires_at,
+        role=grant.role,
+        tenant=grant.tenant,
+        agent_id=grant.agent_id,
+        expires_at=grant.expires_at,
     )
 
 
-def revoked(key_id: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def revocation_event(key_id: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     """Return the event that ends a key."""
     return AccessEvent(
         event_id=derive_id(key_id, "key_revoked"),
@@ -183,7 +184,7 @@ def revoked(key_id: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent
     )
 
 
-def folded(before: AccessKey | None, event: AccessEvent) -> AccessKey | None:
+def fold(before: AccessKey | None, event: AccessEvent) -> AccessKey | None:
     """Return a key after one more event about it.
 
     The first `key_created` counts: whoever may write a second cannot put another secret behind a known id. A revoked
@@ -216,7 +217,7 @@ def find(keys: Mapping[str, AccessKey], sent: str, now_ms: int) -> AccessKey | s
     if parts is None:
         return "this is no key of Streamward; expected sw_<id>_<secret>"
     key = keys.get(parts[1])
-    known = NOBODY if key is None else key.secret_sha256
-    if not hmac.compare_digest(digest(parts[2]), known) or key is None:
+    expected_sha256 = NO_DIGEST if key is None else key.secret_sha256
+    if not hmac.compare_digest(digest(parts[2]), expected_sha256) or key is None:
         return "there is no such key"
     return key.why_refused(now_ms) or key

@@ -1,7 +1,7 @@
 """Log in by way of an issuer of OpenID Connect: its discovery, its answer, and what that makes of a person here.
 
     browser ──► begin ──► the issuer's page, with state, nonce and a PKCE challenge       OIDC Core 1.0, RFC 7636
-    browser ──► finish(code, state) ──► token endpoint ──► ID token ──► verified ──► vouched ──► Vouched
+    browser ──► finish(code, state) ──► token endpoint ──► ID token ──► verify_id_token ──► identity_of ──► Vouched
 
 What belongs together (state, nonce, the challenge's verifier) is kept by the browser, in a cookie, so any gateway can
 finish what another began. The issuer's keys are fetched for each login: there are few, and a key that is new is known.
@@ -65,40 +65,40 @@ class Issuer:
         self._rule, self._transport = rule, transport
         self._redirect = rule.public_url + CALLBACK
         self._lock = threading.Lock()
-        self._found: tuple[int, dict[str, Any]] | None = None
+        self._discovery: tuple[int, dict[str, Any]] | None = None
 
     def begin(self) -> BegunLogin:
         """Return where to send a browser. Raises LogError if the issuer does not answer as it should."""
-        kept = _BegunState(*(secrets.token_urlsafe(32) for _ in range(3)))
-        asked = {
+        state = _BegunState(*(secrets.token_urlsafe(32) for _ in range(3)))
+        query = {
             "response_type": "code",
             "client_id": self._rule.oidc_client_id,
             "redirect_uri": self._redirect,
             "scope": self._rule.oidc_scopes,
-            "state": kept.state,
-            "nonce": kept.nonce,
-            "code_challenge": challenge(kept.verifier),
+            "state": state.state,
+            "nonce": state.nonce,
+            "code_challenge": challenge(state.verifier),
             "code_challenge_method": "S256",
         }
         page = self._address("authorization_endpoint")
-        return BegunLogin(f"{page}{'&' if urlsplit(page).query else '?'}{urlencode(asked)}", ".".join(kept))
+        return BegunLogin(f"{page}{'&' if urlsplit(page).query else '?'}{urlencode(query)}", ".".join(state))
 
     def finish(self, sent: Mapping[str, str], cookie: str) -> Vouched:
         """Return whom the issuer vouches for. Raises LoginRefused, LogError if it does not answer as it should."""
         parts = cookie.split(".")
         if len(parts) != 3 or not hmac.compare_digest(sent.get("state", "").encode(), parts[0].encode()):
             raise LoginRefused("this login was not begun by this browser, or too long ago; begin again")
-        kept = _BegunState(*parts)
+        state = _BegunState(*parts)
         if sent.get("iss", self._rule.oidc_issuer) != self._rule.oidc_issuer:  # RFC 9207
             raise LoginRefused("this answer is from another issuer than the one that was asked")
         code = sent.get("code", "")
         if not code or len(code) > _MOST_CODE:
             raise LoginRefused(f"the issuer has not let this person in: {_word(sent.get('error', 'no code'))}")
-        token = self._exchanged(code, kept.verifier)
+        token = self._exchange(code, state.verifier)
         keys = self._get(self._address("jwks_uri"))
-        return vouched(verified(token, keys, self._rule, nonce=kept.nonce), self._rule)
+        return identity_of(verify_id_token(token, keys, self._rule, nonce=state.nonce), self._rule)
 
-    def _exchanged(self, code: str, verifier: str) -> str:
+    def _exchange(self, code: str, verifier: str) -> str:
         rule = self._rule
         form = {
             "grant_type": "authorization_code",
@@ -122,15 +122,15 @@ class Issuer:
         """Return one of the issuer's addresses. Raises LogError."""
         issuer, now = self._rule.oidc_issuer, times.now_ms()
         with self._lock:
-            if self._found is None or now - self._found[0] > KEPT_MS:
-                told = self._get(issuer.rstrip("/") + "/.well-known/openid-configuration")
-                if told.get("issuer") != issuer:
+            if self._discovery is None or now - self._discovery[0] > KEPT_MS:
+                discovery = self._get(issuer.rstrip("/") + "/.well-known/openid-configuration")
+                if discovery.get("issuer") != issuer:
                     raise LogError(
                         f"login.oidc_issuer is {issuer}, and what answers there calls itself "
-                        f"{_word(str(told.get('issuer')))}; write it as the issuer does"
+                        f"{_word(str(discovery.get('issuer')))}; write it as the issuer does"
                     )
-                self._found = now, told
-            address = self._found[1].get(name)
+                self._discovery = now, discovery
+            address = self._discovery[1].get(name)
         if not isinstance(address, str) or not is_safe(address):
             raise LogError(f"{issuer} names no {name} that begins with https://")
         return address
@@ -168,17 +168,17 @@ def challenge(verifier: str) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 
-def verified(token: str, keys: Mapping[str, Any], rule: Login, *, nonce: str) -> dict[str, Any]:
+def verify_id_token(token: str, keys: Mapping[str, Any], rule: Login, *, nonce: str) -> dict[str, Any]:
     """Return the claims of an ID token (OIDC Core 1.0, section 3.1.3.7). Raises LoginRefused, which quotes none."""
     try:
         kid = jwt.get_unverified_header(token).get("kid")
-        known = [key for key in jwt.PyJWKSet.from_dict(dict(keys)).keys if kid is None or key.key_id == kid]
-        if len(known) != 1:
+        candidates = [key for key in jwt.PyJWKSet.from_dict(dict(keys)).keys if kid is None or key.key_id == kid]
+        if len(candidates) != 1:
             raise LoginRefused("the issuer's ID token names no key of its own")
         claims: dict[str, Any] = jwt.decode(
             token,
-            known[0],
-            algorithms=[known[0].algorithm_name] if known[0].algorithm_name in ALGORITHMS else [],
+            candidates[0],
+            algorithms=[candidates[0].algorithm_name] if candidates[0].algorithm_name in ALGORITHMS else [],
             audience=rule.oidc_client_id,
             issuer=rule.oidc_issuer,
             leeway=LEEWAY_S,
@@ -195,20 +195,20 @@ def verified(token: str, keys: Mapping[str, Any], rule: Login, *, nonce: str) ->
     return claims
 
 
-def vouched(claims: Mapping[str, Any], rule: Login) -> Vouched:
+def identity_of(claims: Mapping[str, Any], rule: Login) -> Vouched:
     """Return what verified claims make of a person here. Raises LoginRefused without the tenant's claim.
 
     Roles are in the order of `login.oidc_roles`; values that it does not name give none.
     """
     values = _within(claims, rule.oidc_roles_claim)
-    said = {value for value in (values if isinstance(values, list) else [values]) if isinstance(value, str)}
-    found: list[AccessRole] = [role for value, role in rule.roles_of_claims.items() if value in said]
+    granted = {value for value in (values if isinstance(values, list) else [values]) if isinstance(value, str)}
+    roles: list[AccessRole] = [role for value, role in rule.roles_of_claims.items() if value in granted]
     tenant = _within(claims, rule.oidc_tenant_claim) if rule.oidc_tenant_claim else None
     if rule.oidc_tenant_claim and (not isinstance(tenant, str) or not tenant):
         raise LoginRefused(f"the issuer names no tenant of this person: claim {rule.oidc_tenant_claim} is missing")
     names = (claims.get(name) for name in ("preferred_username", "email", "name"))
-    name = next((str(each)[:200] for each in names if isinstance(each, str) and each), None)
-    return Vouched(rule.oidc_issuer, str(claims["sub"]), name, tuple(dict.fromkeys(found)), tenant)
+    name = next((str(candidate)[:200] for candidate in names if isinstance(candidate, str) and candidate), None)
+    return Vouched(rule.oidc_issuer, str(claims["sub"]), name, tuple(dict.fromkeys(roles)), tenant)
 
 
 def is_safe(url: str) -> bool:
@@ -229,4 +229,4 @@ def _within(claims: Mapping[str, Any], path: str) -> Any:
 
 def _word(text: str) -> str:
     """Return what somebody else says as one short line of ordinary characters."""
-    return "".join(each if each.isascii() and each.isprintable() else "?" for each in text[:200])
+    return "".join(sign if sign.isascii() and sign.isprintable() else "?" for sign in text[:200])

@@ -26,11 +26,11 @@ LEAST, MOST = 12, 256
 """How many characters a password has. NIST SP 800-63B asks for length, and for no mixture of characters."""
 HASHING = 2
 _AT_ONCE = threading.BoundedSemaphore(HASHING)
-_NOBODY = f"$argon2id$v=19$m={MEMORY_KIB},t={PASSES},p={LANES}$" + "A" * 22 + "$" + "A" * 43
+_NO_PHC = f"$argon2id$v=19$m={MEMORY_KIB},t={PASSES},p={LANES}$" + "A" * 22 + "$" + "A" * 43
 """What a password is compared with if there is no such user, so that both take as long."""
 
 
-def hashed(password: str) -> str:
+def hash_password(password: str) -> str:
     """Return what the log keeps of a password. Raises SettingsError if it is too short or too long."""
     if not LEAST <= len(_normal(password)) <= MOST:
         raise SettingsError(f"the password has {len(password)} characters; expected {LEAST} to {MOST}")
@@ -44,7 +44,7 @@ def matches(password: str, phc: str | None) -> bool:
     sent = _normal(password[: MOST + 1]).encode("utf-8", "replace")
     with _AT_ONCE:
         try:
-            Argon2id.verify_phc_encoded(sent, _NOBODY if phc is None else phc)
+            Argon2id.verify_phc_encoded(sent, _NO_PHC if phc is None else phc)
         except InvalidKey:
             return False
     return phc is not None and len(password) <= MOST

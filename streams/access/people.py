@@ -73,10 +73,10 @@ class KeyFile:
     def key(self) -> SigningKey:
         """Return the key. Raises SettingsError."""
         try:
-            found = self._path.stat()
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
-            if self._read is None or self._read[0] != seen:
-                self._read = seen, tokens.read_private_key(self._path.read_bytes(), self._path)
+            stat = self._path.stat()
+            identity = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if self._read is None or self._read[0] != identity:
+                self._read = identity, tokens.read_private_key(self._path.read_bytes(), self._path)
         except OSError as exc:
             raise SettingsError(
                 f"login.signing_key {self._path} cannot be read: {exc.strerror}. "
@@ -94,32 +94,32 @@ class Logins:
         self._attempts = Attempts()
         self._blinding = secrets.token_bytes(32)
         key = key_file.key()
-        if not any(known.kid == key.kid for known in log.public_keys):
-            log.write(tokens.created(key, actor="serve", reason="found at the start", now_ms=times.now_ms()))
-        if why := tokens.why_not_signing(log.public_keys, key.kid, times.now_ms()):
-            raise SettingsError(f"login.signing_key: {why}; give this gateway the file that the others have")
+        if not any(public_key.kid == key.kid for public_key in log.public_keys):
+            log.write(tokens.creation_event(key, actor="serve", reason="found at the start", now_ms=times.now_ms()))
+        if problem := tokens.why_not_signing(log.public_keys, key.kid, times.now_ms()):
+            raise SettingsError(f"login.signing_key: {problem}; give this gateway the file that the others have")
 
     def log_in(self, name: str, password: str, address: str) -> TokenPair:
         """Return tokens for who knows a password. Raises LoginRefused, LogError."""
-        about = self._named(name)
-        with self.attempt(name, address, about):
+        subject = self._log_subject(name)
+        with self.attempt(name, address, subject):
             user = self._log.users.get(name)
             is_right = passwords.matches(password, None if user is None else user.password_hash)
             if user is None or not is_right or user.disabled_at is not None:
-                raise LoginRefused(WRONG, about=about)
+                raise LoginRefused(WRONG, about=subject)
         return self._begin(user, "password")
 
     @contextmanager
-    def attempt(self, name: str, address: str, about: str | None = None) -> Iterator[None]:
+    def attempt(self, name: str, address: str, subject: str | None = None) -> Iterator[None]:
         """Count what raises as an attempt that failed. Raises LoginRefused at the start if there were too many."""
         now = times.now_ms()
         if wait := self._attempts.wait_ms(name, address, now):
-            why = f"too many attempts to log in; try again in {-(-wait // 1000)} s"
-            raise LoginRefused(why, wait_ms=wait, about=about)
+            message = f"too many attempts to log in; try again in {-(-wait // 1000)} s"
+            raise LoginRefused(message, wait_ms=wait, about=subject)
         yield
-        self._attempts.given_back(name, address, now)
+        self._attempts.give_back_tokens(name, address, now)
 
-    def _named(self, name: str) -> str:
+    def _log_subject(self, name: str) -> str:
         """Return what the log of requests calls whom a login names.
 
         People type passwords where their name belongs, so a name that nobody has is not kept: only a short digest, by
@@ -129,76 +129,81 @@ class Logins:
             return user.who
         return f"no user ({hmac.digest(self._blinding, name.encode(errors='replace'), 'sha256').hex()[:8]})"
 
-    def vouched(self, said: Vouched) -> TokenPair:
+    def log_in_from_issuer(self, identity: Vouched) -> TokenPair:
         """Return tokens for whom an issuer vouches; what they may do is what it says. Raises LoginRefused, LogError."""
-        user_id = users.id_from_issuer(said.issuer, said.subject)
-        if not said.roles:
-            raise LoginRefused(f"{said.issuer} gives this person no role here; login.oidc_roles says which claims do")
+        user_id = users.id_from_issuer(identity.issuer, identity.subject)
+        if not identity.roles:
+            raise LoginRefused(
+                f"{identity.issuer} gives this person no role here; login.oidc_roles says which claims do"
+            )
         user = self._log.users.get(user_id)
         if user is None:
-            made = users.created(
-                user_id,
-                roles=said.roles,
-                actor=said.issuer,
-                now_ms=times.now_ms(),
-                issuer=said.issuer,
-                name=said.name,
-                tenant=said.tenant,
+            new_user = users.NewUser(
+                user_id=user_id,
+                roles=identity.roles,
+                issuer=identity.issuer,
+                name=identity.name,
+                tenant=identity.tenant,
             )
-            self._log.write(made)
+            creation = users.creation_event(new_user, actor=identity.issuer, now_ms=times.now_ms())
+            self._log.write(creation)
             user = self._log.user(user_id)
         if user.disabled_at is not None:
             raise LoginRefused(f"user {user_id} is disabled")
-        if user.tenant != said.tenant:
-            raise LoginRefused(f"user {user_id} is of another tenant than {said.issuer} says now")
-        if set(user.roles) != set(said.roles):
+        if user.tenant != identity.tenant:
+            raise LoginRefused(f"user {user_id} is of another tenant than {identity.issuer} says now")
+        if set(user.roles) != set(identity.roles):
             now = times.now_ms()
-            self._log.write(users.roles_set(user, said.roles, actor=said.issuer, reason="its claims", now_ms=now))
+            self._log.write(
+                users.roles_event(user, identity.roles, actor=identity.issuer, reason="its claims", now_ms=now)
+            )
             user = self._log.user(user_id)
-            if set(user.roles) != set(said.roles):
+            if set(user.roles) != set(identity.roles):
                 raise LoginRefused("roles were changed by somebody else at once; log in again", wait_ms=LATER_MS)
         return self._begin(user, "oidc")
 
     def refresh(self, refresh_token: str) -> TokenPair:
         """Return the next tokens of a login. Raises LoginRefused, LogError."""
-        found = self._log.login_of(refresh_token)
-        if isinstance(found, Reused):
+        login = self._log.login_of(refresh_token)
+        if isinstance(login, Reused):
             now = times.now_ms()
-            self._log.write(sessions.ended(found.session, actor="serve", reason="a token was used twice", now_ms=now))
-            why = "this refresh token was used before, so its login was ended; log in again"
-            raise LoginRefused(why, about=f"user {found.session.user_id}")
-        if isinstance(found, str):
-            raise LoginRefused(f"{found}; log in again")
-        key, secret = self._key(), NewSecret(found.session_id, new_secret().secret)
-        self._log.write(sessions.refreshed(found, secret.secret, now_ms=times.now_ms()))
+            self._log.write(
+                sessions.end_event(login.session, actor="serve", reason="a token was used twice", now_ms=now)
+            )
+            message = "this refresh token was used before, so its login was ended; log in again"
+            raise LoginRefused(message, about=f"user {login.session.user_id}")
+        if isinstance(login, str):
+            raise LoginRefused(f"{login}; log in again")
+        key, secret = self._key(), NewSecret(login.session_id, new_secret().secret)
+        self._log.write(sessions.refresh_event(login, secret.secret, now_ms=times.now_ms()))
         if isinstance(self._log.login_of(sessions.token_text(secret)), LoginSession):
-            return self._pair(self._log.user(found.user_id), secret, key)
-        why = "this refresh token was used twice at once, so its login was ended; log in again"
-        raise LoginRefused(why, about=f"user {found.user_id}")
+            return self._pair(self._log.user(login.user_id), secret, key)
+        message = "this refresh token was used twice at once, so its login was ended; log in again"
+        raise LoginRefused(message, about=f"user {login.user_id}")
 
     def log_out(self, refresh_token: str) -> User | None:
         """End a login, if it has not ended, and return whose it was. Raises LogError."""
-        found = self._log.login_of(refresh_token)
-        if isinstance(found, Reused):
-            found = found.session
-        if isinstance(found, LoginSession):
-            self._log.write(sessions.ended(found, actor=found.user_id, reason="logged out", now_ms=times.now_ms()))
-            return self._log.users.get(found.user_id)
+        login = self._log.login_of(refresh_token)
+        if isinstance(login, Reused):
+            login = login.session
+        if isinstance(login, LoginSession):
+            self._log.write(sessions.end_event(login, actor=login.user_id, reason="logged out", now_ms=times.now_ms()))
+            return self._log.users.get(login.user_id)
         return None
 
     def public_keys(self) -> list[dict[str, str]]:
         """Return the keys that tokens are verified with, as JWKS has them."""
-        return [dict(key.jwk) for key in tokens.accepted(self._log.public_keys, times.now_ms())]
+        return [dict(key.jwk) for key in tokens.accepted_keys(self._log.public_keys, times.now_ms())]
 
     def _begin(self, user: User, reason: str) -> TokenPair:
         key, secret, now = self._key(), new_secret(), times.now_ms()
         ends = now + int(self._rule.session_h * HOUR_MS)
-        self._log.write(sessions.begun(secret, user, reason=reason, now_ms=now, expires_at=ends))
+        self._log.write(sessions.start_event(secret, user, reason=reason, now_ms=now, expires_at=ends))
         return self._pair(user, secret, key)
 
     def _pair(self, user: User, secret: NewSecret, key: SigningKey) -> TokenPair:
         claims = {"sub": user.user_id, "sid": secret.key_id, "roles": list(user.roles), "tenant": user.tenant}
-        access = tokens.signed(
+        access = tokens.sign(
             key, issuer=self._issuer, claims=claims, token_id=secrets.token_hex(8), now_ms=times.now_ms()
         )
         return TokenPair(access, sessions.token_text(secret), LASTS_MS // 1000, user)
@@ -209,8 +214,8 @@ class Logins:
             key = self._key_file.key()
         except SettingsError as exc:
             raise LogError(str(exc)) from exc
-        if why := tokens.why_not_signing(self._log.public_keys, key.kid, times.now_ms()):
-            raise LogError(f"{why}; this gateway needs the file of login.signing_key that the others have")
+        if problem := tokens.why_not_signing(self._log.public_keys, key.kid, times.now_ms()):
+            raise LogError(f"{problem}; this gateway needs the file of login.signing_key that the others have")
         return key
 
 
@@ -221,11 +226,12 @@ def create_user(
     users.checked_name(name)
     if name in log.users:
         raise RefusedError(f"there is a user {name} already; `streamward access users list` shows all")
-    phc = passwords.hashed(password)
-    if tenant is not None and (why := tenants.why_no_name(tenant)) is not None:
-        raise SettingsError(f"--tenant: {why}")
-    log.write(users.created(name, roles=roles, actor=actor, now_ms=times.now_ms(), password_hash=phc, tenant=tenant))
-    return _so(log, name, lambda user: user.password_hash == phc)
+    phc = passwords.hash_password(password)
+    if tenant is not None and (problem := tenants.why_no_name(tenant)) is not None:
+        raise SettingsError(f"--tenant: {problem}")
+    new_user = users.NewUser(user_id=name, roles=roles, password_hash=phc, tenant=tenant)
+    log.write(users.creation_event(new_user, actor=actor, now_ms=times.now_ms()))
+    return _check_user(log, name, lambda user: user.password_hash == phc)
 
 
 def set_password(log: AccessLog, name: str, password: str, *, actor: str, reason: str) -> User:
@@ -236,8 +242,8 @@ def set_password(log: AccessLog, name: str, password: str, *, actor: str, reason
     user = log.user(name)
     if user.password_hash is None:
         raise RefusedError(f"user {name} has no password here: {user.issuer} vouches for this person")
-    phc = passwords.hashed(password)
-    return _change(log, user, users.password_set(user, phc, actor=actor, reason=reason, now_ms=times.now_ms()))
+    phc = passwords.hash_password(password)
+    return _change(log, user, users.password_event(user, phc, actor=actor, reason=reason, now_ms=times.now_ms()))
 
 
 def set_roles(log: AccessLog, name: str, roles: Sequence[AccessRole], *, actor: str, reason: str) -> User:
@@ -245,7 +251,7 @@ def set_roles(log: AccessLog, name: str, roles: Sequence[AccessRole], *, actor: 
     user = log.user(name)
     if set(user.roles) == set(roles):
         return user
-    return _change(log, user, users.roles_set(user, roles, actor=actor, reason=reason, now_ms=times.now_ms()))
+    return _change(log, user, users.roles_event(user, roles, actor=actor, reason=reason, now_ms=times.now_ms()))
 
 
 def disable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
@@ -253,7 +259,7 @@ def disable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
     user = log.user(name)
     if user.disabled_at is not None:
         return user
-    return _change(log, user, users.disabled(user, actor=actor, reason=reason, now_ms=times.now_ms()))
+    return _change(log, user, users.disable_event(user, actor=actor, reason=reason, now_ms=times.now_ms()))
 
 
 def enable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
@@ -261,7 +267,7 @@ def enable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
     user = log.user(name)
     if user.disabled_at is None:
         return user
-    return _change(log, user, users.enabled(user, actor=actor, reason=reason, now_ms=times.now_ms()))
+    return _change(log, user, users.enable_event(user, actor=actor, reason=reason, now_ms=times.now_ms()))
 
 
 def rotate(log: AccessLog, path: Path, *, actor: str, reason: str, revoke: bool) -> SigningKey:
@@ -271,32 +277,32 @@ def rotate(log: AccessLog, path: Path, *, actor: str, reason: str, revoke: bool)
     """
     pem = tokens.new_private_key()
     key, before = tokens.read_private_key(pem, path), log.public_keys
-    log.write(tokens.created(key, actor=actor, reason=reason, now_ms=times.now_ms()))
-    beside = path.with_name(f".{path.name}.{key.kid[:8]}")
+    log.write(tokens.creation_event(key, actor=actor, reason=reason, now_ms=times.now_ms()))
+    temporary = path.with_name(f".{path.name}.{key.kid[:8]}")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(pem)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except OSError as exc:
         raise SettingsError(
             f"login.signing_key {path} cannot be written: {exc.strerror}. Name a file in a folder that exists"
         ) from exc
-    for old in before if revoke else ():
-        if old.revoked_at is None:
-            log.write(tokens.revoked(old.kid, actor=actor, reason=reason, now_ms=times.now_ms()))
+    for previous in before if revoke else ():
+        if previous.revoked_at is None:
+            log.write(tokens.revocation_event(previous.kid, actor=actor, reason=reason, now_ms=times.now_ms()))
     return key
 
 
 def _change(log: AccessLog, before: User, event: AccessEvent) -> User:
     """Return a user after a change. Raises RefusedError if another one came first."""
     log.write(event)
-    expected = users.folded(before, event)
-    return _so(log, before.user_id, lambda user: user == expected)
+    expected = users.fold(before, event)
+    return _check_user(log, before.user_id, lambda user: user == expected)
 
 
-def _so(log: AccessLog, user_id: str, is_so: Callable[[User], bool]) -> User:
+def _check_user(log: AccessLog, user_id: str, is_so: Callable[[User], bool]) -> User:
     user = log.user(user_id)
     if not is_so(user):
         raise RefusedError(f"user {user_id} was changed by somebody else at the same time; look at it, and try again")

@@ -58,7 +58,7 @@ class RequestLog:
         self._buckets: dict[str, TokenBucket] = {}
         self._skipped: dict[str, int] = {}
         self._failing = False
-        self._over = threading.Event()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="writes-requests", daemon=True)
 
     def __enter__(self) -> Self:
@@ -68,7 +68,7 @@ class RequestLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopping.set()
         self._thread.join()
         if self._lost:
             log.warning("%d requests left no event: the log took none", self._lost)
@@ -94,27 +94,27 @@ class RequestLog:
     def write(self, events: Iterable[RequestEvent]) -> None:
         """Queue events, or count what there is no room for. It does not wait."""
         for event in events:
-            told = self._told(event)
-            if told is None:
+            limited = self._limit_flood(event)
+            if limited is None:
                 continue
             with self._counting:
                 if self._in_flight == 0 and self._queue.empty():
                     self._progress_at = time.monotonic()
             try:
-                self._queue.put_nowait(told)
+                self._queue.put_nowait(limited)
             except queue.Full:
                 self._lose(1)
 
-    def _told(self, event: RequestEvent) -> RequestEvent | None:
+    def _limit_flood(self, event: RequestEvent) -> RequestEvent | None:
         """Return what is written of a request; None if there were too many like it."""
-        who = event.subject_id
-        if event.status in FLOODS or who == ANONYMOUS:
-            bucket = self._buckets.get(who)
-            self._buckets[who], wait_s = take(bucket, time.monotonic(), rate=FLOOD_PER_S, burst=FLOOD_BURST)
+        subject = event.subject_id
+        if event.status in FLOODS or subject == ANONYMOUS:
+            bucket = self._buckets.get(subject)
+            self._buckets[subject], wait_s = take(bucket, time.monotonic(), rate=FLOOD_PER_S, burst=FLOOD_BURST)
             if wait_s:
-                self._skipped[who] = self._skipped.get(who, 0) + 1
+                self._skipped[subject] = self._skipped.get(subject, 0) + 1
                 return None
-        skipped = self._skipped.pop(who, 0)
+        skipped = self._skipped.pop(subject, 0)
         return replace(event, metadata={"skipped": str(skipped)}) if skipped else event
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -132,20 +132,20 @@ class RequestLog:
                 if not self._failing:
                     log.warning("requests leave no events: %s", exc)
                 self._failing = True
-                if self._over.wait(PAUSE_S):
+                if self._stopping.wait(PAUSE_S):
                     self._lose(self._queue.qsize())
                     return
 
     def _write_all(self, producer: Producer) -> None:
         """Write what comes until the end. Raises LogError."""
-        while not (self._over.is_set() and self._queue.empty()):
+        while not (self._stopping.is_set() and self._queue.empty()):
             self._send_some(producer)
             producer.serve()
         producer.flush(timeout_s=CLOSE_S)
 
     def _send_some(self, producer: Producer) -> None:
         if self._in_flight >= MOST_WAITING:
-            if self._over.is_set():
+            if self._stopping.is_set():
                 raise LogError("the broker has acknowledged nothing until the end")
             time.sleep(LOOK_S)
             return
@@ -166,14 +166,14 @@ class RequestLog:
         if lost:
             event = replace(event, metadata={**event.metadata, "lost": str(lost)})
         try:
-            producer.send(event, on_ack=self._acknowledged)
+            producer.send(event, on_ack=self._on_ack)
         except (EncodeError, EventError) as exc:
             log.warning("a request leaves no event: %s", exc)
             with self._counting:
                 self._in_flight -= 1
             self._lose(lost + 1)
 
-    def _acknowledged(self, _: Coordinates) -> None:
+    def _on_ack(self, _: Coordinates) -> None:
         with self._counting:
             self._in_flight = max(0, self._in_flight - 1)
             self._progress_at = time.monotonic()

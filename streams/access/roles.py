@@ -90,23 +90,23 @@ class Decision(NamedTuple):
     why: str
 
 
-def decide(asks: Principal, action: Action, *, tenant: str | None = None, agent_id: str | None = None) -> Decision:
+def decide(principal: Principal, action: Action, *, tenant: str | None = None, agent_id: str | None = None) -> Decision:
     """Return whether somebody may do `action` to what belongs to `tenant`, as agent `agent_id`; None: to no one's in
     particular.
 
     Whether a key is revoked, or a login has ended, is not asked here: such a one is none (`AccessLog.find`).
     """
-    has = f"{asks.who} has {'role' if len(asks.roles) == 1 else 'roles'} {', '.join(asks.roles)}"
-    if action not in allowed(asks):
+    description = f"{principal.who} has {'role' if len(principal.roles) == 1 else 'roles'} {', '.join(principal.roles)}"
+    if action not in actions_of(principal):
         may = ", ".join(role for role in ROLES if action in ALLOWED[role])
-        return Decision(False, f"{has}, and {action} is for: {may}")
-    if asks.tenant is not None and tenant is not None and tenant != asks.tenant:
-        return Decision(False, f"{asks.who} is of another tenant")
-    if asks.agent_id is not None and agent_id is not None and agent_id != asks.agent_id:
-        return Decision(False, f"{asks.who} may only act as agent {asks.agent_id}")
-    return Decision(True, f"{has}, which may {action}")
+        return Decision(False, f"{description}, and {action} is for: {may}")
+    if principal.tenant is not None and tenant is not None and tenant != principal.tenant:
+        return Decision(False, f"{principal.who} is of another tenant")
+    if principal.agent_id is not None and agent_id is not None and agent_id != principal.agent_id:
+        return Decision(False, f"{principal.who} may only act as agent {principal.agent_id}")
+    return Decision(True, f"{description}, which may {action}")
 
 
-def allowed(asks: Principal) -> frozenset[Action]:
+def actions_of(principal: Principal) -> frozenset[Action]:
     """Return every action that somebody may do."""
-    return frozenset().union(*(ALLOWED[role] for role in asks.roles))
+    return frozenset().union(*(ALLOWED[role] for role in principal.roles))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from schemas.events import AccessEvent, derive_id
-from streams.access.keys import NOBODY, NewSecret, digest
+from streams.access.keys import NO_DIGEST, NewSecret, digest
 from streams.access.users import User
 
 _TOKEN = re.compile(r"swr_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -62,7 +62,7 @@ def token_text(secret: NewSecret) -> str:
     return f"swr_{secret.key_id}_{secret.secret}"
 
 
-def begun(secret: NewSecret, user: User, *, reason: str, now_ms: int, expires_at: int) -> AccessEvent:
+def start_event(secret: NewSecret, user: User, *, reason: str, now_ms: int, expires_at: int) -> AccessEvent:
     """Return the event that begins a login."""
     return AccessEvent(
         event_id=derive_id(secret.key_id, "session_begun", 0),
@@ -79,7 +79,7 @@ def begun(secret: NewSecret, user: User, *, reason: str, now_ms: int, expires_at
     )
 
 
-def refreshed(session: LoginSession, secret: str, *, now_ms: int) -> AccessEvent:
+def refresh_event(session: LoginSession, secret: str, *, now_ms: int) -> AccessEvent:
     """Return the event that puts another refresh token in the place of the newest."""
     number = len(session.digests)
     return AccessEvent(
@@ -94,7 +94,7 @@ def refreshed(session: LoginSession, secret: str, *, now_ms: int) -> AccessEvent
     )
 
 
-def ended(session: LoginSession, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def end_event(session: LoginSession, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     """Return the event that ends a login."""
     return AccessEvent(
         event_id=derive_id(session.session_id, "session_ended"),
@@ -106,7 +106,7 @@ def ended(session: LoginSession, *, actor: str, reason: str, now_ms: int) -> Acc
     )
 
 
-def folded(before: LoginSession | None, event: AccessEvent) -> LoginSession | None:
+def fold(before: LoginSession | None, event: AccessEvent) -> LoginSession | None:
     """Return a login after one more event about it; one that has ended stays so."""
     if event.kind == "session_begun":
         if before is not None or None in (event.user_id, event.epoch, event.expires_at, event.secret_sha256):
@@ -139,7 +139,7 @@ def find(
     if parts is None:
         return "this is no refresh token of Streamward; expected swr_<id>_<secret>"
     session, sha256 = sessions.get(parts[1]), digest(parts[2])
-    newest = session.digests[-1] if session is not None and session.digests else NOBODY
+    newest = session.digests[-1] if session is not None and session.digests else NO_DIGEST
     if hmac.compare_digest(sha256, newest) and session is not None:
         return session.why_refused(users.get(session.user_id), now_ms) or session
     if session is not None and sha256 in session.digests:

@@ -26,12 +26,12 @@ class GrantPlan(NamedTuple):
     """What a command changes."""
 
     tenant: str
-    known: TenantLog | None
+    recorded: TenantLog | None
     """What was recorded when it was made."""
     principals: tuple[str, ...]
     """Who is recorded afterwards."""
     gives: tuple[AclRight, ...]
-    has: tuple[AclRight, ...]
+    keeps: tuple[AclRight, ...]
     """Rights that are there already."""
     takes: tuple[AclRight, ...]
     left: tuple[AclRight, ...]
@@ -43,8 +43,8 @@ def states(log: AccessLog, settings: Settings) -> list[TenantState]:
 
     Raises SettingsError, RefusedError, LogError as `acls.every_right`.
     """
-    recorded = {name: one.principals for name, one in log.tenant_logs.items()}
-    return tenant_rights.compared(settings.topics.prefix, recorded, acls.every_right(settings))
+    recorded = {name: tenant_log.principals for name, tenant_log in log.tenant_logs.items()}
+    return tenant_rights.compare(settings.topics.prefix, recorded, acls.every_right(settings))
 
 
 def plan_to_create(log: AccessLog, settings: Settings, tenant: str, principals: Iterable[str]) -> GrantPlan:
@@ -54,23 +54,25 @@ def plan_to_create(log: AccessLog, settings: Settings, tenant: str, principals: 
     `acls.every_right`.
     """
     prefix = tenants.own_prefix(settings.topics.prefix, tenant)
-    wanted = [tenant_rights.checked_principal(name) for name in principals]
-    for name in wanted:
-        other = next((one.tenant for one in log.tenant_logs.values() if name in one.principals), tenant)
+    added = [tenant_rights.checked_principal(name) for name in principals]
+    for name in added:
+        other = next(
+            (tenant_log.tenant for tenant_log in log.tenant_logs.values() if name in tenant_log.principals), tenant
+        )
         if other != tenant:
             raise RefusedError(
                 f"{name} is a principal of tenant {other}, and would reach what both have. Give tenant {tenant} "
                 f"another, or first `streamward access tenants remove {other} --principal {name}`"
             )
-    known = log.tenant_logs.get(tenant)
-    after = tuple(dict.fromkeys((*(() if known is None else known.principals), *wanted)))
-    found, rights = acls.every_right(settings), tenant_rights.rights_of(prefix, after)
+    current = log.tenant_logs.get(tenant)
+    after = tuple(dict.fromkeys((*(() if current is None else current.principals), *added)))
+    existing, rights = acls.every_right(settings), tenant_rights.rights_of(prefix, after)
     return GrantPlan(
         tenant=tenant,
-        known=known,
+        recorded=current,
         principals=after,
-        gives=tuple(right for right in rights if right not in found),
-        has=tuple(right for right in rights if right in found),
+        gives=tuple(right for right in rights if right not in existing),
+        keeps=tuple(right for right in rights if right in existing),
         takes=(),
         left=(),
     )
@@ -83,43 +85,45 @@ def plan_to_remove(log: AccessLog, settings: Settings, tenant: str, principals: 
     """
     prefix = tenants.own_prefix(settings.topics.prefix, tenant)
     going = {tenant_rights.checked_principal(name) for name in principals}
-    found = sorted(acls.every_right(settings))
+    existing = sorted(acls.every_right(settings))
     takes = [
         right
-        for right in found
+        for right in existing
         if right.is_prefix and right.name == prefix and not right.denies and (not going or right.principal in going)
     ]
-    known = log.tenant_logs.get(tenant)
-    before = () if known is None else known.principals
+    current = log.tenant_logs.get(tenant)
+    before = () if current is None else current.principals
     after = tuple(name for name in before if going and name not in going)
     if after == before and not takes:
-        what = f"no principal {', '.join(sorted(going))}" if going else "no principals, here or at the broker"
-        raise NotFoundError(f"tenant {tenant} has {what}; `streamward access tenants list` shows all")
+        missing = f"no principal {', '.join(sorted(going))}" if going else "no principals, here or at the broker"
+        raise NotFoundError(f"tenant {tenant} has {missing}; `streamward access tenants list` shows all")
     losing = {right.principal for right in takes} | (set(before) - set(after))
     return GrantPlan(
         tenant=tenant,
-        known=known,
+        recorded=current,
         principals=after,
         gives=(),
-        has=(),
+        keeps=(),
         takes=tuple(takes),
-        left=tuple(one for one in found if one.principal in losing and one not in takes and not one.denies),
+        left=tuple(
+            right for right in existing if right.principal in losing and right not in takes and not right.denies
+        ),
     )
 
 
 def carry_out(log: AccessLog, settings: Settings, plan: GrantPlan, *, actor: str, reason: str) -> None:
     """Do what a plan says. Raises RefusedError if the tenant was changed meanwhile; and as `acls.every_right`."""
-    _check_so(log, plan.tenant, plan.known)
+    _check_unchanged(log, plan.tenant, plan.recorded)
     acls.take(settings, plan.takes)
-    if plan.principals != (() if plan.known is None else plan.known.principals):
-        event = tenant_logs.changed(
-            plan.known, plan.tenant, plan.principals, actor=actor, reason=reason, now_ms=times.now_ms()
+    if plan.principals != (() if plan.recorded is None else plan.recorded.principals):
+        event = tenant_logs.change_event(
+            plan.recorded, plan.tenant, plan.principals, actor=actor, reason=reason, now_ms=times.now_ms()
         )
         log.write(event)
-        _check_so(log, plan.tenant, tenant_logs.folded(plan.known, event))
+        _check_unchanged(log, plan.tenant, tenant_logs.fold(plan.recorded, event))
     acls.give(settings, plan.gives)
 
 
-def _check_so(log: AccessLog, tenant: str, expected: TenantLog | None) -> None:
+def _check_unchanged(log: AccessLog, tenant: str, expected: TenantLog | None) -> None:
     if log.tenant_logs.get(tenant) != expected:
         raise RefusedError(f"tenant {tenant} was changed by somebody else at the same time; look at it, and try again")

@@ -27,7 +27,7 @@ def take(bucket: TokenBucket | None, now_s: float, *, rate: float, burst: float)
     >>> take(TokenBucket(0.5, 10.0), 10.1, rate=2, burst=3)[1]
     0.15...
     """
-    bucket = _filled(bucket, now_s, rate, burst)
+    bucket = _refill(bucket, now_s, rate, burst)
     if bucket.tokens >= 1 - ROUNDING:
         return bucket._replace(tokens=max(0.0, bucket.tokens - 1)), 0.0
     return bucket, (1 - bucket.tokens) / rate
@@ -39,11 +39,11 @@ def give_back(bucket: TokenBucket | None, now_s: float, *, rate: float, burst: f
     >>> give_back(TokenBucket(0.0, 10.0), 10.5, rate=2, burst=3)
     TokenBucket(tokens=2.0, at_s=10.5)
     """
-    bucket = _filled(bucket, now_s, rate, burst)
+    bucket = _refill(bucket, now_s, rate, burst)
     return bucket._replace(tokens=min(burst, bucket.tokens + 1))
 
 
-def _filled(bucket: TokenBucket | None, now_s: float, rate: float, burst: float) -> TokenBucket:
+def _refill(bucket: TokenBucket | None, now_s: float, rate: float, burst: float) -> TokenBucket:
     """Return a bucket with what it gained until now."""
     if bucket is None:
         return TokenBucket(burst, now_s)

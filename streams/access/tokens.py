@@ -74,7 +74,7 @@ class PublicKey:
     """When the next one was made."""
     revoked_at: int | None = None
 
-    def accepted_until(self) -> int | None:
+    def acceptance_end(self) -> int | None:
         """Return until when its tokens are accepted; None: without end."""
         if self.revoked_at is not None:
             return self.revoked_at
@@ -83,28 +83,28 @@ class PublicKey:
 
 def new_private_key() -> bytes:
     """Return a private key as PEM, without a password."""
-    made = ec.generate_private_key(ec.SECP256R1())
-    return made.private_bytes(
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
-def read_private_key(pem: bytes, where: Path) -> SigningKey:
+def read_private_key(pem: bytes, path: Path) -> SigningKey:
     """Return a signing key. Raises SettingsError, which does not quote it."""
     expected = "expected a PEM file with a private key on the curve P-256, without a password"
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise SettingsError(f"login.signing_key {where} cannot be read; {expected}") from None
+        raise SettingsError(f"login.signing_key {path} cannot be read; {expected}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise SettingsError(f"login.signing_key {where} is another key; {expected}")
+        raise SettingsError(f"login.signing_key {path} is another key; {expected}")
     return SigningKey(public_jwk(key)["kid"], key)
 
 
 def public_jwk(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
     """Return the public half, which is called by its thumbprint (RFC 7638)."""
-    known = ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
-    return _named({name: str(known[name]) for name in _MEMBERS})
+    jwk = ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
+    return _with_kid({name: str(jwk[name]) for name in _MEMBERS})
 
 
 def thumbprint(jwk: Mapping[str, str]) -> str:
@@ -113,7 +113,7 @@ def thumbprint(jwk: Mapping[str, str]) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(canonical).digest()).rstrip(b"=").decode()
 
 
-def created(key: SigningKey, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def creation_event(key: SigningKey, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     """Return the event that makes a public key known."""
     return AccessEvent(
         event_id=derive_id(key.kid, "signing_key_created"),
@@ -126,7 +126,7 @@ def created(key: SigningKey, *, actor: str, reason: str, now_ms: int) -> AccessE
     )
 
 
-def revoked(kid: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def revocation_event(kid: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     """Return the event after which no token of a key is accepted."""
     return AccessEvent(
         event_id=derive_id(kid, "signing_key_revoked"),
@@ -138,18 +138,18 @@ def revoked(kid: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     )
 
 
-def folded(before: Sequence[PublicKey], event: AccessEvent) -> tuple[PublicKey, ...]:
+def fold(before: Sequence[PublicKey], event: AccessEvent) -> tuple[PublicKey, ...]:
     """Return the public keys after one more event about one; the newest is last."""
-    known = {key.kid: key for key in before}
+    known_kids = {key.kid: key for key in before}
     if event.kind == "signing_key_revoked":
         return tuple(
             replace(key, revoked_at=event.created_at) if key.kid == event.subject_id and key.revoked_at is None else key
             for key in before
         )
-    if event.subject_id in known or (made := _public_key(event)) is None:
+    if event.subject_id in known_kids or (new_key := _public_key(event)) is None:
         return tuple(before)
     earlier = (replace(key, replaced_at=key.replaced_at or event.created_at) for key in before)
-    return (*earlier, made)
+    return (*earlier, new_key)
 
 
 def _public_key(event: AccessEvent) -> PublicKey | None:
@@ -163,16 +163,16 @@ def _public_key(event: AccessEvent) -> PublicKey | None:
         return None
     if event.subject_id != thumbprint(needed):
         return None
-    return PublicKey(kid=event.subject_id, jwk=_named(needed), key=key, created_at=event.created_at)
+    return PublicKey(kid=event.subject_id, jwk=_with_kid(needed), key=key, created_at=event.created_at)
 
 
-def _named(needed: Mapping[str, str]) -> dict[str, str]:
+def _with_kid(needed: Mapping[str, str]) -> dict[str, str]:
     return {**needed, "kid": thumbprint(needed), "use": "sig", "alg": ALGORITHM}
 
 
-def accepted(keys: Sequence[PublicKey], now_ms: int) -> list[PublicKey]:
+def accepted_keys(keys: Sequence[PublicKey], now_ms: int) -> list[PublicKey]:
     """Return the keys whose tokens are accepted at a time."""
-    return [key for key in keys if (until := key.accepted_until()) is None or now_ms < until]
+    return [key for key in keys if (until := key.acceptance_end()) is None or now_ms < until]
 
 
 def why_not_signing(keys: Sequence[PublicKey], kid: str, now_ms: int) -> str | None:
@@ -187,11 +187,11 @@ def why_not_signing(keys: Sequence[PublicKey], kid: str, now_ms: int) -> str | N
     return None
 
 
-def signed(key: SigningKey, *, issuer: str, claims: Mapping[str, Any], token_id: str, now_ms: int) -> str:
+def sign(key: SigningKey, *, issuer: str, claims: Mapping[str, Any], token_id: str, now_ms: int) -> str:
     """Return an access token; `claims` are those of the person and the login."""
     now = now_ms // 1000
-    own = {"iss": issuer, "aud": AUDIENCE, "iat": now, "exp": now + LASTS_MS // 1000, "jti": token_id}
-    return jwt.encode({**claims, **own}, key.private, ALGORITHM, headers={"kid": key.kid, "typ": TYPE})
+    registered = {"iss": issuer, "aud": AUDIENCE, "iat": now, "exp": now + LASTS_MS // 1000, "jti": token_id}
+    return jwt.encode({**claims, **registered}, key.private, ALGORITHM, headers={"kid": key.kid, "typ": TYPE})
 
 
 def looks_like_one(sent: str) -> bool:
@@ -203,16 +203,16 @@ def looks_like_one(sent: str) -> bool:
     return sent.count(".") == 2
 
 
-def verified(keys: Sequence[PublicKey], sent: str, now_ms: int) -> Claims | str:
+def verify(keys: Sequence[PublicKey], sent: str, now_ms: int) -> Claims | str:
     """Return what an access token says, or why it is none; the reason never repeats what was sent."""
     if len(sent) > LONGEST:
         return f"the token has {len(sent)} characters; none of Streamward's has more than {LONGEST}"
     try:
         header = jwt.get_unverified_header(sent)
-        key = next((key for key in accepted(keys, now_ms) if key.kid == header.get("kid")), None)
+        key = next((key for key in accepted_keys(keys, now_ms) if key.kid == header.get("kid")), None)
         if key is None or header.get("typ") != TYPE:
             return "the token is not signed by a key of this log that is still accepted"
-        said = jwt.decode(
+        payload = jwt.decode(
             sent,
             key.key,
             algorithms=[ALGORITHM],
@@ -221,7 +221,7 @@ def verified(keys: Sequence[PublicKey], sent: str, now_ms: int) -> Claims | str:
         )
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
         return "the token is no access token of Streamward, or its signature is wrong"
-    user_id, session_id, expires = said["sub"], said["sid"], said["exp"]
+    user_id, session_id, expires = payload["sub"], payload["sid"], payload["exp"]
     if not isinstance(user_id, str) or not isinstance(session_id, str) or not isinstance(expires, int):
         return "the token is no access token of Streamward, or its signature is wrong"
     if now_ms >= expires * 1000:

@@ -82,55 +82,57 @@ def id_from_issuer(issuer: str, subject: str) -> str:
     return FROM_ISSUER + derive_id(issuer, subject)
 
 
-def created(
-    user_id: str,
-    *,
-    roles: Sequence[AccessRole],
-    actor: str,
-    now_ms: int,
-    password_hash: str | None = None,
-    issuer: str | None = None,
-    name: str | None = None,
-    tenant: str | None = None,
-) -> AccessEvent:
-    """Return the event that makes a user: with a password, or of an issuer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewUser:
+    """A person who is made a user: with a password, or of an issuer."""
+
+    user_id: str
+    roles: Sequence[AccessRole]
+    password_hash: str | None = field(default=None, repr=False)
+    issuer: str | None = None
+    name: str | None = None
+    tenant: str | None = None
+
+
+def creation_event(user: NewUser, *, actor: str, now_ms: int) -> AccessEvent:
+    """Return the event that makes a user."""
     return AccessEvent(
-        event_id=derive_id(user_id, "user_created", 0),
-        subject_id=user_id,
+        event_id=derive_id(user.user_id, "user_created", 0),
+        subject_id=user.user_id,
         created_at=now_ms,
         kind="user_created",
         actor=actor,
         reason="asked for",
         sequence=0,
-        name=name,
-        tenant=tenant,
-        password_hash=password_hash,
-        issuer=issuer,
-        roles=tuple(roles),
+        name=user.name,
+        tenant=user.tenant,
+        password_hash=user.password_hash,
+        issuer=user.issuer,
+        roles=tuple(user.roles),
     )
 
 
-def roles_set(user: User, roles: Sequence[AccessRole], *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def roles_event(user: User, roles: Sequence[AccessRole], *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     """Return the event that gives a user other roles."""
-    return replace(_changed(user, "roles_set", actor, reason, now_ms), roles=tuple(roles))
+    return replace(_change_event(user, "roles_set", actor, reason, now_ms), roles=tuple(roles))
 
 
-def password_set(user: User, password_hash: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def password_event(user: User, password_hash: str, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     """Return the event that gives a user another password, and ends what they were logged in to."""
-    return replace(_changed(user, "password_set", actor, reason, now_ms), password_hash=password_hash)
+    return replace(_change_event(user, "password_set", actor, reason, now_ms), password_hash=password_hash)
 
 
-def disabled(user: User, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def disable_event(user: User, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     """Return the event that shuts a user out."""
-    return _changed(user, "user_disabled", actor, reason, now_ms)
+    return _change_event(user, "user_disabled", actor, reason, now_ms)
 
 
-def enabled(user: User, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def enable_event(user: User, *, actor: str, reason: str, now_ms: int) -> AccessEvent:
     """Return the event that lets a user log in again; earlier logins stay void."""
-    return _changed(user, "user_enabled", actor, reason, now_ms)
+    return _change_event(user, "user_enabled", actor, reason, now_ms)
 
 
-def folded(before: User | None, event: AccessEvent) -> User | None:
+def fold(before: User | None, event: AccessEvent) -> User | None:
     """Return a user after one more event about it; one out of turn changes nothing."""
     if event.sequence is None or (before is None) != (event.kind == "user_created"):
         return before
@@ -173,7 +175,7 @@ def row(user: User) -> dict[str, Any]:
     }
 
 
-def _changed(user: User, kind: AccessKind, actor: str, reason: str, now_ms: int) -> AccessEvent:
+def _change_event(user: User, kind: AccessKind, actor: str, reason: str, now_ms: int) -> AccessEvent:
     return AccessEvent(
         event_id=derive_id(user.user_id, kind, user.sequence + 1),
         subject_id=user.user_id,

@@ -144,13 +144,13 @@ def access_audit(
     """
     from schemas.events import RequestEvent
     from streams import output as show
-    from streams.access.keys import shown
+    from streams.access.keys import printable_id
     from streams.cli import events_view
     from streams.errors import SettingsError
     from streams.kafka import times
 
     if key_id is not None and key_id.startswith("sw_"):
-        raise SettingsError(f"--key: there is no key {shown(key_id)}")
+        raise SettingsError(f"--key: there is no key {printable_id(key_id)}")
     begin = times.Begin("start") if since is None else times.Begin("time", times.parse_time(since, "--since"))
     table = events_view.EventLines(many_topics=False) if output == "table" else None
     for record in times.tail(call.settings, times.named(call.settings, ["requests"]), begin, until_end=True):

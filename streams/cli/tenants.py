@@ -71,7 +71,7 @@ def tenants_create(
         if not dry_run:
             tenant_grants.carry_out(log, settings, plan, actor=user_name(), reason=reason)
     result = "would be created" if dry_run else "created"
-    _print_rights([*((right, result) for right in plan.gives), *((right, "unchanged") for right in plan.has)], output)
+    _print_rights([*((right, result) for right in plan.gives), *((right, "unchanged") for right in plan.keeps)], output)
     prefix = tenants.own_prefix(settings.topics.prefix, tenant)
     existing = [name for name in admin.describe(settings) if name.startswith(prefix)]
     if is_new and existing:
@@ -181,7 +181,7 @@ def tenants_remove(
             tenant_grants.carry_out(log, settings, plan, actor=user_name(), reason=reason)
     _print_rights([(right, "would be removed" if dry_run else "removed") for right in plan.takes], output)
     for right in plan.left:
-        click.echo(f"warning: there is still {tenant_rights.said(right)}", err=True)
+        click.echo(f"warning: there is still {tenant_rights.describe(right)}", err=True)
 
 
 def _confirm(takes: tuple[AclRight, ...], tenant: str) -> None:

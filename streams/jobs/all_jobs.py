@@ -41,11 +41,11 @@ class AllJobs:
 
     def next_of_each_policy(self) -> Iterable[JobState]:
         """Return, for each policy, its oldest job that has not ended."""
-        found: dict[str, JobState] = {}
+        oldest: dict[str, JobState] = {}
         for job in sorted(self.states.values(), key=lambda job: (job.created_at, job.job_id)):
-            if not job.ended:
-                found.setdefault(job.policy, job)
-        return found.values()
+            if not job.has_ended:
+                oldest.setdefault(job.policy, job)
+        return oldest.values()
 
     def take(self, record: Record) -> FoldedEvent | None:
         """Fold a record; return what it makes of its job. None, and a warning, if no job takes it; None for a month."""
@@ -62,7 +62,7 @@ class AllJobs:
             log.warning("skipped: job %s was never created", event.job_id, extra=record.log_extra)
             return None
         self.states[event.job_id] = after
-        found = FoldedEvent(event, before, after)
-        if found.took_effect:
+        folded = FoldedEvent(event, before, after)
+        if folded.took_effect:
             self.months.count(event, before, after, record.at)
-        return found
+        return folded

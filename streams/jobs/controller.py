@@ -1,7 +1,7 @@
 """Run jobs: fold the log, and write what each needs next.
 
     consumer group over `jobs` ──► which jobs are ours
-    jobs, adapters from their beginning, groups from where a job's figures end ──► job_reducer.due ──► tasks, jobs, adapters
+    jobs, adapters from their beginning, groups from where a job's figures end ──► due ──► tasks, jobs, adapters
 
 The log is the only state. A controller that is killed loses nothing: the next one folds the same records, and what it
 then asks for has the same ids. Of tasks it first looks which are in the log, since the dead one may have written some;
@@ -71,10 +71,10 @@ class JobController:
 
     def __init__(self, settings: Settings, outage: BrokerOutage) -> None:
         self._settings, self._outage = settings, outage
-        named = topics(settings.topics)
-        self._names = {named[label].name: label for label in ("jobs", "adapters", "groups")}
-        self._groups = named["groups"].name
-        self._jobs = named["jobs"].name
+        topic_of_label = topics(settings.topics)
+        self._names = {topic_of_label[label].name: label for label in ("jobs", "adapters", "groups")}
+        self._groups = topic_of_label["groups"].name
+        self._jobs = topic_of_label["jobs"].name
         self._all = AllJobs(settings.topics.policy_partitions)
         self._event_ms: dict[str, int] = {}
         """Timestamp of the newest event of each job."""
@@ -93,7 +93,7 @@ class JobController:
         self._reader = PartitionReader(settings, starts, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._metrics, self._next_closing = JobMetrics(outage.meter), 0.0
-        self._members = JobMembership(settings, STAGE, outage, self._gained)
+        self._members = JobMembership(settings, STAGE, outage, self._on_gain)
 
     def __enter__(self) -> Self:
         return self
@@ -114,12 +114,12 @@ class JobController:
         if self._news and self._open_and_close():
             self._act()
             self._news = False
-        self._metrics.look(self._watched, self._months)
+        self._metrics.look(self._own_jobs, self._months)
         if time.monotonic() >= self._next_closing:
             self._next_closing = time.monotonic() + CLOSING_S
             self.close_months(times.now_ms())
 
-    def _gained(self) -> None:
+    def _on_gain(self) -> None:
         self._news = True
 
     # --- taking in ----------------------------------------------------------------------------------------------------
@@ -136,15 +136,15 @@ class JobController:
             self._on_group(record)
 
     def _on_job(self, record: Record) -> None:
-        found = self._all.take(record)
-        if found is None:
+        folded = self._all.take(record)
+        if folded is None:
             return
-        event, _, job = found
-        if found.took_effect:
+        event, _, job = folded
+        if folded.took_effect:
             self._event_ms[event.job_id] = record.timestamp_ms
         if event.job_id in self._open:
             self._open[event.job_id] = job_reducer.after_event(self._open[event.job_id], job)
-        if event.kind != "created" and found.took_effect:
+        if event.kind != "created" and folded.took_effect:
             log.info("job %s is %s: %s: %s", job.job_id, job.status, event.kind, job.reason, extra=record.log_extra)
 
     def _on_group(self, record: Record) -> None:
@@ -186,18 +186,18 @@ class JobController:
         if not new:
             return True
         bounds = self._bounds("groups")
-        starts = {tp: at for tp, at in self._reader.position.items() if tp[0] != self._groups}
+        starts = {tp: offset for tp, offset in self._reader.position.items() if tp[0] != self._groups}
         for name, job in new.items():
             self._open[name] = job_reducer.begin(job, self._settings.batches)
         for state in self._open.values():
             tp = (self._groups, self._partition(state.job))
-            at = max(state.next_offset, bounds[tp][0])
-            starts[tp] = min(starts.get(tp, at), at)
+            offset = max(state.next_offset, bounds[tp][0])
+            starts[tp] = min(starts.get(tp, offset), offset)
         self._ends |= {tp: end for tp, (_, end) in bounds.items()}
         self._reader.assign(starts)
         return False
 
-    def _watched(self) -> Iterator[WatchedJob]:
+    def _own_jobs(self) -> Iterator[WatchedJob]:
         for name, job in self._all.states.items():
             if self._is_ours(job):
                 cost = job.cost_usd
@@ -218,7 +218,7 @@ class JobController:
         for job in self._all.next_of_each_policy():
             if job.status == "queued" and job.spec.tuning is None and self._is_ours(job):
                 end = self._bounds("groups")[self._groups, self._partition(job)][1]
-                self._write(job, [job_reducer.started(job, self._versions(job.policy), end)])
+                self._write(job, [job_reducer.start_event(job, self._versions(job.policy), end)])
         for state in self._open.values():
             versions = self._versions(state.job.policy)
             try:
@@ -246,24 +246,26 @@ class JobController:
         """Write what is not in the log yet."""
         for effect in effects:
             if isinstance(effect, Task):
-                written, own_id = self._tasks_of(job), effect.task_id
+                written, effect_id = self._tasks_of(job), effect.task_id
             else:
-                written, own_id = self._events, effect.event_id
-            if own_id not in written:
+                written, effect_id = self._events, effect.event_id
+            if effect_id not in written:
                 self._producer.send(effect)
-                written.add(own_id)
+                written.add(effect_id)
 
     def _tasks_of(self, job: JobState) -> set[str]:
         """Return the ids of the job's tasks that are in the log; an earlier controller may have written some."""
-        if (known := self._tasks.get(job.job_id)) is None:
+        if (task_ids := self._tasks.get(job.job_id)) is None:
             since = max(0, job.asks_since - CLOCK_SKEW_MS)
             bounds = self._bounds("tasks")
-            found = self._outage.ask(lambda: offsets_at(self._settings, ["tasks"], since), "to where a time is")
-            starts = {tp: at for tp, at in found.items() if at >= 0}
+            starts_by_time = self._outage.ask(
+                lambda: offsets_at(self._settings, ["tasks"], since), "to where a time is"
+            )
+            starts = {tp: offset for tp, offset in starts_by_time.items() if offset >= 0}
             records = read(self._settings, starts, {tp: bounds[tp][1] for tp in starts}, outage=self._outage)
-            known = {record.key.decode(errors="replace") for record in records if record.key}
-            self._tasks[job.job_id] = known
-        return known
+            task_ids = {record.key.decode(errors="replace") for record in records if record.key}
+            self._tasks[job.job_id] = task_ids
+        return task_ids
 
     def _bounds(self, *labels: str) -> dict[TopicPartition, tuple[int, int]]:
         return self._outage.ask(lambda: offsets(self._settings, labels), "to where topics end")

@@ -35,28 +35,28 @@ class JobAnswers:
     offset: int = 0
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
     group: AdvantagedGroup
     member: GroupResponse
     at: Coordinates
 
 
-def answers(settings: Settings, job: JobState, wanted: JobAnswers) -> Iterator[dict[str, Any]]:
+def answers(settings: Settings, job: JobState, filter_: JobAnswers) -> Iterator[dict[str, Any]]:
     """Yield the answers of a job's groups in the order of the log, each once.
 
     Raises LogError if the broker does not answer, or retention has cut the responses of a group that is still there.
     """
-    end = None if wanted.limit is None else wanted.offset + wanted.limit
-    found = islice(_found(settings, job, wanted), wanted.offset, end)
-    while some := list(islice(found, AT_ONCE)):
-        records = fetch(settings, [one.at for one in some])
-        for one in some:
-            response = records[one.at].decode(Response)
+    end = None if filter_.limit is None else filter_.offset + filter_.limit
+    chosen = islice(_matches(settings, job, filter_), filter_.offset, end)
+    while batch := list(islice(chosen, AT_ONCE)):
+        records = fetch(settings, [answer.at for answer in batch])
+        for answer in batch:
+            response = records[answer.at].decode(Response)
             if not isinstance(response, Poison):
-                yield _answer(one, response)
+                yield _answer(answer, response)
 
 
-def _found(settings: Settings, job: JobState, wanted: JobAnswers) -> Iterator[_Found]:
+def _matches(settings: Settings, job: JobState, filter_: JobAnswers) -> Iterator[_Match]:
     name = topics(settings.topics)["responses"].name
     partition = partition_of(job.policy, settings.topics.policy_partitions)
     seen: set[str] = set()
@@ -66,14 +66,14 @@ def _found(settings: Settings, job: JobState, wanted: JobAnswers) -> Iterator[_F
             continue
         seen.add(group.group_id)
         for member in group.responses:
-            if wanted.success_only and not is_right(member):
+            if filter_.success_only and not is_right(member):
                 continue
-            if wanted.min_reward is None or member.reward >= wanted.min_reward:
-                yield _Found(group, member, Coordinates(name, member.partition, member.offset))
+            if filter_.min_reward is None or member.reward >= filter_.min_reward:
+                yield _Match(group, member, Coordinates(name, member.partition, member.offset))
 
 
-def _answer(one: _Found, response: Response) -> dict[str, Any]:
-    group, member = one.group, one.member
+def _answer(answer: _Match, response: Response) -> dict[str, Any]:
+    group, member = answer.group, answer.member
     iteration = group.metadata.get(ITERATION, "")
     return {
         "response_id": member.response_id,
@@ -89,5 +89,5 @@ def _answer(one: _Found, response: Response) -> dict[str, Any]:
         "components": dict(member.components),
         "prompt_tokens": response.prompt_tokens,
         "completion_tokens": response.completion_tokens,
-        "recorded_at": str(one.at),
+        "recorded_at": str(answer.at),
     }

@@ -70,8 +70,8 @@ class JobLog(FollowedTopic):
         """Return a job by its id, or by the beginning of it. Raises NotFoundError, RefusedError if several begin so."""
         with self._changed:
             states = self._all.states
-            if (found := states.get(job_id)) is not None:
-                return found
+            if (job := states.get(job_id)) is not None:
+                return job
             names = sorted(name for name in states if job_id and name.startswith(job_id))
             if len(names) == 1:
                 return states[names[0]]
@@ -107,9 +107,9 @@ class JobLog(FollowedTopic):
         """
         with self._changed:
             self._raise_error()
-            if len(self._events[job_id]) <= seen and not self._all.states[job_id].ended:
+            if len(self._events[job_id]) <= seen and not self._all.states[job_id].has_ended:
                 self._changed.wait(POLL_S)
-            return self._events[job_id][seen:], self._all.states[job_id].ended
+            return self._events[job_id][seen:], self._all.states[job_id].has_ended
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class JobLog(FollowedTopic):
         JobRequestError for more questions than a record holds, LogError if the broker does not answer.
         """
         job_id = derive_id("job", order.tenant or "", uuid.uuid4() if key is None else key)
-        if (known := self.jobs.get(job_id)) is None:
+        if (job := self.jobs.get(job_id)) is None:
             event = JobEvent(
                 event_id=derive_id(job_id, "created"),
                 job_id=job_id,
@@ -140,12 +140,12 @@ class JobLog(FollowedTopic):
                 self._write(event)
             except (EncodeError, EventError) as exc:  # too large for a record, above all
                 raise JobRequestError(f"training_queries: {exc}", "training_queries") from exc
-            known = self.get(job_id)
-        if known.request_digest != order.digest:
+            job = self.get(job_id)
+        if job.request_digest != order.digest:
             raise RefusedError(
                 f"Idempotency-Key {key!r} was used for job {job_id}, which was another order; take a new key"
             )
-        return known
+        return job
 
     def command(self, job_id: str, command: JobCommand) -> JobState:
         """Write a command, and return the job once it has taken effect.
@@ -159,23 +159,23 @@ class JobLog(FollowedTopic):
         while True:
             sequence = state.sequence if command.expect is None else command.expect
             event_id = derive_id(job_id, "command", uuid.uuid4() if command.key is None else command.key)
-            if (was := state.effective.get(event_id)) is not None:
+            if (kind := state.effective.get(event_id)) is not None:
                 break
-            if (why := refusal(state, command.kind, sequence)) is not None:
-                raise RefusedError(f"job {job_id}: nothing was written: {why}")
-            at = self._write(self._event(state, command, event_id, sequence))
+            if (refused := refusal(state, command.kind, sequence)) is not None:
+                raise RefusedError(f"job {job_id}: nothing was written: {refused}")
+            coordinates = self._write(self._event(state, command, event_id, sequence))
             state = self.get(job_id)
-            if (was := state.effective.get(event_id)) is not None:
+            if (kind := state.effective.get(event_id)) is not None:
                 break
             winner = self.events(job_id)[sequence]
             if command.expect is not None or winner.actor not in (STAGE, TUNER):
                 raise RefusedError(
-                    f"{at}: {winner.actor} came first with {winner.kind}, and this has no effect: "
+                    f"{coordinates}: {winner.actor} came first with {winner.kind}, and this has no effect: "
                     f"{state.refused[event_id]}"
                 )
-        if was != command.kind:
+        if kind != command.kind:
             raise RefusedError(
-                f"Idempotency-Key {command.key!r} was used before, and job {job_id} was then {was}; take a new key"
+                f"Idempotency-Key {command.key!r} was used before, and job {job_id} was then {kind}; take a new key"
             )
         return state
 
@@ -211,9 +211,9 @@ class JobLog(FollowedTopic):
     # --- following ----------------------------------------------------------------------------------------------------
 
     def _take(self, record: Record) -> None:
-        found = self._all.take(record)
-        if found is not None and found.took_effect:
-            self._events.setdefault(found.event.job_id, []).append(found.event)
+        folded = self._all.take(record)
+        if folded is not None and folded.took_effect:
+            self._events.setdefault(folded.event.job_id, []).append(folded.event)
 
 
 # --- who can be asked for ---------------------------------------------------------------------------------------------
@@ -221,12 +221,12 @@ class JobLog(FollowedTopic):
 
 def known_policies(settings: Settings) -> set[str]:
     """Return the policy of the settings, and every policy that has adapters. Raises as `read_topic`."""
-    found = {settings.policy.name}
+    policies = {settings.policy.name}
     for record in read_topic(settings, "adapters"):
         event = record.decode(AdapterEvent)
         if not isinstance(event, Poison):
-            found.add(event.policy)
-    return found
+            policies.add(event.policy)
+    return policies
 
 
 def known_agents(settings: Settings) -> dict[str, str]:

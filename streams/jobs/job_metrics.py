@@ -36,32 +36,32 @@ class WatchedJob(NamedTuple):
 
 def figures(jobs: Iterable[WatchedJob], now_ms: int) -> Figures:
     """Return the values of all gauges. A policy that has a job has every series of it, so that none is missing at 0."""
-    found: dict[tuple[Metric, tuple[str, ...]], float] = {}
+    values: dict[tuple[Metric, tuple[str, ...]], float] = {}
     for job, event_ms, cost_usd in jobs:
         policy = (job.policy,)
         for status in get_args(JobStatus):
-            found.setdefault((catalog.JOBS, (job.policy, status)), 0)
+            values.setdefault((catalog.JOBS, (job.policy, status)), 0)
         for metric in (*OF_RUNNING, catalog.JOB_SPENT):
-            found.setdefault((metric, policy), 0.0)
-        found[catalog.JOBS, (job.policy, job.status)] += 1
-        found[catalog.JOB_SPENT, policy] += cost_usd or 0.0
+            values.setdefault((metric, policy), 0.0)
+        values[catalog.JOBS, (job.policy, job.status)] += 1
+        values[catalog.JOB_SPENT, policy] += cost_usd or 0.0
         if job.status != "running":
             continue
         budget = job.spec.max_budget_usd
-        found[catalog.JOB_AGE, policy] = max(0.0, (now_ms - event_ms) / 1000)
-        found[catalog.JOB_ITERATIONS, policy] = job.iteration
-        found[catalog.JOB_DONE, policy] = job.iteration / job.spec.iterations
-        found[catalog.JOB_BUDGET, policy] = 0.0 if cost_usd is None or budget is None else cost_usd / budget
-    return found
+        values[catalog.JOB_AGE, policy] = max(0.0, (now_ms - event_ms) / 1000)
+        values[catalog.JOB_ITERATIONS, policy] = job.iteration
+        values[catalog.JOB_DONE, policy] = job.iteration / job.spec.iterations
+        values[catalog.JOB_BUDGET, policy] = 0.0 if cost_usd is None or budget is None else cost_usd / budget
+    return values
 
 
 def month_figures(months: Iterable[MonthBudget]) -> Figures:
     """Return what each tenant has spent. Every controller reads all jobs, so it says that of all tenants."""
-    found: dict[tuple[Metric, tuple[str, ...]], float] = {}
-    for one in months:
-        found[catalog.TENANT_SPENT, (one.tenant,)] = one.spent_usd
-        found[catalog.TENANT_MONTH, (one.tenant,)] = one.spent_usd / one.limit_usd if one.limit_usd else 0.0
-    return found
+    values: dict[tuple[Metric, tuple[str, ...]], float] = {}
+    for month in months:
+        values[catalog.TENANT_SPENT, (month.tenant,)] = month.spent_usd
+        values[catalog.TENANT_MONTH, (month.tenant,)] = month.spent_usd / month.limit_usd if month.limit_usd else 0.0
+    return values
 
 
 class JobMetrics:
@@ -77,9 +77,9 @@ class JobMetrics:
             return
         self._next_look = time.monotonic() + LOOK_EVERY_S
         now_ms = times.now_ms()
-        found = {**figures(watched(), now_ms), **month_figures(months(now_ms))}
-        for metric, labels in self._reported.keys() - found.keys():
+        values = {**figures(watched(), now_ms), **month_figures(months(now_ms))}
+        for metric, labels in self._reported.keys() - values.keys():
             self._meter.set(metric, None, *labels)
-        for (metric, labels), value in found.items():
+        for (metric, labels), value in values.items():
             self._meter.set(metric, value, *labels)
-        self._reported = found
+        self._reported = values

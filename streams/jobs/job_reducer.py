@@ -75,13 +75,17 @@ def begin(job: JobState, rule: Batches) -> OpenJob:
 
 def after_event(state: OpenJob, job: JobState) -> OpenJob:
     """Return the state once the job has taken another event."""
-    ended = job.iteration > state.job.iteration
+    has_ended = job.iteration > state.job.iteration
     return replace(
         state,
         job=job,
         last_at=max(state.last_at, job.updated_at),
-        fates={place: why for place, why in state.fates.items() if place[0] > job.iteration} if ended else state.fates,
-        counted={name: at for name, at in state.counted.items() if at >= job.groups_next} if ended else state.counted,
+        fates={place: fate for place, fate in state.fates.items() if place[0] > job.iteration}
+        if has_ended
+        else state.fates,
+        counted={name: offset for name, offset in state.counted.items() if offset >= job.groups_next}
+        if has_ended
+        else state.counted,
     )
 
 
@@ -109,8 +113,11 @@ def after_group(state: OpenJob, group: AdvantagedGroup, offset: int) -> OpenJob:
 def _tokens(group: AdvantagedGroup) -> tuple[int, int]:
     """Return the tokens that a group's answers read and wrote."""
     shared = len(group.prompt_token_ids)
-    read = sum(shared + len(one.prompt_token_ids) + one.completion_tokens - one.loss_tokens for one in group.responses)
-    wrote = sum(one.loss_tokens for one in group.responses)
+    read = sum(
+        shared + len(response.prompt_token_ids) + response.completion_tokens - response.loss_tokens
+        for response in group.responses
+    )
+    wrote = sum(response.loss_tokens for response in group.responses)
     if group.sampling_id is not None:
         unknown = [slot for slot in group.left_out if slot.reason not in ("response_failed", "unanswered")]
         read, wrote = read + shared * len(unknown), wrote + group.sampling.max_tokens * len(unknown)
@@ -129,7 +136,7 @@ def _why_useless(group: AdvantagedGroup, sequence: int, rule: Batches) -> str:
 # --- what is due ------------------------------------------------------------------------------------------------------
 
 
-def started(job: JobState, adapters: AdapterState, groups_next: int) -> JobEvent:
+def start_event(job: JobState, adapters: AdapterState, groups_next: int) -> JobEvent:
     """Return the event that starts a queued job; groups of its tasks are at `groups_next` or later."""
     return JobEvent(
         event_id=derive_id(job.job_id, "started", job.sequence),
@@ -168,48 +175,50 @@ def due(state: OpenJob, adapters: AdapterState, month: MonthBudget | None = None
     return tuple(_tasks(state))
 
 
-def unaskable(state: OpenJob, adapters: AdapterState, why: str) -> JobEvent:
+def unaskable(state: OpenJob, adapters: AdapterState, reason: str) -> JobEvent:
     """Return the end of a job whose tasks cannot be written."""
     action = "order it again with other questions: `streamward jobs start` checks each of them"
-    return _event(state, adapters, "failed", why, code=NOT_ASKED, suggested_action=action)
+    return _event(state, adapters, "failed", reason, code=NOT_ASKED, suggested_action=action)
 
 
 def usage(state: OpenJob, adapters: AdapterState) -> JobUsage:
     """Return what the job has used until now."""
     base = state.job.base_version or 0
-    seconds = [one.metrics.get("step_s", 0.0) for number, one in sorted(adapters.versions.items()) if number > base]
+    seconds = [
+        version.metrics.get("step_s", 0.0) for number, version in sorted(adapters.versions.items()) if number > base
+    ]
     return JobUsage(*state.tokens, sum(seconds))
 
 
-def over_budget(job: JobState, used: JobUsage, month: MonthBudget | None) -> tuple[str, str] | None:
+def over_budget(job: JobState, usage: JobUsage, month: MonthBudget | None) -> tuple[str, str] | None:
     """Return why a job that has used so much has to end, and what to do then; None if it may continue."""
     if job.spec.prices is None:
         return None
-    cost, most = cost_usd(used, job.spec.prices), job.spec.max_budget_usd
+    cost, limit_usd = cost_usd(usage, job.spec.prices), job.spec.max_budget_usd
     if month is not None:
         spent = month.spent_usd + cost - cost_usd(job.usage, job.spec.prices)
         if spent >= month.limit_usd:
-            why = f"{spent:.4f} USD of {month.limit_usd:.4f} are spent that are for {month}"
+            reason = f"{spent:.4f} USD of {month.limit_usd:.4f} are spent that are for {month}"
             return (
-                why,
+                reason,
                 "order it again next month, from the newest version; or raise jobs.tenant_month_usd",
             )
-    if most is None or cost < most:
+    if limit_usd is None or cost < limit_usd:
         return None
-    why = f"{cost:.4f} USD of {most:.4f} are spent"
-    return why, "start another job with a larger max_budget_usd: it begins with the newest version"
+    reason = f"{cost:.4f} USD of {limit_usd:.4f} are spent"
+    return reason, "start another job with a larger max_budget_usd: it begins with the newest version"
 
 
 def _budget(state: OpenJob, adapters: AdapterState, month: MonthBudget | None) -> JobEvent | None:
-    job, used = state.job, usage(state, adapters)
-    if (over := over_budget(job, used, month)) is not None:
-        return _event(state, adapters, "budget_exceeded", over[0], code=BUDGET_EXCEEDED, suggested_action=over[1])
-    most = job.spec.max_budget_usd
-    if job.spec.prices is None or most is None or job.warned:
+    job, usage_now = state.job, usage(state, adapters)
+    if (end := over_budget(job, usage_now, month)) is not None:
+        return _event(state, adapters, "budget_exceeded", end[0], code=BUDGET_EXCEEDED, suggested_action=end[1])
+    limit_usd = job.spec.max_budget_usd
+    if job.spec.prices is None or limit_usd is None or job.warned:
         return None
-    cost = cost_usd(used, job.spec.prices)
-    if cost >= WARN_AT * most:
-        return _event(state, adapters, "budget_warned", f"{cost:.4f} USD of {most:.4f} are spent")
+    cost = cost_usd(usage_now, job.spec.prices)
+    if cost >= WARN_AT * limit_usd:
+        return _event(state, adapters, "budget_warned", f"{cost:.4f} USD of {limit_usd:.4f} are spent")
     return None
 
 
@@ -218,7 +227,7 @@ def _budget(state: OpenJob, adapters: AdapterState, month: MonthBudget | None) -
 
 def _is_due(job: JobState) -> bool:
     """Return whether the newest version is to be evaluated, and is not yet."""
-    if not job.held_out or any(one.iteration == job.iteration for one in job.evaluations):
+    if not job.held_out or any(result.iteration == job.iteration for result in job.evaluations):
         return False
     return job.iteration % job.spec.evaluate_every == 0 or job.iteration >= job.spec.iterations
 
@@ -226,11 +235,11 @@ def _is_due(job: JobState) -> bool:
 def _evaluation(state: OpenJob, adapters: AdapterState) -> Sequence[Effect]:
     job, version = state.job, (state.job.base_version or 0) + state.job.iteration
     name = suite_name(job)
-    found = adapters.versions[version].evaluated.get(name)
-    if found is None:
-        asked = evaluation.evaluation(suite(job), policy=job.policy, version=version, now_ms=state.last_at)
-        return tuple(asked)
-    outcomes = (adapters.versions[one].outcomes.get(name, ()) for one in (version, job.base_version or 0))
+    results = adapters.versions[version].evaluated.get(name)
+    if results is None:
+        tasks = evaluation.evaluation(suite(job), policy=job.policy, version=version, now_ms=state.last_at)
+        return tuple(tasks)
+    outcomes = (adapters.versions[number].outcomes.get(name, ()) for number in (version, job.base_version or 0))
     pairs = paired.pairs(*outcomes)
     if not pairs:
         return (
@@ -244,10 +253,10 @@ def _evaluation(state: OpenJob, adapters: AdapterState) -> Sequence[Effect]:
             ),
         )
     measured = paired.compare(pairs).metrics()
-    scores = {one.version: one.metrics for one in job.evaluations if one.iteration} | (
+    scores = {number.version: number.metrics for number in job.evaluations if number.iteration} | (
         {version: measured} if job.iteration else {}
     )
-    best = sorted(scores, key=lambda one: (-scores[one]["success"], -scores[one]["mean_reward"], one))
+    best = sorted(scores, key=lambda number: (-scores[number]["success"], -scores[number]["mean_reward"], number))
     reason = f"version {version}: success {measured['success']:.3f}, {measured['success_against']:.3f} before the job"
     event = _event(state, adapters, "evaluated", reason, version=version, best=tuple(best[: job.spec.keep_best]))
     return (replace(event, metrics={**event.metrics, **measured}),)
@@ -259,14 +268,14 @@ def _evaluation(state: OpenJob, adapters: AdapterState) -> Sequence[Effect]:
 def _end(state: OpenJob, adapters: AdapterState) -> Sequence[Effect] | None:
     """Return what ends the job: its last event, or the retirements before it; None if it continues."""
     job = state.job
-    if (why := _complete(job)) is not None:
+    if (reason := _complete(job)) is not None:
         retired = tuple(_retirements(state, adapters))
-        return retired or (_event(state, adapters, "completed", why),)
+        return retired or (_event(state, adapters, "completed", reason),)
     fault = _no_gain(job) or _no_gradient(job, adapters) or _nothing_to_learn(state)
     if fault is None:
         return None
-    why, action = fault
-    return (_event(state, adapters, "failed", why, code=NOT_CONVERGED, suggested_action=action),)
+    reason, action = fault
+    return (_event(state, adapters, "failed", reason, code=NOT_CONVERGED, suggested_action=action),)
 
 
 def _complete(job: JobState) -> str | None:
@@ -274,8 +283,8 @@ def _complete(job: JobState) -> str | None:
     newest = job.evaluations[-1] if job.evaluations and job.evaluations[-1].iteration else None
     target = job.spec.target_gain
     if newest is not None and target is not None:
-        gain, low = newest.metrics["success_gain"], newest.metrics.get("success_gain_low", -1.0)
-        if gain >= target and low > 0:
+        gain, gain_low = newest.metrics["success_gain"], newest.metrics.get("success_gain_low", -1.0)
+        if gain >= target and gain_low > 0:
             return f"version {newest.version} has gained {gain:.3f}, and {target:.3f} were asked for"
     if job.iteration >= job.spec.iterations:
         return f"all {job.spec.iterations} iterations are done"
@@ -286,19 +295,21 @@ def _complete(job: JobState) -> str | None:
 
 def _without_better(job: JobState) -> int:
     """Return how many evaluations there were since that of the best version."""
-    versions = [one.version for one in job.evaluations if one.iteration]
+    versions = [result.version for result in job.evaluations if result.iteration]
     return len(versions) - 1 - versions.index(job.best[0]) if job.best and job.best[0] in versions else 0
 
 
 def _best_gain(job: JobState) -> float:
     """Return the largest gain in success or reward: where rewards are grades, no answer need be right."""
-    gains = [max(one.metrics["success_gain"], one.metrics["gain"]) for one in job.evaluations if one.iteration]
+    gains = [
+        max(result.metrics["success_gain"], result.metrics["gain"]) for result in job.evaluations if result.iteration
+    ]
     return max(gains, default=0.0)
 
 
 def _no_gain(job: JobState) -> tuple[str, str] | None:
-    measured = sum(one.iteration > 0 for one in job.evaluations)
-    if measured <= job.spec.patience or _without_better(job) < job.spec.patience or _best_gain(job) > 0:
+    evaluated = sum(result.iteration > 0 for result in job.evaluations)
+    if evaluated <= job.spec.patience or _without_better(job) < job.spec.patience or _best_gain(job) > 0:
         return None
     return (
         f"no version is better than the one before the job, by iteration {job.iteration}",
@@ -310,7 +321,7 @@ def _no_gain(job: JobState) -> tuple[str, str] | None:
 def _no_gradient(job: JobState, adapters: AdapterState) -> tuple[str, str] | None:
     newest = (job.base_version or 0) + job.iteration
     last = range(newest - SKIPPED_STEPS + 1, newest + 1)
-    if job.iteration < SKIPPED_STEPS or not all(adapters.versions[one].metrics.get("skipped") for one in last):
+    if job.iteration < SKIPPED_STEPS or not all(adapters.versions[number].metrics.get("skipped") for number in last):
         return None
     return (
         f"the gradient was not finite in the last {SKIPPED_STEPS} steps, up to version {newest}",
@@ -320,10 +331,10 @@ def _no_gradient(job: JobState, adapters: AdapterState) -> tuple[str, str] | Non
 
 def _nothing_to_learn(state: OpenJob) -> tuple[str, str] | None:
     job = state.job
-    if drawn(state) <= MOST_DRAWS * _batch(state):
+    if draws_needed(state) <= MOST_DRAWS * _batch(state):
         return None
-    why = Counter(fate for (number, _), fate in state.fates.items() if number == job.iteration + 1 and fate)
-    causes = ", ".join(f"{count} {fate}" for fate, count in why.most_common())
+    fates = Counter(fate for (number, _), fate in state.fates.items() if number == job.iteration + 1 and fate)
+    causes = ", ".join(f"{count} {fate}" for fate, count in fates.most_common())
     return (
         f"iteration {job.iteration + 1} has too few groups to learn from: {causes}",
         "where rewards are equal (zero_variance) give questions that are neither always nor never answered right, "
@@ -355,7 +366,7 @@ def _retirements(state: OpenJob, adapters: AdapterState) -> Iterator[AdapterEven
 # --- iterations -------------------------------------------------------------------------------------------------------
 
 
-def drawn(state: OpenJob) -> int:
+def draws_needed(state: OpenJob) -> int:
     """Return how many tasks the iteration under way needs: as many more than a batch as were drawn in vain."""
     number, batch = state.job.iteration + 1, _batch(state)
     count = batch
@@ -374,17 +385,23 @@ def _batch(state: OpenJob) -> int:
 
 def _tasks(state: OpenJob) -> Iterator[Task]:
     number = state.job.iteration + 1
-    for draw in range(drawn(state)):
+    for draw in range(draws_needed(state)):
         if (number, draw) not in state.fates:
             yield train_task(state.job, number, draw, state.last_at)
 
 
 def _iteration(state: OpenJob, adapters: AdapterState, version: int) -> JobEvent:
-    made = adapters.versions[version]
+    trained_version = adapters.versions[version]
     event = _event(state, adapters, "iteration", f"version {version} is trained", version=version)
-    own = {name: made.metrics[name] for name in ("reward", "loss", "grad_norm") if name in made.metrics}
-    at = max(event.created_at, made.created_at)
-    return replace(event, created_at=at, iteration=state.job.iteration + 1, metrics={**event.metrics, **own})
+    step_metrics = {
+        name: trained_version.metrics[name]
+        for name in ("reward", "loss", "grad_norm")
+        if name in trained_version.metrics
+    }
+    created_at = max(event.created_at, trained_version.created_at)
+    return replace(
+        event, created_at=created_at, iteration=state.job.iteration + 1, metrics={**event.metrics, **step_metrics}
+    )
 
 
 def _event(state: OpenJob, adapters: AdapterState, kind: JobKind, reason: str, **changes: Any) -> JobEvent:

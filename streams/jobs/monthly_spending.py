@@ -118,42 +118,50 @@ class TenantMonths:
 
     # --- taking in ----------------------------------------------------------------------------------------------------
 
-    def count(self, event: JobEvent, before: JobState | None, after: JobState, at: Coordinates) -> None:
+    def count(self, event: JobEvent, before: JobState | None, after: JobState, coordinates: Coordinates) -> None:
         """Count an event that took effect: what its job used since the one before it."""
-        used = after.usage.since(JobUsage() if before is None else before.usage)
+        usage = after.usage.since(JobUsage() if before is None else before.usage)
         prices = after.spec.prices
-        spent = Spending(
-            after.tenant or "", after.policy, after.job_id, at.partition, at.offset, month_of(event.created_at),
-            used, 0.0 if prices is None else cost_usd(used, prices),
-        )  # fmt: skip
-        self._spent.setdefault(spent.tenant, []).append(spent)
-        self._add(spent)
+        spending = Spending(
+            tenant=after.tenant or "",
+            policy=after.policy,
+            job_id=after.job_id,
+            partition=coordinates.partition,
+            offset=coordinates.offset,
+            month=month_of(event.created_at),
+            usage=usage,
+            cost_usd=0.0 if prices is None else cost_usd(usage, prices),
+        )
+        self._spent.setdefault(spending.tenant, []).append(spending)
+        self._add(spending)
 
     def close(self, event: JobEvent) -> None:
         """Close the month that the event names; of two records that close it, the first counts."""
         key = (event.tenant or "", event.month or "")
         if event.kind != MONTH_CLOSED or key in self._closed:
             return
-        used = usage_of(event.metrics, JobUsage())
+        usage = usage_of(event.metrics, JobUsage())
         figures = MonthFigures()
-        figures.add(used, event.metrics.get("cost_usd", 0.0))
+        figures.add(usage, event.metrics.get("cost_usd", 0.0))
         self._closed[key] = ClosedMonth(figures, event.counted)
         for name in [name for name in self._open if name[0] == key[0]]:
             del self._open[name]
-        for spent in self._spent.get(key[0], ()):
-            self._add(spent)
+        for spending in self._spent.get(key[0], ()):
+            self._add(spending)
 
-    def _add(self, spent: Spending) -> None:
-        key = (spent.tenant, self.month(spent))
+    def _add(self, spending: Spending) -> None:
+        key = (spending.tenant, self.month(spending))
         if key not in self._closed:
-            self._open.setdefault(key, MonthFigures()).add(spent.usage, spent.cost_usd)
+            self._open.setdefault(key, MonthFigures()).add(spending.usage, spending.cost_usd)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    def month(self, spent: Spending) -> str:
+    def month(self, spending: Spending) -> str:
         """Return the month that it counts in."""
-        month = spent.month
-        while (closed := self._closed.get((spent.tenant, month))) and not closed.has(spent.partition, spent.offset):
+        month = spending.month
+        while (closed := self._closed.get((spending.tenant, month))) and not closed.has(
+            spending.partition, spending.offset
+        ):
             month = month_after(month)
         return month
 
@@ -173,8 +181,8 @@ class TenantMonths:
 
     def every(self) -> Iterator[Spending]:
         """Yield what each event says, tenant by tenant."""
-        for spent in self._spent.values():
-            yield from spent
+        for spendings in self._spent.values():
+            yield from spendings
 
     def budget(self, tenant: str | None, time_ms: int, limit_usd: float) -> MonthBudget | None:
         """Return what a tenant may spend in the month of a time, or the first after it that is open; None: no limit."""

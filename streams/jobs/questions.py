@@ -30,13 +30,13 @@ def suite_name(state: JobState) -> str:
 
 def suite(state: JobState) -> Suite:
     """Return the held-out questions."""
-    asked = tuple(_task(state, number) for number in state.held_out)
-    return Suite(name=suite_name(state), questions=asked, thresholds={})
+    tasks = tuple(_task(state, number) for number in state.held_out)
+    return Suite(name=suite_name(state), questions=tasks, thresholds={})
 
 
 def train_task(state: JobState, iteration: int, draw: int, created_at: int) -> Task:
     """Return the task of a draw; `iteration` counts from 1, `draw` from 0."""
-    number = state.train[_chosen(state, iteration, draw)]
+    number = state.train[_question_number(state, iteration, draw)]
     task = _task(state, number)
     return replace(
         task,
@@ -84,7 +84,7 @@ def _task(state: JobState, number: int) -> Task:
     )
 
 
-def _chosen(state: JobState, iteration: int, draw: int) -> int:
+def _question_number(state: JobState, iteration: int, draw: int) -> int:
     """Return which of the questions of the train share a draw takes."""
     count, batch = len(state.train), state.spec.batch_size
     if draw >= batch:

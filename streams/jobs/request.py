@@ -68,8 +68,8 @@ class RewardSourceConfig(RequestPart):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
 
 class PricesConfig(RequestPart):
@@ -126,19 +126,19 @@ class JobOrder:
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Written with it, for those who ordered it: no decision is made of them."""
 
-    def noting(self, metadata: Mapping[str, str], asked: Any) -> JobOrder:
-        """Return the order with metadata; `asked` is the request that it was made of, and its digest is of that."""
-        return replace(self, metadata=metadata, digest=digest_of(asked))
+    def with_metadata(self, metadata: Mapping[str, str], request: Any) -> JobOrder:
+        """Return the order with metadata; `request` is the request that it was made of, and its digest is of that."""
+        return replace(self, metadata=metadata, digest=digest_of(request))
 
 
-def read_request(given: Any) -> JobRequest:
+def read_request(body: Any) -> JobRequest:
     """Return a request. Raises JobRequestError that names the first parameter that is wrong."""
     try:
-        text = json.dumps(given)
+        text = json.dumps(body)
         text.encode()
         return JobRequest.model_validate_json(text)
     except ValidationError as exc:
-        raise explained(exc, JobRequest) from exc
+        raise explain(exc, JobRequest) from exc
     except (TypeError, ValueError, RecursionError) as exc:
         raise JobRequestError(f"the request cannot be written as JSON in UTF-8: {exc}") from exc
 
@@ -158,7 +158,7 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
             "out, or name an agent",
             "config.max_steps_per_trajectory",
         )
-    prices, budget = agreed(config.prices, config.max_budget_usd, settings)
+    prices, budget = prices_and_budget(config.prices, config.max_budget_usd, settings)
     spec = JobSpec(
         iterations=config.n_iterations,
         batch_size=settings.batches.groups,
@@ -174,10 +174,10 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
         prices=prices,
         sampling=Sampling(temperature=config.temperature, max_tokens=config.max_tokens),
         reward_sources=tuple(
-            RewardSource(name=one.name, weight=one.weight, settings=json.dumps(one.settings))
-            for one in config.reward_sources
+            RewardSource(name=source.name, weight=source.weight, settings=json.dumps(source.settings))
+            for source in config.reward_sources
         ),
-        questions=tuple(_question(one) for one in request.training_queries),
+        questions=tuple(_question(source) for source in request.training_queries),
     )
     _check_share(spec)
     _check_tasks(policy, spec)
@@ -185,8 +185,8 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
     return JobOrder(policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
 
 
-def digest_of(asked: Any) -> str:
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+def digest_of(request: Any) -> str:
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
 def _who(name: str, policies: Collection[str], agents: Mapping[str, str]) -> tuple[str, str | None]:
@@ -200,57 +200,58 @@ def _who(name: str, policies: Collection[str], agents: Mapping[str, str]) -> tup
 
 def _repeats(config: JobConfig, settings: Settings) -> None:
     """Raise JobRequestError for a parameter that is the deployment's, and has another value there."""
-    own = {
+    deployment = {
         "batch_size": ("batches.groups", settings.batches.groups),
         "learning_rate": ("trainer.learning_rate", settings.trainer.learning_rate),
         "gamma": ("advantages.gamma", settings.advantages.gamma),
     }
-    for name, (key, value) in own.items():
-        if (given := getattr(config, name)) is not None and given != value:
+    for name, (key, value) in deployment.items():
+        if (requested := getattr(config, name)) is not None and requested != value:
             raise JobRequestError(
-                f"config.{name} is {given:g}, and would have no effect: {key} is {value:g} here. Leave it out, or set "
-                f"{key} for the processes of the loop",
+                f"config.{name} is {requested:g}, and would have no effect: {key} is {value:g} here. Leave it out, or "
+                f"set {key} for the processes of the loop",
                 f"config.{name}",
             )
 
 
 def _each_once(queries: tuple[TrainingQuery, ...]) -> None:
     first: dict[str, int] = {}
-    for number, one in enumerate(queries):
-        if first.setdefault(one.query, number) != number:
+    for number, query in enumerate(queries):
+        if first.setdefault(query.query, number) != number:
             raise JobRequestError(
-                f"training_queries[{number}].query repeats training_queries[{first[one.query]}].query; give each once",
+                f"training_queries[{number}].query repeats training_queries[{first[query.query]}].query; give each "
+                "once",
                 f"training_queries[{number}].query",
             )
 
 
-def agreed(
+def prices_and_budget(
     prices: PricesConfig | None, budget_usd: float | None, settings: Settings
 ) -> tuple[JobPrices | None, float | None]:
     """Return the prices and the budget of a job. Raises JobRequestError for a budget without prices."""
-    found = _prices(prices, settings)
-    if found is None and budget_usd is not None:
+    job_prices = _prices(prices, settings)
+    if job_prices is None and budget_usd is not None:
         raise JobRequestError(
             "config.max_budget_usd is set, and a price is missing: give config.prices, or set jobs.prompt_usd, "
             "jobs.completion_usd and jobs.trainer_hour_usd",
             "config.prices",
         )
-    return found, settings.jobs.max_budget_usd if found is not None and budget_usd is None else budget_usd
+    return job_prices, settings.jobs.max_budget_usd if job_prices is not None and budget_usd is None else budget_usd
 
 
-def _prices(given: PricesConfig | None, settings: Settings) -> JobPrices | None:
-    if given is not None:
-        return JobPrices(**given.model_dump())
-    own = (settings.jobs.prompt_usd, settings.jobs.completion_usd, settings.jobs.trainer_hour_usd)
-    prompt, completion, trainer_hour = own
+def _prices(config: PricesConfig | None, settings: Settings) -> JobPrices | None:
+    if config is not None:
+        return JobPrices(**config.model_dump())
+    defaults = (settings.jobs.prompt_usd, settings.jobs.completion_usd, settings.jobs.trainer_hour_usd)
+    prompt, completion, trainer_hour = defaults
     if prompt is None or completion is None or trainer_hour is None:
         return None
     return JobPrices(prompt=prompt, completion=completion, trainer_hour=trainer_hour)
 
 
-def _question(given: TrainingQuery) -> JobQuestion:
-    expected = given.expected_outcome
-    return JobQuestion(query=given.query, verifier="{}" if expected is None else json.dumps({"answer": expected}))
+def _question(query: TrainingQuery) -> JobQuestion:
+    expected = query.expected_outcome
+    return JobQuestion(query=query.query, verifier="{}" if expected is None else json.dumps({"answer": expected}))
 
 
 def _check_share(spec: JobSpec) -> None:
@@ -266,14 +267,14 @@ def _check_share(spec: JobSpec) -> None:
 
 def _check_tasks(policy: str, spec: JobSpec) -> None:
     """Raise JobRequestError for a question that would make no task."""
-    every = JobState(
+    whole = JobState(
         job_id="", policy=policy, tenant=None, spec=spec, train=(), held_out=(), request_digest=None, created_at=0,
         updated_at=0, asks_since=0,
     )  # fmt: skip
     for number in range(len(spec.questions)):
-        task = train_task(replace(every, train=(number,)), 1, 0, 0)
-        if (wrong := next(chain(problems(task), source_problems(task)), None)) is not None:
-            raise JobRequestError(f"training_queries[{number}]: {wrong}", f"training_queries[{number}]")
+        task = train_task(replace(whole, train=(number,)), 1, 0, 0)
+        if (problem := next(chain(problems(task), source_problems(task)), None)) is not None:
+            raise JobRequestError(f"training_queries[{number}]: {problem}", f"training_queries[{number}]")
 
 
 def check_estimate(spec: JobSpec, lower: str) -> None:
@@ -299,29 +300,34 @@ def estimate(spec: JobSpec) -> JobUsage:
     train, held_out = split(spec.questions, spec.held_out_share)
     prompts = [len(question.query.encode()) / BYTES_PER_TOKEN for question in spec.questions]
     trained = spec.iterations * spec.batch_size * spec.group_size
-    asked = 0 if not held_out else (2 + (spec.iterations - 1) // spec.evaluate_every) * EVALUATION_SLOTS
-    each = sum(prompts[one] for one in train) / max(1, len(train))
-    prompt = trained * each + asked * sum(prompts[one] for one in held_out)
-    sampled = (trained + asked * len(held_out)) * spec.sampling.max_tokens / 2
+    evaluations = 0 if not held_out else (2 + (spec.iterations - 1) // spec.evaluate_every) * EVALUATION_SLOTS
+    prompt_of_question = sum(prompts[number] for number in train) / max(1, len(train))
+    prompt = trained * prompt_of_question + evaluations * sum(prompts[number] for number in held_out)
+    sampled = (trained + evaluations * len(held_out)) * spec.sampling.max_tokens / 2
     return JobUsage(round(prompt), round(sampled))
 
 
-def explained(exc: ValidationError, model: type[BaseModel]) -> JobRequestError:
+def explain(exc: ValidationError, model: type[BaseModel]) -> JobRequestError:
     """Return what is wrong with the parameters that `model` was to read: the first of its faults."""
     error = exc.errors(include_url=False)[0]
-    where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"]).lstrip(".")
+    parameter = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"]).lstrip(".")
     if error["type"] == "extra_forbidden":
-        known = (_within(model, error["loc"][0]) if len(error["loc"]) > 1 else model).model_fields
-        return JobRequestError(f"{where}: there is no such parameter; {nearest(str(error['loc'][-1]), known)}", where)
+        fields = (_within(model, error["loc"][0]) if len(error["loc"]) > 1 else model).model_fields
+        return JobRequestError(
+            f"{parameter}: there is no such parameter; {nearest(str(error['loc'][-1]), fields)}", parameter
+        )
     if error["type"] == "missing":
-        return JobRequestError(f"{where} is required", where)
-    got = repr(error["input"])
-    got = got if len(got) <= SHOWN else got[:SHOWN] + "…"
-    return JobRequestError(f"{where or 'the request'}: {error['msg']} (got {got})", where or None)
+        return JobRequestError(f"{parameter} is required", parameter)
+    value = repr(error["input"])
+    value = value if len(value) <= SHOWN else value[:SHOWN] + "…"
+    return JobRequestError(f"{parameter or 'the request'}: {error['msg']} (got {value})", parameter or None)
 
 
 def _within(model: type[BaseModel], name: Any) -> type[BaseModel]:
     """Return what a parameter of `model` is made of."""
-    held = model.model_fields[name].annotation if name in model.model_fields else None
-    every = (held, *get_args(held))
-    return next((one for one in every if isinstance(one, type) and issubclass(one, BaseModel)), model)
+    annotation = model.model_fields[name].annotation if name in model.model_fields else None
+    candidates = (annotation, *get_args(annotation))
+    return next(
+        (candidate for candidate in candidates if isinstance(candidate, type) and issubclass(candidate, BaseModel)),
+        model,
+    )

@@ -20,11 +20,11 @@ CostName = Literal["policy", "tenant", "job", "month"]
 
 def names(text: str) -> tuple[CostName, ...]:
     """Return the names in `policy,month`. Raises SettingsError for one that there is not."""
-    found = tuple(one.strip() for one in text.split(",") if one.strip())
-    known = get_args(CostName)
-    if not found or set(found) - set(known) or len(set(found)) < len(found):
-        raise SettingsError(f"--by {text}: expected some of {', '.join(known)}, each once, with commas between")
-    return cast("tuple[CostName, ...]", found)
+    chosen = tuple(name.strip() for name in text.split(",") if name.strip())
+    allowed = get_args(CostName)
+    if not chosen or set(chosen) - set(allowed) or len(set(chosen)) < len(chosen):
+        raise SettingsError(f"--by {text}: expected some of {', '.join(allowed)}, each once, with commas between")
+    return cast("tuple[CostName, ...]", chosen)
 
 
 def costs(months: TenantMonths, by: Sequence[CostName]) -> list[dict[str, Any]]:
@@ -33,9 +33,9 @@ def costs(months: TenantMonths, by: Sequence[CostName]) -> list[dict[str, Any]]:
     Of a tenant's month a row says whether it is closed; by these two alone it has the figures that were recorded then.
     """
     sums: dict[tuple[str, ...], MonthFigures] = {}
-    for spent in months.every():
-        key = _key(spent, months.month(spent), by)
-        sums.setdefault(key, MonthFigures()).add(spent.usage, spent.cost_usd)
+    for spending in months.every():
+        key = _key(spending, months.month(spending), by)
+        sums.setdefault(key, MonthFigures()).add(spending.usage, spending.cost_usd)
     rows = []
     for key, figures in sorted(sums.items()):
         row: dict[str, Any] = dict(zip(by, key, strict=True))
@@ -46,20 +46,22 @@ def costs(months: TenantMonths, by: Sequence[CostName]) -> list[dict[str, Any]]:
     return rows
 
 
-def check_month(known: AllJobs, ordered: JobState, now_ms: int, limit_usd: float) -> None:
+def check_month(jobs: AllJobs, ordered: JobState, now_ms: int, limit_usd: float) -> None:
     """Raise RefusedError if a job would take its tenant over what it may spend in this month.
 
     To what is spent comes what this job is likely to cost, and what the tenant's other jobs that have not ended are.
     """
-    budget = known.months.budget(ordered.tenant, now_ms, limit_usd)
-    if budget is None or (asked := _to_come(ordered)) is None:
+    budget = jobs.months.budget(ordered.tenant, now_ms, limit_usd)
+    if budget is None or (cost_to_come := _to_come(ordered)) is None:
         return
-    others = [_to_come(job) for job in known.states.values() if (job.tenant or "") == budget.tenant and not job.ended]
-    open_usd = sum(cost or 0.0 for cost in others)
-    if budget.spent_usd + open_usd + asked > limit_usd:
+    others_usd = [
+        _to_come(job) for job in jobs.states.values() if (job.tenant or "") == budget.tenant and not job.has_ended
+    ]
+    open_usd = sum(cost or 0.0 for cost in others_usd)
+    if budget.spent_usd + open_usd + cost_to_come > limit_usd:
         raise RefusedError(
-            f"the job is estimated to cost {asked:.2f} USD. Of the {limit_usd:.2f} USD (jobs.tenant_month_usd) for "
-            f"{budget}, {budget.spent_usd:.2f} are spent, and jobs that have not ended are estimated to cost "
+            f"the job is estimated to cost {cost_to_come:.2f} USD. Of the {limit_usd:.2f} USD (jobs.tenant_month_usd) "
+            f"for {budget}, {budget.spent_usd:.2f} are spent, and jobs that have not ended are estimated to cost "
             f"{open_usd:.2f} more. Order less, cancel one of those, or wait for the next month"
         )
 
@@ -70,11 +72,11 @@ def _to_come(job: JobState) -> float | None:
     return None if prices is None else max(0.0, cost_usd(estimate(job.spec), prices) - cost_usd(job.usage, prices))
 
 
-def _key(spent: Spending, month: str, by: Sequence[CostName]) -> tuple[str, ...]:
-    every: dict[CostName, str] = {
-        "policy": spent.policy,
-        "tenant": spent.tenant,
-        "job": spent.job_id,
+def _key(spending: Spending, month: str, by: Sequence[CostName]) -> tuple[str, ...]:
+    values: dict[CostName, str] = {
+        "policy": spending.policy,
+        "tenant": spending.tenant,
+        "job": spending.job_id,
         "month": month,
     }
-    return tuple(every[name] for name in by)
+    return tuple(values[name] for name in by)

@@ -75,8 +75,8 @@ class JobUsage:
 
     def metrics(self, prices: JobPrices | None) -> dict[str, float]:
         """Return the figures of an event; without prices there is no `cost_usd`."""
-        found = {name: float(getattr(self, name)) for name in ("prompt_tokens", "completion_tokens", "trainer_s")}
-        return found if prices is None else found | {"cost_usd": cost_usd(self, prices)}
+        figures = {name: float(getattr(self, name)) for name in ("prompt_tokens", "completion_tokens", "trainer_s")}
+        return figures if prices is None else figures | {"cost_usd": cost_usd(self, prices)}
 
 
 def cost_usd(usage: JobUsage, prices: JobPrices) -> float:
@@ -141,7 +141,7 @@ class JobState:
     """Reasons, by id of an event that changed nothing."""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing will happen to it any more."""
         return self.status in ENDED
 
@@ -163,7 +163,7 @@ def refusal(state: JobState | None, kind: JobKind, sequence: int) -> str | None:
     """Return why an event has no effect on a job in this state, or None if it has one."""
     status = None if state is None else state.status
     if status not in TRANSITIONS[kind].allowed:
-        allowed = " or ".join(sorted(one or "unknown" for one in TRANSITIONS[kind].allowed))
+        allowed = " or ".join(sorted(status_name or "unknown" for status_name in TRANSITIONS[kind].allowed))
         return f"the job is {status or 'unknown'}; {kind} needs {allowed}"
     expected = 0 if state is None else state.sequence
     if sequence != expected:
@@ -175,11 +175,11 @@ def fold(state: JobState | None, event: JobEvent) -> JobState | None:
     """Return a job after `event`; None while it is unknown. A repeated event changes nothing."""
     if state is not None and event.event_id in state.effective:
         return state
-    why = refusal(state, event.kind, event.sequence)
+    refused = refusal(state, event.kind, event.sequence)
     if state is None:
-        return None if why is not None or event.spec is None else _created(event, event.spec)
-    if why is not None:
-        return replace(state, refused={**state.refused, event.event_id: why})
+        return None if refused is not None or event.spec is None else _create(event, event.spec)
+    if refused is not None:
+        return replace(state, refused={**state.refused, event.event_id: refused})
     after = replace(
         state,
         status=TRANSITIONS[event.kind].status,
@@ -195,7 +195,7 @@ def fold(state: JobState | None, event: JobEvent) -> JobState | None:
         after = replace(after, metrics={**state.metrics, **event.metrics}, usage=usage_of(event.metrics, state.usage))
     if event.groups_next is not None:
         after = replace(after, groups_next=max(state.groups_next, event.groups_next))
-    return _described(after, event)
+    return _apply(after, event)
 
 
 def event_of(record: Record, partitions: int) -> JobEvent | Poison:
@@ -211,7 +211,7 @@ def event_of(record: Record, partitions: int) -> JobEvent | Poison:
     return event
 
 
-def _created(event: JobEvent, spec: JobSpec) -> JobState:
+def _create(event: JobEvent, spec: JobSpec) -> JobState:
     train, held_out = split(spec.questions, spec.held_out_share)
     return JobState(
         job_id=event.job_id,
@@ -229,7 +229,7 @@ def _created(event: JobEvent, spec: JobSpec) -> JobState:
     )
 
 
-def _described(state: JobState, event: JobEvent) -> JobState:
+def _apply(state: JobState, event: JobEvent) -> JobState:
     """Return a job with what only this kind of event says."""
     match event.kind:
         case "started":
@@ -237,8 +237,8 @@ def _described(state: JobState, event: JobEvent) -> JobState:
         case "iteration":
             return replace(state, iteration=event.iteration or 0, asks_since=event.created_at)
         case "evaluated":
-            found = JobEvaluation(event.iteration or 0, event.version or 0, event.metrics)
-            evaluations = (*state.evaluations, found)
+            evaluation = JobEvaluation(event.iteration or 0, event.version or 0, event.metrics)
+            evaluations = (*state.evaluations, evaluation)
             return replace(state, evaluations=evaluations, best=event.best, asks_since=event.created_at)
         case _:
             return state

@@ -66,7 +66,7 @@ def lines_of(raw: bytes) -> list[FileLine]:
     except UnicodeDecodeError as exc:
         number = raw.count(b"\n", 0, exc.start) + 1
         raise JobRequestError(f"line {number} is not UTF-8: {exc.reason}", "file") from exc
-    found = []
+    lines = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -81,10 +81,10 @@ def lines_of(raw: bytes) -> list[FileLine]:
             raise JobRequestError(
                 f'line {number}: expected a JSON object, e.g. {{"messages": [...]}}, got {line.strip()[:40]}', "file"
             )
-        found.append(FileLine(number, value))
-    if not found:
+        lines.append(FileLine(number, value))
+    if not lines:
         raise JobRequestError("the file has no line; write one JSON object a line", "file")
-    return found
+    return lines
 
 
 def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int, tenant: str | None = None) -> TrainingFile:
@@ -97,7 +97,7 @@ def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int, ten
         raise JobRequestError(
             f"the file's name has {len(filename)} characters; 1 to {LONGEST_NAME} are allowed", "file"
         )
-    made = TrainingFile(
+    file = TrainingFile(
         file_id=_id(raw, tenant),
         filename=filename,
         size_bytes=len(raw),
@@ -105,62 +105,62 @@ def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int, ten
         purpose=purpose,
         tenant=tenant,
     )
-    about = json.dumps(asdict(made)).encode()
-    with _opened(store, f"{filename} cannot be written") as (fs, root):
-        if (known := _about(fs, root, made.file_id)) is not None:
-            return known
+    about = json.dumps(asdict(file)).encode()
+    with _open_folder(store, f"{filename} cannot be written") as (fs, root):
+        if (existing := _about(fs, root, file.file_id)) is not None:
+            return existing
         if is_local(fs):
-            _put_folder(Path(root), made.file_id, {CONTENT: raw, ABOUT: about})
+            _put_folder(Path(root), file.file_id, {CONTENT: raw, ABOUT: about})
         else:
-            fs.makedirs(f"{root}/{made.file_id}", exist_ok=True)
+            fs.makedirs(f"{root}/{file.file_id}", exist_ok=True)
             for name, content in ((CONTENT, raw), (ABOUT, about)):
-                fs.pipe_file(f"{root}/{made.file_id}/{name}", content)
-        return _about(fs, root, made.file_id) or made
+                fs.pipe_file(f"{root}/{file.file_id}/{name}", content)
+        return _about(fs, root, file.file_id) or file
 
 
 def find(store: str, file_id: str, tenant: str | None = None) -> TrainingFile:
     """Return what is known of a file of `tenant`; None: of any. Raises NotFoundError; SettingsError if the store cannot
     be used.
     """
-    with _opened(store, f"{file_id} cannot be read") as (fs, root):
-        found = _about(fs, root, file_id)
-    if found is None or tenant not in (None, found.tenant):
+    with _open_folder(store, f"{file_id} cannot be read") as (fs, root):
+        file = _about(fs, root, file_id)
+    if file is None or tenant not in (None, file.tenant):
         raise NotFoundError(f"there is no file {file_id[:80]!r}: it was never uploaded here, or was deleted")
-    return found
+    return file
 
 
 def content(store: str, file_id: str, tenant: str | None = None) -> bytes:
     """Return the bytes of a file. Raises as `find`; SettingsError, too, if the store has other bytes."""
     about = find(store, file_id, tenant)
-    with _opened(store, f"{file_id} cannot be read") as (fs, root):
+    with _open_folder(store, f"{file_id} cannot be read") as (fs, root):
         raw: bytes = fs.cat_file(f"{root}/{file_id}/{CONTENT}")
     if _id(raw, about.tenant) != file_id:
         raise SettingsError(f"{file_id}: the store has other bytes than were uploaded; delete it, and upload it again")
     return raw
 
 
-def listed(store: str, tenant: str | None = None) -> list[TrainingFile]:
+def list_files(store: str, tenant: str | None = None) -> list[TrainingFile]:
     """Return every file of `tenant`, or of all, the oldest first. Raises SettingsError if the store cannot be used."""
-    with _opened(store, "the files cannot be listed") as (fs, root):
+    with _open_folder(store, "the files cannot be listed") as (fs, root):
         if not fs.exists(root):
             return []
         names = [str(path).rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(root, detail=False)]
-        found = [one for name in names if (one := _about(fs, root, name)) is not None]
-    own = [one for one in found if tenant in (None, one.tenant)]
-    return sorted(own, key=lambda one: (one.created_at, one.file_id))
+        files = [file for name in names if (file := _about(fs, root, name)) is not None]
+    visible = [file for file in files if tenant in (None, file.tenant)]
+    return sorted(visible, key=lambda file: (file.created_at, file.file_id))
 
 
 def delete(store: str, file_id: str, tenant: str | None = None) -> None:
     """Delete a file. Raises as `find`."""
     find(store, file_id, tenant)
-    gone = contextlib.suppress(FileNotFoundError)  # another one was quicker
-    with _opened(store, f"{file_id} cannot be deleted") as (fs, root), gone:
+    already_deleted = contextlib.suppress(FileNotFoundError)  # another one was quicker
+    with _open_folder(store, f"{file_id} cannot be deleted") as (fs, root), already_deleted:
         fs.rm_file(f"{root}/{file_id}/{ABOUT}")  # without it, the rest is no file any more
         fs.rm(f"{root}/{file_id}", recursive=True)
 
 
 @contextlib.contextmanager
-def _opened(store: str, what: str) -> Iterator[tuple[Any, str]]:
+def _open_folder(store: str, what: str) -> Iterator[tuple[Any, str]]:
     """Give the file system, and the folder of files in it. Raises SettingsError for whatever the store says."""
     fs, root = open_store(store)
     fs.invalidate_cache()
@@ -180,10 +180,11 @@ def _about(fs: Any, root: str, file_id: str) -> TrainingFile | None:
     if FILE_ID.fullmatch(file_id) is None:
         return None
     try:
-        said = json_text.parse(fs.cat_file(f"{root}/{file_id}/{ABOUT}"))
-        tenant = said.get("tenant")
+        content = json_text.parse(fs.cat_file(f"{root}/{file_id}/{ABOUT}"))
+        tenant = content.get("tenant")
         return TrainingFile(
-            **{name: kind(said[name]) for name, kind in _FIELDS.items()}, tenant=None if tenant is None else str(tenant)
+            **{name: kind(content[name]) for name, kind in _FIELDS.items()},
+            tenant=None if tenant is None else str(tenant),
         )
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -52,7 +52,8 @@ def order(job: JobState) -> dict[str, Any]:
         "max_tokens": spec.sampling.max_tokens,
         "temperature": spec.sampling.temperature,
         "reward_sources": [
-            {"name": one.name, "weight": one.weight, "settings": one.settings} for one in spec.reward_sources
+            {"name": source.name, "weight": source.weight, "settings": source.settings}
+            for source in spec.reward_sources
         ],
         "prices": _prices(prices),
     }
@@ -79,9 +80,9 @@ def _prices(prices: JobPrices | None) -> dict[str, float] | None:
     return {"prompt": prices.prompt, "completion": prices.completion, "trainer_hour": prices.trainer_hour}
 
 
-def evaluation(one: JobEvaluation) -> dict[str, Any]:
+def evaluation(job_evaluation: JobEvaluation) -> dict[str, Any]:
     """Return the figures of an evaluation."""
-    return {"iteration": one.iteration, "version": one.version, **one.metrics}
+    return {"iteration": job_evaluation.iteration, "version": job_evaluation.version, **job_evaluation.metrics}
 
 
 def whole(job: JobState) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def whole(job: JobState) -> dict[str, Any]:
         "order": order(job),
         "metrics": metrics(job),
         "usage": job.usage.metrics(None),
-        "evaluations": [evaluation(one) for one in job.evaluations],
+        "evaluations": [evaluation(result) for result in job.evaluations],
         "refused": dict(job.refused),
     }
 
@@ -105,20 +106,20 @@ def metrics(job: JobState) -> Mapping[str, float | None]:
     }
 
 
-def event(one: JobEvent) -> dict[str, Any]:
+def event(job_event: JobEvent) -> dict[str, Any]:
     """Return an event of a job without its order."""
     return {
-        "event_id": one.event_id,
-        "job_id": one.job_id,
-        "created_at": one.created_at,
-        "kind": one.kind,
-        "sequence": one.sequence,
-        "actor": one.actor,
-        "reason": one.reason,
-        "iteration": one.iteration,
-        "version": one.version,
-        "code": one.code,
-        "suggested_action": one.suggested_action,
-        "best": list(one.best),
-        "metrics": dict(one.metrics),
+        "event_id": job_event.event_id,
+        "job_id": job_event.job_id,
+        "created_at": job_event.created_at,
+        "kind": job_event.kind,
+        "sequence": job_event.sequence,
+        "actor": job_event.actor,
+        "reason": job_event.reason,
+        "iteration": job_event.iteration,
+        "version": job_event.version,
+        "code": job_event.code,
+        "suggested_action": job_event.suggested_action,
+        "best": list(job_event.best),
+        "metrics": dict(job_event.metrics),
     }

@@ -172,8 +172,8 @@ def _work(settings: Settings, log: JobLog, names: Sequence[str], loop: Programs)
         done = sum(job.iteration for job in jobs)
         if time.monotonic() > shown + 10:
             shown = time.monotonic()
-            say(f"  {done} of {JOBS * ITERATIONS} iterations, {sum(job.ended for job in jobs)} jobs have ended")
-        if all(job.ended for job in jobs):
+            say(f"  {done} of {JOBS * ITERATIONS} iterations, {sum(job.has_ended for job in jobs)} jobs have ended")
+        if all(job.has_ended for job in jobs):
             return
         if due and done >= due[0][1] * JOBS * ITERATIONS:
             who = due.pop(0)[0]

@@ -71,7 +71,7 @@ def test_controllers_killed_again_and_again_ask_for_every_task_and_end_every_ite
     ids = {job.job_id for job in jobs}
 
     def ended() -> int:
-        return sum(state.ended for name, state in states(made).items() if name in ids)
+        return sum(state.has_ended for name, state in states(made).items() if name in ids)
 
     def iterations() -> int:
         return sum(state.iteration for name, state in states(made).items() if name in ids)
@@ -188,7 +188,7 @@ def test_a_job_whose_tasks_cannot_be_written_fails_and_the_others_go_on(made: Se
 
         def done() -> bool:
             controller.step()
-            return log.get(bad.job_id).ended and any(task.policy == "even" for _, task in read(made, Task))
+            return log.get(bad.job_id).has_ended and any(task.policy == "even" for _, task in read(made, Task))
 
         until(done, "one job to fail and the other to ask")
         assert log.get(bad.job_id).code == "TASK_REFUSED" and "max_tokens is 0" in log.get(bad.job_id).reason

@@ -137,7 +137,7 @@ def test_a_job_whose_version_was_announced_before_its_process_died_is_ended_and_
 ) -> None:
     sent(settings, groups(base, 2))
     job = log.start(ordered(settings, "sft"), actor="ann")
-    log.append(tuning_reducer.started(job, newest=0, groups_next=2, now_ms=times.now_ms()))
+    log.append(tuning_reducer.start_event(job, newest=0, groups_next=2, now_ms=times.now_ms()))
     tune(settings, replace(tuning_order("sft"), job=TunedJob(job.job_id, 1)), LogHistory(settings))
     with Worker(settings, log) as worker:
         done = worker.works_until(log, job, "completed", "failed")
@@ -224,7 +224,7 @@ def test_jobs_are_ordered_by_the_command_line_and_carried_out_by_the_command(
     (port,) = free_ports(1)
     watched = settings.model_copy(update={"metrics": Metrics(port=port)})
     with running(watched, tmp_path, "tune --jobs"), JobLog(settings) as log:
-        until(lambda: log.get(job["job_id"]).ended, "the end of the job", folder=tmp_path)
+        until(lambda: log.get(job["job_id"]).has_ended, "the end of the job", folder=tmp_path)
 
         def ended() -> bool:
             seen = parse(get(f"http://127.0.0.1:{port}/metrics")[1])

@@ -65,7 +65,7 @@ def test_a_job_ends_with_each_iteration_once_though_controller_and_trainer_are_k
                 victim.kill()
                 victim.wait()
             victims = started(settings, tmp_path)
-            until(lambda: log.get(name).ended, "the end of the job", folder=tmp_path, timeout_s=400)
+            until(lambda: log.get(name).has_ended, "the end of the job", folder=tmp_path, timeout_s=400)
             for victim in victims.values():
                 victim.send_signal(signal.SIGTERM)
             assert {name: victim.wait(60) for name, victim in victims.items()} == dict.fromkeys(victims, 0)

@@ -41,13 +41,18 @@ code.run          -      -         -       -        yes
 
 
 def key(role: AccessRole = "admin", **given: Any) -> keys.AccessKey:
-    found = keys.folded(None, keys.created(SECRET, role=role, actor="ann", now_ms=T0, **given))
+    found = keys.fold(None, keys.creation_event(SECRET, keys.KeyGrant(role=role, **given), actor="ann", now_ms=T0))
     assert found is not None
     return found
 
 
 def person(role: AccessRole = "admin", **given: Any) -> users.User:
-    found = users.folded(None, users.created("ann", roles=[role], actor="bob", now_ms=T0, issuer="https://i", **given))
+    found = users.fold(
+        None,
+        users.creation_event(
+            users.NewUser(user_id="ann", roles=[role], issuer="https://i", **given), actor="bob", now_ms=T0
+        ),
+    )
     assert found is not None
     return found
 
@@ -108,7 +113,7 @@ def test_a_key_is_found_by_what_was_made_and_by_nothing_else() -> None:
 def test_new_secrets_differ_and_can_be_found() -> None:
     one, other = keys.new_secret(), keys.new_secret()
     assert one.key_id != other.key_id and one.secret != other.secret
-    made = keys.folded(None, keys.created(one, role="viewer", actor="ann", now_ms=T0))
+    made = keys.fold(None, keys.creation_event(one, keys.KeyGrant(role="viewer"), actor="ann", now_ms=T0))
     assert made is not None
     assert keys.find({one.key_id: made}, one.text, T0) == made
 
@@ -117,24 +122,26 @@ def test_an_expired_or_revoked_key_opens_nothing() -> None:
     known = key(expires_at=T0 + 10)
     assert keys.find({known.key_id: known}, SECRET.text, T0 + 9) == known
     assert keys.find({known.key_id: known}, SECRET.text, T0 + 10) == f"key {known.key_id} has expired"
-    ended = keys.folded(known, keys.revoked(known.key_id, actor="bob", reason="lost", now_ms=T0 + 5))
+    ended = keys.fold(known, keys.revocation_event(known.key_id, actor="bob", reason="lost", now_ms=T0 + 5))
     assert ended is not None and ended.revoked_at == T0 + 5
     assert keys.find({known.key_id: ended}, SECRET.text, T0 + 6) == f"key {known.key_id} was revoked"
 
 
 def test_no_later_event_gives_a_key_another_secret_or_makes_it_valid_again() -> None:
     known = key("viewer")
-    again = keys.created(keys.NewSecret(SECRET.key_id, "t" * 43), role="admin", actor="eve", now_ms=T0 + 1)
-    assert keys.folded(known, again) == known
-    first = keys.revoked(SECRET.key_id, actor="bob", reason="lost", now_ms=T0 + 2)
-    ended = keys.folded(known, first)
-    assert keys.folded(ended, again) == ended
-    assert keys.folded(ended, replace(first, created_at=T0 + 9)) == ended
-    assert keys.folded(None, first) is None
+    again = keys.creation_event(
+        keys.NewSecret(SECRET.key_id, "t" * 43), keys.KeyGrant(role="admin"), actor="eve", now_ms=T0 + 1
+    )
+    assert keys.fold(known, again) == known
+    first = keys.revocation_event(SECRET.key_id, actor="bob", reason="lost", now_ms=T0 + 2)
+    ended = keys.fold(known, first)
+    assert keys.fold(ended, again) == ended
+    assert keys.fold(ended, replace(first, created_at=T0 + 9)) == ended
+    assert keys.fold(None, first) is None
 
 
 def test_a_secret_is_in_no_event_and_in_no_repr() -> None:
-    event = keys.created(SECRET, role="viewer", actor="ann", now_ms=T0)
+    event = keys.creation_event(SECRET, keys.KeyGrant(role="viewer"), actor="ann", now_ms=T0)
     assert SECRET.secret not in json.dumps(asdict(event))
     assert SECRET.secret not in repr((SECRET, event, key()))
     assert keys.digest(SECRET.secret) not in repr(key())
@@ -154,12 +161,12 @@ def test_a_secret_is_in_no_event_and_in_no_repr() -> None:
     ],
 )
 def test_an_event_that_breaks_a_rule_is_named(changes: dict[str, Any], said: str) -> None:
-    whole = keys.created(SECRET, role="viewer", actor="ann", now_ms=T0)
+    whole = keys.creation_event(SECRET, keys.KeyGrant(role="viewer"), actor="ann", now_ms=T0)
     assert list(problems(whole)) == []
     assert any(said in problem for problem in problems(replace(whole, **changes)))
 
 
 def test_a_revocation_has_nothing_of_the_key() -> None:
-    whole = keys.revoked(SECRET.key_id, actor="ann", reason="lost", now_ms=T0)
+    whole = keys.revocation_event(SECRET.key_id, actor="ann", reason="lost", now_ms=T0)
     assert list(problems(whole)) == []
     assert any("with tenant" in problem for problem in problems(replace(whole, tenant="red")))

@@ -43,10 +43,12 @@ class Known:
     """One key, and a person whose access token is `a.b.c`; and a log that can be away."""
 
     def __init__(self, role: AccessRole, **given: Any) -> None:
-        made = keys.folded(None, keys.created(SECRET, role=role, actor="ann", now_ms=T0, **given))
+        made = keys.fold(None, keys.creation_event(SECRET, keys.KeyGrant(role=role, **given), actor="ann", now_ms=T0))
         tenant = given.get("tenant")
-        event = users.created("ann", roles=[role], actor="bob", now_ms=T0, issuer="https://i", tenant=tenant)
-        person = users.folded(None, event)
+        event = users.creation_event(
+            users.NewUser(user_id="ann", roles=[role], issuer="https://i", tenant=tenant), actor="bob", now_ms=T0
+        )
+        person = users.fold(None, event)
         assert made is not None and person is not None
         self.keys, self.person, self.away = {SECRET.key_id: made}, person, False
 

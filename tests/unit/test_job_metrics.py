@@ -77,14 +77,14 @@ def test_what_a_tenant_has_spent_is_said_in_dollars_and_as_a_share_of_what_it_ma
 def test_of_a_job_that_tunes_it_says_how_far_it_is_and_how_old_its_newest_step_is_until_it_has_ended() -> None:
     meter = Meter("tune")
     found = TuningMetrics(meter)
-    found.begins("coach")
+    found.begin("coach")
     found.step("coach", 1, 4, loss=0.5, grad_norm=2.0)
     found.step("coach", 2, 4, loss=0.25, grad_norm=1.0)
     seen = parse(meter.text())
     assert (seen.total(catalog.TUNING_DONE.name), seen.total(catalog.TUNING_STEPS.name)) == (0.5, 2)
     assert (seen.total(catalog.TUNING_LOSS.name), seen.total(catalog.TUNING_GRADIENT.name)) == (0.25, 1.0)
     assert 0 <= seen.total(catalog.TUNING_AGE.name) < 60
-    found.ended("coach", "stopped")
+    found.end("coach", "stopped")
     seen = parse(meter.text())
     assert seen.family(catalog.TUNING_AGE.name) == seen.family(catalog.TUNING_DONE.name) == []
     assert seen.total(catalog.TUNING_ENDED.name, policy="coach", outcome="stopped") == 1
@@ -93,10 +93,10 @@ def test_of_a_job_that_tunes_it_says_how_far_it_is_and_how_old_its_newest_step_i
 def test_whatever_who_tunes_reports_is_in_the_table_and_the_table_has_nothing_else() -> None:
     meter = Meter("tune")
     found = TuningMetrics(meter)
-    found.begins("coach")
+    found.begin("coach")
     found.step("coach", 1, 1, loss=0.5, grad_norm=2.0)
     meter.text()  # the age is set when somebody looks
     during = set(parse(meter.text()).kinds.items())
-    found.ended("coach", "completed")
+    found.end("coach", "completed")
     wanted = {(metric.name, metric.kind) for metric in catalog.all_metrics() if metric.processes == ("tune",)}
     assert during | set(parse(meter.text()).kinds.items()) == wanted

@@ -156,7 +156,7 @@ class Log:
         job = self.job
         due: Sequence[Effect]
         if job.status == "queued":
-            due = [job_reducer.started(job, self.versions, len(self.groups))]
+            due = [job_reducer.start_event(job, self.versions, len(self.groups))]
         elif job.status != "running":
             return False
         else:
@@ -228,7 +228,7 @@ def test_killed_after_any_write_and_continued_a_job_asks_for_each_task_and_event
     whole.run()
     draw = random.Random(data.draw(st.integers(0, 2**32)))
     log = Log(RestOfLoop(RULE))
-    while not log.job.ended:
+    while not log.job.has_ended:
         if draw.random() < 0.4:
             log.act(most=draw.choice((None, 0, 1, 2, 3)))
         else:
@@ -315,7 +315,7 @@ def test_the_best_versions_are_kept_and_the_rest_is_retired_before_the_end() -> 
 def test_a_job_over_its_budget_ends_with_an_overrun_of_at_most_one_iteration() -> None:
     prices = JobPrices(prompt=0.0, completion=1e6, trainer_hour=0.0)  # a dollar a sampled token
     log = Log(RestOfLoop(RULE), iterations=50, held_out_share=0.0, prices=prices, max_budget_usd=40.0)
-    while not log.job.ended:  # the next controller acts only once everything that is asked is answered
+    while not log.job.has_ended:  # the next controller acts only once everything that is asked is answered
         while log.answer():
             pass
         log.act()

@@ -270,7 +270,7 @@ def test_a_statement_that_may_not_be_run_is_refused(view: LogOverHttp, sql: str,
 
 def test_the_archived_files_of_a_hidden_topic_cannot_be_opened_either(tmp_path: Path) -> None:
     settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
-    events = [keys.created(SECRET, role="admin", actor="ann", now_ms=T0)]
+    events = [keys.creation_event(SECRET, keys.KeyGrant(role="admin"), actor="ann", now_ms=T0)]
     archived(settings, {"access": events, "tasks": [task()]}, count(T0, 1000))
     with contextlib.closing(LogOverHttp(settings, "archive")) as view:
         files = sorted((tmp_path / "archive").rglob("*.parquet"))

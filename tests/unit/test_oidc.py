@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import SecretStr, ValidationError
 
-from streams.access.oidc import Issuer, is_safe, vouched
+from streams.access.oidc import Issuer, identity_of, is_safe
 from streams.access.people import Vouched
 from streams.errors import LogError, LoginRefused
 from streams.settings.model import Login
@@ -130,15 +130,15 @@ def test_claims_give_the_roles_that_the_setting_names(claims: Any, changes: Any,
         with pytest.raises(ValidationError, match="expected comma separated VALUE=ROLE"):
             rule(**changes)
         return
-    assert vouched({"sub": "17", **claims}, rule(**changes)).roles == roles
+    assert identity_of({"sub": "17", **claims}, rule(**changes)).roles == roles
 
 
 def test_the_tenant_is_in_the_claims_or_nobody_is_let_in() -> None:
     of_tenant = rule(oidc_tenant_claim="team")
-    assert vouched({"sub": "17", "team": "red"}, of_tenant).tenant == "red"
+    assert identity_of({"sub": "17", "team": "red"}, of_tenant).tenant == "red"
     for claims in ({}, {"team": ""}, {"team": ["red"]}):
         with pytest.raises(LoginRefused, match="names no tenant"):
-            vouched({"sub": "17", **claims}, of_tenant)
+            identity_of({"sub": "17", **claims}, of_tenant)
 
 
 def test_only_tls_or_this_machine_is_safe() -> None:

@@ -99,8 +99,10 @@ class AtThePage(TestClient):
     """A browser at a server with the door and the page."""
 
     def __init__(self, view: LogView, role: AccessRole = "viewer", *, tenant: str | None = None, **given: Any) -> None:
-        made = users.created("ann", roles=[role], actor="bob", now_ms=T0, password_hash="h", tenant=tenant)
-        person = users.folded(None, made)
+        made = users.creation_event(
+            users.NewUser(user_id="ann", roles=[role], password_hash="h", tenant=tenant), actor="bob", now_ms=T0
+        )
+        person = users.fold(None, made)
         assert person is not None
         self.issued, self.written = Issued(person), Written()
         logins: Any = self.issued

@@ -33,15 +33,17 @@ SAID = {"sub": "ann", "sid": FIRST.key_id, "roles": ["trainer"], "tenant": None}
 
 
 def user(**given: Any) -> users.User:
-    event = users.created("ann", roles=["trainer"], actor="bob", now_ms=T0, password_hash=PHC, **given)
+    event = users.creation_event(
+        users.NewUser(user_id="ann", roles=["trainer"], password_hash=PHC, **given), actor="bob", now_ms=T0
+    )
     assert list(problems(event)) == []
-    made = users.folded(None, event)
+    made = users.fold(None, event)
     assert made is not None
     return made
 
 
 def session() -> LoginSession:
-    made = sessions.folded(None, sessions.begun(FIRST, user(), reason="test", now_ms=T0, expires_at=T0 + HOUR_MS))
+    made = sessions.fold(None, sessions.start_event(FIRST, user(), reason="test", now_ms=T0, expires_at=T0 + HOUR_MS))
     assert made is not None
     return made
 
@@ -49,7 +51,7 @@ def session() -> LoginSession:
 def after(before: LoginSession, *events: AccessEvent) -> LoginSession:
     for event in events:
         assert list(problems(event)) == []
-        found = sessions.folded(before, event)
+        found = sessions.fold(before, event)
         assert found is not None
         before = found
     return before
@@ -66,22 +68,24 @@ def found(
 
 def test_each_change_to_a_user_counts_once_and_in_turn() -> None:
     one = user()
-    two = users.folded(one, users.roles_set(one, ["admin"], actor="bob", reason="r", now_ms=T0))
+    two = users.fold(one, users.roles_event(one, ["admin"], actor="bob", reason="r", now_ms=T0))
     assert two is not None and two.roles == ("admin",) and two.epoch == 0
-    late = users.disabled(one, actor="eve", reason="r", now_ms=T0 + 1)
-    assert users.folded(two, late) == two, "who wrote it did not know of the change before"
-    three = users.folded(two, users.disabled(two, actor="bob", reason="r", now_ms=T0 + 2))
+    late = users.disable_event(one, actor="eve", reason="r", now_ms=T0 + 1)
+    assert users.fold(two, late) == two, "who wrote it did not know of the change before"
+    three = users.fold(two, users.disable_event(two, actor="bob", reason="r", now_ms=T0 + 2))
     assert three is not None and (three.disabled_at, three.epoch) == (T0 + 2, 1)
-    four = users.folded(three, users.enabled(three, actor="bob", reason="r", now_ms=T0 + 3))
+    four = users.fold(three, users.enable_event(three, actor="bob", reason="r", now_ms=T0 + 3))
     assert four is not None and (four.disabled_at, four.epoch) == (None, 1)
-    again = users.created("ann", roles=["admin"], actor="eve", now_ms=T0 + 4, password_hash=PHC)
-    assert users.folded(four, again) == four
-    assert users.folded(None, late) is None
+    again = users.creation_event(
+        users.NewUser(user_id="ann", roles=["admin"], password_hash=PHC), actor="eve", now_ms=T0 + 4
+    )
+    assert users.fold(four, again) == four
+    assert users.fold(None, late) is None
 
 
 def test_no_password_is_set_for_a_person_of_an_issuer() -> None:
     theirs = replace(user(), password_hash=None, issuer="https://issuer.example")
-    assert users.folded(theirs, users.password_set(theirs, PHC, actor="eve", reason="r", now_ms=T0)) == theirs
+    assert users.fold(theirs, users.password_event(theirs, PHC, actor="eve", reason="r", now_ms=T0)) == theirs
 
 
 @pytest.mark.parametrize("name", ["", "Ann", "-a", "a b", "oidc-1", "a" * 65, "ann\n"])
@@ -103,7 +107,9 @@ def test_what_is_no_name_of_a_user_is_refused(name: str) -> None:
     ],
 )
 def test_an_event_of_a_user_that_breaks_a_rule_is_named(changes: dict[str, Any], said: str) -> None:
-    whole = users.created("ann", roles=["viewer"], actor="bob", now_ms=T0, password_hash=PHC)
+    whole = users.creation_event(
+        users.NewUser(user_id="ann", roles=["viewer"], password_hash=PHC), actor="bob", now_ms=T0
+    )
     told = list(problems(replace(whole, **changes)))
     assert any(said in problem for problem in told)
     assert "secret of ann" not in "".join(told)
@@ -113,7 +119,7 @@ def test_an_event_of_a_user_that_breaks_a_rule_is_named(changes: dict[str, Any],
 
 
 def test_a_password_is_known_by_its_hash_however_its_letters_are_composed() -> None:
-    phc = passwords.hashed("cafe\u0301 at the corner")
+    phc = passwords.hash_password("cafe\u0301 at the corner")
     assert phc.startswith("$argon2id$v=19$m=47104,t=1,p=1$") and "corner" not in phc
     assert passwords.matches("caf\u00e9 at the corner", phc)
     assert not passwords.matches("cafe at the corner", phc)
@@ -123,7 +129,7 @@ def test_a_password_is_known_by_its_hash_however_its_letters_are_composed() -> N
 @pytest.mark.parametrize("password", ["", "short", "x" * 11, "x" * 257])
 def test_a_password_of_another_length_is_refused_and_not_shown(password: str) -> None:
     with pytest.raises(SettingsError, match="expected 12 to 256") as refused:
-        passwords.hashed(password)
+        passwords.hash_password(password)
     assert not password or password not in str(refused.value)
 
 
@@ -131,7 +137,7 @@ def test_a_password_of_another_length_is_refused_and_not_shown(password: str) ->
 
 
 def test_only_the_newest_refresh_token_of_a_login_is_good() -> None:
-    login = after(session(), sessions.refreshed(session(), SECOND.secret, now_ms=T0))
+    login = after(session(), sessions.refresh_event(session(), SECOND.secret, now_ms=T0))
     assert found(login, SECOND) == login
     assert found(login, FIRST) == Reused(login)
     assert isinstance(found(login, THIRD), str)
@@ -139,12 +145,12 @@ def test_only_the_newest_refresh_token_of_a_login_is_good() -> None:
 
 
 def test_of_two_refreshes_of_one_token_the_second_ends_the_login() -> None:
-    here, there = (sessions.refreshed(session(), secret.secret, now_ms=T0) for secret in (SECOND, THIRD))
+    here, there = (sessions.refresh_event(session(), secret.secret, now_ms=T0) for secret in (SECOND, THIRD))
     assert after(session(), here, here) == after(session(), here), "a record that is delivered twice is no second use"
     ended = after(session(), here, there)
     assert ended.ended_at is not None
     assert all(isinstance(found(ended, secret), str) for secret in (FIRST, SECOND, THIRD))
-    assert after(ended, sessions.refreshed(session(), FIRST.secret, now_ms=T0)) == ended
+    assert after(ended, sessions.refresh_event(session(), FIRST.secret, now_ms=T0)) == ended
 
 
 @pytest.mark.parametrize(
@@ -161,10 +167,10 @@ def test_a_login_is_void_once_it_expires_or_its_user_is_not_as_before(of: users.
 
 
 def test_no_secret_is_in_an_event_or_in_a_repr() -> None:
-    events = [sessions.begun(FIRST, user(), reason="r", now_ms=T0, expires_at=T0 + 1)]
+    events = [sessions.start_event(FIRST, user(), reason="r", now_ms=T0, expires_at=T0 + 1)]
     events += [
-        sessions.refreshed(session(), SECOND.secret, now_ms=T0),
-        tokens.created(KEY, actor="a", reason="r", now_ms=T0),
+        sessions.refresh_event(session(), SECOND.secret, now_ms=T0),
+        tokens.creation_event(KEY, actor="a", reason="r", now_ms=T0),
     ]
     private = KEY.private.private_numbers().private_value
     text = json.dumps([asdict(event) for event in events]) + repr((FIRST, session(), user(), KEY, *events))
@@ -178,42 +184,44 @@ def test_no_secret_is_in_an_event_or_in_a_repr() -> None:
 def public(*keys: tokens.SigningKey) -> tuple[tokens.PublicKey, ...]:
     known: tuple[tokens.PublicKey, ...] = ()
     for number, key in enumerate(keys):
-        event = tokens.created(key, actor="ann", reason="r", now_ms=T0 + number * HOUR_MS)
+        event = tokens.creation_event(key, actor="ann", reason="r", now_ms=T0 + number * HOUR_MS)
         assert list(problems(event)) == []
-        known = tokens.folded(known, event)
+        known = tokens.fold(known, event)
     return known
 
 
 def signed(key: tokens.SigningKey = KEY, now_ms: int = T0, **claims: Any) -> str:
-    return tokens.signed(key, issuer="https://here", claims={**SAID, **claims}, token_id="1", now_ms=now_ms)
+    return tokens.sign(key, issuer="https://here", claims={**SAID, **claims}, token_id="1", now_ms=now_ms)
 
 
 def test_a_token_is_good_for_15_minutes_and_says_who_has_it() -> None:
     token = signed()
-    assert tokens.verified(public(KEY), token, T0 + tokens.LASTS_MS - 1000) == (
+    assert tokens.verify(public(KEY), token, T0 + tokens.LASTS_MS - 1000) == (
         "ann",
         FIRST.key_id,
         T0 + tokens.LASTS_MS,
     )
-    assert tokens.verified(public(KEY), token, T0 + tokens.LASTS_MS) == "the access token has expired"
+    assert tokens.verify(public(KEY), token, T0 + tokens.LASTS_MS) == "the access token has expired"
 
 
 def test_a_key_that_was_replaced_is_accepted_for_as_long_as_its_tokens_last() -> None:
     both = public(KEY, OTHER)
-    assert [key.kid for key in tokens.accepted(both, T0 + HOUR_MS)] == [KEY.kid, OTHER.kid]
+    assert [key.kid for key in tokens.accepted_keys(both, T0 + HOUR_MS)] == [KEY.kid, OTHER.kid]
     last = T0 + HOUR_MS + tokens.GRACE_MS
     assert tokens.why_not_signing(both, KEY.kid, last) is None
-    assert not isinstance(tokens.verified(both, signed(now_ms=last), last + tokens.LASTS_MS - 1000), str)
+    assert not isinstance(tokens.verify(both, signed(now_ms=last), last + tokens.LASTS_MS - 1000), str)
     assert "was replaced" in str(tokens.why_not_signing(both, KEY.kid, last + 1))
-    assert [key.kid for key in tokens.accepted(both, last + tokens.LASTS_MS)] == [OTHER.kid]
+    assert [key.kid for key in tokens.accepted_keys(both, last + tokens.LASTS_MS)] == [OTHER.kid]
 
 
 def test_a_key_that_was_revoked_opens_nothing_at_once() -> None:
-    gone = tokens.folded(public(KEY, OTHER), tokens.revoked(KEY.kid, actor="ann", reason="copied", now_ms=T0 + 1))
-    assert "not signed by a key of this log" in tokens.verified(gone, signed(), T0 + 2)
-    assert not isinstance(tokens.verified(gone, signed(OTHER), T0 + 2), str)
+    gone = tokens.fold(
+        public(KEY, OTHER), tokens.revocation_event(KEY.kid, actor="ann", reason="copied", now_ms=T0 + 1)
+    )
+    assert "not signed by a key of this log" in tokens.verify(gone, signed(), T0 + 2)
+    assert not isinstance(tokens.verify(gone, signed(OTHER), T0 + 2), str)
     assert "was revoked" in str(tokens.why_not_signing(gone, KEY.kid, T0 + 2))
-    assert tokens.folded(gone, tokens.created(KEY, actor="eve", reason="r", now_ms=T0 + 3)) == gone
+    assert tokens.fold(gone, tokens.creation_event(KEY, actor="eve", reason="r", now_ms=T0 + 3)) == gone
 
 
 def forged() -> dict[str, str]:
@@ -253,22 +261,22 @@ def forged() -> dict[str, str]:
 
 @pytest.mark.parametrize("how", forged())
 def test_a_forged_token_is_none(how: str) -> None:
-    told = tokens.verified(public(KEY), forged()[how], T0)
+    told = tokens.verify(public(KEY), forged()[how], T0)
     assert isinstance(told, str) and forged()[how] not in told
 
 
 @given(st.lists(st.text("eyJ0.-_A ü{}\x00", max_size=30), min_size=3, max_size=3))
 def test_whatever_is_sent_as_a_token_gets_an_answer(parts: list[str]) -> None:
-    assert isinstance(tokens.verified(public(KEY), ".".join(parts), T0), str)
+    assert isinstance(tokens.verify(public(KEY), ".".join(parts), T0), str)
 
 
 def test_a_public_key_is_called_by_its_thumbprint_and_one_that_is_none_is_left_out() -> None:
     jwk = tokens.public_jwk(KEY.private)
     assert jwk["kid"] == ECKey.import_key({name: jwk[name] for name in ("crv", "kty", "x", "y")}).thumbprint()
-    good = tokens.created(KEY, actor="a", reason="r", now_ms=T0)
+    good = tokens.creation_event(KEY, actor="a", reason="r", now_ms=T0)
     for text in ("", "[]", "{}", json.dumps({**jwk, "x": "AA"}), json.dumps({**jwk, "d": "AA"}), "[" * 100_000):
-        assert tokens.folded((), replace(good, public_jwk=text)) == ()
-    assert tokens.folded((), replace(good, subject_id=OTHER.kid)) == ()
+        assert tokens.fold((), replace(good, public_jwk=text)) == ()
+    assert tokens.fold((), replace(good, subject_id=OTHER.kid)) == ()
 
 
 def test_a_key_file_is_read_again_when_it_is_another_and_no_error_quotes_it(tmp_path: Path) -> None:
@@ -309,11 +317,11 @@ def test_who_knows_the_password_never_waits() -> None:
     counted = Attempts()
     for number in range(3 * AN_ADDRESS.size):
         assert counted.wait_ms("ann", "2001:db8::1", T0 + number) == 0
-        counted.given_back("ann", "2001:db8::2", T0 + number)
+        counted.give_back_tokens("ann", "2001:db8::2", T0 + number)
 
 
 def test_buckets_are_limited_and_the_one_used_longest_ago_is_forgotten() -> None:
-    counted = Attempts(most=4)
+    counted = Attempts(limit=4)
     for _ in range(A_NAME.size):
         counted.wait_ms("ann", "10.0.0.1", T0)
     assert counted.wait_ms("ann", "10.0.0.1", T0) > 0

@@ -15,7 +15,7 @@ from streams.access.tenants.tenant_rights import (
     OPERATIONS,
     TenantState,
     checked_principal,
-    compared,
+    compare,
     reaches,
     rights_of,
 )
@@ -38,7 +38,7 @@ def right(principal: str = RED, name: str = "streamward.red.", **changes: Any) -
 
 
 def states(found: set[AclRight], recorded: Mapping[str, tuple[str, ...]] = RECORDED) -> dict[str, TenantState]:
-    return {state.tenant: state for state in compared(BASE, recorded, found)}
+    return {state.tenant: state for state in compare(BASE, recorded, found)}
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -162,9 +162,9 @@ def test_a_tenant_may_neither_delete_nor_change_nor_give() -> None:
 
 
 def after(before: TenantLog | None, *principals: str, now_ms: int = T0) -> TenantLog | None:
-    event = tenant_logs.changed(before, "red", principals, actor="ann", reason="asked for", now_ms=now_ms)
+    event = tenant_logs.change_event(before, "red", principals, actor="ann", reason="asked for", now_ms=now_ms)
     assert list(problems(event)) == []
-    return tenant_logs.folded(before, event)
+    return tenant_logs.fold(before, event)
 
 
 def test_a_tenant_gets_principals_loses_them_and_gets_some_again() -> None:
@@ -179,12 +179,12 @@ def test_a_tenant_gets_principals_loses_them_and_gets_some_again() -> None:
 
 def test_of_two_changes_at_once_the_first_counts() -> None:
     made = after(None, RED)
-    first = tenant_logs.changed(made, "red", [BLUE], actor="ann", reason="", now_ms=T0)
-    second = tenant_logs.changed(made, "red", [], actor="bob", reason="", now_ms=T0)
-    folded = tenant_logs.folded(tenant_logs.folded(made, first), second)
+    first = tenant_logs.change_event(made, "red", [BLUE], actor="ann", reason="", now_ms=T0)
+    second = tenant_logs.change_event(made, "red", [], actor="bob", reason="", now_ms=T0)
+    folded = tenant_logs.fold(tenant_logs.fold(made, first), second)
     assert folded is not None and folded.principals == (BLUE,)
 
 
 def test_what_can_be_no_tenant_is_none_whoever_wrote_it() -> None:
-    forged = tenant_logs.changed(None, "policy-red", [RED], actor="x", reason="", now_ms=T0)
-    assert tenant_logs.folded(None, forged) is None
+    forged = tenant_logs.change_event(None, "policy-red", [RED], actor="x", reason="", now_ms=T0)
+    assert tenant_logs.fold(None, forged) is None

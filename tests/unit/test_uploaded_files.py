@@ -115,7 +115,7 @@ def test_a_file_that_is_no_json_lines_is_refused_with_the_line(store: str, conte
     with pytest.raises(openai.BadRequestError, match=says) as raised:
         uploaded(store, content)
     assert raised.value.param == "file"
-    assert training_files.listed(store) == []
+    assert training_files.list_files(store) == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_another_purpose_and_too_long_a_file_are_refused(
     with pytest.raises(openai.APIStatusError) as raised:
         uploaded(store, **how)
     assert (raised.value.status_code, raised.value.param) == (status, param)
-    assert training_files.listed(store) == []
+    assert training_files.list_files(store) == []
 
 
 def test_a_field_of_the_form_that_has_no_effect_is_named(store: str) -> None:
@@ -154,11 +154,11 @@ def test_a_file_that_was_changed_in_the_store_is_not_used(tmp_path: Path) -> Non
 def test_an_upload_that_was_killed_left_no_file_and_the_next_one_is_whole(tmp_path: Path) -> None:
     half = tmp_path / "_files" / training_files.put(str(tmp_path), LINES, filename="f", purpose="p", now_ms=0).file_id
     (half / "file.json").unlink()  # as a deletion leaves it, and an object store's upload
-    assert training_files.listed(str(tmp_path)) == []
+    assert training_files.list_files(str(tmp_path)) == []
     with pytest.raises(NotFoundError):
         training_files.content(str(tmp_path), half.name)
     again = training_files.put(str(tmp_path), LINES, filename="g", purpose="p", now_ms=1)
-    assert (training_files.listed(str(tmp_path)), again.filename) == ([again], "g")
+    assert (training_files.list_files(str(tmp_path)), again.filename) == ([again], "g")
     assert training_files.content(str(tmp_path), again.file_id) == LINES
     assert [path.name for path in half.parent.iterdir()] == [again.file_id]
 

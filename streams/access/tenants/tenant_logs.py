@@ -28,7 +28,7 @@ class TenantLog:
     """Of the last change."""
 
 
-def changed(
+def change_event(
     before: TenantLog | None, tenant: str, principals: Iterable[str], *, actor: str, reason: str, now_ms: int
 ) -> AccessEvent:
     """Return the event after which a tenant has these principals; none of them: it is removed."""
@@ -46,7 +46,7 @@ def changed(
     )
 
 
-def folded(before: TenantLog | None, event: AccessEvent) -> TenantLog | None:
+def fold(before: TenantLog | None, event: AccessEvent) -> TenantLog | None:
     """Return a tenant after one more event about it; one out of turn changes nothing."""
     if event.sequence is None or (before is None) != (event.kind == "tenant_created"):
         return before

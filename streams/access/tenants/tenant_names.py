@@ -40,8 +40,8 @@ def why_no_log(tenant: str) -> str | None:
 
     What begins with the name and a dot has to be the tenant's alone, whatever else the deployment calls its own.
     """
-    if (why := why_no_name(tenant)) is not None:
-        return why
+    if (problem := why_no_name(tenant)) is not None:
+        return problem
     if "_" in tenant:
         return (
             f"{tenant!r} has an underscore, and Kafka refuses a topic that differs from another by a dot for an "
@@ -65,8 +65,8 @@ def own_prefix(topics_prefix: str, tenant: str) -> str:
             f"topics.prefix is {topics_prefix!r}, and tenants with logs of their own need one that ends with a dot, as "
             "'streamward.': otherwise their topics could be another deployment's"
         )
-    if (why := why_no_log(tenant)) is not None:
-        raise SettingsError(why)
+    if (problem := why_no_log(tenant)) is not None:
+        raise SettingsError(problem)
     return f"{topics_prefix}{tenant}{SEPARATOR}"
 
 

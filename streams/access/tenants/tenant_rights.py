@@ -53,10 +53,10 @@ class TenantState(NamedTuple):
     def differences(self) -> list[str]:
         """What is not as recorded, in words."""
         return [
-            *(f"{said(right)} is missing" for right in self.missing),
-            *(f"{said(right)} is not recorded" for right in self.unrecorded),
-            *(f"{said(right)} is more than a tenant gets" for right in self.beyond),
-            *(said(right) for right in self.denied),
+            *(f"{describe(right)} is missing" for right in self.missing),
+            *(f"{describe(right)} is not recorded" for right in self.unrecorded),
+            *(f"{describe(right)} is more than a tenant gets" for right in self.beyond),
+            *(describe(right) for right in self.denied),
         ]
 
     @property
@@ -90,11 +90,11 @@ def rights_of(prefix: str, principals: Iterable[str]) -> list[AclRight]:
     ]
 
 
-def compared(
-    topics_prefix: str, recorded: Mapping[str, tuple[str, ...]], found: Iterable[AclRight]
+def compare(
+    topics_prefix: str, recorded: Mapping[str, tuple[str, ...]], rights_found: Iterable[AclRight]
 ) -> list[TenantState]:
     """Return every tenant that is recorded, or has rights on the broker; `recorded`: the principals of each."""
-    rights = sorted(found)
+    rights = sorted(rights_found)
     unrecorded = {name for right in rights if (name := _tenant_of(topics_prefix, right)) is not None}
     return [
         _state(tenant, tenants.own_prefix(topics_prefix, tenant), recorded.get(tenant, ()), rights)
@@ -103,20 +103,28 @@ def compared(
 
 
 def _state(tenant: str, prefix: str, principals: tuple[str, ...], rights: list[AclRight]) -> TenantState:
-    wanted = set(rights_of(prefix, principals))
-    others = [one for one in rights if one.principal not in principals and not one.denies and reaches(one, prefix)]
-    own = [one for one in rights if one.principal in principals]
+    expected = set(rights_of(prefix, principals))
+    foreign_rights = [
+        right for right in rights if right.principal not in principals and not right.denies and reaches(right, prefix)
+    ]
+    own_rights = [right for right in rights if right.principal in principals]
     return TenantState(
         tenant=tenant,
         prefix=prefix,
         principals=principals,
-        missing=tuple(sorted(wanted.difference(rights))),
-        unrecorded=tuple(one for one in others if one.name.startswith(prefix) or one.principal == EVERYONE),
-        beyond=tuple(one for one in own if not one.denies and one not in wanted),
-        denied=tuple(
-            one for one in rights if one.denies and one.principal in (*principals, EVERYONE) and reaches(one, prefix)
+        missing=tuple(sorted(expected.difference(rights))),
+        unrecorded=tuple(
+            right for right in foreign_rights if right.name.startswith(prefix) or right.principal == EVERYONE
         ),
-        reached_by=tuple(sorted({one.principal for one in others if not one.name.startswith(prefix)} - {EVERYONE})),
+        beyond=tuple(right for right in own_rights if not right.denies and right not in expected),
+        denied=tuple(
+            right
+            for right in rights
+            if right.denies and right.principal in (*principals, EVERYONE) and reaches(right, prefix)
+        ),
+        reached_by=tuple(
+            sorted({right.principal for right in foreign_rights if not right.name.startswith(prefix)} - {EVERYONE})
+        ),
     )
 
 
@@ -135,7 +143,7 @@ def reaches(right: AclRight, prefix: str) -> bool:
     return right.name == "*" or right.name.startswith(prefix)
 
 
-def said(right: AclRight) -> str:
+def describe(right: AclRight) -> str:
     """Return a right in words."""
     names = f"{right.name}*" if right.is_prefix else right.name
     host = "" if right.host == "*" else f" from {right.host}"
@@ -144,8 +152,8 @@ def said(right: AclRight) -> str:
 
 def _tenant_of(topics_prefix: str, right: AclRight) -> str | None:
     """Return whose names alone a right on topics is about, if they can be a tenant's."""
-    behind = right.name.removeprefix(topics_prefix)
-    if right.denies or not right.is_prefix or right.kind != "topic" or behind == right.name:
+    rest_of_name = right.name.removeprefix(topics_prefix)
+    if right.denies or not right.is_prefix or right.kind != "topic" or rest_of_name == right.name:
         return None
-    tenant, dot, rest = behind.partition(tenants.SEPARATOR)
+    tenant, dot, rest = rest_of_name.partition(tenants.SEPARATOR)
     return tenant if dot and not rest and tenants.why_no_log(tenant) is None else None

@@ -77,7 +77,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
     try:
         with metrics.serve_meter(settings, "tune") as meter:
             schema_registry.wait(settings, meter, stop)
-            with JobLog(settings) as known, TuningWorker(settings, known, stop, meter) as worker:
+            with JobLog(settings) as job_log, TuningWorker(settings, job_log, stop, meter) as worker:
                 while not stop.is_set():
                     if not worker.step():
                         stop.wait(LOOK_S)
@@ -88,8 +88,8 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 class TuningWorker:
     """One process. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, known: JobLog, stop: threading.Event, meter: Meter = OFF) -> None:
-        self._settings, self._log, self._stop = settings, known, stop
+    def __init__(self, settings: Settings, job_log: JobLog, stop: threading.Event, meter: Meter = OFF) -> None:
+        self._settings, self._log, self._stop = settings, job_log, stop
         self._members = JobMembership(settings, GROUP, BrokerOutage(settings.kafka, stop, meter))
         self.metrics = TuningMetrics(meter)
 
@@ -101,7 +101,7 @@ class TuningWorker:
 
     def step(self) -> bool:
         """Carry out a job that is due; return whether there was one. Raises LogError."""
-        self.metrics.waits()
+        self.metrics.wait()
         self._members.poll(timeout_s=0.0)
         for job in self._log.next_of_each_policy():
             tuning = job.spec.tuning
@@ -110,28 +110,28 @@ class TuningWorker:
             if job.status == "queued":
                 job = self._start(job, tuning)
             if job.status == "running":
-                self.metrics.begins(job.policy)
+                self.metrics.begin(job.policy)
                 outcome: TuningOutcome = "stopped"
                 try:
                     outcome = self._carry_out(job, tuning)
                 finally:
-                    self.metrics.ended(job.policy, outcome)
+                    self.metrics.end(job.policy, outcome)
                 return True
         return False
 
     def _start(self, job: JobState, tuning: JobTuning) -> JobState:
         newest = read_history(self._settings, job.policy).state.newest
         groups = topics(self._settings.topics)["groups"].name
-        of = partition_of(tuning.groups_policy or job.policy, self._settings.topics.policy_partitions)
-        groups_next = offsets(self._settings, ["groups"])[groups, of][1]
-        return self._log.append(tuning_reducer.started(job, newest, groups_next, times.now_ms()))
+        partition = partition_of(tuning.groups_policy or job.policy, self._settings.topics.policy_partitions)
+        groups_next = offsets(self._settings, ["groups"])[groups, partition][1]
+        return self._log.append(tuning_reducer.start_event(job, newest, groups_next, times.now_ms()))
 
     def _carry_out(self, job: JobState, tuning: JobTuning) -> TuningOutcome:
         """Make the version of a running job, or find it made; then write its end. Return what came of it."""
         log.info("job %s: %s of %s", job.job_id, tuning.method, job.policy)
         if job.iteration == 0:
             try:
-                made = self._made(job, tuning)
+                version_event = self._version_event(job, tuning)
             except _EndedBetweenSteps as exc:
                 log.info("job %s: %s", job.job_id, exc)
                 return "stopped"
@@ -140,9 +140,9 @@ class TuningWorker:
             except StreamwardError as exc:
                 self._fail(job, exc)
                 return "failed"
-            job = self._log.append(tuning_reducer.trained(job, made))
+            job = self._log.append(tuning_reducer.version_event(job, version_event))
         if job.status == "running" and job.iteration == 1:
-            self._log.append(tuning_reducer.completed(job))
+            self._log.append(tuning_reducer.completion_event(job))
         return "completed"
 
     def _fail(self, job: JobState, exc: StreamwardError) -> None:
@@ -151,14 +151,14 @@ class TuningWorker:
         action = next(
             (text for kind, text in ACTIONS.items() if isinstance(exc, kind)), "see the output of the process"
         )
-        self._log.append(tuning_reducer.failed(job, cut(str(exc)), times.now_ms(), code=code, action=action))
+        self._log.append(tuning_reducer.failure_event(job, cut(str(exc)), times.now_ms(), code=code, action=action))
 
-    def _made(self, job: JobState, tuning: JobTuning) -> AdapterEvent:
+    def _version_event(self, job: JobState, tuning: JobTuning) -> AdapterEvent:
         """Return the event of the job's version, made now or found. Raises what `tune` does, and _EndedBetweenSteps."""
         base, version = job.base_version or 0, (job.base_version or 0) + 1
-        there = read_history(self._settings, job.policy).made(version)
-        if there is not None and there.metadata.get(JOB) == job.job_id:
-            return there
+        existing = read_history(self._settings, job.policy).made(version)
+        if existing is not None and existing.metadata.get(JOB) == job.job_id:
+            return existing
         with Scratch("job") as folder:
             policy, number = start_of(tuning, job.policy, base)
             order = TuningOrder(
@@ -184,18 +184,18 @@ class TuningWorker:
         path.write_bytes(training_files.content(self._settings.adapters.store, tuning.file_id))
         return path
 
-    def check(self, job: JobState, used: JobUsage) -> None:
+    def check(self, job: JobState, usage: JobUsage) -> None:
         """Raise _EndedBetweenSteps if a job is not to be continued; over its budget it is ended before."""
         self._members.poll(timeout_s=0.0)
         if self._stop.is_set():
             raise _EndedBetweenSteps("this process is stopping: another one begins it again")
-        now = self._log.get(job.job_id)
-        if now.status != "running":
-            raise _EndedBetweenSteps(f"it is {now.status}: {now.reason}")
+        current = self._log.get(job.job_id)
+        if current.status != "running":
+            raise _EndedBetweenSteps(f"it is {current.status}: {current.reason}")
         if not self._members.has(job.job_id):
             raise _EndedBetweenSteps("another process has it by now")
         now_ms = times.now_ms()
-        event = tuning_reducer.spent(now, used, self._log.month(job.tenant, now_ms), now_ms)
+        event = tuning_reducer.budget_event(current, usage, self._log.month(job.tenant, now_ms), now_ms)
         if event is not None:
             self._log.append(event)
             raise _EndedBetweenSteps(event.reason)
@@ -209,11 +209,11 @@ class _Between:
         self._began = time.monotonic()
         self._whole: JobUsage | None = None
 
-    def __call__(self, number: int, of: int, examples: Sequence[TunedExample], step: TuningStep) -> None:
+    def __call__(self, number: int, count: int, examples: Sequence[TunedExample], step: TuningStep) -> None:
         """Report a step, and look whether to take the next one. Raises _EndedBetweenSteps."""
-        self._worker.metrics.step(self._job.policy, number, of, loss=step.loss, grad_norm=step.grad_norm)
+        self._worker.metrics.step(self._job.policy, number, count, loss=step.loss, grad_norm=step.grad_norm)
         if self._whole is None:
             tokens = {"context_tokens": all_tokens(examples) - loss_tokens(examples), "tokens": loss_tokens(examples)}
-            self._whole = tuning_reducer.used_by(self._job, tokens)
+            self._whole = tuning_reducer.usage_of_version(self._job, tokens)
         seconds = time.monotonic() - self._began
-        self._worker.check(self._job, tuning_reducer.used_until(number, of, self._whole, seconds))
+        self._worker.check(self._job, tuning_reducer.usage_after(number, count, self._whole, seconds))

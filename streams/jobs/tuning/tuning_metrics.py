@@ -1,6 +1,6 @@
 """What a process says of the job that it carries out: how far it is, how long its newest step is ago, and how it goes.
 
-    taken up ──► begins ──► step, after each ──► ended        ──► gauges, counters, /healthz
+    taken up ──► begin ──► step, after each ──► end           ──► gauges, counters, /healthz
                                                               ──► the age of the newest step, at each scrape
 
 An alert that a job is stuck goes by the age of the newest step, since a job that tunes has no event before its end.
@@ -28,27 +28,27 @@ class TuningMetrics:
         """Policy, and the time of time.monotonic of its newest step; None while nothing is carried out."""
         meter.collect(self._report)
 
-    def waits(self) -> None:
+    def wait(self) -> None:
         """Report that there is no job."""
         self._meter.begin("waits for a job")
 
-    def begins(self, policy: str) -> None:
+    def begin(self, policy: str) -> None:
         """Report that a job is taken up."""
         self._newest = (policy, time.monotonic())
         self._meter.begin(f"begins a job of {policy}", within_s=BEGIN_S)
         self._meter.set(catalog.TUNING_DONE, 0.0, policy)
         self._meter.add(catalog.TUNING_STEPS, policy, by=0)
 
-    def step(self, policy: str, number: int, of: int, *, loss: float, grad_norm: float) -> None:
+    def step(self, policy: str, number: int, count: int, *, loss: float, grad_norm: float) -> None:
         """Report a step, counted from 1."""
         self._newest = (policy, time.monotonic())
-        self._meter.begin(f"tunes {policy}: step {number} of {of} is done")
+        self._meter.begin(f"tunes {policy}: step {number} of {count} is done")
         self._meter.add(catalog.TUNING_STEPS, policy)
-        self._meter.set(catalog.TUNING_DONE, number / of, policy)
+        self._meter.set(catalog.TUNING_DONE, number / count, policy)
         self._meter.set(catalog.TUNING_LOSS, loss, policy)
         self._meter.set(catalog.TUNING_GRADIENT, grad_norm, policy)
 
-    def ended(self, policy: str, outcome: TuningOutcome) -> None:
+    def end(self, policy: str, outcome: TuningOutcome) -> None:
         """Report that nothing more is done for a job here."""
         self._newest = None
         self._meter.add(catalog.TUNING_ENDED, policy, outcome)

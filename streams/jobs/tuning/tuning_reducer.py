@@ -18,11 +18,11 @@ from streams.jobs.state import JobState, JobUsage
 
 NOT_TUNED = "TUNING_FAILED"
 NO_EXAMPLES = "EXAMPLES_MISSING"
-SHOWN = ("loss_first", "loss", "grad_norm", "margin", "accuracy", "examples", "steps")
+REPEATED = ("loss_first", "loss", "grad_norm", "margin", "accuracy", "examples", "steps")
 """Figures of a tuned version that its job's event repeats."""
 
 
-def started(job: JobState, newest: int, groups_next: int, now_ms: int) -> JobEvent:
+def start_event(job: JobState, newest: int, groups_next: int, now_ms: int) -> JobEvent:
     """Return the event that starts a queued job, or continues one: from the version and groups that it began with.
 
     `newest`: the newest version of its policy; `groups_next`: where the groups end that it may choose from.
@@ -32,41 +32,43 @@ def started(job: JobState, newest: int, groups_next: int, now_ms: int) -> JobEve
     return _event(job, "started", "its turn" if first else "resumed", now_ms, **about)
 
 
-def trained(job: JobState, made: AdapterEvent) -> JobEvent:
+def version_event(job: JobState, version_event: AdapterEvent) -> JobEvent:
     """Return the event that says that its version is made."""
-    figures = {name: made.metrics[name] for name in SHOWN if name in made.metrics}
+    figures = {name: version_event.metrics[name] for name in REPEATED if name in version_event.metrics}
     return _event(
         job,
         "iteration",
-        f"version {made.version} is tuned",
-        max(made.created_at, job.updated_at),
+        f"version {version_event.version} is tuned",
+        max(version_event.created_at, job.updated_at),
         iteration=1,
-        version=made.version,
-        metrics={**used_by(job, made.metrics).metrics(job.spec.prices), **figures},
+        version=version_event.version,
+        metrics={**usage_of_version(job, version_event.metrics).metrics(job.spec.prices), **figures},
     )
 
 
-def completed(job: JobState) -> JobEvent:
+def completion_event(job: JobState) -> JobEvent:
     """Return the end of a job whose version is made."""
     return _event(job, "completed", f"version {job.version} is there", job.updated_at, iteration=job.iteration)
 
 
-def failed(job: JobState, why: str, now_ms: int, *, code: str, action: str) -> JobEvent:
+def failure_event(job: JobState, reason: str, now_ms: int, *, code: str, action: str) -> JobEvent:
     """Return the end of a job that cannot be done."""
-    return _event(job, "failed", why, now_ms, code=code, suggested_action=action)
+    return _event(job, "failed", reason, now_ms, code=code, suggested_action=action)
 
 
-def spent(job: JobState, used: JobUsage, month: MonthBudget | None, now_ms: int) -> JobEvent | None:
+def budget_event(job: JobState, usage: JobUsage, month: MonthBudget | None, now_ms: int) -> JobEvent | None:
     """Return the end of a job that is over its budget, or its tenant's; None if it is not."""
-    found = over_budget(job, used, month)
-    if found is None:
+    over = over_budget(job, usage, month)
+    if over is None:
         return None
-    why, action = found
-    figures = used.metrics(job.spec.prices)
-    return _event(job, "budget_exceeded", why, now_ms, code="BUDGET_EXCEEDED", suggested_action=action, metrics=figures)
+    reason, action = over
+    figures = usage.metrics(job.spec.prices)
+    return _event(
+        job, "budget_exceeded", reason, now_ms, code="BUDGET_EXCEEDED", suggested_action=action, metrics=figures
+    )
 
 
-def used_by(job: JobState, metrics: Mapping[str, float]) -> JobUsage:
+def usage_of_version(job: JobState, metrics: Mapping[str, float]) -> JobUsage:
     """Return what a version has used, by its own figures: each token that was read or learned, in each epoch."""
     epochs = 1 if job.spec.tuning is None else job.spec.tuning.epochs
     return JobUsage(
@@ -76,13 +78,13 @@ def used_by(job: JobState, metrics: Mapping[str, float]) -> JobUsage:
     )
 
 
-def used_until(step: int, of: int, whole: JobUsage, seconds: float) -> JobUsage:
-    """Return what is used after some of the steps; `whole`: the tokens of all of them.
+def usage_after(step: int, count: int, usage_of_all: JobUsage, seconds: float) -> JobUsage:
+    """Return what is used after some of the steps; `usage_of_all`: the tokens of all of them.
 
-    >>> used_until(1, 4, JobUsage(100, 40), 2.5)
+    >>> usage_after(1, 4, JobUsage(100, 40), 2.5)
     JobUsage(prompt_tokens=25, completion_tokens=10, trainer_s=2.5)
     """
-    return JobUsage(whole.prompt_tokens * step // of, whole.completion_tokens * step // of, seconds)
+    return JobUsage(usage_of_all.prompt_tokens * step // count, usage_of_all.completion_tokens * step // count, seconds)
 
 
 def _event(job: JobState, kind: JobKind, reason: str, created_at: int, **changes: Any) -> JobEvent:

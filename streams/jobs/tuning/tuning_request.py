@@ -19,7 +19,15 @@ from schemas.events import JobSpec, JobTuning, Purpose, TuningMethod
 from streams.adapters.store import uri_of
 from streams.adapters.versions import AdapterState
 from streams.errors import JobRequestError, RefusedError, SettingsError
-from streams.jobs.request import JobOrder, PricesConfig, RequestPart, agreed, check_estimate, digest_of, explained
+from streams.jobs.request import (
+    JobOrder,
+    PricesConfig,
+    RequestPart,
+    check_estimate,
+    digest_of,
+    explain,
+    prices_and_budget,
+)
 from streams.jobs.training_files import FileLine, TrainingFile
 from streams.kafka.times import parse_time
 from streams.settings.model import Settings
@@ -65,12 +73,12 @@ class TuningRequest(RequestPart):
     tenant: str | None = Field(None, min_length=1, description="who pays")
 
 
-def read_request(given: Any) -> TuningRequest:
+def read_request(body: Any) -> TuningRequest:
     """Return a request. Raises JobRequestError that names the first parameter that is wrong."""
     try:
-        return TuningRequest.model_validate(given)
+        return TuningRequest.model_validate(body)
     except ValidationError as exc:
-        raise explained(exc, TuningRequest) from exc
+        raise explain(exc, TuningRequest) from exc
 
 
 def order(
@@ -92,7 +100,7 @@ def order(
             f"{settings.trainer.learning_rate:g} here. Leave it out, or set it for the process that tunes",
             "config.learning_rate",
         )
-    prices, budget = agreed(config.prices, config.max_budget_usd, settings)
+    prices, budget = prices_and_budget(config.prices, config.max_budget_usd, settings)
     spec = JobSpec(
         iterations=1,
         batch_size=1,
@@ -106,13 +114,13 @@ def order(
         tuning=_tuning(request, file, now_ms),
     )
     check_estimate(spec, "epochs")
-    asked = {**request.model_dump(mode="json"), "file": None if file is None else file.file_id}
-    return JobOrder(request.policy, request.tenant, spec, digest_of(asked))
+    plain = {**request.model_dump(mode="json"), "file": None if file is None else file.file_id}
+    return JobOrder(request.policy, request.tenant, spec, digest_of(plain))
 
 
 def refuse_trained(adapters: AdapterState) -> None:
     """Raise RefusedError if batches make the versions of this policy."""
-    trained = sorted(number for number, one in adapters.versions.items() if number and one.tuned_by is None)
+    trained = sorted(number for number, made in adapters.versions.items() if number and made.tuned_by is None)
     if trained:
         policy = adapters.policy
         raise RefusedError(
@@ -126,9 +134,9 @@ def check_lines(method: TuningMethod, lines: Sequence[FileLine]) -> None:
     """Raise JobRequestError for a line that has not the fields of an example, or whose fields are no lists."""
     for number, line in lines:
         if not any(all(line.get(name) for name in names) for names in EXPECTED[method]):
-            wanted = " or ".join(", ".join(names) for names in EXPECTED[method])
-            there = ", ".join(sorted(line)) or "nothing"
-            raise JobRequestError(f"line {number}: expected {wanted}, for {method}; it has {there[:80]}", "file")
+            expected = " or ".join(", ".join(names) for names in EXPECTED[method])
+            fields = ", ".join(sorted(line)) or "nothing"
+            raise JobRequestError(f"line {number}: expected {expected}, for {method}; it has {fields[:80]}", "file")
 
 
 def start_of(tuning: JobTuning, policy: str, base_version: int) -> tuple[str, int]:
@@ -148,18 +156,18 @@ def _tuning(request: TuningRequest, file: TrainingFile | None, now_ms: int) -> J
             f"config.start {config.start!r}: expected a version, as 3, or one of another policy, as other:3",
             "config.start",
         )
-    named = None if start is None or start["policy"] == request.policy else start["policy"]
-    whole = JobTuning(
+    start_policy = None if start is None or start["policy"] == request.policy else start["policy"]
+    tuning = JobTuning(
         method=request.method,
         epochs=config.epochs,
         batch=config.batch,
         beta=None if request.method == "sft" else config.beta or BETA,
-        start_policy=named,
+        start_policy=start_policy,
         start_version=None if start is None else int(start["version"]),
     )
     rule = _curation(request, now_ms)
     if file is None:
-        return dataclasses.replace(whole, groups_policy=config.groups_of or request.policy, selection=rule.plain())
+        return dataclasses.replace(tuning, groups_policy=config.groups_of or request.policy, selection=rule.plain())
     set_for_groups = config.model_fields_set & {"groups_of", "purpose", "min_reward", "all", "margin", "since", "until"}
     if set_for_groups:
         name = sorted(set_for_groups)[0]
@@ -167,7 +175,7 @@ def _tuning(request: TuningRequest, file: TrainingFile | None, now_ms: int) -> J
             f"config.{name} chooses answers of the log, and the examples are those of a file; leave one of them out",
             f"config.{name}",
         )
-    return dataclasses.replace(whole, file_id=file.file_id, file=file.filename, file_bytes=file.size_bytes)
+    return dataclasses.replace(tuning, file_id=file.file_id, file=file.filename, file_bytes=file.size_bytes)
 
 
 def _curation(request: TuningRequest, now_ms: int) -> Curation:
@@ -175,9 +183,9 @@ def _curation(request: TuningRequest, now_ms: int) -> Curation:
     config = request.config
     times: dict[str, int | None] = {}
     for name in ("since", "until"):
-        given = getattr(config, name)
+        text = getattr(config, name)
         try:
-            times[name] = None if given is None else parse_time(given, f"config.{name}", now_ms)
+            times[name] = None if text is None else parse_time(text, f"config.{name}", now_ms)
         except SettingsError as exc:
             raise JobRequestError(str(exc), f"config.{name}") from exc
     rule = Curation(
@@ -192,8 +200,8 @@ def _curation(request: TuningRequest, now_ms: int) -> Curation:
     try:
         rule.check()
     except SettingsError as exc:
-        said = str(exc)
+        message = str(exc)
         for option, name in OPTIONS.items():
-            said = said.replace(option, name)
-        raise JobRequestError(said, next((name for name in OPTIONS.values() if name in said), None)) from exc
+            message = message.replace(option, name)
+        raise JobRequestError(message, next((name for name in OPTIONS.values() if name in message), None)) from exc
     return rule

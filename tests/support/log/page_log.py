@@ -299,6 +299,8 @@ def tenants_log() -> Log:
     maker.asked("azure-0", "crimson wants to read this", group_size=2, tenant="red", scenario="crimson")
     maker.asked("shared", "nobody's", group_size=2)
     maker.log["access"].append(
-        users.created("ann", roles=["admin"], actor="bob", now_ms=T0, password_hash="$argon2id$secret")
+        users.creation_event(
+            users.NewUser(user_id="ann", roles=["admin"], password_hash="$argon2id$secret"), actor="bob", now_ms=T0
+        )
     )
     return maker.log
