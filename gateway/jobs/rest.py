@@ -41,7 +41,7 @@ from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, Tool
 from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action
-from streams.environments.episodes.trial import TriedEpisode, try_twice
+from streams.environments.episodes.trial import TrialEpisode, try_twice
 from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
 from streams.jobs import job_log, request as requests, view
 from streams.jobs.job_log import JobLog
@@ -372,18 +372,18 @@ def _agent(event: AgentEvent) -> RegisteredAgent:
     )
 
 
-def _environment(body: EnvironmentBody, episode: TriedEpisode) -> TriedEnvironment:
+def _environment(body: EnvironmentBody, episode: TrialEpisode) -> TriedEnvironment:
     observation = episode.observed[0]
     return TriedEnvironment(
         environment=observation.environment,
         seed=observation.seed,
         settings=body.settings or {},
         deterministic=True,
-        messages=[ShownMessage(role=message.role, content=message.content) for message in episode.shown.messages],
-        tools=_tools(episode.shown.tools),
+        messages=[ShownMessage(role=message.role, content=message.content) for message in episode.observation.messages],
+        tools=_tools(episode.observation.tools),
         digest=observation.digest,
         actions=len(episode.steps),
-        ended=bool(episode.steps) and episode.steps[-1][1].ended,
+        ended=bool(episode.steps) and episode.steps[-1][1].is_over,
         success=episode.success,
     )
 

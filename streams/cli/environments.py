@@ -86,10 +86,10 @@ def environments_try(
     scripted = [Action(text) for text in actions] or None
     with closing(EnvironmentPool(call.settings.environments)) as pool:
         trial = try_twice(pool.open, start, max_turns, scripted)
-    rows: list[dict[str, Any]] = [_row("", trial.shown.messages, trial.observed[0].digest)]
+    rows: list[dict[str, Any]] = [_row("", trial.observation.messages, trial.observed[0].digest)]
     for (action, result), observed in zip(trial.steps, trial.observed[1:], strict=True):
-        outcome = {"reward": result.reward, "ok": result.ok, "tool": result.tool, "ended": result.ended}
-        rows.append(_row(action.text, result.shown.messages, observed.digest) | outcome)
+        outcome = {"reward": result.reward, "ok": result.ok, "tool": result.tool, "ended": result.is_over}
+        rows.append(_row(action.text, result.observation.messages, observed.digest) | outcome)
     columns = [
         show.Column("action", "action"),
         show.Column("reward", lambda row: "" if row.get("reward") is None else f"{row['reward']:g}", right=True),

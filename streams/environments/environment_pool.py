@@ -1,6 +1,6 @@
 """Environments by reference, each in a process that can be killed.
 
-    name, settings ──► a process that opens it ──► reset, step ──► Shown, StepResult, or EpisodeError
+    name, settings ──► a process that opens it ──► reset, step ──► Observation, StepResult, or EpisodeError
 
 A process is kept for the next episode of the same environment, since importing one takes seconds; for other settings,
 the environment is made anew in it. Time for each step, memory and the size of an observation are limited, and there is
@@ -25,15 +25,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from schemas.events import EpisodeStart
 from streams.environments.episodes.environment import (
+    OBSERVATION,
     RESULT,
-    SHOWN,
     Action,
     Environment,
     EpisodeError,
-    Shown,
+    Observation,
     StepResult,
 )
-from streams.environments.listed import listed, settings_of
+from streams.environments.listed import open_listed, settings_of
 from streams.environments.references import check_kind, host_of, imported_module, is_reference, is_server
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
 from streams.settings.model import Environments
@@ -58,7 +58,7 @@ class EnvironmentPool:
         Its process is free again when the environment is garbage collected. Raises EpisodeError.
         """
         if not is_reference(start.name):
-            return listed(start.name, start.settings)
+            return open_listed(start.name, start.settings)
         self._check_allowed(start.name)
         settings = settings_of(start.name, start.settings)
         process = self._take_idle(start.name, settings) or self._start(start.name)
@@ -136,10 +136,10 @@ class SandboxedEnvironment:
     def __init__(self, process: _EnvironmentProcess) -> None:
         self._process, self.version = process, process.version
 
-    def reset(self, seed: int) -> Shown:
+    def reset(self, seed: int) -> Observation:
         """Begin the episode of `seed`. Raises EpisodeError, as `step`."""
-        shown: Shown = self._process.call("reset", {"seed": seed}, "shown", SHOWN)
-        return shown
+        observation: Observation = self._process.call("reset", {"seed": seed}, "observation", OBSERVATION)
+        return observation
 
     def step(self, action: Action) -> StepResult:
         """Return the result of an action. Raises EpisodeError: timeout, crashed, memory, and those of its worker."""

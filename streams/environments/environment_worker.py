@@ -1,7 +1,7 @@
 """The worker process of an environment by reference: it opens one, then resets and steps it.
 
     stdin   JSON {"id", "do": "open" | "reset" | "step", …}       from the parent, which is trusted
-    stdout  JSON {"id", …} with "version" | "shown" | "result" | "reason", "error"
+    stdout  JSON {"id", …} with "version" | "observation" | "result" | "reason", "error"
 
 The pipes are those of streams/processes/worker_pipe.py. Unless the settings allow the network, Python's own sockets
 refuse to connect, except to the host that a reference names; a program that the environment starts, or a library in C,
@@ -91,7 +91,7 @@ def _perform(request: dict[str, Any]) -> dict[str, Any]:
         return {"version": _open[name].version}
     environment = _open[name]
     if request["do"] == "reset":
-        return {"shown": _as_json(request, environment.reset(request["seed"]))}
+        return {"observation": _as_json(request, environment.reset(request["seed"]))}
     return {"result": _as_json(request, environment.step(ACTION.validate_python(request["action"])))}
 
 

@@ -1,9 +1,9 @@
-"""Which environments there are.
+"""The environments with a name, and how any environment's settings are read.
 
     calculator, lookup, …        built in, and listed: the same episode for the same seed, in this thread
-    gymnasium:ID, module:Class   by reference: found when it is opened, in a process of its own (references.py)
+    gymnasium:ID, module:Class   by reference: imported when it is opened, in a process of its own (references.py)
 
-A name that tasks in the log may give is never imported here, only looked up.
+A name in a task of the log is only looked up here, and never imported.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from streams.environments.games.tictactoe import TicTacToe
 LISTED: dict[str, type[TextGame[Any]]] = {
     game.name: game for game in (Calculator, Lookup, Guess, Corridor, TicTacToe, Distractor)
 }
-"""What is built in, by name."""
+"""The built-in environments by name."""
 
 
-def listed(name: str, settings: str = "{}") -> TextGame[Any]:
+def open_listed(name: str, settings: str = "{}") -> TextGame[Any]:
     """Return a listed environment with the settings in a JSON object.
 
     Raises EpisodeError: unknown_environment, naming the nearest; bad_settings.
@@ -42,9 +42,9 @@ def listed(name: str, settings: str = "{}") -> TextGame[Any]:
             f"no environment is called {name!r}; {hint}known: {', '.join(LISTED)}", reason="unknown_environment"
         )
     game = LISTED[name]
-    given = settings_of(name, settings)
+    options = settings_of(name, settings)
     try:
-        return game(game.options_type.model_validate_json(json.dumps(given)))
+        return game(game.options_type.model_validate_json(json.dumps(options)))
     except ValidationError as exc:
         raise EpisodeError("; ".join(_faults(name, game, exc)), reason="bad_settings") from exc
 
@@ -52,21 +52,21 @@ def listed(name: str, settings: str = "{}") -> TextGame[Any]:
 def settings_of(name: str, settings: str) -> dict[str, Any]:
     """Return the settings of an environment, a JSON object. Raises EpisodeError(bad_settings)."""
     try:
-        given = json_text.parse(settings)
+        value = json_text.parse(settings)
     except ValueError as exc:
         raise EpisodeError(f"{name}: settings are no JSON: {exc}", reason="bad_settings") from exc
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise EpisodeError(f"{name}: settings: expected a JSON object, got {settings[:80]}", reason="bad_settings")
-    return given
+    return value
 
 
 def _faults(name: str, game: type[TextGame[Any]], exc: ValidationError) -> list[str]:
-    known = ", ".join(game.options_type.model_fields)
+    names = ", ".join(game.options_type.model_fields)
     faults = []
     for error in exc.errors():
         key = ".".join(map(str, error["loc"]))
         if error["type"] == "extra_forbidden":
-            faults.append(f"{name} has no setting {key!r}; known: {known}")
+            faults.append(f"{name} has no setting {key!r}; known: {names}")
         else:
             faults.append(f"{name}{'.' if key else ''}{key}: {error['msg'].removeprefix('Value error, ')}")
     return faults

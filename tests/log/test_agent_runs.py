@@ -16,8 +16,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from schemas.events import EpisodeStart, Message, Observed, Response, Sampling, TrajectoryEvent, derive_id
-from streams.environments.episodes.environment import Action, Environment, Shown, StepResult
-from streams.environments.listed import listed
+from streams.environments.episodes.environment import Action, Environment, Observation, StepResult
+from streams.environments.listed import open_listed
 from streams.kafka.producer import Producer
 from streams.observability import catalog
 from streams.observability.metrics import Meter
@@ -45,7 +45,7 @@ SCRIPT = {
 
 def opened_here(start: EpisodeStart) -> Environment:
     """Open a listed environment in this thread."""
-    return listed(start.name, start.settings)
+    return open_listed(start.name, start.settings)
 
 
 @pytest.fixture(scope="module")
@@ -129,23 +129,23 @@ def test_what_an_environment_shows_is_in_the_turn_and_the_response_says_what_it_
     settings: Settings, url: str
 ) -> None:
     run, sibling, other = (Run(url, "episode", slot) for slot in range(3))
-    shown: list[dict[str, Any]] = [{"environment": "guess@1", "seed": 7, "digest": digit * 64} for digit in "ab"]
-    assert run.begin(observed=shown[0], group_size=3).json()["ending"] is None
+    observation: list[dict[str, Any]] = [{"environment": "guess@1", "seed": 7, "digest": digit * 64} for digit in "ab"]
+    assert run.begin(observed=observation[0], group_size=3).json()["ending"] is None
     for _ in range(2):
-        assert other.begin(observed=shown[1], group_size=3).json()["ending"] == "failed"
-    assert sibling.begin(observed=shown[0], group_size=3).json()["ending"] is None
-    run.ask("first", extra_headers={"X-Streamward-Observed": json.dumps(shown[0])})
+        assert other.begin(observed=observation[1], group_size=3).json()["ending"] == "failed"
+    assert sibling.begin(observed=observation[0], group_size=3).json()["ending"] is None
+    run.ask("first", extra_headers={"X-Streamward-Observed": json.dumps(observation[0])})
     with pytest.raises(BadRequestError, match="X-Streamward-Observed: digest: "):
-        run.ask("second", extra_headers={"X-Streamward-Observed": json.dumps(shown[0] | {"digest": "short"})})
+        run.ask("second", extra_headers={"X-Streamward-Observed": json.dumps(observation[0] | {"digest": "short"})})
     end = {
         "ending": "completed",
         "reason": "found",
         "success": True,
-        "observed": shown[1] | {"ok": True, "reward": 0.5},
+        "observed": observation[1] | {"ok": True, "reward": 0.5},
     }
     assert httpx.post(f"{run.url}/end", json=end, timeout=60).json()["ending"] == "completed"
     [turn], [response] = turns_of(settings, run), events(settings, run, Response)
-    assert turn.observed == Observed(**shown[0])
+    assert turn.observed == Observed(**observation[0])
     assert [(one.observation, one.ok, one.reward) for one in response.turns] == [("a" * 64, True, 0.5)]
     assert (response.success, response.turns[0].end) == (True, len(turn.completion_token_ids))
     [refused] = events(settings, other, Response)
@@ -288,17 +288,17 @@ class Countdown:
     def __init__(self, fault: Any = None) -> None:
         self._fault = fault
 
-    def reset(self, seed: int) -> Shown:
+    def reset(self, seed: int) -> Observation:
         self._left = seed
-        return Shown((Message(role="system", content="Say it again."), Message(role="user", content=str(seed))))
+        return Observation((Message(role="system", content="Say it again."), Message(role="user", content=str(seed))))
 
     def step(self, action: Action) -> StepResult:
         said, self._left = self._left, self._left - 1
         if self._left == 1 and self._fault is not None:
             raise self._fault
-        shown = Shown((Message(role="user", content=str(self._left)),))
+        observation = Observation((Message(role="user", content=str(self._left)),))
         ok = action.text == str(said)
-        return StepResult(shown, 0.25 * ok, self._left == 0, ok=ok, success=ok if self._left == 0 else None)
+        return StepResult(observation, 0.25 * ok, self._left == 0, ok=ok, success=ok if self._left == 0 else None)
 
 
 def played(url: str, name: str, environment: Any, seed: int = 3, slot: int = 0, **changes: Any) -> RunEnd:
@@ -349,7 +349,7 @@ class Absent:
 
     version = "1"
 
-    def reset(self, seed: int) -> Shown:
+    def reset(self, seed: int) -> Observation:
         raise FileNotFoundError("its rules are gone")
 
 

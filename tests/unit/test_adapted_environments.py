@@ -11,7 +11,7 @@ import pytest
 from schemas.events import EpisodeStart
 from streams.environments.episodes.environment import Action, Environment, EpisodeError
 from streams.environments.episodes.trial import try_twice
-from streams.environments.listed import LISTED, listed
+from streams.environments.listed import LISTED, open_listed
 from streams.environments.references import load
 from tests import skips
 
@@ -31,7 +31,7 @@ BY_REFERENCE: dict[str, dict[str, Any]] = {
 def opens(name: str, settings: dict[str, Any]) -> Callable[[EpisodeStart], Environment]:
     if name.startswith("textarena:"):
         pytest.importorskip("textarena", reason=skips.ENVIRONMENTS)
-    return lambda _: listed(name) if name in LISTED else load(name, settings)
+    return lambda _: open_listed(name) if name in LISTED else load(name, settings)
 
 
 @pytest.mark.parametrize("name", [*LISTED, *BY_REFERENCE])
@@ -52,14 +52,14 @@ def test_the_same_seed_gives_the_same_episode_again(name: str) -> None:
 
 def test_a_lake_is_drawn_and_walked_over_by_numbers() -> None:
     lake = load("gymnasium:FrozenLake-v1", {"render_mode": "ansi", "is_slippery": False})
-    shown = lake.reset(0)
-    assert [message.role for message in shown.messages] == ["system", "user"]
-    assert shown.messages[0].content == "Answer with only a number from 0 to 3."
-    assert "SFFF" in shown.messages[1].content.replace("\x1b[41mS\x1b[0m", "S")
+    observation = lake.reset(0)
+    assert [message.role for message in observation.messages] == ["system", "user"]
+    assert observation.messages[0].content == "Answer with only a number from 0 to 3."
+    assert "SFFF" in observation.messages[1].content.replace("\x1b[41mS\x1b[0m", "S")
     for wrong in ("4", "down", "", "1.5", "[1]", "null", "1e999", "[" * 9999):
         result = lake.step(Action(wrong))
-        assert (result.ok, result.ended) == (False, False)
-        assert result.shown.messages[0].content == "error: expected a number from 0 to 3"
+        assert (result.ok, result.is_over) == (False, False)
+        assert result.observation.messages[0].content == "error: expected a number from 0 to 3"
     results = [lake.step(Action(way)) for way in "112122"]
     assert (results[-1].reward, results[-1].terminated) == (1.0, True)
 

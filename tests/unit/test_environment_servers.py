@@ -109,25 +109,25 @@ def test_an_openenv_server_gives_the_same_episode_again_in_a_process_that_reache
 def test_what_an_openenv_server_cannot_read_is_answered_and_what_breaks_it_ends_the_episode(guess: str) -> None:
     environment = load(guess, {"prompt": "Guess.", "highest": 3})
     episode = RunningEpisode(environment, guess, 0, 9)
-    shown = episode.begin()
-    assert [message.content for message in shown.messages] == [
+    observation = episode.begin()
+    assert [message.content for message in observation.messages] == [
         "Guess.\nAnswer with only the number, as JSON of type integer.",
         "a number",
     ]
     for wrong in ("seven", "", '"x"', "[1]", "null"):
         result = episode.act(Action(wrong))
-        assert (result.ok, result.ended, result.shown.messages[0].content) == (
+        assert (result.ok, result.is_over, result.observation.messages[0].content) == (
             False,
             False,
             "error: expected the number, as JSON of type integer",
         )
-    assert environment.step(Action("0")).shown.messages == (Message(role="user", content="higher"),)
+    assert environment.step(Action("0")).observation.messages == (Message(role="user", content="higher"),)
     with pytest.raises(EpisodeError, match="the server says EXECUTION_ERROR: no such number"):
         environment.step(Action("99"))
     with pytest.raises(EpisodeError, match="it shows more than 1048576 bytes at once") as caught:
         environment.step(Action("98"))
     assert caught.value.reason == "too_large"
-    assert environment.reset(0) == shown
+    assert environment.reset(0) == observation
 
 
 @pytest.mark.environments
@@ -160,11 +160,11 @@ def _play(name: str) -> None:
     with closing(EnvironmentPool(Environments(servers=name, timeout_s=60))) as pool:
         tried = try_twice(pool.open, start, 8, actions)
     assert tried.observed[0].environment == f"{name}@7"
-    assert [tool.name for tool in tried.shown.tools] == ["add", "fail", "leave", "pid"]
-    assert json.loads(tried.shown.tools[0].parameters)["required"] == ["a", "b"]
+    assert [tool.name for tool in tried.observation.tools] == ["add", "fail", "leave", "pid"]
+    assert json.loads(tried.observation.tools[0].parameters)["required"] == ["a", "b"]
     first, second, last = (result for _, result in tried.steps)
-    assert first.shown.messages == (Message(role="tool", content="5", name="add", tool_call_id="c0"),)
-    assert [message.content[:13] for message in second.shown.messages] == ["2", "error: Error "]
+    assert first.observation.messages == (Message(role="tool", content="5", name="add", tool_call_id="c0"),)
+    assert [message.content[:13] for message in second.observation.messages] == ["2", "error: Error "]
     assert (first.ok, second.ok, last.terminated, last.reward) == (True, False, True, None)
 
 
@@ -181,9 +181,12 @@ def test_what_an_mcp_server_cannot_use_is_answered_and_its_end_ends_the_episode(
     ]
     for call, said in wrong:
         result = episode.act(calls(call))
-        assert not result.ok and not result.ended and result.shown.messages[0].content.startswith(said)
+        assert not result.ok and not result.is_over and result.observation.messages[0].content.startswith(said)
     many = episode.act(calls(*[("add", {"a": 1, "b": 1})] * 40))
-    assert len(many.shown.messages) == 17 and many.shown.messages[-1].content == "error: at most 16 calls at once"
+    assert (
+        len(many.observation.messages) == 17
+        and many.observation.messages[-1].content == "error: at most 16 calls at once"
+    )
     with pytest.raises(EpisodeError) as caught:
         episode.act(calls(("leave", {})))
     assert caught.value.reason == "crashed"
@@ -196,7 +199,7 @@ def test_a_command_ends_with_the_process_that_started_it() -> None:
     pool = EnvironmentPool(Environments(servers=STDIO, timeout_s=60))
     environment = pool.open(EpisodeStart(name=STDIO, settings=json.dumps(ADD), seed=0))
     environment.reset(0)
-    pid = int(environment.step(calls(("pid", {}))).shown.messages[0].content)
+    pid = int(environment.step(calls(("pid", {}))).observation.messages[0].content)
     assert psutil.pid_exists(pid)
     pool.close()
     until(lambda: not psutil.pid_exists(pid), "an end of the server")

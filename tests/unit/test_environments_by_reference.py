@@ -15,10 +15,10 @@ from schemas.events import EpisodeStart, Message
 from streams.cli.root import cli
 from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episodes.environment import Action, Environment, EpisodeError, Shown, StepResult
-from streams.environments.episodes.running_episode import MAX_SHOWN, RunningEpisode
+from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
+from streams.environments.episodes.running_episode import MAX_OBSERVATION, RunningEpisode
 from streams.environments.episodes.trial import try_twice
-from streams.environments.listed import listed
+from streams.environments.listed import open_listed
 from streams.settings.model import Environments
 from tests.support.doubles import odd_environment
 
@@ -31,8 +31,8 @@ class Given:
 
     version = "1"
 
-    def __init__(self, shown: Any = "hello", result: Any = ("next", 0.0, False, False, {})) -> None:
-        self._shown, self._result = shown, result
+    def __init__(self, observation: Any = "hello", result: Any = ("next", 0.0, False, False, {})) -> None:
+        self._shown, self._result = observation, result
 
     def reset(self, seed: int) -> Any:
         return self._shown
@@ -52,16 +52,18 @@ def episode_of(given: Any) -> RunningEpisode:
 
 def test_texts_and_five_results_become_messages() -> None:
     episode = episode_of(Given(("hello", {}), ("next", 1, True, False, {"ok": False, "tool": "x", "success": True})))
-    assert episode.begin() == Shown((Message(role="user", content="hello"),))
+    assert episode.begin() == Observation((Message(role="user", content="hello"),))
     result = episode.act(Action("go"))
-    assert result == StepResult(Shown((Message(role="user", content="next"),)), 1, True, False, "x", False, True)
+    assert result == StepResult(Observation((Message(role="user", content="next"),)), 1, True, False, "x", False, True)
     assert (episode.observed.reward, episode.observed.ok, episode.observed.tool) == (1.0, False, "x")
 
 
-@pytest.mark.parametrize("shown", [None, 7, b"bytes", ["text"], {"role": "user"}, Shown(()), "\ud800", ("a", "b")])
-def test_what_is_no_text_is_not_shown(shown: Any) -> None:
+@pytest.mark.parametrize(
+    "observation", [None, 7, b"bytes", ["text"], {"role": "user"}, Observation(()), "\ud800", ("a", "b")]
+)
+def test_what_is_no_text_is_not_shown(observation: Any) -> None:
     with pytest.raises(EpisodeError, match="mine:Given: ") as caught:
-        episode_of(Given(shown)).begin()
+        episode_of(Given(observation)).begin()
     assert caught.value.reason == "bad_result"
 
 
@@ -92,7 +94,9 @@ def test_what_a_step_gives_wrong_is_named(result: Any, match: str) -> None:
 
 
 def test_ten_megabytes_are_not_made_a_prompt() -> None:
-    with pytest.raises(EpisodeError, match=f"shows 100000.. bytes at once, expected at most {MAX_SHOWN}") as caught:
+    with pytest.raises(
+        EpisodeError, match=f"an observation of 100000.. bytes, expected at most {MAX_OBSERVATION}"
+    ) as caught:
         episode_of(Given("x" * 10_000_000)).begin()
     assert caught.value.reason == "too_large"
 
@@ -116,7 +120,7 @@ def test_no_action_is_taken_before_the_beginning_or_behind_the_end() -> None:
         episode.act(Action("go"))
     episode.begin()
     episode.act(Action("go"))
-    with pytest.raises(EpisodeError, match="has ended"):
+    with pytest.raises(EpisodeError, match="is over"):
         episode.act(Action("go"))
 
 
@@ -161,12 +165,12 @@ def test_an_episode_in_a_process_is_the_same_as_in_the_thread_and_its_process_se
     here = RunningEpisode(AdaptedEnvironment(ODD, odd_environment.OddEnvironment()), ODD, 0, 99)
     _, there = opened(pool)
     assert here.begin() == there.begin()
-    assert here.act(Action("pid?")).ok and (pid := there.act(Action("pid")).shown) is not None
+    assert here.act(Action("pid?")).ok and (pid := there.act(Action("pid")).observation) is not None
     del there, _
     gc.collect()
     _, next_one = opened(pool)
     next_one.begin()
-    assert next_one.act(Action("pid")).shown == pid
+    assert next_one.act(Action("pid")).observation == pid
 
 
 @pytest.mark.parametrize(
@@ -252,4 +256,4 @@ def test_the_environment_in_the_docs_has_twenty_lines_at_most() -> None:
 
 
 def test_listed_environments_are_opened_in_the_thread(pool: EnvironmentPool) -> None:
-    assert type(pool.open(EpisodeStart(name="guess", seed=0))) is type(listed("guess"))
+    assert type(pool.open(EpisodeStart(name="guess", seed=0))) is type(open_listed("guess"))

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from schemas import serde
 from schemas.events import Purpose, Task, problems
-from streams.environments.listed import LISTED, listed
+from streams.environments.listed import LISTED, open_listed
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import source_problems
 from streams.stages.tasks.generators import TaskSpec, families, generate, is_held_out
@@ -145,15 +145,15 @@ def test_an_episode_is_a_task_that_the_log_takes_with_what_its_environment_shows
         assert serde.decode(serde.encode(task), Task) == task
         assert [*problems(task), *source_problems(task)] == []
         assert task.environment is not None and task.agent == "environment"
-        shown = listed(name, task.environment.settings).reset(task.environment.seed)
-        assert (task.messages, task.tools) == (shown.messages, shown.tools)
+        observation = open_listed(name, task.environment.settings).reset(task.environment.seed)
+        assert (task.messages, task.tools) == (observation.messages, observation.tools)
     assert [source.name for source in (*train.reward_sources, *held_out.reward_sources)] == ["environment", "verified"]
     assert (len(train.tools), len(held_out.tools), held_out.group_size) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("name", LISTED)
 def test_no_held_out_episode_is_ever_trained_on(name: str) -> None:
-    whole = listed(name).question_is_whole
+    whole = open_listed(name).question_is_whole
     trained, asked = some(name, count=60), some(name, count=60, seed=5, purpose="eval")
     episodes = [
         {question(task) if whole else task.environment and task.environment.seed for task in tasks}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from schemas.events import EpisodeStart
-from streams.environments.episodes.environment import Action, Environment, Shown
+from streams.environments.episodes.environment import Action, Environment, Observation
 from streams.environments.episodes.running_episode import RunningEpisode
-from streams.environments.listed import listed
+from streams.environments.listed import open_listed
 from streams.tools.episodes import RecordedEpisode, ReplayedRun, replayed
 from tests.support.agent_calls import Recorded, assistant
 from tests.support.factories import task, trajectory
@@ -21,7 +21,7 @@ GUESS = EpisodeStart(name="guess", seed=3)
 
 def opened_here(start: EpisodeStart) -> Environment:
     """Open a listed environment in this thread."""
-    return listed(start.name, start.settings)
+    return open_listed(start.name, start.settings)
 
 
 def recorded(start: EpisodeStart, said: Sequence[str], **end: Any) -> RecordedEpisode:
@@ -32,8 +32,8 @@ def recorded(start: EpisodeStart, said: Sequence[str], **end: Any) -> RecordedEp
     begun = trajectory("started", observed=episode.observed)
     for text in said:
         run.call(messages, observed=episode.observed, reply=assistant(text))
-        shown = episode.act(Action(text)).shown
-        messages += [assistant(text), *shown.messages]
+        observation = episode.act(Action(text)).observation
+        messages += [assistant(text), *observation.messages]
     whole: dict[str, Any] = {"turns": len(said), "observed": episode.observed, "success": episode.success} | end
     return RecordedEpisode(asked, begun, trajectory(**whole), run.turns)
 
@@ -94,10 +94,13 @@ class DrawsFromTheClock:
 
     version, _drawn = "1", 0
 
-    def reset(self, seed: int) -> Shown:
+    def reset(self, seed: int) -> Observation:
         DrawsFromTheClock._drawn += 1
-        shown = listed("guess").reset(seed)
-        return replace(shown, messages=(*shown.messages[:-1], replace(shown.messages[-1], content=str(self._drawn))))
+        observation = open_listed("guess").reset(seed)
+        return replace(
+            observation,
+            messages=(*observation.messages[:-1], replace(observation.messages[-1], content=str(self._drawn))),
+        )
 
 
 def test_an_environment_that_does_not_draw_from_its_seed_is_found_out() -> None:

@@ -3,9 +3,9 @@
     observation ──► render("ansi") where there is one, else JSON of the array      "2", "[0.1, -0.3]"
     text ──► an element of the action space                                        "3", "[0.5]"
 
-An action that is no element of its space is answered by what one is, and leaves the environment where it was. The sum
-of Gymnasium's rewards says nothing about a goal, so `success` is that of its info (`is_success` or `success`), if it
-has one. What Gymnasium itself checks of an environment is in gymnasium_view.py.
+An action outside its space gets an error that describes the space, and leaves the environment where it was. The sum of
+Gymnasium's rewards says nothing about a goal, so `success` is that of its info (`is_success` or `success`), if it has
+one. Gymnasium's own check of an environment is in gymnasium_view.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from schemas import json_text
 from schemas.events import Message
-from streams.environments.episodes.environment import Action, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Action, EpisodeError, Observation, StepResult
 
 
 class GymnasiumEnvironment:
@@ -31,44 +31,44 @@ class GymnasiumEnvironment:
         Raises EpisodeError: unknown_environment, bad_settings; bad_result for one that its authors call random.
         """
         try:
-            made = gymnasium.make(environment_id, **settings)
+            environment = gymnasium.make(environment_id, **settings)
         except gymnasium.error.Error as exc:
             raise EpisodeError(f"gymnasium:{environment_id}: {exc}", reason="unknown_environment") from exc
-        if made.spec is not None and made.spec.nondeterministic:
-            what = f"gymnasium:{environment_id} is registered as nondeterministic: one seed gives different episodes"
-            raise EpisodeError(what, reason="bad_result")
-        self._made, self._prompt = made, prompt
+        if environment.spec is not None and environment.spec.nondeterministic:
+            message = f"gymnasium:{environment_id} is registered as nondeterministic: one seed gives different episodes"
+            raise EpisodeError(message, reason="bad_result")
+        self._environment, self._prompt = environment, prompt
         self.version = gymnasium.__version__
 
-    def reset(self, seed: int) -> Shown:
-        """Return the first observation, behind what an action is."""
-        observation, _ = self._made.reset(seed=seed)
-        self._made.action_space.seed(seed)
+    def reset(self, seed: int) -> Observation:
+        """Return the first observation, after a description of actions."""
+        observation, _ = self._environment.reset(seed=seed)
+        self._environment.action_space.seed(seed)
         system = "\n".join(
-            part for part in (self._prompt, f"Answer with only {_asked(self._made.action_space)}.") if part
+            part for part in (self._prompt, f"Answer with only {_action_text(self._environment.action_space)}.") if part
         )
-        return Shown((Message(role="system", content=system), *self._told(observation).messages))
+        return Observation((Message(role="system", content=system), *self._observation(observation).messages))
 
     def step(self, action: Action) -> StepResult:
-        """Take the action that the text says."""
+        """Take the action that is written in the text."""
         try:
-            element = _element(self._made.action_space, action.text.strip())
+            element = _element(self._environment.action_space, action.text.strip())
         except ValueError as exc:
-            return StepResult(Shown((Message(role="user", content=f"error: {exc}"),)), reward=0.0, ok=False)
-        observation, reward, terminated, truncated, info = self._made.step(element)
+            return StepResult(Observation((Message(role="user", content=f"error: {exc}"),)), reward=0.0, ok=False)
+        observation, reward, terminated, truncated, info = self._environment.step(element)
         success = info.get("is_success", info.get("success"))
         return StepResult(
-            self._told(observation),
+            self._observation(observation),
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated),
             success=None if success is None else bool(success),
         )
 
-    def _told(self, observation: Any) -> Shown:
-        drawn = self._made.render() if self._made.render_mode == "ansi" else None
-        text = drawn if isinstance(drawn, str) else json.dumps(_plain(observation))
-        return Shown((Message(role="user", content=text),))
+    def _observation(self, observation: Any) -> Observation:
+        rendered = self._environment.render() if self._environment.render_mode == "ansi" else None
+        text = rendered if isinstance(rendered, str) else json.dumps(_plain(observation))
+        return Observation((Message(role="user", content=text),))
 
 
 def _plain(value: Any) -> Any:
@@ -78,14 +78,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return _plain(value.item())
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _asked(space: spaces.Space[Any]) -> str:
-    """Return what an element of a space is called. Raises EpisodeError(bad_settings) for a space that has no text."""
+def _action_text(space: spaces.Space[Any]) -> str:
+    """Describe the elements of a space. Raises EpisodeError(bad_settings) for a space without a text form."""
     if isinstance(space, spaces.Discrete):
         return f"a number from {space.start} to {space.start + space.n - 1}"
     if isinstance(space, spaces.Text):
@@ -96,17 +96,17 @@ def _asked(space: spaces.Space[Any]) -> str:
 
 
 def _element(space: spaces.Space[Any], text: str) -> Any:
-    """Return the element that a text says. Raises ValueError."""
+    """Return the element that is written in a text. Raises ValueError."""
     if isinstance(space, spaces.Text):
         element: Any = text
     else:
         try:
-            given = json_text.parse(text)
-            element = int(given) if isinstance(space, spaces.Discrete) and given == int(given) else None
+            value = json_text.parse(text)
+            element = int(value) if isinstance(space, spaces.Discrete) and value == int(value) else None
             if not isinstance(space, spaces.Discrete):
-                element = np.asarray(given, dtype=space.dtype).reshape(space.shape or ())
+                element = np.asarray(value, dtype=space.dtype).reshape(space.shape or ())
         except (TypeError, ValueError, OverflowError) as exc:
-            raise ValueError(f"expected {_asked(space)}") from exc
+            raise ValueError(f"expected {_action_text(space)}") from exc
     if element is None or not space.contains(element):
-        raise ValueError(f"expected {_asked(space)}")
+        raise ValueError(f"expected {_action_text(space)}")
     return element

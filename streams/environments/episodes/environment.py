@@ -1,9 +1,9 @@
-"""What an environment is: it shows something for a seed, takes an action, and shows what came of it.
+"""The protocol of environments: an observation for a seed, then a result for each action.
 
-    reset(seed) ──► Shown ──► the policy ──► Action ──► step(action) ──► StepResult
+    reset(seed) ──► Observation ──► the policy ──► Action ──► step(action) ──► StepResult
 
 A step has Gymnasium's five results (https://gymnasium.farama.org/api/env), with messages and tools instead of arrays:
-what is shown is what the policy reads, so there is nothing between an environment and a prompt. Equal seeds and equal
+the policy reads the observation itself, so there is nothing between an environment and a prompt. Equal seeds and equal
 actions give equal results, byte for byte; an episode can therefore be replayed from its seed and its actions alone.
 """
 
@@ -21,8 +21,8 @@ from streams.errors import EventError
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What the policy reads next: after `reset` the whole first prompt, after `step` what is new."""
+class Observation:
+    """What the policy reads next: after `reset` the whole first prompt, after `step` only the new messages."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -38,32 +38,34 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of an action."""
+    """The result of an action."""
 
-    shown: Shown
+    observation: Observation
     reward: float | None = None
     """For this action alone. None: the environment says nothing about it."""
     terminated: bool = False
     """The episode has reached its end."""
     truncated: bool = False
-    """The episode was cut off, e.g. because it had its turns."""
+    """The episode was cut off, e.g. after its last turn."""
     tool: str | None = None
-    """That the action called; of several the first."""
+    """The tool that the action called; of several the first."""
     ok: bool = True
     """Whether the environment could use the action."""
     success: bool | None = None
     """Whether the goal was reached; None while that is open."""
 
     @property
-    def ended(self) -> bool:
+    def is_over(self) -> bool:
         """Whether there is no further step."""
         return self.terminated or self.truncated
 
 
 ACTION: TypeAdapter[Action] = TypeAdapter(Action)
-SHOWN: TypeAdapter[Shown] = TypeAdapter(Shown)
+OBSERVATION: TypeAdapter[Observation] = TypeAdapter(Observation)
 RESULT: TypeAdapter[StepResult] = TypeAdapter(StepResult)
-"""Of what crosses the border of an environment's process as JSON; types are checked on arrival."""
+"""To and from the JSON between an environment's process and ours; types are checked on arrival."""
+MOST_CALLS = 16
+"""Most calls in one action; the rest are refused."""
 
 
 class Environment(Protocol):
@@ -71,17 +73,17 @@ class Environment(Protocol):
 
     @property
     def version(self) -> str:
-        """Another one whenever the same seed and actions may give something else."""
+        """Changes whenever the same seed and actions may give another episode."""
 
-    def reset(self, seed: int) -> Shown:
+    def reset(self, seed: int) -> Observation:
         """Begin the episode of `seed`."""
 
     def step(self, action: Action) -> StepResult:
-        """Do what the action says. An action that is no use is no error: `ok` is False, and what is shown says why."""
+        """Do what the action says. An unusable action is no error: `ok` is False, and the observation says why."""
 
 
 class EpisodeError(EventError):
-    """An episode cannot begin or go on.
+    """An episode cannot begin or continue.
 
     `reason`: unknown_environment, bad_settings, missing_package, not_allowed, exception, bad_result, too_large,
     timeout, memory or crashed.
@@ -90,14 +92,14 @@ class EpisodeError(EventError):
     reason = "exception"
 
 
-def digest(shown: Shown) -> str:
-    """Return the sha256, in hexadecimal, of what is shown, as canonical JSON.
+def digest(observation: Observation) -> str:
+    """Return the SHA-256 of an observation as canonical JSON, in hexadecimal.
 
-    >>> digest(Shown((Message(role="user", content="room 3"),)))[:12]
+    >>> digest(Observation((Message(role="user", content="room 3"),)))[:12]
     'd2b8d61c61fb'
     """
     content = {
-        "messages": [asdict(message) for message in shown.messages],
-        "tools": [asdict(tool) for tool in shown.tools],
+        "messages": [asdict(message) for message in observation.messages],
+        "tools": [asdict(tool) for tool in observation.tools],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,25 +1,25 @@
-"""One episode, step by step, with everything checked that an environment may get wrong.
+"""One episode, step by step; everything that an environment returns is checked.
 
-    begin() ──► Shown, and its digest ──► act(action) ──► StepResult, and what the log records of it ──► … ──► ended
+    begin() ──► Observation, and its digest ──► act(action) ──► StepResult, and its record for the log ──► … ──► over
 
-Pure: the same environment, seed and actions give the same results. The agent that plays an episode and whoever replays
-one from the log both go through here, so they see the same bytes.
+Pure: the same environment, seed and actions give the same results. An agent that plays an episode and a replay from the
+log both use this, so they see the same bytes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import TypeVar
 
 from schemas.events import MAX_REWARD, Message, Observed
-from streams.environments.episodes.environment import Action, Environment, EpisodeError, Shown, StepResult, digest
+from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult, digest
+from streams.processes.worker_pipe import describe_exception
 
-MAX_SHOWN = 256 * 1024
-"""Most characters, as JSON, of what is shown at once: it becomes part of a prompt."""
+MAX_OBSERVATION = 256 * 1024
+"""Most bytes, as JSON, of one observation: it becomes part of a prompt."""
 T = TypeVar("T")
 
 
@@ -27,49 +27,50 @@ class RunningEpisode:
     """An environment in one episode."""
 
     def __init__(self, environment: Environment, name: str, seed: int, max_turns: int) -> None:
-        """`name`: as tasks name the environment. After `max_turns` actions the episode is cut off."""
+        """`name`: of the environment in tasks. After `max_turns` actions the episode is cut off."""
         self._environment, self._name, self._seed, self._max_turns = environment, name, seed, max_turns
         self._observed: Observed | None = None
         self.turns = 0
         """Actions so far."""
-        self.ended = False
+        self.is_over = False
         self.success: bool | None = None
         """Whether the goal was reached; None while that is open, and where the environment does not say."""
 
     @property
     def observed(self) -> Observed:
-        """What was shown last, as the log records it."""
+        """The last observation, as the log records it."""
         assert self._observed is not None, "call begin first"  # noqa: S101 - a mistake of the caller
         return self._observed
 
-    def begin(self) -> Shown:
-        """Return what is shown first. Raises EpisodeError."""
-        shown = self._checked(_run(self._name, "reset", lambda: self._environment.reset(self._seed)))
-        if not shown.messages:
+    def begin(self) -> Observation:
+        """Return the first observation. Raises EpisodeError."""
+        observation = _run(self._name, "reset", lambda: self._environment.reset(self._seed))
+        self._check(observation)
+        if not observation.messages:
             raise EpisodeError(f"{self._name}: reset shows no message; a prompt needs one", reason="bad_result")
-        self._observed = Observed(environment=self._full_name(), seed=self._seed, digest=digest(shown))
-        return shown
+        self._observed = Observed(environment=self._full_name(), seed=self._seed, digest=digest(observation))
+        return observation
 
     def act(self, action: Action) -> StepResult:
-        """Return what came of an action. Raises EpisodeError."""
-        if self._observed is None or self.ended:
-            what = "has ended" if self.ended else "has not begun"
-            raise EpisodeError(f"{self._name}: an action, and the episode {what}", reason="bad_result")
+        """Return the result of an action. Raises EpisodeError."""
+        if self._observed is None or self.is_over:
+            state = "is over" if self.is_over else "has not begun"
+            raise EpisodeError(f"{self._name}: an action, and the episode {state}", reason="bad_result")
         result = _run(self._name, "step", lambda: self._environment.step(action))
         if not isinstance(result, StepResult):
             raise _wrong(self._name, "step", "a StepResult", result)
-        self._checked(result.shown)
+        self._check(result.observation)
         _check_numbers(self._name, result)
         self.turns += 1
-        if self.turns >= self._max_turns and not result.ended:
+        if self.turns >= self._max_turns and not result.is_over:
             result = replace(result, truncated=True)
         if result.truncated and not result.terminated and result.success is None:
             result = replace(result, success=False)
-        self.ended, self.success = result.ended, result.success
+        self.is_over, self.success = result.is_over, result.success
         self._observed = Observed(
             environment=self._full_name(),
             seed=self._seed,
-            digest=digest(result.shown),
+            digest=digest(result.observation),
             tool=result.tool,
             ok=result.ok,
             reward=None if result.reward is None else float(result.reward),
@@ -79,41 +80,40 @@ class RunningEpisode:
     def _full_name(self) -> str:
         return f"{self._name}@{self._environment.version}"
 
-    def _checked(self, shown: Shown) -> Shown:
-        """Return what is shown. Raises EpisodeError: bad_result, too_large."""
-        if not isinstance(shown, Shown):
-            raise _wrong(self._name, "reset", "a Shown", shown)
-        if not all(isinstance(message, Message) and isinstance(message.content, str) for message in shown.messages):
-            raise _wrong(self._name, "what is shown", "messages whose content is text", shown.messages)
+    def _check(self, observation: Observation) -> None:
+        """Raises EpisodeError: bad_result, too_large."""
+        if not isinstance(observation, Observation):
+            raise _wrong(self._name, "reset", "an Observation", observation)
+        if not all(
+            isinstance(message, Message) and isinstance(message.content, str) for message in observation.messages
+        ):
+            raise _wrong(self._name, "the observation", "messages whose content is text", observation.messages)
         try:
-            size = len(json.dumps([asdict(message) for message in shown.messages], ensure_ascii=False).encode())
+            size = len(json.dumps([asdict(message) for message in observation.messages], ensure_ascii=False).encode())
         except (TypeError, ValueError) as exc:  # half of a surrogate pair is a UnicodeError, which is a ValueError
-            raise EpisodeError(f"{self._name}: what it shows cannot be stored: {exc}", reason="bad_result") from exc
-        if size > MAX_SHOWN:
-            what = f"it shows {size} bytes at once, expected at most {MAX_SHOWN}; show less"
-            raise EpisodeError(f"{self._name}: {what}", reason="too_large")
-        return shown
+            raise EpisodeError(f"{self._name}: its observation cannot be stored: {exc}", reason="bad_result") from exc
+        if size > MAX_OBSERVATION:
+            message = f"{self._name}: an observation of {size} bytes, expected at most {MAX_OBSERVATION}; show less"
+            raise EpisodeError(message, reason="too_large")
 
 
 def play(episode: RunningEpisode, actions: Iterable[Action]) -> list[StepResult]:
     """Return the results of actions, up to the end of the episode, which has begun. Raises EpisodeError."""
     results: list[StepResult] = []
     for action in actions:
-        if episode.ended:
+        if episode.is_over:
             break
         results.append(episode.act(action))
     return results
 
 
-def _run(name: str, what: str, call: Callable[[], T]) -> T:
+def _run(name: str, method: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except EpisodeError:
         raise
     except Exception as exc:  # an environment's own code may raise anything
-        at = traceback.extract_tb(exc.__traceback__)[-1]
-        said = f"{what} raised {type(exc).__name__}: {str(exc)[:1000]} ({at.filename}, line {at.lineno})"
-        raise EpisodeError(f"{name}: {said}", reason="exception") from exc
+        raise EpisodeError(f"{name}: {describe_exception(method, exc)}", reason="exception") from exc
 
 
 def _check_numbers(name: str, result: StepResult) -> None:
@@ -131,6 +131,5 @@ def _check_numbers(name: str, result: StepResult) -> None:
         raise _wrong(name, "success", "True, False or None", result.success)
 
 
-def _wrong(name: str, what: str, expected: str, got: object) -> EpisodeError:
-    shown = repr(got)[:80]
-    return EpisodeError(f"{name}: {what}: expected {expected}, got {shown}", reason="bad_result")
+def _wrong(name: str, field: str, expected: str, value: object) -> EpisodeError:
+    return EpisodeError(f"{name}: {field}: expected {expected}, got {repr(value)[:80]}", reason="bad_result")

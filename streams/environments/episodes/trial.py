@@ -1,8 +1,8 @@
-"""Try an environment before tasks name it: the same episode twice from one seed, and what came of it.
+"""Try an environment before tasks name it: play the same episode from one seed several times.
 
-    environment, seed, actions ──► two episodes ──► equal, byte for byte? ──► the steps of the first, and a verdict
+    environment, seed, actions ──► three episodes ──► equal, byte for byte? ──► the steps of the first, or EpisodeError
 
-What is wrong is an EpisodeError. An environment that passes for one seed and these actions is not proven to be
+An environment that passes for one seed and these actions is not proven to be
 deterministic; one that fails is proven not to be.
 """
 
@@ -12,26 +12,26 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 
 from schemas.events import EpisodeStart, Observed
-from streams.environments.episodes.environment import Action, Environment, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
 from streams.environments.episodes.running_episode import RunningEpisode
 
 WORDS = ("left", "right", "yes", "no", "stop", "red", "up", "down")
-"""Of random actions, beside numbers and what the environment itself has shown."""
+"""Of random actions, besides numbers."""
 
 
-class TriedEpisode:
-    """What an episode showed, step by step."""
+class TrialEpisode:
+    """The observations and results of an episode, step by step."""
 
     def __init__(
         self, environment: Environment, start: EpisodeStart, max_turns: int, actions: Iterable[Action]
     ) -> None:
         """Play it. Raises EpisodeError."""
         self._episode = RunningEpisode(environment, start.name, start.seed, max_turns)
-        self.shown: Shown = self._episode.begin()
+        self.observation: Observation = self._episode.begin()
         self.observed: list[Observed] = [self._episode.observed]
         self.steps: list[tuple[Action, StepResult]] = []
         for action in actions:
-            if self._episode.ended:
+            if self._episode.is_over:
                 break
             self.steps.append((action, self._episode.act(action)))
             self.observed.append(self._episode.observed)
@@ -44,28 +44,32 @@ class TriedEpisode:
 
 def try_twice(
     opens: Callable[[EpisodeStart], Environment], start: EpisodeStart, max_turns: int, actions: Iterable[Action] | None
-) -> TriedEpisode:
-    """Return an episode that came out the same from two resets of one object, and from an object of its own.
+) -> TrialEpisode:
+    """Return an episode that was equal from two resets of one object and from another object.
 
     Without `actions` they are random, drawn from the seed. Raises EpisodeError(bad_result) where two differ.
     """
     first = opens(start)
-    chosen = None if actions is None else list(actions)
-    plays = []
-    for environment in (first, first, opens(start)):
-        mine = random_actions(start.seed, max_turns) if chosen is None else iter(chosen)
-        plays.append(TriedEpisode(environment, start, max_turns, mine))
-    for other in plays[1:]:
-        for number, (one, two) in enumerate(zip(plays[0].observed, other.observed, strict=False)):
-            if one != two:
-                where = f"after action {number}" if number else "at reset"
-                what = f"{start.name}: seed {start.seed} gave two episodes that differ {where}: {one} and {two}"
-                raise EpisodeError(
-                    f"{what}; draw from a generator of the seed, and from nothing else", reason="bad_result"
-                )
-        if len(plays[0].observed) != len(other.observed):
-            raise EpisodeError(f"{start.name}: seed {start.seed} gave episodes of unequal length", reason="bad_result")
-    return plays[0]
+    script = list(random_actions(start.seed, max_turns) if actions is None else actions)
+    environments = (first, first, opens(start))
+    episodes = [TrialEpisode(environment, start, max_turns, script) for environment in environments]
+    for other in episodes[1:]:
+        _check_equal(start, episodes[0], other)
+    return episodes[0]
+
+
+def _check_equal(start: EpisodeStart, episode: TrialEpisode, other: TrialEpisode) -> None:
+    """Raise EpisodeError(bad_result) where two episodes of one seed differ."""
+    for number, (before, after) in enumerate(zip(episode.observed, other.observed, strict=False)):
+        if before != after:
+            place = f"after action {number}" if number else "at reset"
+            raise EpisodeError(
+                f"{start.name}: seed {start.seed} gave two episodes that differ {place}: {before} and {after}; draw "
+                "from a generator of the seed, and from nothing else",
+                reason="bad_result",
+            )
+    if len(episode.observed) != len(other.observed):
+        raise EpisodeError(f"{start.name}: seed {start.seed} gave episodes of unequal length", reason="bad_result")
 
 
 def random_actions(seed: int, count: int) -> Iterator[Action]:

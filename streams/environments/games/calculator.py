@@ -1,4 +1,4 @@
-"""Work out a product with a calculator: call it, then say what it said.
+"""Work out a product with a calculator: call it, then repeat its result.
 
     47 * 83  ──► calc(47 * 83) ──► result: 3901 ──► 3901     0.2 for the first call that works, 0.8 for being right
 
@@ -98,13 +98,13 @@ def work_out(expression: str) -> int:
 
 def _value(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        found = node.value
+        value = node.value
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        found = -_value(node.operand)
+        value = -_value(node.operand)
     elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        found = _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+        value = _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
     else:
         raise ValueError("expected whole numbers with + - * // % and brackets")
-    if abs(found) >= 10**MOST_DIGITS:
+    if abs(value) >= 10**MOST_DIGITS:
         raise ValueError(f"a number has more than {MOST_DIGITS} digits")
-    return found
+    return value

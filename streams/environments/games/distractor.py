@@ -59,15 +59,15 @@ class Distractor(TextGame[DistractorOptions]):
         ]
         noise[self.options.decides - 1] = {word: float(word == self._right) for word in self._words}
         self._pays, self._turn, self._success = noise, 0, False
-        return f"word: {self._right}\n{self._asked()}"
+        return f"word: {self._right}\n{self._question()}"
 
     def _about(self) -> str:
         return f"Say the word in turn {self.options.decides}. Answer with only one of the two words."
 
     def _example(self) -> tuple[str, tuple[Example, ...]]:
-        asked = [f"turn {turn}: brown or silver?" for turn in range(1, self.options.turns + 1)]
-        turns = [Example("silver", answered, command=True) for answered in [*asked[1:], "end"]]
-        return f"word: silver\n{asked[0]}", tuple(turns)
+        questions = [f"turn {turn}: brown or silver?" for turn in range(1, self.options.turns + 1)]
+        turns = [Example("silver", answer, command=True) for answer in [*questions[1:], "end"]]
+        return f"word: silver\n{questions[0]}", tuple(turns)
 
     def payments(self) -> list[dict[str, float]]:
         """Return what each word pays in each turn of this episode."""
@@ -79,10 +79,10 @@ class Distractor(TextGame[DistractorOptions]):
         self._success |= self._turn == self.options.decides and word == self._right
         is_last = self._turn == self.options.turns
         if word in pays:
-            ruling = Ruling("end" if is_last else self._asked(), pays[word])
+            ruling = Ruling("end" if is_last else self._question(), pays[word])
         else:
-            ruling = unusable("end" if is_last else self._asked())
+            ruling = unusable("end" if is_last else self._question())
         return ruling._replace(ended=True, success=self._success) if is_last else ruling
 
-    def _asked(self) -> str:
+    def _question(self) -> str:
         return f"turn {self._turn + 1}: {self._words[0]} or {self._words[1]}?"

@@ -52,7 +52,7 @@ class Guess(TextGame[GuessOptions]):
     def _begin(self, rng: random.Random) -> str:
         self._right = rng.randint(1, self.options.highest)
         self._low, self._high = 1, self.options.highest
-        self._made = self._numbers = self._fitting = 0
+        self._guesses = self._numbers = self._fitting = 0
         return f"1 to {self.options.highest}"
 
     def _about(self) -> str:
@@ -67,19 +67,19 @@ class Guess(TextGame[GuessOptions]):
         )
 
     def _move(self, argument: str) -> Ruling:
-        self._made += 1
+        self._guesses += 1
         number = int(argument) if argument.isascii() and argument.isdecimal() else None
         if number is not None and 1 <= number <= self.options.highest:
             self._numbers += 1
             self._fitting += self._low <= number <= self._high
             if number == self._right:
-                return Ruling("right", 1 - GUESS_COST * (self._made - 1), ended=True, success=True)
+                return Ruling("right", 1 - GUESS_COST * (self._guesses - 1), ended=True, success=True)
             ruling = Ruling("higher" if number < self._right else "lower")
             self._low = max(self._low, number + 1) if number < self._right else self._low
             self._high = min(self._high, number - 1) if number > self._right else self._high
         else:
             ruling = unusable(f"expected a number from 1 to {self.options.highest}")
-        if self._made < self.options.guesses:
+        if self._guesses < self.options.guesses:
             return ruling
         shares = NUMBERS_REWARD * self._numbers + FITTING_REWARD * self._fitting
-        return ruling._replace(reward=shares / self._made, ended=True, success=False)
+        return ruling._replace(reward=shares / self._guesses, ended=True, success=False)

@@ -57,7 +57,7 @@ class Lookup(TextGame[LookupOptions]):
         self._table = dict(zip(self._chain, [*self._chain[1:], self._right], strict=True))
         self._table |= {word: str(rng.randrange(100, 1000)) for word in words[self.options.keys :]}
         self._reached = 0
-        return _shown(self._chain[0])
+        return _line(self._chain[0])
 
     def _about(self) -> str:
         return "Get the word. Get each word that comes back. Answer with only the number."
@@ -65,15 +65,15 @@ class Lookup(TextGame[LookupOptions]):
     def _example(self) -> tuple[str, tuple[Example, ...]]:
         words = ["sheep", "wolf", "rabbit", "tiger", "camel", "zebra", "panda", "whale"][: self.options.keys]
         gets = zip(words, [*words[1:], "305"], strict=True)
-        turns = [Example(word, _shown(answered), command=True) for word, answered in gets]
-        return _shown(words[0]), (*turns, Example("305", None, command=False))
+        turns = [Example(word, _line(value), command=True) for word, value in gets]
+        return _line(words[0]), (*turns, Example("305", None, command=False))
 
     def _move(self, argument: str) -> Ruling:
         if argument not in self._table:
             return unusable(f"there is no key {argument[:40]}")
         is_next = self._reached < len(self._chain) and argument == self._chain[self._reached]
         self._reached += is_next
-        return Ruling(_shown(self._table[argument]), STEP_REWARD * is_next)
+        return Ruling(_line(self._table[argument]), STEP_REWARD * is_next)
 
     def _answer(self, text: str) -> Ruling:
         if not text.isdecimal():
@@ -83,6 +83,6 @@ class Lookup(TextGame[LookupOptions]):
         return Ruling("right" if is_right else "wrong", rest * is_right, ended=True, success=is_right)
 
 
-def _shown(value: str) -> str:
-    """Return a value as it is answered. That a bare number is said, and not looked up, is left to learn."""
+def _line(value: str) -> str:
+    """Return the answer with a value. The policy has to learn that a bare number is said, and not looked up."""
     return value if value.isdecimal() else f"word: {value}"

@@ -1,10 +1,10 @@
-"""What the built-in environments share: how actions are written, and how answers to them are shown.
+"""The base of the built-in environments: how actions are written, and how they are answered.
 
     Action ──► moves ──► the environment's own rules ──► Ruling ──► StepResult
 
 An action is plain text, `calc(47 * 83)` or a bare answer; or, with the setting `tools`, a call in the model's own tool
 format. Several calls in one action are carried out in order, each with an answer of its own. Nothing that a policy
-writes is an error: what cannot be used is answered by a line that begins with `error:`.
+writes is an error: an unusable action gets an answer that begins with `error:`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall
-from streams.environments.episodes.environment import Action, Shown, StepResult
+from streams.environments.episodes.environment import MOST_CALLS, Action, Observation, StepResult
 
-MOST_CALLS = 16
-"""Most calls in one action; those behind them are not carried out."""
 LONGEST = 200
-"""Most characters of a move that are looked at."""
+"""Most characters of a move."""
 _CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.ASCII)
 
 
@@ -42,7 +40,7 @@ O = TypeVar("O", bound=GameOptions)  # noqa: E741
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a policy can do: `name(parameter)`, or, where `bare`, the argument alone."""
+    """The move of a game: `name(parameter)`, or, if `bare`, the argument alone."""
 
     name: str
     parameter: str
@@ -61,7 +59,7 @@ class Command:
 
 
 class Ruling(NamedTuple):
-    """What an environment makes of one move."""
+    """The outcome of one move."""
 
     text: str
     reward: float = 0.0
@@ -71,11 +69,11 @@ class Ruling(NamedTuple):
 
 
 class Example(NamedTuple):
-    """One turn of the worked example: what is written, and what is answered."""
+    """One turn of the worked example: the policy's text, and the answer."""
 
-    written: str
-    answered: str | None
-    """None: nothing. As plain text, what is answered last is left out: templates want users to take turns."""
+    text: str
+    answer: str | None
+    """None: no answer. As plain text the last answer is left out: templates want users to take turns."""
     command: bool
     """Whether it is the argument of the command, or a bare answer."""
 
@@ -90,33 +88,35 @@ class TextGame(ABC, Generic[O]):
     question_is_whole: ClassVar[bool]
     """Whether equal questions are equal episodes; otherwise the seed hides something."""
     max_tokens: ClassVar[int]
-    """That the longest sensible action has, as plain text."""
+    """Of the longest sensible action as plain text."""
     is_held_out_sampled: ClassVar[bool] = False
     """Whether held-out episodes are played at temperature 1 instead of 0."""
     train_temperature: ClassVar[float] = 1.0
-    """Of generated tasks to train on; those to serve have 1."""
+    """Of generated tasks to train on; tasks to serve have 1."""
 
     def __init__(self, options: O) -> None:
         self.options = options
 
-    def reset(self, seed: int) -> Shown:
-        """Begin the episode of `seed`: what it is about, one worked example, and the question."""
+    def reset(self, seed: int) -> Observation:
+        """Begin the episode of `seed`: the instructions, one worked example, and the question."""
         question = self._begin(random.Random(f"{self.name}/{self.version}/{seed}"))  # noqa: S311 - for variety
         system = Message(role="system", content=self._about())
-        asked = Message(role="user", content=question)
+        user = Message(role="user", content=question)
         tools = (self.command.tool,) if self.options.tools else ()
-        return Shown((system, *self._worked_example(), asked), tools)
+        return Observation((system, *self._worked_example(), user), tools)
 
     def step(self, action: Action) -> StepResult:
         """Carry out the moves of an action, in order, up to the end of the episode."""
         if not self.options.tools or not action.calls:
-            ruling, tool = self._written(action.text)
+            ruling, tool = self._rule_on_text(action.text)
             return _result([(Message(role="user", content=ruling.text), ruling)], tool)
         answers: list[tuple[Message, Ruling]] = []
         for number, call in enumerate(action.calls):
             if answers and answers[-1][1].ended:
                 break
-            ruling = self._called(call) if number < MOST_CALLS else unusable(f"at most {MOST_CALLS} calls at once")
+            ruling = (
+                self._rule_on_call(call) if number < MOST_CALLS else unusable(f"at most {MOST_CALLS} calls at once")
+            )
             answers.append((Message(role="tool", content=ruling.text, name=call.name, tool_call_id=call.id), ruling))
             if number >= MOST_CALLS:
                 break
@@ -133,7 +133,7 @@ class TextGame(ABC, Generic[O]):
 
     @abstractmethod
     def _about(self) -> str:
-        """Return what the policy is told first."""
+        """Return the instructions."""
 
     @abstractmethod
     def _example(self) -> tuple[str, tuple[Example, ...]]:
@@ -144,11 +144,11 @@ class TextGame(ABC, Generic[O]):
         """Carry out the command."""
 
     def _answer(self, text: str) -> Ruling:
-        """Take a text that is no command; only where the command is not `bare`."""
+        """Carry out a text that is no command; only where the command is not `bare`."""
         raise NotImplementedError
 
-    def _written(self, text: str) -> tuple[Ruling, str | None]:
-        """Return what becomes of a text, and the tool that it calls."""
+    def _rule_on_text(self, text: str) -> tuple[Ruling, str | None]:
+        """Return the outcome of a text, and the tool that it calls."""
         text = text.strip()
         if len(text) > LONGEST:
             return unusable(f"at most {LONGEST} characters"), None
@@ -162,14 +162,15 @@ class TextGame(ABC, Generic[O]):
         name, argument = match.groups()
         return (self._move(argument.strip()) if name == self.command.name else self._no_tool(name)), name
 
-    def _called(self, call: ToolCall) -> Ruling:
+    def _rule_on_call(self, call: ToolCall) -> Ruling:
         if call.name != self.command.name:
             return self._no_tool(call.name)
         try:
-            given = json_text.parse(call.arguments)
+            arguments = json_text.parse(call.arguments)
         except ValueError:
-            given = None
-        argument = given.get(self.command.parameter) if isinstance(given, dict) and len(given) == 1 else None
+            arguments = None
+        is_one = isinstance(arguments, dict) and len(arguments) == 1
+        argument = arguments.get(self.command.parameter) if is_one else None
         if not isinstance(argument, str | int | float) or isinstance(argument, bool) or len(call.arguments) > LONGEST:
             return unusable(f"{call.name} takes {self.command.parameter}, a text of at most {LONGEST} characters")
         return self._move(str(argument).strip())
@@ -183,32 +184,30 @@ class TextGame(ABC, Generic[O]):
         for number, turn in enumerate(turns):
             is_call = turn.command and self.options.tools
             if is_call:
-                arguments = json.dumps({self.command.parameter: turn.written})
+                arguments = json.dumps({self.command.parameter: turn.text})
                 call = ToolCall(id=f"example{number}", name=self.command.name, arguments=arguments)
                 messages.append(Message(role="assistant", content="", tool_calls=(call,)))
             else:
                 is_bare = self.command.bare or not turn.command
-                written = turn.written if is_bare else f"{self.command.name}({turn.written})"
-                messages.append(Message(role="assistant", content=written))
-            if turn.answered is not None and is_call:
-                told = Message(
-                    role="tool", content=turn.answered, name=self.command.name, tool_call_id=f"example{number}"
-                )
-                messages.append(told)
-            elif turn.answered is not None and number < len(turns) - 1:
-                messages.append(Message(role="user", content=turn.answered))
+                text = turn.text if is_bare else f"{self.command.name}({turn.text})"
+                messages.append(Message(role="assistant", content=text))
+            if turn.answer is not None and is_call:
+                call_id = f"example{number}"
+                messages.append(Message(role="tool", content=turn.answer, name=self.command.name, tool_call_id=call_id))
+            elif turn.answer is not None and number < len(turns) - 1:
+                messages.append(Message(role="user", content=turn.answer))
         return tuple(messages)
 
 
-def unusable(why: str) -> Ruling:
-    """Return the ruling on a move that cannot be carried out."""
-    return Ruling(f"error: {why}", ok=False)
+def unusable(error: str) -> Ruling:
+    """Return the outcome of a move that cannot be carried out."""
+    return Ruling(f"error: {error}", ok=False)
 
 
 def _result(answers: list[tuple[Message, Ruling]], tool: str | None) -> StepResult:
     rulings = [ruling for _, ruling in answers]
     return StepResult(
-        Shown(tuple(message for message, _ in answers)),
+        Observation(tuple(message for message, _ in answers)),
         reward=sum(ruling.reward for ruling in rulings),
         terminated=rulings[-1].ended,
         tool=tool,

@@ -48,7 +48,7 @@ class TicTacToe(TextGame[TicTacToeOptions]):
         self._errors = 0
         if rng.random() < 0.5:  # so that first moves differ
             self._board[self._preferred[0]] = "O"
-        return self._drawn()
+        return self._picture()
 
     def _about(self) -> str:
         return "You are X. Get three in a row. Answer with only the number of a free square."
@@ -64,31 +64,31 @@ class TicTacToe(TextGame[TicTacToeOptions]):
             ruling = unusable(f"free are {free}")
             return ruling if self._errors < MOST_ERRORS else ruling._replace(ended=True, success=False)
         self._board[square] = "X"
-        if won(self._board, "X"):
+        if has_won(self._board, "X"):
             return Ruling("you win", 1.0, ended=True, success=True)
         if self._free():
             self._board[self._reply()] = "O"
-        if won(self._board, "O"):
+        if has_won(self._board, "O"):
             return Ruling("you lose", ended=True, success=False)
         if not self._free():
             return Ruling("draw", 0.5, ended=True, success=False)
-        return Ruling(self._drawn())
+        return Ruling(self._picture())
 
     def _reply(self) -> int:
         for mark in ("O", "X") if self.options.blocks else ():
             for place in self._free():
-                if won([mark if at == place else has for at, has in enumerate(self._board)], mark):
+                if has_won([*self._board[:place], mark, *self._board[place + 1 :]], mark):
                     return place
         return next(place for place in self._preferred if self._board[place] == " ")
 
     def _free(self) -> list[int]:
-        return [place for place, has in enumerate(self._board) if has == " "]
+        return [place for place, square in enumerate(self._board) if square == " "]
 
-    def _drawn(self) -> str:
-        shown = [str(place + 1) if has == " " else has for place, has in enumerate(self._board)]
-        return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
+    def _picture(self) -> str:
+        squares = [str(place + 1) if mark == " " else mark for place, mark in enumerate(self._board)]
+        return "\n".join(" ".join(squares[row : row + 3]) for row in (0, 3, 6))
 
 
-def won(board: list[str], mark: str) -> bool:
+def has_won(board: list[str], mark: str) -> bool:
     """Return whether `mark` has three in a row."""
     return any(all(board[place] == mark for place in line) for line in _LINES)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
-from streams.environments.episodes.environment import Environment, EpisodeError, Shown
+from streams.environments.episodes.environment import Environment, EpisodeError, Observation
 from streams.environments.episodes.trial import try_twice
 from streams.environments.listed import LISTED, settings_of
 from streams.errors import SettingsError
@@ -56,11 +56,11 @@ def train_and_held_out(
         if spec.name in LISTED:
             return tuple(_listed(spec, settings, "train")), tuple(_listed(spec, settings, "eval"))
         start = EpisodeStart(name=spec.name, settings=spec.settings, seed=0)
-        shown = try_twice(opens, start, spec.max_turns or MAX_TURNS, None).shown
+        observation = try_twice(opens, start, spec.max_turns or MAX_TURNS, None).observation
     except EpisodeError as exc:
         raise SettingsError(f"--environment {spec.name}: {exc}; try it with `streamward environments try`") from exc
-    train = (_task(spec, shown, seed, "train") for seed in range(spec.count))
-    asked = (_task(spec, shown, HELD_OUT_SEEDS + number, "eval") for number in range(HELD_OUT_TASKS))
+    train = (_task(spec, observation, seed, "train") for seed in range(spec.count))
+    asked = (_task(spec, observation, HELD_OUT_SEEDS + number, "eval") for number in range(HELD_OUT_TASKS))
     return tuple(train), tuple(asked)
 
 
@@ -80,7 +80,7 @@ def _listed(spec: EpisodeSpec, settings: dict[str, object], purpose: Purpose) ->
     return [replace(task, **said) for task in generate(tasks, now_ms=times.now_ms())]
 
 
-def _task(spec: EpisodeSpec, shown: Shown, seed: int, purpose: Purpose) -> Task:
+def _task(spec: EpisodeSpec, observation: Observation, seed: int, purpose: Purpose) -> Task:
     """Return one episode. Its messages only name it: what the policy reads, the environment shows when it begins."""
     held_out = purpose == "eval"
     rewarded = tuple(spec.reward_sources) or (RewardSource(name="environment"),)
@@ -94,7 +94,7 @@ def _task(spec: EpisodeSpec, shown: Shown, seed: int, purpose: Purpose) -> Task:
         sampling=Sampling(temperature=0.0 if held_out else 1.0, max_tokens=spec.max_tokens or MAX_TOKENS),
         reward_sources=(RewardSource(name="verified"),) if held_out else rewarded,
         messages=(Message(role="user", content=f"{spec.name}, seed {seed}"),),
-        tools=shown.tools,
+        tools=observation.tools,
         agent=ENVIRONMENT_AGENT,
         environment=EpisodeStart(name=spec.name, settings=spec.settings, seed=seed),
         max_turns=spec.max_turns or MAX_TURNS,

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
-from streams.environments.episodes.environment import EpisodeError, Shown
-from streams.environments.listed import LISTED, listed
+from streams.environments.episodes.environment import EpisodeError, Observation
+from streams.environments.listed import LISTED, open_listed
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import ScoreError, gym
 from streams.scorers.verdict import ScorerOptions, options
@@ -68,7 +68,7 @@ class EpisodeQuestion(NamedTuple):
     """What a family of episodes adds: where they take place, what is shown first, and the most turns."""
 
     start: EpisodeStart
-    shown: Shown
+    observation: Observation
     max_turns: int
     train_temperature: float
     is_held_out_sampled: bool
@@ -173,9 +173,9 @@ def _task(spec: TaskSpec, question: Question, index: int, now_ms: int) -> Task:
     )
     if question.episode is None:
         return task
-    start, shown, max_turns, *_ = question.episode
+    start, observation, max_turns, *_ = question.episode
     in_episode = replace(task, agent=ENVIRONMENT_AGENT, environment=start, max_turns=max_turns)
-    return replace(in_episode, tools=shown.tools, messages=shown.messages)
+    return replace(in_episode, tools=observation.tools, messages=observation.messages)
 
 
 def _temperature(spec: TaskSpec, episode: EpisodeQuestion | None) -> float:
@@ -282,19 +282,19 @@ def _lossy(name: str, why: str) -> EventError:
 
 def _episodes(spec: TaskSpec) -> Iterator[Question]:
     settings = json.dumps(dict(spec.options), sort_keys=True)
-    game = listed(spec.family, settings)
+    game = open_listed(spec.family, settings)
     rewarded, verified = RewardSource(name="environment"), RewardSource(name="verified")
     max_tokens = game.max_tokens if not game.options.tools else game.max_tokens + _TOOL_CALL_TOKENS
     for index in itertools.count():
         rng = _rng(spec, index)
         for _ in range(_DRAWS_PER_TASK):
             seed = rng.randrange(2**31)
-            shown = game.reset(seed)
-            text = shown.messages[-1].content
+            observation = game.reset(seed)
+            text = observation.messages[-1].content
             if is_held_out(text if game.question_is_whole else f"{spec.family} {seed}") == spec.held_out:
                 break
         else:
             raise EventError(f"generator {spec.family}: {_DRAWS_PER_TASK} episodes, and none on the right side")
         start = EpisodeStart(name=spec.family, settings=settings, seed=seed)
-        episode = EpisodeQuestion(start, shown, game.max_turns, game.train_temperature, game.is_held_out_sampled)
+        episode = EpisodeQuestion(start, observation, game.max_turns, game.train_temperature, game.is_held_out_sampled)
         yield Question(text, {}, rewarded, verified, max_tokens, episode)

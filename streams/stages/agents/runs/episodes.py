@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from schemas.events import EpisodeStart, Task
-from streams.environments.episodes.environment import Environment, EpisodeError, Shown, StepResult
+from streams.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
 from streams.environments.episodes.running_episode import RunningEpisode
 from streams.stages.agents.runs.agent_process import RunContext
 from streams.stages.agents.runs.connection_pool import KeptAlive
@@ -61,7 +61,7 @@ class EpisodeAgent:
             return _fails(f"{exc.reason}: {exc}")
         return RunWork(partial(self._run, episode, first), episode.observed)
 
-    def _run(self, episode: RunningEpisode, first: Shown, run: RunContext, stop: threading.Event) -> RunEnd:
+    def _run(self, episode: RunningEpisode, first: Observation, run: RunContext, stop: threading.Event) -> RunEnd:
         """Play the episode to its end."""
         calls = ModelCalls(self._http, run, self._time_limit_s, stop)
         messages: list[dict[str, Any]] = [message_of(message) for message in first.messages]
@@ -70,9 +70,9 @@ class EpisodeAgent:
             while True:
                 answer = calls.answer(messages, tools, episode.observed)
                 result = episode.act(action_of(answer))
-                if result.ended:
+                if result.is_over:
                     return RunEnd("completed", _reason(episode, result), None, episode.observed, episode.success)
-                messages += [answer, *(message_of(message) for message in result.shown.messages)]
+                messages += [answer, *(message_of(message) for message in result.observation.messages)]
         except EpisodeError as exc:
             return RunEnd("failed", f"{exc.reason}: {exc}", None, episode.observed)
         except CallFailed as exc:
