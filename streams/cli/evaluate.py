@@ -91,7 +91,7 @@ def evaluate(
         _say(f"{subject}: {len(sent)} tasks submitted, {len(present)} already in the log.")
     if missing and wait:
         with until_stopped() as stop:
-            state = asking.wait(settings, suite.name, name, versions, stop=stop, told=_say)
+            state = asking.wait(settings, suite.name, name, versions, stop=stop, report=_say)
     _show(settings, state, suite, versions, output)
     if missing and wait and asking.open_versions(state, suite.name, versions):
         click.echo("Stopped. Run the same command again to resume.", err=True)

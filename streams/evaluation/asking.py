@@ -1,4 +1,4 @@
-"""Choose which versions are asked a suite, wait for their results, and compare them.
+"""Choose the versions to evaluate on a suite, wait for their results, and compare them.
 
     versions ──► wait for `evaluated` of each; name the stage that makes no progress ──► scores, gains
 
@@ -37,19 +37,20 @@ ALL = "all"
 
 
 def choose(state: AdapterState, version: int | None, against: Sequence[int], *, compare: bool) -> tuple[int, ...]:
-    """Return the versions to ask: `version` (else the newest that is not retired), `against`; primary and base.
+    """Return the versions to evaluate: `version` (else the newest not retired), `against`; primary and base.
 
-    Raises NotFoundError for a version that nobody trained, RefusedError for a retired one that was named.
+    Raises NotFoundError for a version that does not exist, RefusedError for a retired one that was named.
     """
-    newest = max(number for number, one in state.versions.items() if one.status != "retired")
+    newest = max(number for number, entry in state.versions.items() if entry.status != "retired")
     first = newest if version is None else version
-    for one in (first, *against):
-        if one not in state.versions:
+    for number in (first, *against):
+        if number not in state.versions:
             raise NotFoundError(
-                f"policy {state.policy} has no version {one}; the newest is {state.newest} (`streamward adapters list`)"
+                f"policy {state.policy} has no version {number}; the newest is {state.newest} "
+                "(`streamward adapters list`)"
             )
-        if state.versions[one].status == "retired":
-            raise RefusedError(f"version {one} of policy {state.policy} is retired, so its files may be gone")
+        if state.versions[number].status == "retired":
+            raise RefusedError(f"version {number} of policy {state.policy} is retired, so its files may be gone")
     return tuple(dict.fromkeys((first, *against, *((state.primary, 0) if compare else ()))))
 
 
@@ -65,13 +66,13 @@ def wait(
     versions: Sequence[int],
     *,
     stop: Event,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
     quiet_s: float = QUIET_S,
 ) -> AdapterState:
     """Return the state of the policy once every version has its result, or once `stop` is set.
 
-    `told` gets a sentence whenever nothing has come for `quiet_s`: how far it is, and who does not move. Raises as
-    `adapters.read_state`.
+    `report` gets a sentence whenever nothing has come for `quiet_s`: the progress, and the stage that makes none.
+    Raises as `adapters.read_state`.
     """
     state = adapters.empty(policy)
     kinds = {topics(settings.topics)[label].name: label for label in ("adapters", "groups")}
@@ -84,19 +85,20 @@ def wait(
                 if kinds[record.at.topic] == "adapters":
                     event = record.decode(AdapterEvent)
                     state = state if isinstance(event, Poison) else adapters.fold(state, event)
-                elif (found := _answered(record.decode(AdvantagedGroup), suite, policy)) is not None:
+                elif (answer := _task_of(record.decode(AdvantagedGroup), suite, policy)) is not None:
                     moved = time.monotonic()
-                    done.get(found[0], set()).add(found[1])
-            known = [version for version in versions if version in state.versions]
-            if len(known) == len(versions) and not open_versions(state, suite, versions):
+                    done.get(answer[0], set()).add(answer[1])
+            trained = [version for version in versions if version in state.versions]
+            if len(trained) == len(versions) and not open_versions(state, suite, versions):
                 break
             if time.monotonic() - moved > quiet_s:
-                told(_silence(settings, policy, before, {one: done[one] for one in open_versions(state, suite, known)}))
+                waiting = {version: done[version] for version in open_versions(state, suite, trained)}
+                report(_silence(settings, policy, before, waiting))
                 moved = time.monotonic()
     return state
 
 
-def _answered(group: AdvantagedGroup | Poison, suite: str, policy: str) -> tuple[int, str] | None:
+def _task_of(group: AdvantagedGroup | Poison, suite: str, policy: str) -> tuple[int, str] | None:
     """Return version and task of a group that counts for the suite."""
     if isinstance(group, Poison) or (group.policy, group.metadata.get("suite")) != (policy, suite):
         return None
@@ -120,25 +122,25 @@ def _ends(settings: Settings) -> dict[str, int]:
 def _silence(settings: Settings, policy: str, before: Mapping[str, int], done: Mapping[int, set[str]]) -> str:
     now = _ends(settings)
     still = next((text for label, text in MOVING.items() if now[label] <= before[label]), None)
-    which = ", ".join(f"{version} ({len(tasks)} tasks since)" for version, tasks in sorted(done.items()))
-    why = (still or "responses, rewards and groups all come: these tasks wait for their turn").format(policy=policy)
-    return f"waiting for version {which}; {why}"
+    missing = ", ".join(f"{version} ({len(tasks)} tasks since)" for version, tasks in sorted(done.items()))
+    reason = (still or "responses, rewards and groups all come: these tasks wait for their turn").format(policy=policy)
+    return f"waiting for version {missing}; {reason}"
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------
 
 
 def scores(version: Version, suite: str, confidence: float) -> list[dict[str, Any]]:
-    """Return a row for all scenarios together and one for each: mean, low and high of what was measured.
+    """Return a row for all scenarios together and one for each: mean, low and high of each metric.
 
-    Empty if the version has no result of this suite; one row without intervals if its tasks were not told apart.
+    Empty if the version has no result of this suite; one row without intervals if its tasks have no index.
     Answers that were sampled together share their latency, so its interval is narrower than it should be.
     """
     if suite not in version.evaluated:
         return []
     metrics, outcomes = version.evaluated[suite], version.outcomes.get(suite, ())
     names = sorted({outcome.scenario for outcome in outcomes})
-    rows = [{"scenario": ALL, **_measured(outcomes, confidence)}]
+    rows = [{"scenario": ALL, **_means(outcomes, confidence)}]
     if not outcomes:
         rows[0] |= {name: metrics.get(key) for name, key in (("success", "exact"), ("mean_reward", "mean_reward"))}
     rows[0] |= {"n": int(metrics.get("n", 0)), "failed": int(metrics.get("failed", 0))}
@@ -146,25 +148,25 @@ def scores(version: Version, suite: str, confidence: float) -> list[dict[str, An
         inside = [outcome for outcome in outcomes if outcome.scenario == name]
         n = metrics.get(f"scenario.{name}.n", 0)
         failed = sum(outcome.failed for outcome in inside)
-        rows.append({"scenario": name, **_measured(inside, confidence), "n": int(n), "failed": failed})
+        rows.append({"scenario": name, **_means(inside, confidence), "n": int(n), "failed": failed})
     return rows
 
 
 def gains(first: Version, second: Version, suite: str, confidence: float) -> Iterator[dict[str, Any]]:
     """Yield a row for all scenarios and one for each: first against second, on the tasks both were scored on."""
-    found = paired.pairs(first.outcomes.get(suite, ()), second.outcomes.get(suite, ()))
-    if not found:
+    pairs = paired.pairs(first.outcomes.get(suite, ()), second.outcomes.get(suite, ()))
+    if not pairs:
         return
-    yield {"against": second.version, "scenario": ALL, **paired.compare(found, confidence).metrics()}
-    parts = paired.by_scenario(found)
+    yield {"against": second.version, "scenario": ALL, **paired.compare(pairs, confidence).metrics()}
+    parts = paired.by_scenario(pairs)
     for name, inside in parts.items() if len(parts) > 1 else ():
         yield {"against": second.version, "scenario": name, **paired.compare(inside, confidence).metrics()}
 
 
-def _measured(outcomes: Sequence[Outcome], confidence: float) -> dict[str, Any]:
+def _means(outcomes: Sequence[Outcome], confidence: float) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, field in (("success", "success"), ("mean_reward", "reward"), ("tokens", "tokens"), ("latency_ms",) * 2):
-        values = [value for one in outcomes if (value := getattr(one, field)) is not None]
+        values = [value for outcome in outcomes if (value := getattr(outcome, field)) is not None]
         if not values:
             row[name] = None
             continue

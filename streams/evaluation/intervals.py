@@ -104,15 +104,17 @@ def difference(first: Sequence[float], second: Sequence[float], confidence: floa
     """
     pairs = list(zip(first, second, strict=True))
     if pairs and all(a in (0.0, 1.0) and b in (0.0, 1.0) for a, b in pairs):
-        both = sum(a == b == 1.0 for a, b in pairs)
+        both_right = sum(a == b == 1.0 for a, b in pairs)
         only_first, only_second = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-        neither = len(pairs) - both - only_first - only_second
-        low, high = newcombe(both, only_first, only_second, neither, confidence)
+        neither = len(pairs) - both_right - only_first - only_second
+        low, high = newcombe(both_right, only_first, only_second, neither, confidence)
         return MeanDifference((only_first - only_second) / len(pairs), low, high, len(pairs), "newcombe")
     return MeanDifference(*mean([a - b for a, b in pairs], confidence), "t")
 
 
-def newcombe(both: int, only_first: int, only_second: int, neither: int, confidence: float = CONFIDENCE) -> Interval:
+def newcombe(
+    both_right: int, only_first: int, only_second: int, neither: int, confidence: float = CONFIDENCE
+) -> Interval:
     """Return the interval of the difference of two paired shares, first minus second.
 
     Method 10 of Newcombe, Statistics in Medicine 17 (1998), pp. 2635-2650: the two Wilson intervals, squared and
@@ -121,14 +123,14 @@ def newcombe(both: int, only_first: int, only_second: int, neither: int, confide
 
     Raises ValueError for an empty table.
     """
-    n = both + only_first + only_second + neither
+    n = both_right + only_first + only_second + neither
     if n == 0:
         raise ValueError("a difference over no pairs")
-    p1, p2 = (both + only_first) / n, (both + only_second) / n
+    p1, p2 = (both_right + only_first) / n, (both_right + only_second) / n
     low1, high1 = wilson(p1, n, confidence)
     low2, high2 = wilson(p2, n, confidence)
-    margins = (both + only_first) * (only_second + neither) * (both + only_second) * (only_first + neither)
-    covariance: float = both * neither - only_first * only_second
+    margins = (both_right + only_first) * (only_second + neither) * (both_right + only_second) * (only_first + neither)
+    covariance: float = both_right * neither - only_first * only_second
     if covariance > 0:
         covariance = max(covariance - n / 2, 0.0)
     phi = covariance / math.sqrt(margins) if margins else 0.0

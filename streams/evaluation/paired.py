@@ -2,8 +2,8 @@
 
     outcomes of each version ──► pairs: the same task, scored for both ──► gain with interval, cost of each
 
-A task counts only if both versions have a score for it. What one of them failed at is in neither mean; the share of
-failed slots says how much that is. Both must be outcomes of the same suite: only there do equal indexes mean equal
+A task counts only if both versions have a score for it. A task that one of them failed is in neither mean; the share
+of failed slots says how many those are. Both must be outcomes of the same suite: only there do equal indexes mean equal
 questions.
 """
 
@@ -45,7 +45,7 @@ class Comparison:
 
     def metrics(self) -> dict[str, float]:
         """Return the figures that are numbers, by name."""
-        found = {
+        figures = {
             "n": float(self.n),
             "mean_reward": self.reward,
             "mean_reward_against": self.reward_against,
@@ -54,70 +54,70 @@ class Comparison:
             "tokens_ratio": self.tokens_ratio,
             "latency_ratio": self.latency_ratio,
         }
-        for name, one in (("gain", self.gain), ("success_gain", self.success_gain)):
-            found |= {name: one.value, f"{name}_low": one.low, f"{name}_high": one.high}
-        return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+        for name, difference in (("gain", self.gain), ("success_gain", self.success_gain)):
+            figures |= {name: difference.value, f"{name}_low": difference.low, f"{name}_high": difference.high}
+        return {name: value for name, value in figures.items() if value is not None and math.isfinite(value)}
 
 
 def pairs(first: Iterable[Outcome], second: Iterable[Outcome]) -> list[Pair]:
     """Return the tasks that both were scored on, by index."""
-    theirs = {outcome.index: outcome for outcome in second if outcome.reward is not None}
-    ours = {outcome.index: outcome for outcome in first if outcome.reward is not None}
-    return [Pair(ours[index], theirs[index]) for index in sorted(ours.keys() & theirs.keys())]
+    by_index = {outcome.index: outcome for outcome in first if outcome.reward is not None}
+    other = {outcome.index: outcome for outcome in second if outcome.reward is not None}
+    return [Pair(by_index[index], other[index]) for index in sorted(by_index.keys() & other.keys())]
 
 
-def by_scenario(found: Iterable[Pair]) -> dict[str, list[Pair]]:
+def by_scenario(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
     """Return the pairs of each scenario, by name."""
     scenarios: dict[str, list[Pair]] = {}
-    for pair in found:
+    for pair in pairs:
         scenarios.setdefault(pair.first.scenario, []).append(pair)
     return dict(sorted(scenarios.items()))
 
 
-def compare(found: Sequence[Pair], confidence: float = intervals.CONFIDENCE) -> Comparison:
+def compare(pairs: Sequence[Pair], confidence: float = intervals.CONFIDENCE) -> Comparison:
     """Return first against second. Raises ValueError for no pairs."""
-    ours, theirs = rewards(found)
-    latency = medians(found, "latency_ms")
-    right, right_against = ([one.success or 0.0 for one in side] for side in zip(*found, strict=True))
+    reward, reward_against = rewards(pairs)
+    latency = medians(pairs, "latency_ms")
+    success, success_against = ([outcome.success or 0.0 for outcome in side] for side in zip(*pairs, strict=True))
     return Comparison(
-        n=len(found),
-        reward=_mean(ours),
-        reward_against=_mean(theirs),
-        gain=intervals.difference(ours, theirs, confidence),
-        success=_mean(right),
-        success_against=_mean(right_against),
-        success_gain=intervals.difference(right, right_against, confidence),
-        tokens_ratio=_ratio(costs(found, "tokens")),
+        n=len(pairs),
+        reward=_mean(reward),
+        reward_against=_mean(reward_against),
+        gain=intervals.difference(reward, reward_against, confidence),
+        success=_mean(success),
+        success_against=_mean(success_against),
+        success_gain=intervals.difference(success, success_against, confidence),
+        tokens_ratio=_ratio(costs(pairs, "tokens")),
         latency_ratio=_ratio(None if latency is None else [latency]),
     )
 
 
-def rewards(found: Iterable[Pair]) -> tuple[list[float], list[float]]:
+def rewards(pairs: Iterable[Pair]) -> tuple[list[float], list[float]]:
     """Return the rewards of first and second, in the order of the pairs."""
-    scored = [(one.reward, other.reward) for one, other in found]
-    kept = [(one, other) for one, other in scored if one is not None and other is not None]
-    return [one for one, _ in kept], [other for _, other in kept]
+    scored = [(first.reward, second.reward) for first, second in pairs]
+    both = [(first, second) for first, second in scored if first is not None and second is not None]
+    return [first for first, _ in both], [second for _, second in both]
 
 
-def costs(found: Iterable[Pair], name: str) -> list[tuple[float, float]] | None:
+def costs(pairs: Iterable[Pair], name: str) -> list[tuple[float, float]] | None:
     """Return `tokens` or `latency_ms` of first and second; None unless all pairs have it."""
-    every = [(getattr(one, name), getattr(other, name)) for one, other in found]
-    return None if any(None in pair for pair in every) else every
+    values = [(getattr(first, name), getattr(second, name)) for first, second in pairs]
+    return None if any(None in pair for pair in values) else values
 
 
-def medians(found: Iterable[Pair], name: str) -> tuple[float, float] | None:
+def medians(pairs: Iterable[Pair], name: str) -> tuple[float, float] | None:
     """Return the medians of `tokens` or `latency_ms` of first and second; None unless all pairs have it."""
-    every = costs(found, name)
-    if not every:
+    values = costs(pairs, name)
+    if not values:
         return None
-    first, second = (statistics.median(side) for side in zip(*every, strict=True))
+    first, second = (statistics.median(side) for side in zip(*values, strict=True))
     return first, second
 
 
-def _ratio(every: list[tuple[float, float]] | None) -> float | None:
-    if not every:
+def _ratio(values: list[tuple[float, float]] | None) -> float | None:
+    if not values:
         return None
-    first, second = (math.fsum(side) for side in zip(*every, strict=True))
+    first, second = (math.fsum(side) for side in zip(*values, strict=True))
     return first / second if second else None
 
 

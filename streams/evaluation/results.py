@@ -4,8 +4,8 @@
 
 An eval task belongs to a suite (`metadata["suite"]` of `metadata["suite_size"]` tasks, of which it is number
 `metadata["suite_index"]`) and is pinned to a version. Each task leaves one group, so a suite is done when there are
-groups of that many different tasks. What could not be scored counts as failed and is in no mean: a missing reward is
-missing, never 0.
+groups of that many different tasks. A response without a score counts as failed and is in no mean: a missing
+reward is missing, never 0.
 
     n, failed             scored responses; slots without a score, and all slots of a task that another version answered
     success, exact        share of right answers: two names for one figure. Right is what the task's metadata says
@@ -72,7 +72,7 @@ def suite_key(group: AdvantagedGroup) -> bytes | None:
     """
     if group.purpose != "eval" or "suite" not in group.metadata:
         return None
-    return "\x1f".join((group.policy, group.metadata["suite"], str(_pinned(group)))).encode()
+    return "\x1f".join((group.policy, group.metadata["suite"], str(_version_of(group)))).encode()
 
 
 def count(suite: SuiteResults | None, group: AdvantagedGroup) -> tuple[SuiteResults, Sequence[AdapterEvent]]:
@@ -113,9 +113,9 @@ def _task(group: AdvantagedGroup, size: int) -> str:
 
 
 def _task_result(group: AdvantagedGroup) -> TaskResult:
-    mismatch = group.adapter_version not in (-1, _pinned(group))
+    mismatch = group.adapter_version not in (-1, _version_of(group))
     responses = () if mismatch else group.responses
-    least = _least(group)
+    least = _least_reward(group)
     return TaskResult(
         scenario=group.scenario,
         slots=group.group_size,
@@ -137,7 +137,7 @@ def is_right(response: GroupResponse, least: float | None = None) -> bool:
     return abs(response.components.get("exact", response.reward) - 1.0) <= DUST
 
 
-def _least(group: AdvantagedGroup) -> float | None:
+def _least_reward(group: AdvantagedGroup) -> float | None:
     """Return the least reward of a right answer, if the task says it."""
     text = group.metadata.get(SUCCESS_REWARD)
     if text is None:
@@ -155,7 +155,7 @@ def _least(group: AdvantagedGroup) -> float | None:
 
 
 def _result(suite: SuiteResults, group: AdvantagedGroup) -> AdapterEvent:
-    name, version = group.metadata["suite"], _pinned(group)
+    name, version = group.metadata["suite"], _version_of(group)
     numbered = all(task.isdecimal() for task in suite.tasks)
     entries = sorted(suite.tasks.items(), key=lambda entry: (len(entry[0]), entry[0]))
     return AdapterEvent(
@@ -185,32 +185,36 @@ def _outcome(index: int, result: TaskResult) -> Outcome:
     )
 
 
-def _metrics(every: Sequence[TaskResult]) -> dict[str, float]:
+def _metrics(results: Sequence[TaskResult]) -> dict[str, float]:
     """Return the metrics of all tasks and of each scenario."""
-    metrics = _means(every)
-    rewards = [one.reward / one.n for one in every if one.n]
+    metrics = _means(results)
+    rewards = [result.reward / result.n for result in results if result.n]
     if rewards:
         low, high = intervals.wilson(metrics["success"], len(rewards))
         metrics |= {"success_low": low, "success_high": high}
     if len(rewards) > 1:
         estimate = intervals.mean(rewards)
         metrics |= {"mean_reward_low": estimate.low, "mean_reward_high": estimate.high}
-    for name in sorted({one.scenario for one in every}):
-        means = _means([one for one in every if one.scenario == name])
+    for name in sorted({result.scenario for result in results}):
+        means = _means([result for result in results if result.scenario == name])
         metrics |= {f"scenario.{name}.{key}": means[key] for key in ("n", "success", "mean_reward") if key in means}
     return metrics
 
 
-def _means(every: Sequence[TaskResult]) -> dict[str, float]:
-    n = sum(one.n for one in every)
-    metrics = {"n": float(n), "failed": float(sum(one.slots - one.n for one in every))}
-    scored = [one for one in every if one.n]
+def _means(results: Sequence[TaskResult]) -> dict[str, float]:
+    n = sum(result.n for result in results)
+    metrics = {"n": float(n), "failed": float(sum(result.slots - result.n for result in results))}
+    scored = [result for result in results if result.n]
     if not scored:
         return metrics
-    success = _mean([one.right / one.n for one in scored])
-    metrics |= {"exact": success, "success": success, "mean_reward": _mean([one.reward / one.n for one in scored])}
-    metrics["tokens"] = _mean([one.tokens / one.n for one in scored])
-    metrics["latency_ms"] = _mean([one.latency_ms / one.n for one in scored])
+    success = _mean([result.right / result.n for result in scored])
+    metrics |= {
+        "exact": success,
+        "success": success,
+        "mean_reward": _mean([result.reward / result.n for result in scored]),
+    }
+    metrics["tokens"] = _mean([result.tokens / result.n for result in scored])
+    metrics["latency_ms"] = _mean([result.latency_ms / result.n for result in scored])
     return metrics
 
 
@@ -218,7 +222,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _pinned(group: AdvantagedGroup) -> int:
+def _version_of(group: AdvantagedGroup) -> int:
     if "pinned_version" not in group.metadata:
         raise ContradictoryEvent(
             f"task {group.task_id} belongs to suite {group.metadata['suite']!r} but is pinned to no version, so its "
@@ -242,7 +246,7 @@ def _count(group: AdvantagedGroup, name: str) -> int:
 
 def dump(suite: SuiteResults) -> bytes:
     """Return the table row of a suite."""
-    return pack(ROW_VERSION, {one.name: getattr(suite, one.name) for one in fields(suite)})
+    return pack(ROW_VERSION, {column.name: getattr(suite, column.name) for column in fields(suite)})
 
 
 def load(row: bytes | None) -> SuiteResults | None:

@@ -46,12 +46,12 @@ def in_turns(
     suite: Suite, *, policy: str, versions: Sequence[int], now_ms: int, deadline_ms: int | None = None
 ) -> Iterator[Task]:
     """Yield the tasks of a suite for several versions, TURN of each in turn, so that all run at about the same time."""
-    asked = [
+    per_version = [
         evaluation(suite, policy=policy, version=version, now_ms=now_ms, deadline_ms=deadline_ms)
         for version in versions
     ]
     for _ in range(0, len(suite.questions), TURN):
-        for tasks in asked:
+        for tasks in per_version:
             yield from itertools.islice(tasks, TURN)
 
 
@@ -60,10 +60,10 @@ def is_due(event: AdapterEvent, rule: Guard) -> bool:
     return event.kind == "trained" and event.version % rule.every == 0
 
 
-def tasks_for(suite: Suite, event: AdapterEvent, *, primary: int, asked: Collection[int]) -> Iterator[Task]:
-    """Yield the tasks for a version that is due and for the primary, without the versions that were `asked` before.
+def tasks_for(suite: Suite, event: AdapterEvent, *, primary: int, evaluated: Collection[int]) -> Iterator[Task]:
+    """Yield the tasks for a version that is due and for the primary, except for versions that are `evaluated` already.
 
     A function of its arguments: a stage that reads the event again adds nothing new.
     """
-    versions = [version for version in dict.fromkeys((event.version, primary)) if version not in asked]
+    versions = [version for version in dict.fromkeys((event.version, primary)) if version not in evaluated]
     yield from in_turns(suite, policy=event.policy, versions=versions, now_ms=event.created_at)

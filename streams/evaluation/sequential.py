@@ -115,17 +115,17 @@ def estimate(steps: Sequence[ArmPair]) -> float | None:
 
     The weight is n m / (n + m): what `interval` uses while the variances are equal.
     """
-    weighed = _weighed(steps)
+    weighed = _weighted_means(steps)
     return None if weighed is None else weighed[0] - weighed[1]
 
 
 def level(steps: Sequence[ArmPair]) -> float:
     """Return the primary's mean over the same steps, by the same weights; 0 without any."""
-    weighed = _weighed(steps)
+    weighed = _weighted_means(steps)
     return 0.0 if weighed is None else weighed[1]
 
 
-def _weighed(steps: Sequence[ArmPair]) -> tuple[float, float] | None:
+def _weighted_means(steps: Sequence[ArmPair]) -> tuple[float, float] | None:
     compared = [(_weight(pair), pair) for pair in steps if pair.candidate.n and pair.primary.n]
     total = math.fsum(weight for weight, _ in compared)
     if not compared:
@@ -150,14 +150,14 @@ def _variance(arms: Sequence[Arm]) -> float:
 
 def _common_variance(pairs: Sequence[ArmPair]) -> float | None:
     """Return the variance of both arms together within each step; None if that is nothing but rounding."""
-    spread = math.fsum(pair.candidate.spread + pair.primary.spread + _between(pair) for pair in pairs)
+    spread = math.fsum(pair.candidate.spread + pair.primary.spread + _spread_between_arms(pair) for pair in pairs)
     groups = sum(arm.n for pair in pairs for arm in pair)
     size = math.fsum(arm.n * arm.mean**2 for pair in pairs for arm in pair) / groups
     variance = spread / (groups - len(pairs))
     return variance if variance > NO_SPREAD**2 * size else None
 
 
-def _between(pair: ArmPair) -> float:
+def _spread_between_arms(pair: ArmPair) -> float:
     return _weight(pair) * (pair.candidate.mean - pair.primary.mean) ** 2
 
 

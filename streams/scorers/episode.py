@@ -1,12 +1,11 @@
-"""What an agent's run was worth by what its environment said, turn by turn.
+"""Scores of an agent's run from its environment's rewards and results, turn by turn.
 
-    environment   the rewards that it gave, else whether the goal was reached    any number; 1 or 0
-    tools         the share of turns whose action it could use                   0 to 1
+    environment   its rewards, else whether the goal was reached                 any number; 1 or 0
+    tools         the share of turns with a usable action                        0 to 1
     verified      whether the goal was reached                                   1 or 0
 
-All of them read what the log has of the episode, so an old run can be scored again with other settings. The steps of a
-verdict are what each turn adds to its value: they sum to it, so more turns are worth more only where the environment
-says so.
+All of them read what the log has of the episode, so an old run can be scored again with other settings. A verdict's
+steps sum to its value, so more turns score higher only where the environment rewards them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class EnvironmentOptions(ScorerOptions):
 
 
 def environment(task: Task, response: Response, settings: EnvironmentOptions) -> Verdict:
-    """Return the sum of what the environment gave for each turn; if it gave none, 1 for success and 0 for none.
+    """Return the sum of the environment's rewards; without rewards, 1 for success and 0 for failure.
 
         value = sum over turns k of (r_k - turn_penalty)
 
@@ -41,17 +40,17 @@ def environment(task: Task, response: Response, settings: EnvironmentOptions) ->
 
 
 def tools(task: Task, response: Response, settings: ScorerOptions) -> Verdict:
-    """Return the share of turns whose action the environment could use, of those of which it said so.
+    """Return the share of turns whose action the environment could use, of those that say so.
 
         value = sum over turns k of ok_k / n
 
-    Raises ScoreError(no_environment) if it said so of none.
+    Raises ScoreError(no_environment) if none says so.
     """
-    told = [turn.ok for turn in response.turns if turn.ok is not None]
-    if not told:
+    usable = [turn.ok for turn in response.turns if turn.ok is not None]
+    if not usable:
         raise _missing(response, "tools", "whether an action could be used")
-    steps = tuple(1.0 / len(told) if turn.ok else 0.0 for turn in response.turns)
-    return Verdict(sum(told) / len(told), {"turns": float(len(response.turns))}, steps=steps)
+    steps = tuple(1.0 / len(usable) if turn.ok else 0.0 for turn in response.turns)
+    return Verdict(sum(usable) / len(usable), {"turns": float(len(response.turns))}, steps=steps)
 
 
 def verified(task: Task, response: Response, settings: ScorerOptions) -> Verdict:
@@ -65,9 +64,9 @@ def _success(response: Response, scorer: str) -> float:
     return float(response.success)
 
 
-def _missing(response: Response, scorer: str, what: str) -> ScoreError:
+def _missing(response: Response, scorer: str, fact: str) -> ScoreError:
     return ScoreError(
-        f"{scorer}: response {response.response_id} does not say {what}; it scores runs of agents in an environment "
+        f"{scorer}: response {response.response_id} does not say {fact}; it scores runs of agents in an environment "
         "(`streamward agents run --environments`, or an agent that sends X-Streamward-Observed)",
         reason=NOT_RECORDED,
     )

@@ -1,10 +1,10 @@
-"""Run a reward source: every part where it belongs, with retries, always ending in an outcome.
+"""Run a reward source: every part in its place, with retries, always ending in an outcome.
 
     task, response, source ──► parts ──► inline | worker process | judge ──► ScoreOutcome(value | error, version, …)
 
 A failed score is an outcome with an error, never 0 and never an exception. Threads may call `score` at the same time;
 `start` has threads of its own, some for worker processes and others for the judge, in which tasks take turns: one with
-many responses to a pattern that never ends holds up no other for longer than one time limit.
+many responses to a pattern that never ends delays another for at most one time limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from schemas.events import Response, RewardSource, Task
 from streams.observability.tracing.context import Context
 from streams.scorers.fair_threads import TurnPool
-from streams.scorers.judge import Judge, JudgeOptions, unconfigured
+from streams.scorers.judge import Judge, JudgeOptions, missing_setting
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.sandbox import Sandbox
 from streams.scorers.verdict import (
@@ -31,7 +31,7 @@ from streams.scorers.verdict import (
     ScoreError,
     Verdict,
     check_steps,
-    checked,
+    check_verdict,
     options,
     storable,
 )
@@ -62,13 +62,13 @@ class ScoreOutcome:
     components: dict[str, float] = field(default_factory=dict)
     rationale: str | None = None
     steps: tuple[float, ...] = ()
-    """What each turn of the response is worth; empty: only the whole is judged."""
+    """The value of each turn of the response; empty: only the whole is judged."""
     latency_ms: float
     tries: int
 
 
 class MissingScorer(NamedTuple):
-    """What this process lacks to score a task: the reason of the dead letter, and a sentence with the way out."""
+    """Why this process cannot score a task: the reason of the dead letter, and a sentence with the way out."""
 
     reason: str
     error: str
@@ -102,11 +102,11 @@ class Scorers:
             return True  # it fails at once
 
     def missing(self, sources: Iterable[RewardSource]) -> MissingScorer | None:
-        """Return what this process lacks to score with these; None if nothing."""
+        """Return the first thing that this process lacks to score with these; None if it can."""
         for part in _known_parts(sources):
-            if find(part.name).home == "judge" and (error := unconfigured(self._scoring)) is not None:
+            if find(part.name).home == "judge" and (error := missing_setting(self._scoring)) is not None:
                 return MissingScorer("no_judge", error)
-            if (error := self._unlisted(part.name)) is not None:
+            if (error := self._import_refusal(part.name)) is not None:
                 return MissingScorer(NOT_LISTED, error)
         return None
 
@@ -124,7 +124,7 @@ class Scorers:
     def score(
         self, task: Task, response: Response, source: RewardSource, *, trace: Context | None = None
     ) -> ScoreOutcome:
-        """Return the outcome: an error for whatever a task, a response or a scorer did.
+        """Return the outcome; any failure of a task, a response or a scorer is an outcome with an error.
 
         `trace` is that of the score, for a scorer that asks another server.
         """
@@ -139,7 +139,7 @@ class Scorers:
                 verdicts.append(verdict)
             verdict = verdicts[0] if source.name != "mix" else blend(mixed, verdicts)
         except Exception as exc:  # a bug costs this score, not the agent
-            failed = exc if isinstance(exc, ScoreError) else _raised(name, exc)
+            failed = exc if isinstance(exc, ScoreError) else _exception_error(name, exc)
             version = (failed.version or _version(name))[:MAX_VERSION]
             return ScoreOutcome(
                 value=None,
@@ -192,7 +192,7 @@ class Scorers:
 
     def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:
         scorer = find(part.name)
-        if (error := self._unlisted(part.name)) is not None:
+        if (error := self._import_refusal(part.name)) is not None:
             raise ScoreError(error, reason=NOT_LISTED)
         if scorer.home == "sandbox":
             verdict = self._sandbox.score(part.name, part.settings, task, response)
@@ -200,17 +200,17 @@ class Scorers:
             verdict = self._the_judge().score(task, response, options(JudgeOptions, part.settings, "judge"), trace)
         else:
             verdict = scorer(task, response, part.settings)
-        return check_steps(checked(verdict, part.name), response, part.name)
+        return check_steps(check_verdict(verdict, part.name), response, part.name)
 
-    def _unlisted(self, name: str) -> str | None:
-        """Return why the module of an entry point is not imported; None if it may be, or if it is none."""
+    def _import_refusal(self, name: str) -> str | None:
+        """Return why the module of an entry point may not be imported; None if it may, or if it is none."""
         module, colon, _ = name.partition(":")
-        listed = self._scoring.importable
-        if not colon or any(module == one or module.startswith(f"{one}.") for one in listed):
+        packages = self._scoring.importable
+        if not colon or any(module == package or module.startswith(f"{package}.") for package in packages):
             return None
         return (
-            f"scorer {name} is not run: scoring.modules lists {', '.join(listed) or 'no module'}, and a task can only "
-            f"name what is listed; add {module} to scoring.modules, and `.` if it is in the working folder"
+            f"scorer {name} is not run: scoring.modules lists {', '.join(packages) or 'no module'}, and a task can "
+            f"only name what is listed; add {module} to scoring.modules, and `.` if it is in the working folder"
         )
 
     def _refuse(self, task_id: str, source: str) -> None:
@@ -236,7 +236,7 @@ class Scorers:
             return self._judge
 
 
-def _raised(name: str, exc: Exception) -> ScoreError:
+def _exception_error(name: str, exc: Exception) -> ScoreError:
     return ScoreError(f"{name} raised {type(exc).__name__}: {exc}", reason="exception")
 
 

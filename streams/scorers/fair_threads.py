@@ -1,4 +1,4 @@
-"""Threads that share their time among keys, so that one with much to do does not hold up the others.
+"""Threads that share their time among keys, so that a key with many jobs does not delay the others.
 
 (key, job) ──► a queue for each key ──► one job of each key in turn ──► Future
 """
@@ -18,11 +18,11 @@ class TurnPool:
     """At most `threads` threads; they start with the first jobs."""
 
     def __init__(self, threads: int, name: str) -> None:
-        self._most, self._name = threads, name
+        self._max_threads, self._name = threads, name
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
         self._queues: OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
-        self._resting = self._waiting = 0  # threads, jobs
+        self._idle = self._waiting = 0  # threads, jobs
         self._closed = False
 
     def submit(self, key: str, job: Callable[[], T]) -> Future[T]:
@@ -34,7 +34,7 @@ class TurnPool:
                 return future
             self._queues.setdefault(key, deque()).append((future, job))
             self._waiting += 1
-            if self._resting < self._waiting and len(self._threads) < self._most:
+            if self._idle < self._waiting and len(self._threads) < self._max_threads:
                 name = f"{self._name}-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()
@@ -42,7 +42,7 @@ class TurnPool:
         return future
 
     def cancel(self) -> None:
-        """Take nothing more, and cancel what waits."""
+        """Accept no more jobs, and cancel those that wait."""
         with self._changed:
             self._closed = True
             waiting = [future for queue in self._queues.values() for future, _ in queue]
@@ -57,8 +57,8 @@ class TurnPool:
             thread.join()
 
     def _work(self) -> None:
-        while (taken := self._next()) is not None:
-            future, job = taken
+        while (entry := self._next()) is not None:
+            future, job = entry
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(job())
@@ -67,14 +67,14 @@ class TurnPool:
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:
-            self._resting += 1
+            self._idle += 1
             self._changed.wait_for(lambda: self._queues or self._closed)
-            self._resting -= 1
+            self._idle -= 1
             if self._closed:
                 return None
             key, queue = self._queues.popitem(last=False)
-            taken = queue.popleft()
+            entry = queue.popleft()
             self._waiting -= 1
             if queue:
                 self._queues[key] = queue  # at the end: the others come first
-            return taken
+            return entry

@@ -37,9 +37,9 @@ def package() -> Any:
 @cache
 def families() -> dict[str, dict[str, Any]]:
     """Return every data set with its options and their defaults; null where it has none. Raises as `package`."""
-    kept = ("seed", "size")  # of any data set, and chosen by the generator
+    chosen = ("seed", "size")  # of any data set, and chosen by the generator
     return {
-        name: {option.name: _default(option) for option in fields(config) if option.name not in kept}
+        name: {option.name: _default(option) for option in fields(config) if option.name not in chosen}
         for name, (_, config) in sorted(package().factory.DATASETS.items())
     }
 
@@ -53,11 +53,11 @@ def _default(option: Any) -> Any:
 def dataset(name: str, config: dict[str, Any], *, seed: int = 0, size: int = 1) -> Any:
     """Return a dataset by name. Raises ScoreError(bad_verifier) for an unknown name or config."""
     module = package()
-    known = module.factory.DATASETS
-    if name not in known:
-        close = nearest(name, known).partition("known:")[0]
+    datasets = module.factory.DATASETS
+    if name not in datasets:
+        close = nearest(name, datasets).partition("known:")[0]
         raise ScoreError(
-            f"reasoning-gym {module.__version__} has no dataset {name!r}; {close}it has {len(known)}",
+            f"reasoning-gym {module.__version__} has no dataset {name!r}; {close}it has {len(datasets)}",
             reason="bad_verifier",
         )
     unknown = [option for option in config if option not in families()[name]]

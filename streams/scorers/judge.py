@@ -1,4 +1,4 @@
-"""A language model as the judge, behind any OpenAI-compatible chat completions API.
+"""A language model as the judge, at any OpenAI-compatible chat completions API.
 
     question, answer, reference, rubric ──► POST {judge_url}/chat/completions ──► {"score": 7, "reason": "…"} ──► 0 to 1
 
@@ -71,7 +71,7 @@ class JudgeOptions(ScorerOptions):
         return self
 
 
-def unconfigured(scoring: Scoring) -> str | None:
+def missing_setting(scoring: Scoring) -> str | None:
     """Return what is missing to ask the judge, with the way out; None if nothing is."""
     if scoring.judge_url is not None and scoring.judge_model is not None:
         return None
@@ -88,7 +88,7 @@ class Judge:
 
     def __init__(self, scoring: Scoring) -> None:
         if scoring.judge_url is None or scoring.judge_model is None:
-            raise ScoreError(unconfigured(scoring) or "", reason="bad_settings")
+            raise ScoreError(missing_setting(scoring) or "", reason="bad_settings")
         from streams.http_client import new_client
 
         key = scoring.judge_key.get_secret_value() if scoring.judge_key else None
@@ -113,9 +113,9 @@ class Judge:
         }
         if settings.json_mode:
             body["response_format"] = {"type": "json_object"}
-        said, reason = parse(self._post(body, trace), settings, self._url, response.text)
-        value = (said - settings.low) / (settings.high - settings.low)
-        return Verdict(value, {"score": said}, reason, self.version)
+        points, reason = parse(self._post(body, trace), settings, self._url, response.text)
+        value = (points - settings.low) / (settings.high - settings.low)
+        return Verdict(value, {"score": points}, reason, self.version)
 
     def close(self) -> None:
         """Close the connections."""
@@ -181,8 +181,8 @@ def prompt(task: Task, response: Response, settings: JudgeOptions, boundary: str
 def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple[float, str | None]:
     """Return (score on the judge's scale, reason) from a chat completion about the response text `graded`.
 
-    Whatever surrounds it, one JSON object with a `score` must be in the content, not counting those that `graded`
-    contains word for word (white space aside). Raises ScoreError(judge_answer); a retry may succeed.
+    The content must have one JSON object with a `score`, apart from those that `graded` contains word for word (white
+    space aside); other text around it is ignored. Raises ScoreError(judge_answer); a retry may succeed.
     """
     try:
         content = json.loads(answer)["choices"][0]["message"]["content"]
@@ -191,14 +191,14 @@ def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple
     if not isinstance(content, str):
         raise _bad(f"judge at {url} sent a message without text")
     quotable = "".join(graded.split())
-    own = [found for text, found in _scores(content, url) if "".join(text.split()) not in quotable]
-    if len(own) != 1:
+    verdicts = [value for text, value in _scores(content, url) if "".join(text.split()) not in quotable]
+    if len(verdicts) != 1:
         raise _bad(
-            f"judge at {url} gave {len(own)} JSON objects with a score of its own, expected exactly one; it said "
+            f"judge at {url} gave {len(verdicts)} JSON objects with a score of its own, expected exactly one; it said "
             f"{content[:200]!r}"
         )
-    said = own[0]
-    score, reason = said["score"], said.get("reason")
+    verdict = verdicts[0]
+    score, reason = verdict["score"], verdict.get("reason")
     if isinstance(score, bool) or not isinstance(score, int | float) or not settings.low <= score <= settings.high:
         raise _bad(f"judge at {url} gave score {score!r}; expected a number from {settings.low:g} to {settings.high:g}")
     return float(score), reason if isinstance(reason, str) else None
@@ -208,23 +208,23 @@ def _scores(content: str, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (text, value) of each JSON object in `content` that has a score, those inside another one too."""
     inside: list[dict[str, Any]] = []
 
-    def note(found: dict[str, Any]) -> dict[str, Any]:
-        if "score" in found:
-            inside.append(found)
-        return found
+    def remember(value: dict[str, Any]) -> dict[str, Any]:
+        if "score" in value:
+            inside.append(value)
+        return value
 
     if content.count("{") > MAX_BRACES:
         raise _bad(f"judge at {url} gave more than {MAX_BRACES} opening braces: {content[:200]!r}")
-    decoder, at = json.JSONDecoder(object_hook=note), content.find("{")
-    while at >= 0:
+    decoder, start = json.JSONDecoder(object_hook=remember), content.find("{")
+    while start >= 0:
         inside.clear()
         try:
-            _, end = decoder.raw_decode(content, at)
+            _, end = decoder.raw_decode(content, start)
         except (ValueError, RecursionError):
-            end = at + 1
+            end = start + 1
         else:
-            yield from [(content[at:end], found) for found in inside]
-        at = content.find("{", end)
+            yield from [(content[start:end], value) for value in inside]
+        start = content.find("{", end)
 
 
 def _bad(message: str) -> ScoreError:

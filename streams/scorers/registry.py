@@ -1,4 +1,4 @@
-"""Which scorers there are, and where each one may run.
+"""The scorers by name, and where each one may run.
 
     name ──► Scorer(version, settings, function, home)        inline | sandbox | judge
 
@@ -23,7 +23,16 @@ from schemas.events import MAX_REWARD, Response, RewardSource, Task
 from streams.errors import SettingsError
 from streams.scorers import episode, gym, judge, text
 from streams.scorers.scorer_task import ScorerTask
-from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers, checked, json_object, nearest, options
+from streams.scorers.verdict import (
+    ScoreError,
+    ScorerOptions,
+    Verdict,
+    answers,
+    check_verdict,
+    json_object,
+    nearest,
+    options,
+)
 
 Home = Literal["inline", "sandbox", "judge"]
 CACHED_CHARACTERS = 10_000
@@ -47,8 +56,8 @@ class Scorer:
         """Return the verdict, as a finite number, here and now. Raises ScoreError, or whatever the function raises."""
         if self.function is None:
             raise ScoreError(f"{self.name} cannot be called here; use streams.scorers.Scorers", reason="exception")
-        given = settings if self.options is None else options(self.options, settings, self.name)
-        verdict = checked(self.function(task, response, given), self.name)
+        checked_settings = settings if self.options is None else options(self.options, settings, self.name)
+        verdict = check_verdict(self.function(task, response, checked_settings), self.name)
         return replace(verdict, version=self.version)
 
 
@@ -119,7 +128,7 @@ def load(name: str) -> Scorer:
         ) from exc
     function = getattr(module, function_name, None)
     if function is None:
-        marked = (known for known, value in vars(module).items() if hasattr(value, "scorer_version"))
+        marked = (attribute for attribute, value in vars(module).items() if hasattr(value, "scorer_version"))
         raise ScoreError(
             f"module {module_name!r} has no function {function_name!r}; {nearest(function_name, marked)}",
             reason="unknown_scorer",
@@ -130,11 +139,11 @@ def load(name: str) -> Scorer:
             f"{name} is not marked as a scorer; write @streamward.entry_point('{function_name}/1') above it",
             reason="unknown_scorer",
         )
-    return Scorer(name, version, "sandbox", None, lambda task, *given: function(ScorerTask(task), *given))
+    return Scorer(name, version, "sandbox", None, lambda task, *arguments: function(ScorerTask(task), *arguments))
 
 
 def parts(source: RewardSource) -> tuple[MixPart, ...]:
-    """Return the scorers behind a reward source, settings checked: the parts of a mix, or itself alone.
+    """Return the scorers of a reward source, settings checked: the parts of a mix, or itself alone.
 
     Raises ScoreError: unknown_scorer, bad_settings.
     """
@@ -143,11 +152,11 @@ def parts(source: RewardSource) -> tuple[MixPart, ...]:
 
 @lru_cache(maxsize=1024)
 def _parts(source: RewardSource) -> tuple[MixPart, ...]:
-    given = json_object(source.settings, f"reward source {source.name}: settings", reason="bad_settings")
+    settings = json_object(source.settings, f"reward source {source.name}: settings", reason="bad_settings")
     if find(source.name) is not SCORERS["mix"]:
-        _check(source.name, given)
-        return (MixPart(name=source.name, settings=given),)
-    mixed = options(Mix, given, "mix").of
+        _check(source.name, settings)
+        return (MixPart(name=source.name, settings=settings),)
+    mixed = options(Mix, settings, "mix").of
     labels = [part.label or part.name for part in mixed]
     for part in mixed:
         if part.name == "mix":
@@ -197,10 +206,12 @@ def blend(mixed: Sequence[MixPart], verdicts: list[Verdict]) -> Verdict:
     words = [verdict.rationale for verdict in verdicts if verdict.rationale]
     versions = ",".join(dict.fromkeys(verdict.version for verdict in verdicts))
     weighted = [
-        [part.weight * step for step in one.steps] for part, one in zip(mixed, verdicts, strict=True) if one.steps
+        [part.weight * step for step in verdict.steps]
+        for part, verdict in zip(mixed, verdicts, strict=True)
+        if verdict.steps
     ]
     steps = tuple(math.fsum(of_turn) for of_turn in zip(*weighted, strict=True))
-    return checked(Verdict(value, components, "\n".join(words) or None, f"mix/1[{versions}]", steps), "mix")
+    return check_verdict(Verdict(value, components, "\n".join(words) or None, f"mix/1[{versions}]", steps), "mix")
 
 
 def source_problems(task: Task) -> Iterator[str]:

@@ -23,7 +23,7 @@ from typing import Any
 
 from schemas.events import Response, Task
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess, bad_answer
-from streams.scorers.verdict import ScoreError, Verdict, checked
+from streams.scorers.verdict import ScoreError, Verdict, check_verdict
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class ScorerProcess(WorkerProcess):
                 verdict = Verdict(*fields, str(answer["version"]), answer["steps"])
             except KeyError as exc:
                 raise bad_answer(name) from exc
-        return checked(verdict, name)
+        return check_verdict(verdict, name)
 
     def load(self, name: str, request_id: str, body: bytes) -> None:
         """Import the scorer that a pickled request without a response names. Raises ScoreError."""

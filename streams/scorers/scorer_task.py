@@ -22,7 +22,7 @@ class ScorerTask:
 
     @cached_property
     def verifier(self) -> dict[str, Any]:
-        """What the answer is checked against. Raises ScoreError(bad_verifier) if it is no JSON object."""
+        """The right answer and its settings. Raises ScoreError(bad_verifier) if it is no JSON object."""
         return json_object(self._task.verifier, f"task {self._task.task_id}: verifier", reason="bad_verifier")
 
     @property

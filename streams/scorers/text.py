@@ -69,17 +69,17 @@ def numeric(task: Task, response: Response, settings: Numeric) -> Verdict:
     Decimal arithmetic: 0.1 is 0.1, and 100 digits are compared to the last.
     """
     text = response.text.strip()
-    found = [text] if settings.number == "only" and _NUMBER.fullmatch(text) else []
+    numbers = [text] if settings.number == "only" and _NUMBER.fullmatch(text) else []
     if settings.number != "only":
-        found = _NUMBER.findall(text)
+        numbers = _NUMBER.findall(text)
     right = [_decimal(answer) for answer in answers(task, "numeric")]
     if None in right:
         raise ScoreError(
             f"task {task.task_id}: the answer in the verifier is no number; use exact, or write a number",
             reason="bad_verifier",
         )
-    got = _decimal(found[0 if settings.number == "first" else -1]) if found else None
-    return _yes(got is not None and any(_near(got, answer, settings) for answer in right if answer is not None))
+    number = _decimal(numbers[0 if settings.number == "first" else -1]) if numbers else None
+    return _yes(number is not None and any(_near(number, answer, settings) for answer in right if answer is not None))
 
 
 def _decimal(text: str) -> Decimal | None:
@@ -90,9 +90,9 @@ def _decimal(text: str) -> Decimal | None:
     return value if value.is_finite() else None
 
 
-def _near(got: Decimal, answer: Decimal, settings: Numeric) -> bool:
+def _near(number: Decimal, answer: Decimal, settings: Numeric) -> bool:
     try:
-        return abs(got - answer) <= Decimal(str(settings.tolerance)) + Decimal(str(settings.relative)) * abs(answer)
+        return abs(number - answer) <= Decimal(str(settings.tolerance)) + Decimal(str(settings.relative)) * abs(answer)
     except ArithmeticError:  # an exponent beyond Decimal's: not near
         return False
 

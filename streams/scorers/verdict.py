@@ -1,10 +1,10 @@
-"""What a scorer returns, and what it raises.
+"""The result of a scorer, or its error.
 
     task, response, settings ──► Verdict(value, components, rationale, steps)   or ScoreError(reason)
 
 A verdict is a finite number of at most MAX_REWARD in size. NaN, infinity, a bool or a text is an error, never a score:
-counting it as 0 would teach the model something that no scorer said. Wherever a verdict comes from (a built-in scorer,
-a worker process, the judge), `checked` is what it passes.
+counting it as 0 would teach the model something that no scorer said. Every verdict (of a built-in scorer, a worker
+process, the judge) passes `check_verdict`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Verdict:
     version: str = ""
     """The scorer, e.g. `exact/1`; filled in by the caller."""
     steps: tuple[float, ...] = ()
-    """What each turn of the response is worth, in order; empty: only the whole is judged."""
+    """The value of each turn of the response, in order; empty: only the whole is judged."""
 
 
 class ScoreError(EventError):
@@ -79,26 +79,26 @@ def options(model: type[O], settings: dict[str, Any], scorer: str) -> O:
     except RecursionError as exc:
         raise ScoreError(f"{scorer}: the settings are nested too deeply", reason="bad_settings") from exc
     except ValidationError as exc:
-        known = [field.alias or name for name, field in model.model_fields.items()]
+        keys = [field.alias or name for name, field in model.model_fields.items()]
         lines = []
         for error in exc.errors():
             key = ".".join(str(part) for part in error["loc"])
             if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
-                lines.append(f"{scorer} has no setting {key!r}; {nearest(key, known)}")
+                lines.append(f"{scorer} has no setting {key!r}; {nearest(key, keys)}")
             else:
                 text = error["msg"].removeprefix("Value error, ")
                 lines.append(f"{scorer}{'.' if key else ''}{key}: {text} (got {_short(error['input'])})")
         raise ScoreError("; ".join(lines), reason="bad_settings") from exc
 
 
-def json_object(text: str, what: str, *, reason: str) -> dict[str, Any]:
+def json_object(text: str, subject: str, *, reason: str) -> dict[str, Any]:
     """Return the JSON object in `text`. Raises ScoreError(reason) naming `what`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ScoreError(f"{what} is not JSON ({exc}); expected an object, e.g. {{}}", reason=reason) from exc
+        raise ScoreError(f"{subject} is not JSON ({exc}); expected an object, e.g. {{}}", reason=reason) from exc
     if not isinstance(value, dict):
-        raise ScoreError(f"{what} is {_short(value)}; expected a JSON object, e.g. {{}}", reason=reason)
+        raise ScoreError(f"{subject} is {_short(value)}; expected a JSON object, e.g. {{}}", reason=reason)
     return value
 
 
@@ -108,18 +108,18 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
     Raises ScoreError(bad_verifier).
     """
     verifier = json_object(task.verifier, f"task {task.task_id}: verifier", reason="bad_verifier")
-    given = verifier.get("answer")
-    right = given if isinstance(given, list) else [given]
-    if not right or not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in right):
+    answer = verifier.get("answer")
+    right = answer if isinstance(answer, list) else [answer]
+    if not right or not all(isinstance(text, str | int | float) and not isinstance(text, bool) for text in right):
         raise ScoreError(
             f'task {task.task_id}: {scorer} compares with the answer in the verifier, e.g. {{"answer": "11"}}; '
-            f"got {_short(given)}, expected a text, a number, or a list of these",
+            f"got {_short(answer)}, expected a text, a number, or a list of these",
             reason="bad_verifier",
         )
-    return tuple(str(one) for one in right)
+    return tuple(str(text) for text in right)
 
 
-def checked(raw: Any, scorer: str) -> Verdict:
+def check_verdict(raw: Any, scorer: str) -> Verdict:
     """Return a scorer's result as a Verdict: it may be one, a number, or a tuple of number, components and steps.
 
     Its texts can be encoded as UTF-8. Raises ScoreError(not_a_number) for anything that is not a finite number, or
@@ -135,7 +135,7 @@ def checked(raw: Any, scorer: str) -> Verdict:
             again=True,
         )
     if len(verdict.components) > MAX_COMPONENTS or any(
-        len(str(each)) > COMPONENT_CHARACTERS for each in verdict.components
+        len(str(name)) > COMPONENT_CHARACTERS for name in verdict.components
     ):
         raise ScoreError(
             f"{scorer} gave {len(verdict.components)} components; expected at most {MAX_COMPONENTS}, with names of at "
@@ -173,7 +173,7 @@ def entry_point(version: str) -> Callable[[F], F]:
     """Mark a function `(task, response, settings) -> number | (number, components[, steps])` as a scorer.
 
     Tasks name functions as `module:function`. Only marked functions are called, so a task cannot call arbitrary code.
-    `task` is a `ScorerTask`: `task.verifier["answer"]` is the answer that the task came with. `steps` is one number for
+    `task` is a `ScorerTask`: `task.verifier["answer"]` is the task's right answer. `steps` is one number for
     each of `response.turns`: what an agent's model calls are worth, one by one.
 
     >>> @entry_point("halves/1")
@@ -195,21 +195,21 @@ def storable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return the hint for a misspelt name."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(known) or 'none'}"
+    names = sorted(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names) or 'none'}"
 
 
-def _finite(value: Any, scorer: str, what: str) -> float:
+def _finite(value: Any, scorer: str, field: str) -> float:
     number = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # an int beyond float
             number = float(value)
     if not math.isfinite(number):
         raise ScoreError(
-            f"{scorer} gave {what} {_short(value)}; a score is a finite number (say what failed by raising an error)",
+            f"{scorer} gave {field} {_short(value)}; a score is a finite number (say what failed by raising an error)",
             reason="not_a_number",
             again=True,
         )
@@ -219,12 +219,12 @@ def _finite(value: Any, scorer: str, what: str) -> float:
 def _steps(steps: Any, scorer: str) -> tuple[float, ...]:
     if not isinstance(steps, tuple | list):
         raise ScoreError(f"{scorer} gave steps {_short(steps)}; expected a list of numbers", reason="not_a_number")
-    found = tuple(_finite(step, scorer, f"step {number}") for number, step in enumerate(steps))
-    if any(abs(step) > MAX_REWARD for step in found):
+    numbers = tuple(_finite(step, scorer, f"step {number}") for number, step in enumerate(steps))
+    if any(abs(step) > MAX_REWARD for step in numbers):
         raise ScoreError(
             f"{scorer} gave a step beyond {MAX_REWARD:g} in size: scale the scores down", reason="not_a_number"
         )
-    return found
+    return numbers
 
 
 def _short(value: Any) -> str:

@@ -135,7 +135,7 @@ def test_a_wait_says_who_does_not_move(made: Settings, file: Path) -> None:
         stop.set()
 
     suites.ask(made, suite, "p", [1])
-    state = asking.wait(made, suite.name, "p", [1], stop=stop, told=told, quiet_s=0.2)
+    state = asking.wait(made, suite.name, "p", [1], stop=stop, report=told, quiet_s=0.2)
     assert said == [
         "waiting for version 1 (0 tasks since); no response has come: run `streamward policy` with policy.name=p"
     ]

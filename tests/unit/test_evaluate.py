@@ -86,6 +86,6 @@ def test_a_version_that_is_due_is_asked_together_with_the_primary_unless_that_wa
     primary: int, known: tuple[int, ...], versions: list[int]
 ) -> None:
     suite = suites.generated("sums", count=2, seed=0)
-    tasks = list(tasks_for(suite, trained(4, created_at=77), primary=primary, asked=known))
+    tasks = list(tasks_for(suite, trained(4, created_at=77), primary=primary, evaluated=known))
     assert [task.adapter_version for task in tasks] == versions
     assert {(task.created_at, task.policy) for task in tasks} <= {(77, "p")}

@@ -15,7 +15,7 @@ from schemas.serde import encode
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict, find, source_problems
 from streams.scorers.registry import Scorer, _parts, parts
-from streams.scorers.verdict import MAX_RATIONALE, checked
+from streams.scorers.verdict import MAX_RATIONALE, check_verdict
 from streams.settings.model import Scoring
 from streams.stages.scoring.agent import reward_of
 from tests import skips
@@ -254,7 +254,7 @@ def test_whatever_a_scorer_raises_is_an_outcome_with_an_error(
 @pytest.mark.parametrize("parts", [{str(n): 0.5 for n in range(257)}, {"x" * 201: 0.5}])
 def test_more_components_than_a_reward_may_have_are_no_score(parts: dict[str, float]) -> None:
     with pytest.raises(ScoreError, match="expected at most 256, with names of at most 200 characters") as caught:
-        checked((0.5, parts), "any")
+        check_verdict((0.5, parts), "any")
     assert caught.value.reason == "too_many_components"
 
 
@@ -262,7 +262,7 @@ def test_more_components_than_a_reward_may_have_are_no_score(parts: dict[str, fl
 def test_a_checked_verdict_can_be_written_whatever_was_given(raw: Any, text: str) -> None:
     half_an_emoji = "\ud83d" + text
     try:
-        verdict = checked(Verdict(raw, {half_an_emoji: raw}, half_an_emoji, half_an_emoji), "any")
+        verdict = check_verdict(Verdict(raw, {half_an_emoji: raw}, half_an_emoji, half_an_emoji), "any")
     except ScoreError as exc:
         assert exc.reason in ("not_a_number", "too_many_components")
     else:

@@ -115,7 +115,7 @@ def _evaluations(state: RolloutState, event: AdapterEvent, rule: RolloutRule, re
     primary = state.serving.primary
     # somebody else may have evaluated one of them
     known = {version for version in (event.version, primary) if results(version) is not None}
-    yield from evaluation.tasks_for(rule.suite, event, primary=primary, asked=state.evaluating | known)
+    yield from evaluation.tasks_for(rule.suite, event, primary=primary, evaluated=state.evaluating | known)
 
 
 # --- decisions --------------------------------------------------------------------------------------------------------

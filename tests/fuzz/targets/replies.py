@@ -17,14 +17,14 @@ PIPE_BYTES = 60_000
 def judge(folder: Path) -> Check:
     """A chat completion is a score on the scale, or a ScoreError."""
     from streams.scorers.judge import JudgeOptions, parse
-    from streams.scorers.verdict import Verdict, checked
+    from streams.scorers.verdict import Verdict, check_verdict
 
     options = JudgeOptions()
 
     def check(data: bytes) -> str | None:
         said, reason = parse(data, options, "http://judge", "the answer is 5")
         assert options.low <= said <= options.high
-        verdict = checked(Verdict(said, {"score": said}, reason, "judge/2"), "judge")
+        verdict = check_verdict(Verdict(said, {"score": said}, reason, "judge/2"), "judge")
         str(verdict).encode()
         return None
 
