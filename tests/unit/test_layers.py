@@ -6,7 +6,9 @@ alone do not, since they never run.
 
 from __future__ import annotations
 
-from tests.import_graph import imports, modules, ours
+import re
+
+from tests.import_graph import ROOT, imports, modules, ours
 
 LAYERS = [
     ["schemas", "streams.errors"],
@@ -62,6 +64,13 @@ def reached(module: str) -> dict[str, str]:
 
 def test_every_module_is_in_a_folder_with_a_layer() -> None:
     assert [module for module in modules() if place(module) is None and module != "streams"] == []
+
+
+def test_the_picture_of_the_layers_is_the_list() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (picture,) = re.findall(r"^```text\n( cli .*?)^```", page, re.DOTALL | re.MULTILINE)
+    names = [re.split(r" {3,}", line.strip())[0].split() for line in picture.splitlines()]
+    assert names == [[folder.rpartition(".")[2] for folder in layer] for layer in reversed(LAYERS)]
 
 
 def test_no_import_points_up_or_sideways() -> None:
