@@ -75,8 +75,8 @@ class Bulk(PartitionReader):
                     yield waiting.pop(topic)
                     weights[topic] = 0
             if time.monotonic() - heard_at > SILENCE_S:
-                where = f"nothing came for {SILENCE_S:g} s at {self.position}, expected up to {self._ends}"
-                raise unreachable(self._settings.kafka, where)
+                error = f"nothing came for {SILENCE_S:g} s at {self.position}, expected up to {self._ends}"
+                raise unreachable(self._settings.kafka, error)
         yield from waiting.values()
 
     def poll_messages(self, count: int = AT_A_TIME, timeout_s: float = POLL_S) -> Iterator[tuple[str, list[Any]]]:
@@ -87,4 +87,4 @@ class Bulk(PartitionReader):
         elif len({topic for topic, _ in self._position}) == 1:
             yield messages[0].topic(), messages
         else:
-            yield from ((topic, list(each)) for topic, each in groupby(messages, ck.Message.topic))
+            yield from ((topic, list(of_topic)) for topic, of_topic in groupby(messages, ck.Message.topic))

@@ -41,7 +41,7 @@ CHUNK_RECORDS = 8192
 CHUNK_BYTES = 8 * 1024 * 1024
 """Most payload bytes decoded at once, unless one record is larger. Four times as many take a fourth longer: what is
 decoded is gone from the processor's cache before it is checked."""
-FEW = 16
+SMALLEST_PIECE = 16
 """If something is wrong among so few records, each is judged by itself."""
 
 RECORD_FIELDS = [
@@ -79,7 +79,7 @@ class Bad(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What some records hold."""
+    """Records, decoded."""
 
     table: pa.Table
     """One row per event, in the order of the records, in the columns of `arrow_schema`."""
@@ -87,7 +87,7 @@ class Decoded(NamedTuple):
 
 
 class DecodedRows(NamedTuple):
-    """Records of one topic side by side, as a bulk decoder wants them."""
+    """Records of one topic, a column for each of their parts."""
 
     topic: str
     partitions: list[int]
@@ -96,7 +96,7 @@ class DecodedRows(NamedTuple):
     keys: list[bytes | None]
     payloads: list[bytes | None]
     headers: list[tuple[tuple[str, bytes | None], ...]]
-    """Empty unless they were asked for."""
+    """Empty where they are not read."""
 
     def at(self, row: int) -> Coordinates:
         """Return the coordinates of a row's record."""
@@ -108,11 +108,11 @@ class DecodedRows(NamedTuple):
 
 
 def decode(event: type[Event], records: Iterable[Record]) -> Decoded:
-    """Return the records as a table, and those that are not an `event`. Never raises for what a record holds."""
+    """Return the records as a table, and those that are not an `event`. No content of a record makes it raise."""
     parts = [
-        decode_rows(event, side_by_side(topic, list(found)))
-        for some in at_once(records)
-        for topic, found in groupby(some, key=_topic)
+        decode_rows(event, side_by_side(topic, list(of_topic)))
+        for chunk in chunks(records)
+        for topic, of_topic in groupby(chunk, key=_topic)
     ]
     tables = [part.table for part in parts] or [arrow_schema(event).empty_table()]
     return Decoded(pa.concat_tables(tables), tuple(bad for part in parts for bad in part.bad))
@@ -156,18 +156,18 @@ def texts(keys: list[bytes | None]) -> pa.Array:
         return pa.array([None if key is None else key.decode(errors="replace") for key in keys], pa.string())
 
 
-def at_once(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Yield the records, as many at a time as are decoded at once."""
-    some: list[Record] = []
+def chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Yield the records in lists that are decoded at once."""
+    chunk: list[Record] = []
     size = 0
     for record in records:
-        some.append(record)
+        chunk.append(record)
         size += len(record.payload or b"")
-        if len(some) == CHUNK_RECORDS or size >= CHUNK_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+        if len(chunk) == CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _topic(record: Record) -> str:
@@ -187,59 +187,60 @@ def side_by_side(topic: str, records: Sequence[Record]) -> DecodedRows:
     )
 
 
-# --- what the payloads hold -------------------------------------------------------------------------------------------
+# --- the events in payloads -------------------------------------------------------------------------------------------
 
 
 class Judged(NamedTuple):
-    """What a list of payloads holds, by position."""
+    """The events in a list of payloads, and the payloads that hold none."""
 
-    found: list[tuple[Sequence[int], pa.StructArray]]
-    """Pieces of the list, with their events."""
+    pieces: list[tuple[Sequence[int], pa.StructArray]]
+    """Positions in the list, with their events."""
     wrong: dict[int, serde.Poison]
     schema_ids: list[int | None]
     """The schema id of each payload, or a single one for all."""
     exact: bool = False
-    """Whether it was asked, and is known, that each payload is what its columns encode to under the newest schema."""
+    """Whether each payload is known to be what its columns encode to under the newest schema."""
 
     def fields(self, event: type[Event]) -> list[pa.Array]:
         """Return the event's columns, of one row per payload; null where it holds no event."""
         kind = _event_type(versions.files().newest(event))
-        gaps = pa.nulls(len(self.wrong), kind)
-        pieces = [events for _, events in self.found] + ([gaps] if self.wrong else [])
-        if not pieces:
+        arrays = [events for _, events in self.pieces]
+        if self.wrong:
+            arrays.append(pa.nulls(len(self.wrong), kind))
+        if not arrays:
             return [pa.array([], field.type) for field in kind]
-        whole = pieces[0]
-        if len(pieces) > 1:
-            whole = pa.concat_arrays(pieces)
-            places = [place for which, _ in self.found for place in which] + list(self.wrong)
-            whole = whole.take(pc.sort_indices(pa.array(places, pa.int64())))
+        whole = arrays[0]
+        if len(arrays) > 1:
+            whole = pa.concat_arrays(arrays)
+            positions = [position for piece, _ in self.pieces for position in piece] + list(self.wrong)
+            whole = whole.take(pc.sort_indices(pa.array(positions, pa.int64())))
         return list(whole.flatten())
 
 
 def judge(event: type[Event], payloads: list[bytes | None], *, exact: bool = False) -> Judged:
-    """Return which of the payloads are events, as columns, and what is wrong with the others.
+    """Return the payloads that are events, as columns, and what is wrong with the others.
 
     With `exact` they are encoded again where all are events of one schema, to see whether that gives the same bytes.
     """
-    first = _written_with(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
-    found = None if first is None else _sound(event, first, payloads)
-    if first is not None and found is not None:  # all of one schema, and all sound
+    first = _schema_named(event, payloads[0][:_FRAME_BYTES] if payloads and payloads[0] else None)
+    read = None if first is None else _read_if_sound(event, first, payloads)
+    if first is not None and read is not None:  # all of one schema, and all sound
         newest = first.schema == versions.files().newest(event)
-        return Judged([(range(len(payloads)), found.events)], {}, [first.id], exact and newest and _is_exact(found))
+        return Judged([(range(len(payloads)), read.events)], {}, [first.id], exact and newest and _is_exact(read))
     heads = [payload and payload[:_FRAME_BYTES] for payload in payloads]
     ids = {head: _schema_id(head) for head in set(heads)}
     judged = Judged([], {}, [ids[head] for head in heads])
     for head in ids:
-        which = [i for i, each in enumerate(heads) if each == head]
-        schema = _written_with(event, head)
+        positions = [position for position, other in enumerate(heads) if other == head]
+        schema = _schema_named(event, head)
         if schema is None:
-            _one_by_one(event, which, payloads, judged)
+            _decode_singly(event, positions, payloads, judged)
         else:
-            _halving(event, schema, which, payloads, judged)
+            _decode_halves(event, schema, positions, payloads, judged)
     return judged
 
 
-class _Written(NamedTuple):
+class _WriterSchema(NamedTuple):
     """The schema that payloads were written with."""
 
     id: int
@@ -247,13 +248,13 @@ class _Written(NamedTuple):
     schema: versions.Schema
 
 
-def _written_with(event: type[Event], head: bytes | None) -> _Written | None:
+def _schema_named(event: type[Event], head: bytes | None) -> _WriterSchema | None:
     """Return the schema of this event that a payload's first bytes name, if they do."""
     schema_id = _schema_id(head)
     if schema_id is None:
         return None
     schema = numbering.current().schema_of(event.__name__, schema_id)
-    return _Written(schema_id, schema) if schema is not None and schema.event == event.__name__ else None
+    return _WriterSchema(schema_id, schema) if schema is not None and schema.event == event.__name__ else None
 
 
 def _schema_id(head: bytes | None) -> int | None:
@@ -263,26 +264,26 @@ def _schema_id(head: bytes | None) -> int | None:
     return int.from_bytes(head[1:], "big")
 
 
-def _halving(
-    event: type[Event], schema: _Written, which: list[int], payloads: list[bytes | None], judged: Judged
+def _decode_halves(
+    event: type[Event], schema: _WriterSchema, positions: list[int], payloads: list[bytes | None], judged: Judged
 ) -> None:
-    """Decode what is sound in the largest pieces possible, and the rest one by one."""
-    waiting = [which]
+    """Decode the sound payloads in the largest pieces possible, and the rest one by one."""
+    waiting = [positions]
     while waiting:
         part = waiting.pop()
-        found = _sound(event, schema, [payloads[i] for i in part])
-        if found is not None:
-            judged.found.append((part, found.events))
-        elif len(part) > FEW:
+        read = _read_if_sound(event, schema, [payloads[i] for i in part])
+        if read is not None:
+            judged.pieces.append((part, read.events))
+        elif len(part) > SMALLEST_PIECE:
             half = len(part) // 2
             waiting += [part[half:], part[:half]]
         else:
-            _one_by_one(event, part, payloads, judged)
+            _decode_singly(event, part, payloads, judged)
 
 
-def _one_by_one(event: type[Event], which: list[int], payloads: list[bytes | None], judged: Judged) -> None:
+def _decode_singly(event: type[Event], positions: list[int], payloads: list[bytes | None], judged: Judged) -> None:
     good, written = [], []
-    for i in which:
+    for i in positions:
         read = serde.decode(payloads[i], event)
         if isinstance(read, serde.Poison):
             judged.wrong[i] = read
@@ -291,13 +292,13 @@ def _one_by_one(event: type[Event], which: list[int], payloads: list[bytes | Non
             written.append(serde.encode(read))  # in our encoding, whatever the writer's is
     if good:
         newest = versions.files().newest(event)
-        found = _read(event, _Written(numbering.current().id_of(newest), newest), written)
-        assert found is not None  # noqa: S101 - what we wrote ourselves can be read
-        judged.found.append((good, found.events))
+        again = _read(event, _WriterSchema(numbering.current().id_of(newest), newest), written)
+        assert again is not None  # noqa: S101 - payloads that we wrote ourselves can be read
+        judged.pieces.append((good, again.events))
 
 
 class _Read(NamedTuple):
-    """Events, and what they were read from."""
+    """Events, and the bytes that they were read from."""
 
     events: pa.StructArray
     whole: bytes
@@ -305,27 +306,27 @@ class _Read(NamedTuple):
     shape: str
 
 
-def _is_exact(found: _Read) -> bool:
-    """Return whether encoding what was decoded gives the same bytes: no number is padded, no list cut into blocks."""
+def _is_exact(read: _Read) -> bool:
+    """Return whether encoding the events again gives the same bytes: no number is padded, no list cut into blocks."""
     try:
-        ((again,),) = pyruhvro.serialize_record_batch(found.decoded, found.shape, 1)
+        ((again,),) = pyruhvro.serialize_record_batch(read.decoded, read.shape, 1)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException:  # as in _read
         return False
-    return bool(again.as_buffer().equals(pa.py_buffer(found.whole)))
+    return bool(again.as_buffer().equals(pa.py_buffer(read.whole)))
 
 
-def _sound(event: type[Event], schema: _Written, payloads: Sequence[bytes | None]) -> _Read | None:
+def _read_if_sound(event: type[Event], schema: _WriterSchema, payloads: Sequence[bytes | None]) -> _Read | None:
     """Return the events in these payloads if every one certainly is an event, written with this schema; else None."""
-    found = _read(event, schema, payloads)
-    return found if found is not None and rules.hold(event, found.events) else None
+    read = _read(event, schema, payloads)
+    return read if read is not None and rules.hold(event, read.events) else None
 
 
-def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None]) -> _Read | None:
+def _read(event: type[Event], written: _WriterSchema, payloads: Sequence[bytes | None]) -> _Read | None:
     """Return the events in these payloads under the newest schema; None if anything about their bytes is odd."""
     try:
-        whole, shape = framed(payloads), array_of(written.schema)  # type: ignore[arg-type]
+        whole, shape = frame(payloads), array_of(written.schema)  # type: ignore[arg-type]
         decoded = pyruhvro.deserialize_array([whole], shape)
         items = decoded.column(0).values
         as_should_be = pc.and_(
@@ -335,7 +336,7 @@ def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None
         if pc.all(as_should_be).as_py() is False:
             return None
         newest = versions.files().newest(event)
-        events = types.fitted(items.field("event"), _inlined(newest), _event_type(newest))
+        events = types.as_newest(items.field("event"), _inline(newest), _event_type(newest))
         events.validate(full=True)  # pyruhvro does not look whether a text is UTF-8
         return _Read(events, whole, decoded, shape)
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -344,19 +345,19 @@ def _read(event: type[Event], written: _Written, payloads: Sequence[bytes | None
         return None
 
 
-def framed(payloads: Sequence[bytes]) -> bytes:
+def frame(payloads: Sequence[bytes]) -> bytes:
     """Return payloads as the bytes of one array, each followed by the mark."""
-    first, *others = payloads
-    return _MARK_BYTES.join([_varint(len(payloads)) + first, *others, b"\0"])
+    first, *rest = payloads
+    return _MARK_BYTES.join([_varint(len(payloads)) + first, *rest, b"\0"])
 
 
 @cache
 def array_of(schema: versions.Schema) -> str:
-    """Return the schema of what `framed` returns."""
+    """Return the schema of what `frame` returns."""
     fields = [
         {"name": "magic", "type": "boolean"},
         {"name": "id", "type": "float"},  # of four bytes, whichever they are
-        {"name": "event", "type": types.widened(schema.definition)},
+        {"name": "event", "type": types.widen(schema.definition)},
         {"name": "mark", "type": "long"},
     ]
     items = {"type": "array", "items": {"type": "record", "name": "Item", "fields": fields}}
@@ -371,9 +372,9 @@ def _table_schema(schema: versions.Schema) -> pa.Schema:
 
 @cache
 def _event_type(schema: versions.Schema) -> pa.StructType:
-    return types.arrow_type(_inlined(schema))
+    return types.arrow_type(_inline(schema))
 
 
 @cache
-def _inlined(schema: versions.Schema) -> dict[str, Any]:
-    return types.inlined(schema.definition)
+def _inline(schema: versions.Schema) -> dict[str, Any]:
+    return types.inline(schema.definition)

@@ -1,10 +1,10 @@
 """Columns back to payloads: the bytes of records whose encoding is the one that Avro's own writers choose.
 
-    columns of events, schema ──► written ──► pyruhvro ──► frame + body, one for each row
+    columns of events, schema ──► as_encodable ──► pyruhvro ──► frame + body, one for each row
 
 Avro leaves a writer little choice: an integer may be padded, a list cut into blocks. A record in which none is, is byte
 for byte what its columns encode to, and `streams.arrow.decode.judge` says whether a chunk has only such records.
-The archive then need not keep their payloads beside the columns.
+The archive then need not keep their payloads with the columns.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def payloads(schema: Schema, schema_ids: pa.Array, events: pa.StructArray) -> li
     """
     if not len(events):
         return []
-    node = _inlined(schema)
-    rows = pa.RecordBatch.from_struct_array(types.written(events, node))
+    node = _inline(schema)
+    rows = pa.RecordBatch.from_struct_array(types.as_encodable(events, node))
     (bodies,) = pyruhvro.serialize_record_batch(rows, _as_decoded(schema), 1)
     ids = np.asarray(schema_ids)
-    frames = {each: FRAME.pack(MAGIC, each) for each in np.unique(ids).tolist()}
-    return [frames[each] + body for each, body in zip(ids.tolist(), bodies.to_pylist(), strict=True)]
+    frames = {schema_id: FRAME.pack(MAGIC, schema_id) for schema_id in np.unique(ids).tolist()}
+    return [frames[schema_id] + body for schema_id, body in zip(ids.tolist(), bodies.to_pylist(), strict=True)]
 
 
 @cache
-def _inlined(schema: Schema) -> dict[str, object]:
-    return types.inlined(schema.definition)
+def _inline(schema: Schema) -> dict[str, object]:
+    return types.inline(schema.definition)
 
 
 @cache
 def _as_decoded(schema: Schema) -> str:
-    return json.dumps(types.widened(schema.definition))
+    return json.dumps(types.widen(schema.definition))

@@ -3,7 +3,7 @@
     payloads ──► judge ──► columns ──► decode_events: what schemas.serde.decode returns for each, in half the time
                                   └──► decode_values: some of those events' values, and what is wrong with the others
 
-What was judged sound is not checked again: values go from the columns straight into the slots of the dataclasses.
+Sound payloads are not checked again: values go from the columns straight into the slots of the dataclasses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streams.arrow.decode import judge
 
 
 class DecodedValues(NamedTuple):
-    """What some payloads hold."""
+    """Values of the events in payloads."""
 
     columns: list[list[Any]]
     """By name, the values of each event in the order of the payloads; no columns if there is no event."""
@@ -35,9 +35,9 @@ class DecodedValues(NamedTuple):
 def decode_values(event: type[Event], payloads: Sequence[bytes | None], names: Sequence[str]) -> DecodedValues:
     """Return the values of these fields, and what is wrong with the payloads that hold no event.
 
-    A name is that of a field, a record's (`sampling.seed`), or of the bytes of what is per token (`logprobs.data`).
+    A name is that of a field, a record's (`sampling.seed`), or of the bytes of values per token (`logprobs.data`).
     """
-    return _in_order(event, payloads, lambda events: [_named(event, events, name) for name in names])
+    return _in_order(event, payloads, lambda events: [_field_values(event, events, name) for name in names])
 
 
 def decode_events(event: type[Event], payloads: Sequence[bytes | None]) -> DecodedValues:
@@ -46,25 +46,25 @@ def decode_events(event: type[Event], payloads: Sequence[bytes | None]) -> Decod
 
 
 def _in_order(
-    event: type[Event], payloads: Sequence[bytes | None], made_of: Callable[[pa.StructArray], list[list[Any]]]
+    event: type[Event], payloads: Sequence[bytes | None], columns_of: Callable[[pa.StructArray], list[list[Any]]]
 ) -> DecodedValues:
     judged = judge(event, list(payloads))
-    pieces = [made_of(events) for _, events in judged.found]
+    pieces = [columns_of(events) for _, events in judged.pieces]
     if len(pieces) == 1:  # the usual case: in order already
         return DecodedValues(pieces[0], judged.wrong)
-    places = [place for which, _ in judged.found for place in which]
+    places = [place for piece, _ in judged.pieces for place in piece]
     order = sorted(range(len(places)), key=places.__getitem__)
     columns = [list(chain.from_iterable(parts)) for parts in zip(*pieces, strict=True)]
     return DecodedValues([[column[i] for i in order] for column in columns], judged.wrong)
 
 
-def _named(event: Any, column: pa.Array, name: str) -> list[Any]:
+def _field_values(event: Any, column: pa.Array, name: str) -> list[Any]:
     """Return the values of a field, which may be one of a record's own."""
     outer, _, inner = name.partition(".")
     shape, column = shapes(event)[outer], column.field(outer)
     if shape.base in VIEWS and inner:
         return _per_token(shape, column)
-    return _named(shape.base, column, inner) if inner else _values(shape, column)
+    return _field_values(shape.base, column, inner) if inner else _values(shape, column)
 
 
 def _per_token(shape: Shape, column: pa.Array) -> list[bytes]:
@@ -81,10 +81,11 @@ def _values(shape: Shape, column: pa.Array) -> list[Any]:
     if dataclasses.is_dataclass(base):
         record: Any = base
         columns = [_values(inner, column.field(name)) for name, inner in shapes(record).items()]
-        made = list(map(_maker(record, tuple(shapes(record))), zip(*columns, strict=True)))
+        objects = list(map(_maker(record, tuple(shapes(record))), zip(*columns, strict=True)))
         if not column.null_count:
-            return made
-        return [one if there else None for one, there in zip(made, column.is_valid().to_pylist(), strict=True)]
+            return objects
+        valid = column.is_valid().to_pylist()
+        return [value if is_valid else None for value, is_valid in zip(objects, valid, strict=True)]
     if base in VIEWS:
         return list(map(_maker(base, ("data",)), zip(_per_token(shape, column), strict=True)))
     if base in (tuple, dict):
@@ -111,9 +112,9 @@ def _maker(kind: Any, slots: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
     new, puts = object.__new__, [getattr(kind, slot).__set__ for slot in slots]
 
     def make(values: Sequence[Any]) -> Any:
-        made = new(kind)
+        instance = new(kind)
         for put, value in zip(puts, values):  # noqa: B905 - `strict` would cost a tenth of the time
-            put(made, value)
-        return made
+            put(instance, value)
+        return instance
 
     return make

@@ -78,34 +78,34 @@ def _record_holds(event: Any, events: pa.StructArray) -> bool:
     return all(_holds(shape, events.field(name)) for name, shape in shapes(event).items())
 
 
-def _holds(shape: Shape, found: pa.Array) -> bool:
+def _holds(shape: Shape, column: pa.Array) -> bool:
     if shape.base is float:
-        return _all(pc.is_finite(found))
+        return _all_true(pc.is_finite(column))
     if shape.base is TokenIds:
-        return bool(found.values.to_numpy().min(initial=0) >= 0)
+        return bool(column.values.to_numpy().min(initial=0) >= 0)
     if shape.base is Logprobs:
-        logprobs = found.values.to_numpy()  # with a NaN, neither of these is true
+        logprobs = column.values.to_numpy()  # with a NaN, neither of these is true
         return bool(logprobs.min(initial=0) > -np.inf and logprobs.max(initial=0) <= MAX_LOGPROB)
     if shape.base is Literal:
-        return found.null_count == 0 and _all(pc.is_in(found, pa.array(shape.allowed)))
+        return column.null_count == 0 and _all_true(pc.is_in(column, pa.array(shape.allowed)))
     if shape.base is tuple and shape.item is not None:
-        return _holds(shape.item, found.flatten())
+        return _holds(shape.item, column.flatten())
     if shape.base is dict and shape.item is not None:
-        return _keys_differ(found) and _holds(shape.item, found.items)
-    return not dataclasses.is_dataclass(shape.base) or _record_holds(shape.base, found)
+        return _keys_differ(column) and _holds(shape.item, column.items)
+    return not dataclasses.is_dataclass(shape.base) or _record_holds(shape.base, column)
 
 
-def _all(found: pa.Array) -> bool:
+def _all_true(results: pa.Array) -> bool:
     """Return whether no row is False; a null does not count."""
-    return pc.all(found).as_py() is not False
+    return pc.all(results).as_py() is not False
 
 
-def _keys_differ(found: pa.MapArray) -> bool:
+def _keys_differ(maps: pa.MapArray) -> bool:
     """Return whether no map has a key twice, which Avro would allow."""
-    sizes = np.diff(found.offsets)
+    sizes = np.diff(maps.offsets)
     if sizes.max(initial=0) < 2:
         return True
-    keys = found.keys.dictionary_encode()
+    keys = maps.keys.dictionary_encode()
     rows = np.repeat(np.arange(len(sizes)), sizes)
     codes = keys.indices.to_numpy(zero_copy_only=False)
     return len(np.unique(rows * len(keys.dictionary) + codes)) == len(codes)
@@ -134,10 +134,10 @@ def _tasks_hold(tasks: pa.StructArray) -> bool:
         pc.and_(pc.greater_equal(turns, 1), pc.less_equal(turns, MAX_TURNS)),
         acting.field("agent").is_valid(),
     )
-    if not all(map(_all, (*rules, *in_environments))):
+    if not all(map(_all_true, (*rules, *in_environments))):
         return False
-    several = sources.filter(pc.greater(named, 1)).to_pylist()
-    return all(len({source["name"] for source in each}) == len(each) for each in several)
+    lists = sources.filter(pc.greater(named, 1)).to_pylist()
+    return all(len({source["name"] for source in names}) == len(names) for names in lists)
 
 
 def _responses_hold(responses: pa.StructArray) -> bool:
@@ -147,10 +147,10 @@ def _responses_hold(responses: pa.StructArray) -> bool:
         pc.equal(pc.equal(responses.field("finish_reason"), "error"), error.is_valid()),
     )
     return (
-        all(map(_all, rules))
+        all(map(_all_true, rules))
         and _alone(responses)
         and _within(responses, "turns")
-        and _derived(responses.field("response_id"), responses.field("sampling_id"), slot.cast(pa.string()))
+        and _ids_match(responses.field("response_id"), responses.field("sampling_id"), slot.cast(pa.string()))
     )
 
 
@@ -159,23 +159,23 @@ def _alone(responses: pa.StructArray) -> bool:
 
     Branches are a doubt: they refer to each other.
     """
-    tokens, *others = (
+    tokens, *other_lengths = (
         pc.list_value_length(responses.field(name)) for name in ("completion_token_ids", "logprobs", "loss_mask")
     )
     branches = pc.list_value_length(responses.field("branches"))
-    return all(_all(pc.equal(tokens, lengths)) for lengths in others) and _all(pc.equal(branches, 0))
+    return all(_all_true(pc.equal(tokens, lengths)) for lengths in other_lengths) and _all_true(pc.equal(branches, 0))
 
 
 def _within(responses: pa.StructArray, name: str) -> bool:
     """Return whether each range of tokens is one of its completion; those of other chains are a doubt."""
     ranges = responses.field(name)
-    each = ranges.flatten()
-    if not len(each):
+    spans = ranges.flatten()
+    if not len(spans):
         return True
     tokens = pc.list_value_length(responses.field("completion_token_ids")).take(pc.list_parent_indices(ranges))
-    start, end = each.field("start"), each.field("end")
-    rules = (pc.equal(each.field("chain"), 0), pc.greater_equal(start, 0), pc.less_equal(start, end))
-    return all(map(_all, (*rules, pc.less_equal(end, tokens))))
+    start, end = spans.field("start"), spans.field("end")
+    rules = (pc.equal(spans.field("chain"), 0), pc.greater_equal(start, 0), pc.less_equal(start, end))
+    return all(map(_all_true, (*rules, pc.less_equal(end, tokens))))
 
 
 def _rewards_hold(rewards: pa.StructArray) -> bool:
@@ -190,7 +190,7 @@ def _rewards_hold(rewards: pa.StructArray) -> bool:
         pc.less_equal(pc.abs(steps.flatten()), MAX_REWARD),
         pc.or_(scored, pc.equal(pc.list_value_length(steps), 0)),
     )
-    return all(map(_all, rules)) and _derived(
+    return all(map(_all_true, rules)) and _ids_match(
         rewards.field("reward_id"), rewards.field("response_id"), rewards.field("source")
     )
 
@@ -204,7 +204,7 @@ def _turns_hold(turns: pa.StructArray) -> bool:
         pc.equal(pc.equal(turns.field("finish_reason"), "error"), error.is_valid()),
         pc.equal(tokens, logprobs),
     )
-    return all(map(_all, rules))
+    return all(map(_all_true, rules))
 
 
 def _trajectories_hold(events: pa.StructArray) -> bool:
@@ -215,10 +215,10 @@ def _trajectories_hold(events: pa.StructArray) -> bool:
         pc.equal(sampling.is_valid(), slot.is_valid()),
         pc.equal(sampling.is_valid(), events.field("group_size").is_valid()),
     )
-    if not all(map(_all, rules)):
+    if not all(map(_all_true, rules)):
         return False
     trajectory, of_task = events.field("trajectory_id"), sampling.is_valid()
-    return _derived(events.field("event_id"), trajectory, events.field("kind")) and _derived(
+    return _ids_match(events.field("event_id"), trajectory, events.field("kind")) and _ids_match(
         trajectory.filter(of_task), sampling.filter(of_task), slot.filter(of_task).cast(pa.string())
     )
 
@@ -235,19 +235,19 @@ def _adapters_hold(events: pa.StructArray) -> bool:
         pc.equal(first.is_valid(), last.is_valid()),
         pc.and_(pc.greater_equal(first, 0), pc.and_(pc.less_equal(first, last), pc.less(last, version))),
     )
-    return all(map(_all, rules))
+    return all(map(_all_true, rules))
 
 
-def _derived(ids: pa.Array, *parts: pa.Array) -> bool:
+def _ids_match(ids: pa.Array, *parts: pa.Array) -> bool:
     """Return whether each id is `schemas.events.derive_id` of its parts: SHA-1 one by one, and the rest at once."""
     if len(ids) == 0:
         return True
-    if ids.null_count or not _all(pc.equal(pc.binary_length(ids), 36)):
+    if ids.null_count or not _all_true(pc.equal(pc.binary_length(ids), 36)):
         return False
     names = pc.binary_join_element_wise(*parts, "\x1f").cast(pa.binary()).to_numpy(zero_copy_only=False)
-    begun, digests = hashlib.sha1(NAMESPACE.bytes, usedforsecurity=False), []
+    prefix, digests = hashlib.sha1(NAMESPACE.bytes, usedforsecurity=False), []
     for name in names:
-        sha1 = begun.copy()  # a third cheaper than starting over
+        sha1 = prefix.copy()  # a third cheaper than starting over
         sha1.update(name)
         digests.append(sha1.digest())
     digits = np.frombuffer(binascii.hexlify(b"".join(digests)), np.uint8).reshape(-1, 40).copy()
@@ -258,5 +258,5 @@ def _derived(ids: pa.Array, *parts: pa.Array) -> bool:
         expected[:, first + dashes : end + dashes] = digits[:, first:end]
     _, offsets, data = ids.buffers()  # of a column of texts: where each begins, and all of them in one
     begin = int(np.frombuffer(offsets, np.int32)[ids.offset])
-    found = np.frombuffer(data, np.uint8, expected.size, begin)
-    return np.array_equal(found, expected.reshape(-1))
+    actual = np.frombuffer(data, np.uint8, expected.size, begin)
+    return np.array_equal(actual, expected.reshape(-1))

@@ -1,9 +1,9 @@
 """Avro schemas as Arrow types, and columns of an older version as those of the newest.
 
     Avro record ──► arrow_type ──► struct, list, map, timestamp[ms, UTC], …; bytes that are per token: a list
-    columns of version n ──► fitted ──► fields in the order of the newest, its new ones with their default
+    columns of version n ──► as_newest ──► fields in the order of the newest, its new ones with their default
                         └─ an integer that does not fit: ArrowInvalid
-    columns of the newest ──► written ──► as pyruhvro takes those of version n
+    columns of the newest ──► as_encodable ──► as pyruhvro takes those of version n
 
 No field is ever retyped: `schemas.versions.check` refuses such a version. A change has to read both ways, so all it can
 do is add a field with a default, or remove one.
@@ -32,19 +32,19 @@ _PRIMITIVES = {
 _ITEMS = {TokenIds.LAYOUT: pa.int32(), Logprobs.LAYOUT: pa.float32(), LossMask.LAYOUT: pa.bool_()}
 
 
-def inlined(definition: dict[str, Any]) -> dict[str, Any]:
+def inline(definition: dict[str, Any]) -> dict[str, Any]:
     """Return the record with each nested record in full wherever it is named."""
-    known: dict[str, Any] = {}
+    records: dict[str, Any] = {}
 
     def spell(node: Any) -> Any:
         if isinstance(node, str):
-            return known.get(node, node)
+            return records.get(node, node)
         if isinstance(node, list):
-            return [spell(each) for each in node]
+            return [spell(branch) for branch in node]
         spelt = dict(node)
         if node["type"] == "record":
             spelt["fields"] = [{**field, "type": spell(field["type"])} for field in node["fields"]]
-            known[f"{node.get('namespace', definition.get('namespace'))}.{node['name']}"] = spelt
+            records[f"{node.get('namespace', definition.get('namespace'))}.{node['name']}"] = spelt
         for inner in ("items", "values"):
             if inner in node:
                 spelt[inner] = spell(node[inner])
@@ -54,28 +54,27 @@ def inlined(definition: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-_WIDENED = {"int": "long", "bytes": "string"}
+_WIDER = {"int": "long", "bytes": "string"}
 
 
-def widened(node: Any) -> Any:
-    """Return a schema whose ints are longs, and whose bytes are texts: what is written is the same.
+def widen(node: Any) -> Any:
+    """Return a schema whose ints are longs, and whose bytes are texts: the same bytes are written.
 
     So a value of more than 32 bits is noticed. pyruhvro panics at bytes, and does not look whether a text is UTF-8.
     """
     if isinstance(node, dict):
         return {
-            key: widened(value) if key in ("type", "items", "values", "fields") else value
-            for key, value in node.items()
+            key: widen(value) if key in ("type", "items", "values", "fields") else value for key, value in node.items()
         }
     if isinstance(node, list):
-        return [widened(each) for each in node]
-    return _WIDENED.get(node, node)
+        return [widen(branch) for branch in node]
+    return _WIDER.get(node, node)
 
 
 def arrow_type(node: Any) -> pa.DataType:
     """Return the Arrow type of a node of an inlined schema. Everything may be null."""
     if isinstance(node, list):
-        (inner,) = (each for each in node if each != "null")
+        (inner,) = (branch for branch in node if branch != "null")
         return arrow_type(inner)
     if isinstance(node, str):
         return _PRIMITIVES[node]
@@ -91,44 +90,44 @@ def arrow_type(node: Any) -> pa.DataType:
     return TIME if node.get("logicalType") == "timestamp-millis" else _PRIMITIVES[node["type"]]
 
 
-def fitted(found: pa.Array, node: Any, wanted: pa.DataType) -> pa.Array:
-    """Return decoded columns as a node of the newest inlined schema has them, whose Arrow type is `wanted`.
+def as_newest(column: pa.Array, node: Any, kind: pa.DataType) -> pa.Array:
+    """Return decoded columns as a node of the newest inlined schema has them, whose Arrow type is `kind`.
 
     Raises ArrowInvalid if one cannot be.
     """
     if isinstance(node, list):
-        (node,) = (each for each in node if each != "null")
-    kind = node if isinstance(node, str) else node["type"]
-    mask = found.is_null() if found.null_count else None
-    if kind == "record":
-        there, fields = {field.name for field in found.type}, list(wanted)
+        (node,) = (branch for branch in node if branch != "null")
+    node_type = node if isinstance(node, str) else node["type"]
+    mask = column.is_null() if column.null_count else None
+    if node_type == "record":
+        names, fields = {field.name for field in column.type}, list(kind)
         columns = [
-            fitted(found.field(into.name), field["type"], into.type)
-            if into.name in there
-            else _default(field["default"], into.type, len(found))
-            for field, into in zip(node["fields"], fields, strict=True)
+            as_newest(column.field(target.name), field["type"], target.type)
+            if target.name in names
+            else _default(field["default"], target.type, len(column))
+            for field, target in zip(node["fields"], fields, strict=True)
         ]
         return pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
-    if kind == "array":
-        items = fitted(found.values, node["items"], wanted.value_type)
-        return pa.ListArray.from_arrays(found.offsets, items, mask=mask)
-    if kind == "map":
-        items = fitted(found.items, node["values"], wanted.item_type)
-        return pa.MapArray.from_arrays(found.offsets, found.keys, items, mask=mask)
-    if kind == "bytes":
-        return _items(found, wanted, mask)
-    return found if found.type == wanted else found.cast(wanted)
+    if node_type == "array":
+        items = as_newest(column.values, node["items"], kind.value_type)
+        return pa.ListArray.from_arrays(column.offsets, items, mask=mask)
+    if node_type == "map":
+        items = as_newest(column.items, node["values"], kind.item_type)
+        return pa.MapArray.from_arrays(column.offsets, column.keys, items, mask=mask)
+    if node_type == "bytes":
+        return _items(column, kind, mask)
+    return column if column.type == kind else column.cast(kind)
 
 
-def _items(found: pa.StringArray, wanted: pa.ListType, mask: pa.Array | None) -> pa.Array:
-    """Return bytes that were read as texts as lists of what they are per token, over the same memory."""
-    _, offsets, data = found.buffers()
-    ends = np.frombuffer(offsets or b"\0" * 4, np.int32)[found.offset : found.offset + len(found) + 1]
-    stored = np.dtype(np.uint8) if wanted.value_type == pa.bool_() else np.dtype(wanted.value_type.to_pandas_dtype())
+def _items(column: pa.StringArray, kind: pa.ListType, mask: pa.Array | None) -> pa.Array:
+    """Return bytes that were read as texts as lists of their values per token, over the same memory."""
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets or b"\0" * 4, np.int32)[column.offset : column.offset + len(column) + 1]
+    stored = np.dtype(np.uint8) if kind.value_type == pa.bool_() else np.dtype(kind.value_type.to_pandas_dtype())
     if ((ends - ends[0]) % stored.itemsize).any():
         raise pa.ArrowInvalid(f"a length is no multiple of {stored.itemsize}")
     items = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
-    if wanted.value_type == pa.bool_():
+    if kind.value_type == pa.bool_():
         if items.max(initial=0) > 1:
             raise pa.ArrowInvalid("a mask is neither 0 nor 1")
         stored = np.dtype(np.bool_)
@@ -136,39 +135,39 @@ def _items(found: pa.StringArray, wanted: pa.ListType, mask: pa.Array | None) ->
     return pa.ListArray.from_arrays(lists, pa.array(items.view(stored)), mask=mask)
 
 
-def written(found: pa.Array, node: Any) -> pa.Array:
-    """Return columns as pyruhvro encodes them under a node of an inlined schema: what `fitted` was given."""
+def as_encodable(column: pa.Array, node: Any) -> pa.Array:
+    """Return columns as pyruhvro encodes them under a node of an inlined schema: `as_newest` backwards."""
     if isinstance(node, list):
-        (node,) = (each for each in node if each != "null")
+        (node,) = (branch for branch in node if branch != "null")
     kind = node if isinstance(node, str) else node["type"]
-    mask = found.is_null() if found.null_count else None
+    mask = column.is_null() if column.null_count else None
     if kind == "record":
-        columns = [written(found.field(field["name"]), field["type"]) for field in node["fields"]]
+        columns = [as_encodable(column.field(field["name"]), field["type"]) for field in node["fields"]]
         return pa.StructArray.from_arrays(columns, names=[field["name"] for field in node["fields"]], mask=mask)
     if kind == "bytes":
-        return _joined(found)
+        return _join(column)
     if kind in ("array", "map"):
-        offsets, first = np.asarray(found.offsets), found.offsets[0].as_py()
+        offsets, first = np.asarray(column.offsets), column.offsets[0].as_py()
         starts, count = pa.array(offsets - first, pa.int32()), int(offsets[-1]) - first
         if kind == "array":
-            items = written(found.values.slice(first, count), node["items"])
+            items = as_encodable(column.values.slice(first, count), node["items"])
             return pa.ListArray.from_arrays(starts, items, mask=mask)
-        items = written(found.items.slice(first, count), node["values"])
-        return pa.MapArray.from_arrays(starts, found.keys.slice(first, count), items, mask=mask)
-    if pa.types.is_timestamp(found.type):
-        return found.cast(pa.timestamp("ms"))
-    return found.cast(pa.int64()) if pa.types.is_integer(found.type) else found
+        items = as_encodable(column.items.slice(first, count), node["values"])
+        return pa.MapArray.from_arrays(starts, column.keys.slice(first, count), items, mask=mask)
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.timestamp("ms"))
+    return column.cast(pa.int64()) if pa.types.is_integer(column.type) else column
 
 
-def _joined(found: pa.ListArray) -> pa.StringArray:
-    """Return lists of what is per token as the texts that pyruhvro takes for bytes: `_items` backwards."""
-    offsets = np.asarray(found.offsets)
-    values = found.values.slice(int(offsets[0]), int(offsets[-1]) - int(offsets[0])).to_numpy(zero_copy_only=False)
+def _join(column: pa.ListArray) -> pa.StringArray:
+    """Return lists of values per token as the texts that pyruhvro takes for bytes: `_items` backwards."""
+    offsets = np.asarray(column.offsets)
+    values = column.values.slice(int(offsets[0]), int(offsets[-1]) - int(offsets[0])).to_numpy(zero_copy_only=False)
     values = values.astype(np.uint8) if values.dtype == np.bool_ else values
     ends = ((offsets - offsets[0]) * values.dtype.itemsize).astype(np.int32)
     whole = pa.py_buffer(np.ascontiguousarray(values))
-    texts = pa.StringArray.from_buffers(len(found), pa.py_buffer(ends), whole)
-    return pc.if_else(found.is_null(), None, texts) if found.null_count else texts
+    texts = pa.StringArray.from_buffers(len(column), pa.py_buffer(ends), whole)
+    return pc.if_else(column.is_null(), None, texts) if column.null_count else texts
 
 
 def _default(default: Any, kind: pa.DataType, count: int) -> pa.Array:

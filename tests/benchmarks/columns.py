@@ -26,7 +26,7 @@ import pyruhvro
 
 from schemas import versions
 from streams.arrow import bulk
-from streams.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, array_of, decode_rows, framed
+from streams.arrow.decode import CHUNK_BYTES, CHUNK_RECORDS, array_of, decode_rows, frame
 from streams.kafka import admin
 from streams.kafka.client import client_config
 from streams.kafka.topics import topics
@@ -152,7 +152,7 @@ def _unchecked(settings: Settings, labels: Sequence[str]) -> int:
     def decode(name: str) -> None:
         payloads, waiting[name] = waiting[name], []
         newest = versions.files().newest(shapes[name])
-        pyruhvro.deserialize_array([framed(payloads)], array_of(newest))
+        pyruhvro.deserialize_array([frame(payloads)], array_of(newest))
 
     def use(messages: list[Any]) -> None:
         for name, each in groupby(messages, ck.Message.topic):

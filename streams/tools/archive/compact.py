@@ -168,7 +168,7 @@ def _merge(settings: Settings, archive: ArchiveReader, label: str, partition: in
         return  # another process has replaced them since they were chosen
     writing = RangeWriter(settings, archive.store, label, partition)
     records = (record for span in spans for record in archive.range((name, partition), span.files))
-    for records_chunk in decode.at_once(records):
+    for records_chunk in decode.chunks(records):
         writing.add(decode.side_by_side(name, records_chunk))
     added = tuple(writing.write_files(spans[0].first, spans[-1].next))
     if not archive.table(label).commit(state, Change(added=added, removed=removed, keeps_rows=True)):

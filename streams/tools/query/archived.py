@@ -85,7 +85,7 @@ def rows(archive: ArchiveReader, topic: Topic, segments: Iterable[Segment]) -> I
     """Yield what the segments hold, to be decoded again."""
     for segment in segments:
         tp = (topic.name, segment.partition)
-        for records in decode.at_once(archive.range(tp, [segment])):
+        for records in decode.chunks(archive.range(tp, [segment])):
             yield decode.side_by_side(topic.name, records)
 
 

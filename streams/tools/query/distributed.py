@@ -126,7 +126,7 @@ class Exporting:
         topic = topics(self.settings.topics)[label]
         tables = [
             decode.decode_rows(topic.event, decode.side_by_side(topic.name, records)).table
-            for records in decode.at_once(_records(topic.name, rows))
+            for records in decode.chunks(_records(topic.name, rows))
         ]
         schema = decode.arrow_schema(topic.event)
         con.register(f"{label} here", pa.concat_tables([schema.empty_table(), *tables]))

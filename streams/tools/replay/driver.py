@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from schemas import ids as numbering
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison
-from streams.arrow.decode import at_once
+from streams.arrow.decode import chunks
 from streams.arrow.events import decode_events, decode_values
 from streams.kafka import admin
 from streams.kafka.reader import PartitionReader, fetch
@@ -180,7 +180,7 @@ def _decode(
     stage: advantages.AdvantageStage, records: Iterable[Record]
 ) -> Iterator[tuple[Record, Incoming | DeadLetter]]:
     """Yield each record with the fields that the join reads of it. Many are decoded at once, as columns."""
-    for chunk in at_once(records):
+    for chunk in chunks(records):
         by_topic: dict[str, list[int]] = defaultdict(list)
         for place, record in enumerate(chunk):
             by_topic[record.at.topic].append(place)
