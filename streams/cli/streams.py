@@ -43,6 +43,6 @@ def streams(call: AppContext, ctx: click.Context, driver: str | None) -> None:
         return
     with importing():
         from streams.stages.advantages import live
-        from streams.worker import run as worker  # takes the signals itself, and drains
+        from streams.worker.faust import faust_worker as worker  # takes the signals itself, and drains
 
     ctx.exit(worker.run(call.settings, [live.register, batches.register, rollouts_register]))

@@ -26,7 +26,11 @@ from streams.observability.tracing.context import Context
 OWN_LOGGERS = ("streams", "trainer", "schemas", "streamward", "gateway")
 """First parts of the names of our loggers."""
 FAUST = ("faust", "mode", "aiokafka")
-FAUST_SERVICES = ("streams.worker.app", "streams.worker.table", "streams.worker.faust.stall_watch")
+FAUST_SERVICES = (
+    "streams.worker.faust.faust_app",
+    "streams.worker.faust.faust_table",
+    "streams.worker.faust.stall_watch",
+)
 """Where mode logs for our own services, since it names loggers by module; what we log goes to `streamward.*`."""
 LEVELS = ("debug", "info", "warning", "error")
 

@@ -23,7 +23,7 @@ def main() -> int:
 
 
 def _faust(settings: Settings) -> int:
-    from streams.worker.app import build_app, run_worker
+    from streams.worker.faust.faust_app import build_app, run_worker
     from streams.worker.faust.faust_driver import FaustDriver
 
     app = build_app(settings, worker_name="bench")

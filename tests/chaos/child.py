@@ -95,12 +95,12 @@ def arm(process: str, point: str, times: int, *, loop: bool = False) -> None:
 
 
 def _arm_streams(point: str, count: Any) -> None:
-    from streams.worker import app
+    from streams.worker.faust import faust_app
 
     if point == "after poll":
-        wrap(app, "record_of", after=count)
+        wrap(faust_app, "record_of", after=count)
     elif point == "after produce":
-        wrap(app, "emit", after=count)
+        wrap(faust_app, "emit", after=count)
     else:
         from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 
@@ -108,7 +108,7 @@ def _arm_streams(point: str, count: Any) -> None:
             when = {"before": count} if point == "before commit" else {"after": count}
             wrap(AIOKafkaConsumerThread, "_commit", **when)
 
-        wrap(app.fixes, "install", after=wrap_commit)  # which looks at the sources first
+        wrap(faust_app.fixes, "install", after=wrap_commit)  # which looks at the sources first
 
 
 def _arm_loop(point: str, count: Any) -> None:
@@ -158,15 +158,15 @@ def _arm_trainer(point: str, count: Any) -> None:
 
 
 def without_fixes() -> None:
-    """Run Faust as it comes: none of streams/worker/faust/fixes.py, nor what streams/worker/app.py changes in its
+    """Run Faust as it comes: none of streams/worker/faust/fixes.py, nor what faust_app.py changes in its
     classes."""
     import faust
 
-    from streams.worker import app
+    from streams.worker.faust import faust_app
 
-    app.fixes.install = lambda *_, **__: None
-    app.Table = faust.Table  # type: ignore[misc]
-    del app.App._consumer_wait_empty
+    faust_app.fixes.install = lambda *_, **__: None
+    faust_app.Table = faust.Table  # type: ignore[misc]
+    del faust_app.App._consumer_wait_empty
 
 
 def main(process: str, *arguments: str) -> None:

@@ -61,7 +61,7 @@ def test_what_the_small_image_installs_is_locked_and_a_requirement_of_ours() -> 
 SMALL = [
     "streams.cli.root",
     "gateway.server",
-    "streams.worker.run",
+    "streams.worker.faust.faust_worker",
     "streams.worker.batched.run",
     "streams.stages.scoring.agent",
     "streams.jobs.controller",

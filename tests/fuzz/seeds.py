@@ -28,7 +28,7 @@ from streams.tools.archive.segment_writer import RangeWriter
 from streams.tools.archive.store import Store
 from streams.tools.archive.tables import ArchiveTable, Change
 from streams.tools.dead_letters.letters import Letter, RedriveTarget, decision
-from streams.worker.faust.changelogs import Changelogs, Extent
+from streams.worker.changelogs import Changelogs, Extent
 from tests.fuzz.target import CORPUS
 from tests.support import factories
 

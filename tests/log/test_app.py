@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import admin
 
-from streams.worker.agent import MAX_EVENTS
+from streams.worker.faust.faust_agent import MAX_EVENTS
 from tests.support.log.join_bench import Bench, bench, wait_until
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 

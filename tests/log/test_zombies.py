@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from streams.kafka.record import partition_of
-from streams.worker.table import generation_of
+from streams.worker.faust.faust_table import generation_of
 from tests.support.log.join_bench import Bench, bench, wait_until
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 

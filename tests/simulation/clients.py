@@ -141,7 +141,7 @@ class SimulatedConsumer:
         return "" if self._member is None else self._member.name
 
     def consumer_group_metadata(self) -> bytes:
-        """As librdkafka writes it: streams/worker/batched/consumer.py reads the generation."""
+        """As librdkafka writes it: streams/worker/batched/worker_consumer.py reads the generation."""
         assert self._member is not None, "not subscribed"
         return b"CGMDv2:" + struct.pack("<i", self._member.generation)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streams.worker.faust.changelogs import Changelogs, Extent, distrust, read_note
+from streams.worker.changelogs import Changelogs, Extent, distrust, read_note
 
 TOPIC = "streams-open-groups-changelog"
 

@@ -23,8 +23,8 @@ from faust.types.tuples import FutureMessage, PendingMessage
 from streams.errors import LogError, SettingsError
 from streams.processes import watchdog
 from streams.settings.model import Settings
-from streams.worker.app import App, build_app, table
 from streams.worker.faust import fixes, metadata, pinned_sources
+from streams.worker.faust.faust_app import App, build_app, table
 from streams.worker.faust.seek import changelogs_of, delivery_of
 
 SOURCE = TP("tasks", 0)

@@ -15,8 +15,8 @@ from streams.settings.model import Settings
 from streams.stages.advantages import live
 from streams.stages.advantages.live import LiveAdvantages
 from streams.stages.advantages.rows import dump
-from streams.worker import app as apps
-from streams.worker.table import stale
+from streams.worker.faust import faust_app as apps
+from streams.worker.faust.faust_table import stale
 from tests.support.factories import T0, control, response, reward, task
 from tests.support.log.join_partition import Log
 

@@ -14,9 +14,9 @@ from streams.settings.model import Topics
 from streams.stages.advantages.loop import OpenGroups
 from streams.stages.advantages.rows import dump
 from streams.stages.advantages.state import ClosedGroup, OpenGroup
-from streams.worker.batched.agent import MOST_WAITING, LoopAgent, TopicReading
 from streams.worker.batched.epoch import Epoch
-from streams.worker.batched.table import CurrentPartition, LoopTable
+from streams.worker.batched.loop_agent import MOST_WAITING, LoopAgent, TopicReading
+from streams.worker.batched.loop_table import CurrentPartition, LoopTable
 from streams.worker.batched.worker import _finish
 from tests.support.factories import task
 from tests.support.log.join_partition import Log, answers, scores

@@ -18,8 +18,8 @@ from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from streams.processes import watchdog
 from streams.settings.model import Settings
-from streams.worker.app import build_app
 from streams.worker.faust import fixes, membership as membership_module, pinned_sources
+from streams.worker.faust.faust_app import build_app
 from streams.worker.faust.membership import REPLACED, Membership, membership
 
 CHANGELOG = TopicPartition("streams-open-groups-changelog", 0)

@@ -11,9 +11,9 @@ import pytest
 from faust.types import TP
 
 from streams.settings.model import Settings
-from streams.worker import app as apps
+from streams.worker.faust import faust_app as apps
+from streams.worker.faust.faust_table import Fence, Table, generation_of
 from streams.worker.faust.membership import membership
-from streams.worker.table import Fence, Table, generation_of
 
 CHANGELOG = "streamward.streams-groups-changelog"
 

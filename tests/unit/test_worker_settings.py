@@ -21,7 +21,7 @@ from streams.errors import SettingsError
 from streams.kafka.record import partition_of
 from streams.observability.logging import RateLimit
 from streams.settings.model import Kafka, Settings, Topics
-from streams.worker import app as apps
+from streams.worker.faust import faust_app as apps
 
 
 def build(**kafka: Any) -> apps.App:

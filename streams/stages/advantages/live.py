@@ -25,10 +25,10 @@ from streams.stages.advantages.rows import GroupRows, load
 from streams.stages.advantages.stage import STAGE, AdvantageStage, Decision
 from streams.stages.advantages.state import Effect, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
-from streams.worker.agent import agent_of_many
-from streams.worker.app import App, Outlet, owned_partitions, record_of, table
+from streams.worker.faust.faust_agent import agent_of_many
+from streams.worker.faust.faust_app import App, Outlet, owned_partitions, record_of, table
 from streams.worker.faust.faust_driver import FaustDriver
-from streams.worker.table import stale
+from streams.worker.faust.faust_table import stale
 
 
 class LiveAdvantages:

@@ -26,8 +26,8 @@ from streams.stages.advantages.rows import closed_ms, dump, load
 from streams.stages.advantages.stage import STAGE, AdvantageStage, Decision
 from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
-from streams.worker.batched.agent import TopicReading
-from streams.worker.batched.table import CurrentPartition, LoopTable, Row
+from streams.worker.batched.loop_agent import TopicReading
+from streams.worker.batched.loop_table import CurrentPartition, LoopTable, Row
 from streams.worker.batched.worker import LoopWorker
 
 COLUMNS_FROM = 8

@@ -14,7 +14,7 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
-from streams.worker.batched.table import LoopTable
+from streams.worker.batched.loop_table import LoopTable
 
 AT_ONCE = 5000
 """Rows in a step. Between two of them the worker polls: a rebalance waits for that."""

@@ -31,12 +31,12 @@ from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.processes.watchdog import Watchdog, end_process
 from streams.settings.model import Settings
 from streams.worker import changelog_topics
-from streams.worker.batched.agent import HandleRecords, LoopAgent, TopicReading
-from streams.worker.batched.consumer import GROUP, OnAssignment, WatchedOutage, WorkerConsumer
 from streams.worker.batched.epoch import Epoch, OnAck
+from streams.worker.batched.loop_agent import HandleRecords, LoopAgent, TopicReading
+from streams.worker.batched.loop_table import CurrentPartition, LoopTable
 from streams.worker.batched.outlet import LoopOutlet
 from streams.worker.batched.restoring import Restoring
-from streams.worker.batched.table import CurrentPartition, LoopTable
+from streams.worker.batched.worker_consumer import GROUP, OnAssignment, WatchedOutage, WorkerConsumer
 from streams.worker.driver import HandleRecord
 from streams.worker.fence import GENERATION
 from streams.worker.stalls import Sight, StallDetector

@@ -1,6 +1,6 @@
 """Run stages in the Faust worker.
 
-stage.register(FaustDriver) ──► Faust tables, awaited sends, an agent of `streams/worker/agent.py` for each topic
+stage.register(FaustDriver) ──► Faust tables, awaited sends, an agent of `faust_agent.py` for each topic
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from streams.kafka.topics import Topic
-from streams.worker.agent import agent
-from streams.worker.app import App, Outlet, record_of, table
 from streams.worker.driver import HandleRecord
+from streams.worker.faust.faust_agent import agent
+from streams.worker.faust.faust_app import App, Outlet, record_of, table
 
 
 class FaustDriver:

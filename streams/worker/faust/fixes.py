@@ -11,7 +11,7 @@ Faust's. `install` replaces them only if their source is the one that the fix wa
 
 Headers whose names are not text are read in `header_names.py`. What a broker's metadata do not have yet is awaited in
 `metadata.py`. Where a partition starts, and what a commit says of the changelogs, is in `seek.py`; what a worker
-that was stopped beyond its session timeout may still write, in `membership.py` and `streams/worker/table.py`.
+that was stopped beyond its session timeout may still write, in `membership.py` and `faust_table.py`.
 
 The fixes assume one consumer per process, at-least-once delivery, no standby replicas and no windowed tables.
 """

@@ -13,7 +13,7 @@ process ends.
 The clock includes the time a machine was suspended, and an answer counts from when it was asked for.
 
 A process that is stopped between the check and the write to the socket, or whose bytes wait in a frozen network, is not
-caught here: the next recovery skips its rows (streams/worker/table.py).
+caught here: the next recovery skips its rows (faust_table.py).
 """
 
 from __future__ import annotations

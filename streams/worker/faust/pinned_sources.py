@@ -105,7 +105,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (MessageAccumulator, "add_message"): "56ff7e6c1918",
     (Sender, "_sender_routine"): "2380dc5e333d",
     (Recovery, "on_rebalance"): "aa4d997a1795",
-    # overridden in streams/worker/app.py and streams/worker/table.py, and who calls it
+    # overridden in faust_app.py and faust_table.py, and who calls it
     (Collection, "send_changelog"): "3dd3884e1b5f",
     (Collection, "apply_changelog_batch"): "b980a78d3ae9",
     (Collection, "on_rebalance"): "0812ad692171",

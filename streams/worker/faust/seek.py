@@ -25,7 +25,7 @@ from faust.types import TP
 
 from streams.errors import LogError
 from streams.kafka.topics import topics, wrong_partitions
-from streams.worker.faust.changelogs import Changelogs, Extent, distrust
+from streams.worker.changelogs import Changelogs, Extent, distrust
 from streams.worker.faust.delivery import Delivery
 from streams.worker.faust.pinned_sources import STOCK
 

@@ -125,7 +125,12 @@ def await_chains() -> list[str]:
     return sorted(lines)
 
 
-_NAMED_FILES = ("streams/worker/agent.py", "faust/transport/producer.py", "aiokafka/producer/", "aiokafka/client.py")
+_NAMED_FILES = (
+    "worker/faust/faust_agent.py",
+    "faust/transport/producer.py",
+    "aiokafka/producer/",
+    "aiokafka/client.py",
+)
 """Files whose functions are worth naming when a worker is stuck."""
 
 

@@ -103,7 +103,7 @@ def dead_letters(folder: Path) -> Check:
 @target("commit-notes", "json", light=500)
 def commit_notes(folder: Path) -> Check:
     """The metadata of a commit is a note, or none."""
-    from streams.worker.faust.changelogs import END, Extent, distrust, read_note
+    from streams.worker.changelogs import END, Extent, distrust, read_note
 
     def check(data: bytes) -> str | None:
         text = data.decode(errors="replace") + END

@@ -24,7 +24,7 @@ from streams.kafka.retry import StoppedWaiting
 from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.worker.batched import worker as loop
-from streams.worker.batched.agent import TopicReading
+from streams.worker.batched.loop_agent import TopicReading
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
 
 SOURCES = ("questions", "answers")

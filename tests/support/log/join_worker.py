@@ -22,8 +22,8 @@ from schemas import events
 from streams.errors import EventError, StreamwardError
 from streams.kafka.topics import Topic
 from streams.settings.load import load
-from streams.worker import agent, app as apps
-from streams.worker.table import stale
+from streams.worker.faust import faust_agent, faust_app as apps
+from streams.worker.faust.faust_table import stale
 
 ANSWERS = 4
 PARTITIONS = 4
@@ -87,14 +87,14 @@ def build(conf: load.Settings) -> apps.App:
             except EventError as exc:
                 await reject(event, exc)
 
-    agent.agent(app, topic("questions", conf), take, reject)
-    agent.agent_of_many(app, topic("answers", conf), take_many, name="answers.take")
+    faust_agent.agent(app, topic("questions", conf), take, reject)
+    faust_agent.agent_of_many(app, topic("answers", conf), take_many, name="answers.take")
 
     async def look(_: Any) -> None:
         await asyncio.sleep(0.05)
 
     if os.environ.get("JOIN_LOOKER"):
-        agent.agent(app, topic("answers", conf), look, reject)
+        faust_agent.agent(app, topic("answers", conf), look, reject)
 
     @app.timer(0.5)
     async def tell() -> None:

@@ -27,7 +27,7 @@ from streams.kafka.topics import topics
 from streams.observability.metrics import Meter
 from streams.processes.watchdog import Watchdog
 from streams.settings.model import Kafka, Settings
-from streams.worker.faust.changelogs import END, Changelogs, Extent, distrust
+from streams.worker.changelogs import END, Changelogs, Extent, distrust
 
 GROUP = "streams"
 QUEUE_KIB = 16 * 1024

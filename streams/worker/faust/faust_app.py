@@ -38,7 +38,7 @@ from streams.processes.watchdog import Watchdog
 from streams.settings.model import Kafka, Settings
 from streams.worker import changelog_topics as changelogs, garbage
 from streams.worker.faust import fixes
-from streams.worker.table import Table
+from streams.worker.faust.faust_table import Table
 
 log = logging.getLogger("streamward.app")
 

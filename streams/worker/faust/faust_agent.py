@@ -23,9 +23,9 @@ from streams.errors import EventError
 from streams.kafka.lag import LagMeter
 from streams.kafka.topics import Topic
 from streams.observability import catalog
-from streams.worker.app import App, WriteDeadLetter, source
+from streams.worker.faust.faust_app import App, WriteDeadLetter, source
+from streams.worker.faust.faust_table import stale
 from streams.worker.faust.membership import membership
-from streams.worker.table import stale
 
 log = logging.getLogger("streamward.app")
 

@@ -20,7 +20,7 @@ from streams.kafka.registry import client as registry
 from streams.observability import catalog, metrics
 from streams.observability.tracing import tracer
 from streams.settings.model import Settings
-from streams.worker.app import App, build_app, run_worker
+from streams.worker.faust.faust_app import App, build_app, run_worker
 from streams.worker.faust.faust_driver import FaustDriver
 from streams.worker.faust.membership import membership
 from streams.worker.faust.stall_watch import broker_answers
