@@ -36,8 +36,8 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, TopicPartition, dead_letter, partition_of
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
-from streams.observability.tracing import context
-from streams.observability.tracing.context import Context
+from streams.observability import trace_context
+from streams.observability.trace_context import Context
 from streams.settings.model import Settings
 from trainer.versions import checkpoint
 from trainer.versions.learner import due
@@ -67,7 +67,7 @@ class BatchQueue:
 
     def add(self, record: Record, batch: Batch) -> None:
         """Let a batch wait."""
-        waiting = WaitingBatch(record.at, batch, context.of_headers(record.headers), record.timestamp_ms)
+        waiting = WaitingBatch(record.at, batch, trace_context.of_headers(record.headers), record.timestamp_ms)
         self._waiting.setdefault(batch.policy, {}).setdefault(batch.sequence, waiting)
 
     def policies(self) -> list[str]:

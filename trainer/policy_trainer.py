@@ -38,9 +38,10 @@ from streams.kafka.reader import fetch, read
 from streams.kafka.record import Record, dead_letter
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
+from streams.observability import trace_context
 from streams.observability.metrics import OFF, Meter
-from streams.observability.tracing import context, tracer as tracing
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
+from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from trainer import metrics
@@ -230,7 +231,9 @@ class PolicyTrainer:
         first, end = self.bounds("batches")
         if not first <= coordinates.offset < end:
             return None
-        return context.of_headers(fetch(self._settings, [coordinates], outage=self._io.outage)[coordinates].headers)
+        return trace_context.of_headers(
+            fetch(self._settings, [coordinates], outage=self._io.outage)[coordinates].headers
+        )
 
     def _announce(self, path: Path, state: State, trace: Context | None, began_ms: float | None = None) -> None:
         """Publish the adapter in checkpoint `path`, and write its event. Each is a no-op the second time."""

@@ -28,7 +28,7 @@ from streams.access.tenants.tenant_names import is_of, named
 from streams.errors import CallError, EventError
 from streams.jobs import job_log
 from streams.kafka import times
-from streams.observability.tracing import context
+from streams.observability import trace_context
 from streams.settings.model import Settings
 from streams.stages.tasks.lines import MessageLine, Reading, TaskLine, check_rows
 from streams.stages.tasks.task_index import SubmittedTask
@@ -147,7 +147,7 @@ class SentTasks:
             problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"
             raise CallError("not_found", problem, "policy")
         check_named(request, self._settings.serve, task)
-        trace = context.parse(request.headers.get("traceparent"))
+        trace = trace_context.parse(request.headers.get("traceparent"))
         try:
             return _answer(self._log.tasks.submit(task, under=trace))
         except (serde.EncodeError, EventError) as exc:

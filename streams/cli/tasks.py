@@ -14,7 +14,7 @@ from streams.errors import SettingsError, StreamwardError
 
 if TYPE_CHECKING:
     from schemas.events import Purpose
-    from streams.observability.tracing.context import Context
+    from streams.observability.trace_context import Context
     from streams.output import Output
     from streams.stages.tasks.submit import Submitted
 
@@ -201,6 +201,6 @@ def _show_submitted(call: AppContext, submitted: Submitted, counts: dict[str, in
 
 def _trace() -> Context | None:
     """Return the trace context in TRACEPARENT."""
-    from streams.observability.tracing import context
+    from streams.observability import trace_context
 
-    return context.parse(os.environ.get("TRACEPARENT"))
+    return trace_context.parse(os.environ.get("TRACEPARENT"))

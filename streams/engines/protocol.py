@@ -25,7 +25,7 @@ from schemas.events import FinishReason, Message, Sampling, Task
 from streams.engines.constraint import Constraint
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from streams.errors import EventError
 from streams.kafka.headers import Headers
 from streams.kafka.topics import Topic
-from streams.observability.tracing import context
+from streams.observability import trace_context
 
 E = TypeVar("E", bound=Event)
 T = TypeVar("T", bound=tuple[Any, ...])
@@ -51,7 +51,7 @@ class Record(NamedTuple):
     @property
     def log_extra(self) -> dict[str, Any]:
         """What a log line about this record carries: `log.warning("...", extra=record.log_extra)`."""
-        return {"at": self.at, "trace": context.of_headers(self.headers)}
+        return {"at": self.at, "trace": trace_context.of_headers(self.headers)}
 
     def decode(self, expected: type[E]) -> E | serde.Poison:
         """Return the event in this record, or a Poison. Never raises."""
@@ -140,7 +140,7 @@ def _sha256(data: bytes | None) -> str | None:
 
 def trace_of(letter: DeadLetter) -> dict[str, bytes]:
     """Return the headers of a dead letter's record: the trace of its source record."""
-    return context.headers_of(context.parse(_bytes(letter.headers.get(context.HEADER))))
+    return trace_context.headers_of(trace_context.parse(_bytes(letter.headers.get(trace_context.HEADER))))
 
 
 def key_of(event: Event, topic: Topic) -> bytes | None:

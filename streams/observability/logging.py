@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 
 OWN_LOGGERS = ("streams", "trainer", "schemas", "streamward", "gateway")
 """First parts of the names of our loggers."""

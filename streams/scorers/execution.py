@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from schemas.events import Response, RewardSource, Task
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 from streams.scorers.fair_threads import TurnPool
 from streams.scorers.judge import Judge, JudgeOptions, missing_setting
 from streams.scorers.registry import MixPart, blend, find, parts

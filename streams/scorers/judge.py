@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
-from streams.observability.tracing.context import Context, http_headers_of
+from streams.observability.trace_context import Context, http_headers_of
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object, storable
 from streams.settings.model import Scoring
 

@@ -23,9 +23,8 @@ from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, La
 from schemas.serde import Poison
 from streams.errors import EventError
 from streams.kafka.topics import topics
-from streams.observability import catalog
+from streams.observability import catalog, trace_context
 from streams.observability.metrics import Meter
-from streams.observability.tracing import context
 from streams.settings.model import Batches
 from streams.worker.table_rows import pack, unpack
 
@@ -208,11 +207,11 @@ def register(driver: Driver) -> None:
         key, group_key = group.policy.encode(), group.group_id.encode()
         first_at = seen.get(group_key)
         before = load(windows.get(key))
-        cause, doubled = context.of_headers(record.headers), is_double(first_at, record.at.offset)
+        cause, doubled = trace_context.of_headers(record.headers), is_double(first_at, record.at.offset)
         trace = "" if cause is None else cause.traceparent
         window, made = cutter.reduce(before, group, record.at, doubled=doubled, trace=trace)
         for batch in made:
-            causes = [*(context.parse(entry.trace) for entry in before.entries), cause]
+            causes = [*(trace_context.parse(entry.trace) for entry in before.entries), cause]
             began_ms = min([group.created_at, *(entry.created_at for entry in before.entries)])
             joined = driver.traces.joins(cause, batch.batch_id, batch.created_at, causes)
             await outlet.emit_traced(batch, joined, began_ms=began_ms)

@@ -17,8 +17,8 @@ import pytest
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Event, Message, Response, Reward, RewardSource, Task
 from streams.kafka import admin
 from streams.kafka.producer import Producer
-from streams.observability.tracing import context
-from streams.observability.tracing.context import Context, child, of_headers, span_id_of
+from streams.observability import trace_context
+from streams.observability.trace_context import Context, child, of_headers, span_id_of
 from streams.settings.model import Settings
 from tests.support.doubles.judge import judging, says
 from tests.support.doubles.otlp_receiver import Seen, receiving
@@ -73,7 +73,7 @@ def test_without_a_receiver_every_record_that_follows_from_a_traced_one_has_its_
             producer.send(asked("plain"))
             producer.flush()
             until(lambda: bool(read(settings, AdvantagedGroup)), "the first group", folder=tmp_path)
-            producer.send(asked("traced"), headers=context.headers_of(CAME))
+            producer.send(asked("traced"), headers=trace_context.headers_of(CAME))
         until(lambda: bool(read(settings, Batch)), "a batch", folder=tmp_path)
     by_task = {"plain": None, "traced": CAME}
     for kind, count in ((Task, 1), (Response, SLOTS), (Reward, SLOTS), (AdvantagedGroup, 1)):
@@ -96,7 +96,7 @@ def test_what_is_asked_of_vllm_and_of_a_judge_is_in_the_trace_of_the_task(kafka_
             tracing={"otlp_endpoint": receiver.url},
         )
         with Producer(settings) as producer:
-            producer.send(seeded, headers=context.headers_of(CAME))
+            producer.send(seeded, headers=trace_context.headers_of(CAME))
         with running(settings, tmp_path, "scoring", "policy"):
             until(lambda: len(read(settings, Reward)) == 2, "two scores", folder=tmp_path)
     ((_, asked_in),) = server.traced()

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from schemas.events import Message, RewardSource, Task
 from schemas.serde import encode
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 from streams.scorers import ScoreError, ScoreOutcome, Scorers
 from streams.scorers.judge import JudgeOptions, parse, prompt
 from streams.settings.model import Scoring

@@ -16,9 +16,8 @@ import pytest
 
 from schemas.events import Coordinates
 from streams.kafka.record import Record
-from streams.observability import logging as program_log
-from streams.observability.tracing import context
-from streams.observability.tracing.context import Context
+from streams.observability import logging as program_log, trace_context
+from streams.observability.trace_context import Context
 
 AT = Coordinates("streamward.rewards", 3, 1041)
 TRACE = Context("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
@@ -84,7 +83,7 @@ def test_what_librdkafka_mends_by_itself_is_not_printed(capsys: pytest.CaptureFi
 def test_a_json_line_has_time_level_logger_coordinates_and_trace_id(capsys: pytest.CaptureFixture[str]) -> None:
     program_log.set_up("info")
     program_log.use_format("json")
-    record = Record(AT, 0, b"t1", None, tuple(context.headers_of(TRACE).items()))
+    record = Record(AT, 0, b"t1", None, tuple(trace_context.headers_of(TRACE).items()))
     log = logging.getLogger("streams.stages.scoring.agent")
     log.warning('no scorer "%s"\nhere', "é", extra=record.log_extra)
     log.info("ready")

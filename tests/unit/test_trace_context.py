@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from schemas.events import derive_id
-from streams.observability.tracing.context import (
+from streams.observability.trace_context import (
     Context,
     beginning,
     child,

@@ -16,10 +16,10 @@ from schemas.events import AdapterEvent, Batch, Coordinates, DeadLetter, GroupCo
 from schemas.serde import encode
 from streams.errors import SettingsError
 from streams.kafka.record import Record, dead_letter, trace_of
-from streams.observability import catalog
+from streams.observability import catalog, trace_context
 from streams.observability.metrics import Meter
-from streams.observability.tracing import context, tracer as tracing
-from streams.observability.tracing.context import Context, child, of_headers, parse
+from streams.observability.trace_context import Context, child, of_headers, parse
+from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.spans import Span
 from streams.observability.tracing.tracer import OFF, Trace, Traced, Tracer
 from streams.settings.model import Batches, Settings, Topics, Tracing
@@ -91,7 +91,7 @@ def test_a_task_that_is_not_sampled_has_no_trace_and_one_that_came_with_a_trace_
 
 
 def test_what_joins_many_traces_begins_its_own_and_links_to_each_once() -> None:
-    other = context.beginning("p.", "t2", T0, sampled=False)
+    other = trace_context.beginning("p.", "t2", T0, sampled=False)
     joined = tracer().joins(CAME, "b1", T0, [other, None, CAME, other])
     assert joined is not None and joined.parent is None
     assert joined.links == (other, CAME) and joined.context.sampled
@@ -118,7 +118,7 @@ def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read
     for kind in order:
         for offset, event in enumerate(kinds[kind]):
             topic = f"streamward.{('tasks', 'responses', 'rewards')[kind]}"
-            headers = tuple(context.headers_of(CAME).items()) if kind == 0 else ()
+            headers = tuple(trace_context.headers_of(CAME).items()) if kind == 0 else ()
             record = Record(Coordinates(topic, 0, offset), event.created_at, b"t1", encode(event), headers)
             came = stage.decode(record)
             assert isinstance(came, Incoming)
@@ -130,7 +130,7 @@ def test_a_group_has_the_trace_of_its_task_in_whatever_order_its_events_are_read
     trace = group_trace(tracer(), close, left)
     assert trace is not None and (trace.context, trace.parent) == (child(CAME, left.group_id), CAME)
     ids = [reward(slot).reward_id for slot in slots]
-    assert [link.span_id for link in trace.links] == [context.span_id_of(one) for one in ids]
+    assert [link.span_id for link in trace.links] == [trace_context.span_id_of(one) for one in ids]
     assert group_trace(OFF, close, left) == Trace(CAME)
 
 
@@ -247,7 +247,7 @@ def test_what_failed_is_said_to_have_failed() -> None:
 
 def test_a_batch_comes_as_a_root_with_its_links_in_order() -> None:
     (batch,) = (event for event in TRACED if isinstance(event, Batch))
-    other = context.beginning("p.", "t2", T0)
+    other = trace_context.beginning("p.", "t2", T0)
     with receiving() as receiver, sending(receiver) as one:
         one.report(batch, one.joins(CAME, batch.batch_id, T0, [other, CAME]), AT)
     (span,) = receiver.spans

@@ -20,7 +20,7 @@ from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.probe import WeightChange, change
 from streams.engines.vllm.responses import seed_of
 from streams.errors import EventError, SettingsError
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 from tests.support.vllm.contract import (
     CONTEXT,
     REQUESTS,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from schemas.events import Coordinates, Task
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from streams.errors import (
     WrongModel,
 )
 from streams.http_client import RequestDeadline, lines_of, new_client
-from streams.observability.tracing.context import Context, http_headers_of
+from streams.observability.trace_context import Context, http_headers_of
 from streams.settings.model import Policy
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 from streams.observability.tracing.spans import Span
 from streams.settings.model import Tracing
 

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 
 from schemas.conventions import has_scores
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Event, Response, Reward, Task
-from streams.observability.tracing.context import Context, headers_of
+from streams.observability.trace_context import Context, headers_of
 
 Value = str | bool | int | float | tuple[str, ...]
 Kind = Literal["INTERNAL", "CLIENT", "PRODUCER"]

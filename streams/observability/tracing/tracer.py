@@ -21,9 +21,9 @@ from typing import Protocol
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, Response, Reward, Task
 from streams.errors import SettingsError
+from streams.observability import trace_context
 from streams.observability.metrics import OFF as NO_METER, Meter
-from streams.observability.tracing import context as trace_context
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 from streams.observability.tracing.spans import Span, Trace as Trace, span_of
 from streams.settings.model import Settings
 

@@ -7,9 +7,8 @@ EmitGroup, its event ──► group_trace ──► header of its record
 from __future__ import annotations
 
 from schemas.events import AdvantagedGroup, derive_id
-from streams.observability import catalog
+from streams.observability import catalog, trace_context
 from streams.observability.metrics import Meter
-from streams.observability.tracing import context
 from streams.observability.tracing.tracer import Trace, Tracer
 from streams.stages.advantages.state import Effect, EmitGroup
 
@@ -21,7 +20,7 @@ def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace
     """Return the trace of a group: its task's, with links to the rewards that it was made of."""
     if not isinstance(effect, EmitGroup) or not effect.trace:
         return None
-    trace = tracer.follows(context.parse(effect.trace), group.group_id)
+    trace = tracer.follows(trace_context.parse(effect.trace), group.group_id)
     if trace is None or not tracer.on:
         return trace
     ids = [
@@ -29,7 +28,7 @@ def group_trace(tracer: Tracer, effect: Effect, group: AdvantagedGroup) -> Trace
         for member in effect.members
         for source in [name for name, _ in effect.task.sources] or [""]
     ]
-    return trace._replace(links=tuple(context.child(trace.context, link) for link in ids))
+    return trace._replace(links=tuple(trace_context.child(trace.context, link) for link in ids))
 
 
 def count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:

@@ -19,7 +19,7 @@ from schemas.events import Coordinates, DeadLetter, Event, Task
 from schemas.serde import Poison
 from streams.kafka.record import Record, dead_letter
 from streams.kafka.topics import KEYED_BY_TASK, row_bytes, topics
-from streams.observability.tracing import context
+from streams.observability import trace_context
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.advantages.credit import source_digests
@@ -109,7 +109,7 @@ class AdvantageStage:
             self.cache.keep(record, incoming.task_id, incoming.body)
         header = ""
         if isinstance(incoming.event, Task):
-            trace = self._tracer.of_task(incoming.event, context.of_headers(record.headers))
+            trace = self._tracer.of_task(incoming.event, trace_context.of_headers(record.headers))
             header = "" if trace is None else trace.context.traceparent
         return self._reducer.reduce(state, incoming, record.at, record.timestamp_ms, trace=header)
 

@@ -39,7 +39,7 @@ from streams.errors import EventError
 from streams.evaluation import results as suite_results, run as evaluation
 from streams.evaluation.results import short
 from streams.kafka.topics import topics
-from streams.observability.tracing import context
+from streams.observability import trace_context
 from streams.settings.model import Canary
 from streams.stages.rollouts import canary, guard
 from streams.stages.rollouts.state import DIRECT, RolloutRule, RolloutState, dump, load, rule_of, waiting
@@ -251,7 +251,7 @@ def register(driver: Driver, suite: Suite | None) -> None:
             if results.get(own) is None:  # the first result counts, as in every fold
                 results[own] = encode(event)
         state, made = reduce(load(states.get(key)), event, rule, result, at_ms=record.timestamp_ms)
-        cause = context.of_headers(record.headers)
+        cause = trace_context.of_headers(record.headers)
         for one in made:
             if isinstance(one, Task):  # many tasks, each with a trace of its own
                 trace = driver.traces.joins(cause, one.task_id, one.created_at, [cause])
@@ -280,7 +280,7 @@ def register(driver: Driver, suite: Suite | None) -> None:
 
 def _of_many(driver: Driver, event: AdapterEvent, last: Record) -> Trace | None:
     """Return the trace of an event caused by many groups, linked to the last of them."""
-    cause = context.of_headers(last.headers)
+    cause = trace_context.of_headers(last.headers)
     return driver.traces.joins(cause, event.event_id, event.created_at, [cause])
 
 

@@ -40,9 +40,9 @@ from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedReading, StoppedWaiting
 from streams.kafka.tracked import TakenRecord, TrackedConsumer
-from streams.observability import catalog, metrics
+from streams.observability import catalog, metrics, trace_context
 from streams.observability.metrics import OFF, Meter
-from streams.observability.tracing import context, tracer as tracing
+from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Settings
@@ -227,7 +227,7 @@ class ScoringAgent:
         return self._scorers.score(task, item.response, source, trace=asked_in)
 
     def _trace(self, item: Item, reward_id: str) -> Trace | None:
-        return self._tracer.follows(context.of_headers(item.taken.record.headers), reward_id)
+        return self._tracer.follows(trace_context.of_headers(item.taken.record.headers), reward_id)
 
     def _on_scored(self, item: Item, source: RewardSource, future: Future[ScoreOutcome | None]) -> None:
         self._finished.put((item, source, future))  # called in the pool's thread

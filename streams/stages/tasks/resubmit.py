@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from schemas.events import AdvantagedGroup, Task, derive_id
 from streams.kafka import times
 from streams.kafka.topics import topics
-from streams.observability.tracing.context import Context
+from streams.observability.trace_context import Context
 from streams.settings.model import Settings
 from streams.stages.tasks.submit import Submitted, records_of, submit
 

@@ -24,8 +24,8 @@ from streams.kafka.followed import FollowedTopic
 from streams.kafka.reader import fetch
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topics
+from streams.observability.trace_context import Context
 from streams.observability.tracing import tracer as tracing
-from streams.observability.tracing.context import Context
 from streams.settings.model import Settings
 
 

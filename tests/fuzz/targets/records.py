@@ -11,7 +11,7 @@ from schemas.convert import raised
 from schemas.events import EVENTS, Coordinates, DeadLetter
 from streams.kafka.record import Record, dead_letter, encoded, key_of, trace_of
 from streams.kafka.topics import topics
-from streams.observability.tracing import context
+from streams.observability import trace_context
 from streams.settings.model import Settings
 from tests.fuzz.target import Check, target
 
@@ -69,9 +69,11 @@ def headers(folder: Path) -> Check:
         letter = dead_letter(Record(AT, 0, key, payload, named), stage="policy", reason="undecodable", error="odd")
         assert serde.decode(serde.encode(letter), DeadLetter) == letter
         assert key_of(letter, topics(Settings().topics)["dead-letters"]) == key
-        found = context.of_headers(named)
-        assert trace_of(letter).keys() <= {context.HEADER}
-        return None if found is None or context.parse(found.traceparent) == found else "a trace that is not its own"
+        trace = trace_context.of_headers(named)
+        assert trace_of(letter).keys() <= {trace_context.HEADER}
+        return (
+            None if found is None or trace_context.parse(found.traceparent) == found else "a trace that is not its own"
+        )
 
     return check
 
