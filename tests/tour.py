@@ -32,7 +32,7 @@ from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings
-from streams.stages.policy import responses as written
+from streams.stages.policy import response_writer as written
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from streams.stages.scoring import agent as scoring

@@ -25,8 +25,8 @@ from schemas.events import AdapterKind
 from streams.access.tenants.tenant_names import SEPARATOR, is_of
 from streams.adapters import decisions
 from streams.adapters.decisions import AdapterDecision, ProposedDecision
+from streams.adapters.version_row import row_of
 from streams.adapters.versions import AdapterState, read_states
-from streams.adapters.view import row_of
 from streams.errors import CallError, NotFoundError, RefusedError
 from streams.settings.model import Settings
 

@@ -40,8 +40,8 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
     out of turn: there is no such version.
     """
     from streams import output as show
+    from streams.adapters.version_row import row_of
     from streams.adapters.versions import read_state
-    from streams.adapters.view import row_of
     from streams.tools.dead_letters.refusals import Refusals
 
     name = policy or call.settings.policy.name
@@ -84,7 +84,7 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
     Its recipe, metrics, held-out scores, files and events, and whether an agent refused to load it.
     """
     from streams import output as show
-    from streams.adapters.view import row_of
+    from streams.adapters.version_row import row_of
     from streams.tools.dead_letters.refusals import Refusals
 
     history = read(call, policy)
@@ -215,7 +215,7 @@ def adapters_export(
     an adapter, whose config names the base model: a hub id, or an absolute path that is valid only on this machine.
     """
     from streams import output as show
-    from streams.adapters.view import row_of
+    from streams.adapters.version_row import row_of
     from streams.errors import NotFoundError
 
     history = read(call, policy)
@@ -257,7 +257,7 @@ def check_known(call: AppContext, state: AdapterState) -> None:
 
 def _stray(state: AdapterState, number: int) -> dict[str, Any]:
     """Return the row of a version number that was claimed out of turn: no version, so its other columns are empty."""
-    from streams.adapters.view import row_of
+    from streams.adapters.version_row import row_of
 
     empty = dict.fromkeys([*row_of(state, 0), "trained_elsewhere"]) | {"held_out": {}, "metrics": {}}
     stray = state.strays[number]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from schemas.events import Task
     from streams.cli.agents_view import AgentRun
     from streams.output import Output
-    from streams.stages.agents.runs.run import RunWork
+    from streams.stages.agents.runs.agent_runner import RunWork
 
 
 PROGRAMS_AT_ONCE, EPISODES_AT_ONCE = 4, 64
@@ -108,20 +108,20 @@ def agents_run(
     from streams.environments.environment_pool import EnvironmentPool
     from streams.kafka import admin
     from streams.observability import metrics
-    from streams.stages.agents.runs import episodes, run
+    from streams.stages.agents.runs import agent_runner, episode_agent
 
     if sum((environments, command is not None, entry_point is not None)) != 1:
         raise SettingsError("name what to run: --command, --entry-point, or --environments for the built-in agent")
     address, key = server or call.settings.serve.url, call.settings.serve.key
-    agent_id = agent_id or (episodes.AGENT if environments else None)
+    agent_id = agent_id or (episode_agent.AGENT if environments else None)
     if agent_id is None:
         raise SettingsError("name the agent: `streamward agents run AGENT ...`")
     pool = EnvironmentPool(call.settings.environments)
-    player = episodes.EpisodeAgent(address, pool.open, time_limit_s=time_limit, key=key)
+    player = episode_agent.EpisodeAgent(address, pool.open, time_limit_s=time_limit, key=key)
     if file is not None:
         _submit(call, read_tasks(call.settings, file, reading, agent=agent_id).tasks, agent_id)
     call.working = True
-    plan = run.AgentPlan(
+    plan = agent_runner.AgentPlan(
         agent_id=agent_id,
         work=player.work if environments else _program(command, entry_point, time_limit),
         server=address,
@@ -132,14 +132,14 @@ def agents_run(
     )
     with until_stopped() as stop, closing(pool), closing(player), metrics.serve_meter(call.settings, "agents") as meter:
         admin.check_topics(call.settings, patient=True)
-        endings = run.run(call.settings_to_write, plan, stop=stop, meter=meter)
-    show.record({ending: endings[ending] for ending in run.ENDINGS if endings[ending]} or {"runs": 0}, output)
+        endings = agent_runner.run(call.settings_to_write, plan, stop=stop, meter=meter)
+    show.record({ending: endings[ending] for ending in agent_runner.ENDINGS if endings[ending]} or {"runs": 0}, output)
 
 
 def _program(command: str | None, entry_point: str | None, time_limit_s: float) -> Callable[[Task], RunWork]:
     """Return the function that makes a run of a program from a task. Raises SettingsError if it cannot be run."""
     from streams.stages.agents.runs.agent_process import AgentProcess, run_process
-    from streams.stages.agents.runs.run import RunWork
+    from streams.stages.agents.runs.agent_runner import RunWork
 
     if command is not None:
         process = AgentProcess.from_text(command, time_limit_s=time_limit_s)

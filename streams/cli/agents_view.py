@@ -21,7 +21,7 @@ from streams.kafka.record import partition_of
 from streams.output import Column, moment
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import registrations
-from streams.stages.agents.trajectories.chains import Chains
+from streams.stages.agents.trajectories.call_chains import Chains
 from streams.stages.agents.trajectories.fold import Trajectory, TrajectoryStep, fold
 from streams.stages.agents.trajectories.response import response_of
 

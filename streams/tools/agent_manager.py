@@ -28,7 +28,7 @@ from streams.kafka.topics import topics
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process, task_for_agent
-from streams.stages.agents.runs.run import AgentPlan, RunWork, run
+from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import trajectories_url
 from streams.stages.agents.trajectories.chat_format import message_of

@@ -33,8 +33,8 @@ from streams.stages.agents.recording.answer_sampling import AnswerText
 from streams.stages.agents.recording.call_prompts import CallPrompts
 from streams.stages.agents.recording.conversations import Conversations
 from streams.stages.agents.recording.turn_writer import TurnWriter
-from streams.stages.agents.trajectories import chains, fold as folding
-from streams.stages.agents.trajectories.chains import Chains, PlacedTurn, Placement
+from streams.stages.agents.trajectories import call_chains, fold as folding
+from streams.stages.agents.trajectories.call_chains import Chains, PlacedTurn, Placement
 from streams.stages.agents.trajectories.fold import Trajectory
 
 OURS = ("gateway", "schemas", "streams", "tests", "trainer")
@@ -79,13 +79,13 @@ def no_template_is_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def system_messages_are_not_compared(patch: pytest.MonkeyPatch) -> None:
-    whole = chains._next
+    whole = call_chains._next
     no_template_is_checked(patch)
-    patch.setattr(chains, "_next", lambda before, m: before if m.role == "system" else whole(before, m))
+    patch.setattr(call_chains, "_next", lambda before, m: before if m.role == "system" else whole(before, m))
 
 
 def digests_are_not_compared(patch: pytest.MonkeyPatch) -> None:
-    whole = chains._broken
+    whole = call_chains._broken
 
     def broken(turn: Turn, parent: PlacedTurn | None) -> str | None:
         if parent is None:
@@ -97,7 +97,7 @@ def digests_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     def placed(self: CallPrompts, call: Any, known: Any, prompt: Any) -> Placement:
         return (Chains() if known is None else known.chains).place(call.messages, call.tools, prompt)
 
-    patch.setattr(chains, "_broken", broken)
+    patch.setattr(call_chains, "_broken", broken)
     patch.setattr(CallPrompts, "_place", placed)
 
 
@@ -125,7 +125,7 @@ def calls_are_taken_for_json(patch: pytest.MonkeyPatch) -> None:
 
 
 def replies_are_compared_as_they_are_written(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(chains, "_next", lambda before, message: sha256(before + repr(message).encode()).digest())
+    patch.setattr(call_chains, "_next", lambda before, message: sha256(before + repr(message).encode()).digest())
 
 
 def logprobs_of_calls_are_not_streamed(patch: pytest.MonkeyPatch) -> None:
@@ -201,12 +201,12 @@ def answers_do_not_wait_for_the_log(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_an_agent_made_of_a_reply_does_not_matter(patch: pytest.MonkeyPatch) -> None:
-    whole = chains._next
+    whole = call_chains._next
 
     def following(before: bytes, message: Message) -> bytes:
         return whole(before, replace(message, content="") if message.role == "assistant" else message)
 
-    patch.setattr(chains, "_next", following)
+    patch.setattr(call_chains, "_next", following)
 
 
 def a_call_continues_the_newest_turn(patch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import RunContext
+from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run as run_agent
 from streams.stages.agents.runs.connection_pool import KeptAlive
-from streams.stages.agents.runs.episodes import EpisodeAgent
-from streams.stages.agents.runs.model_calls import CallFailed, ModelCalls
-from streams.stages.agents.runs.run import AgentPlan, RunWork, run as run_agent
+from streams.stages.agents.runs.episode_agent import EpisodeAgent
+from streams.stages.agents.runs.episode_calls import CallFailed, ModelCalls
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import RunServer
 from streams.stages.tasks.submit import submit

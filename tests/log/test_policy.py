@@ -32,7 +32,7 @@ from schemas.events import (
 from schemas.serde import encode
 from streams.adapters import store
 from streams.adapters.admission import held_back
-from streams.adapters.admission.state import PolicyLog
+from streams.adapters.admission.policy_log import PolicyLog
 from streams.adapters.versions import read_state
 from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest

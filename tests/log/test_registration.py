@@ -14,8 +14,8 @@ from streams.jobs.job_log import known_agents
 from streams.kafka import admin
 from streams.settings.model import Settings
 from streams.stages.agents.runs import registration
+from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
 from streams.stages.agents.runs.registration import register, registrations
-from streams.stages.agents.runs.run import AgentPlan, RunWork, run
 from streams.stages.agents.runs.run_end import RunEnd
 from tests.support.processes import read
 

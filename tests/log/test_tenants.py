@@ -33,7 +33,7 @@ from streams.kafka import admin
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Login, Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, run_process
-from streams.stages.agents.runs.run import AgentPlan, RunWork, run
+from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
 from streams.stages.tasks.submit import submit
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import document

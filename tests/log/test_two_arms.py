@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from schemas.events import AdapterEvent, AdapterKind, DeadLetter, Response, derive_id
-from streams.adapters.admission.state import PAUSE_S
+from streams.adapters.admission.policy_log import PAUSE_S
 from streams.adapters.serving import Serving, answers as answers_to
 from streams.adapters.versions import read_state
 from streams.engines.protocol import Completion, SamplingRequest

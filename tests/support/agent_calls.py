@@ -14,7 +14,7 @@ from typing import Any
 
 from schemas.events import Message, Tool, Turn, derive_id
 from schemas.tokens import Logprobs, TokenIds
-from streams.stages.agents.trajectories.chains import Chains
+from streams.stages.agents.trajectories.call_chains import Chains
 from tests.support.factories import T0, turn
 
 ADD = Tool(name="add", parameters='{"type": "object"}')

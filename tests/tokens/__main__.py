@@ -38,7 +38,7 @@ from streams.engines.token_stream import Generation, TokenStream
 from streams.engines.vllm.launch import python_with_vllm
 from streams.kafka.node import process as broker
 from streams.settings.model import Policy, Settings
-from streams.stages.agents.trajectories.chains import Chains
+from streams.stages.agents.trajectories.call_chains import Chains
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.vllm.server import vllm_server
 

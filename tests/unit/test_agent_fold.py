@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from schemas.events import Message, Observed, Response, Sampling, ToolCall, Turn, derive_id
 from schemas.serde import encode
 from schemas.tokens import TokenIds
-from streams.stages.agents.trajectories.chains import Chains
+from streams.stages.agents.trajectories.call_chains import Chains
 from streams.stages.agents.trajectories.fold import Trajectory, TrajectoryStep, fold, of_each
 from streams.stages.agents.trajectories.response import response_of
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user

@@ -23,14 +23,14 @@ from schemas.events import (
     problems,
 )
 from streams.adapters.admission.admission import Admission
-from streams.adapters.admission.choose import SamplingBatch, WaitingTask, choose
 from streams.adapters.admission.held_back import HeldBack
+from streams.adapters.admission.sampling_batch import SamplingBatch, WaitingTask, choose
 from streams.adapters.router import VersionRouter, route
 from streams.adapters.serving import Serving, answers
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
-from streams.stages.policy.responses import ServedVersion, response
+from streams.stages.policy.response_writer import ServedVersion, response
 from streams.stages.policy.sampling import all_failed, shape_problem
 from tests.support import factories
 from tests.support.factories import member

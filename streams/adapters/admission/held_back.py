@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from streams.adapters.admission.admission import Admission
-from streams.adapters.admission.choose import WaitingTask
+from streams.adapters.admission.sampling_batch import WaitingTask
 from streams.adapters.router import VersionRouter, route
 
 SAY_EVERY_S = 60.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from schemas.events import Task
 from schemas.serde import Poison
-from streams.adapters.admission.state import PolicyLog
+from streams.adapters.admission.policy_log import PolicyLog
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.kafka.record import TopicPartition

@@ -17,7 +17,7 @@ import shutil
 import time
 from pathlib import Path
 
-from streams.adapters.admission.state import PolicyLog
+from streams.adapters.admission.policy_log import PolicyLog
 from streams.adapters.local import fetch_version
 from streams.adapters.router import BASE, VersionRouter
 from streams.engines.protocol import Engine

@@ -29,8 +29,8 @@ from typing import Self
 
 from schemas.events import Task
 from streams.adapters import signing
-from streams.adapters.admission.choose import SamplingBatch
-from streams.adapters.admission.state import PolicyLog
+from streams.adapters.admission.policy_log import PolicyLog
+from streams.adapters.admission.sampling_batch import SamplingBatch
 from streams.adapters.admission.task_reader import TaskReader
 from streams.engines.fair_share import Turns, next_turn, took
 from streams.engines.protocol import Engine

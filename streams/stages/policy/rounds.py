@@ -21,10 +21,10 @@ from functools import partial
 from itertools import count
 
 from schemas.events import derive_id
-from streams.adapters.admission.choose import SamplingBatch, WaitingTask, choose
 from streams.adapters.admission.held_back import HeldBack, room
-from streams.adapters.admission.queue import TaskQueue
-from streams.adapters.admission.state import PolicyLog, give_up_ms
+from streams.adapters.admission.policy_log import PolicyLog, give_up_ms
+from streams.adapters.admission.sampling_batch import SamplingBatch, WaitingTask, choose
+from streams.adapters.admission.task_queue import TaskQueue
 from streams.adapters.admission.task_reader import PolicyTasks
 from streams.adapters.router import route
 from streams.engines.protocol import NONE, Completion, Engine, SamplingRequest
@@ -35,7 +35,7 @@ from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.policy.adapter_cache import VersionLoader
-from streams.stages.policy.responses import ResponseWriter, ServedVersion
+from streams.stages.policy.response_writer import ResponseWriter, ServedVersion
 from streams.stages.policy.sampling import Sampler, all_failed
 
 STAGE = "policy"

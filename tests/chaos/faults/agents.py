@@ -25,7 +25,7 @@ import psutil
 from schemas.events import EpisodeStart, RewardSource
 from streams.errors import LogError
 from streams.settings.load import to_env
-from streams.stages.agents.runs.episodes import AGENT as BUILT_IN
+from streams.stages.agents.runs.episode_agent import AGENT as BUILT_IN
 from tests.chaos import agent_client
 from tests.chaos.agent_recount import log_of, open_runs, read_given, recount
 from tests.chaos.faults.brokers import AWAY

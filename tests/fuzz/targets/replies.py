@@ -99,7 +99,7 @@ def vllm(folder: Path) -> Check:
     from streams.engines.vllm.responses import completions, prompt_logprobs, stream_chunk
     from streams.engines.vllm.verify import Proof
     from streams.errors import ModelServerError
-    from streams.stages.policy.responses import ServedVersion, response
+    from streams.stages.policy.response_writer import ServedVersion, response
     from tests.support.models.tiny import tiny_model, tiny_tokenizer
     from tests.support.vllm.contract import REQUESTS
 

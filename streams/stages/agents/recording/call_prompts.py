@@ -23,7 +23,7 @@ from streams.engines.rendering.rendering import Rendering
 from streams.errors import CallError, EventError
 from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.agents.recording.conversations import Conversation
-from streams.stages.agents.trajectories.chains import Chains, Placement
+from streams.stages.agents.trajectories.call_chains import Chains, Placement
 
 SHORT = 1000
 """Characters of a call's messages and tools that take less than a millisecond to render."""

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from schemas.events import Message, Observed, Sampling, Tool
 from streams.engines.rendering.answer_form import AnswerForm
 from streams.errors import CallError
-from streams.stages.agents.trajectories.chains import Digests
+from streams.stages.agents.trajectories.call_chains import Digests
 
 CallProtocol = Literal["chat", "completions", "responses", "messages"]
 

@@ -19,7 +19,7 @@ from schemas.conventions import RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import CallInProgress, ModelCall
-from streams.stages.agents.trajectories.chains import Chains
+from streams.stages.agents.trajectories.call_chains import Chains
 
 RETRIED_MS = 600_000
 """How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from streams.adapters.admission.queue import TaskQueue
+from streams.adapters.admission.task_queue import TaskQueue
 from streams.kafka import times
 from streams.observability import catalog
 from streams.observability.metrics import Meter

@@ -1,6 +1,6 @@
 """From the turns of a run to its trajectory: chains of calls in which every sampled token has one owner.
 
-    turns, ended ──► forest (chains.py) ──► chains: the conversation, then its branches ──► Trajectory
+    turns, ended ──► forest (call_chains.py) ──► chains: the conversation, then its branches ──► Trajectory
                                        └─► left out, with the reason
 
 The conversation is the chain that ends with the last call of its lineage: where a history was rewritten, the new one.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from schemas.events import Continuity, Message, TrajectoryEvent, Turn
-from streams.stages.agents.trajectories.chains import Chains, PlacedTurn, Role
+from streams.stages.agents.trajectories.call_chains import Chains, PlacedTurn, Role
 
 LeftOutReason = Literal["auxiliary", "failed", "undelivered", "late", "conflict", "broken"]
 

@@ -28,8 +28,8 @@ from schemas import serde
 from schemas.conventions import deadline_ms
 from schemas.events import Coordinates, Task
 from streams.adapters.admission.admission import RecentTasks
-from streams.adapters.admission.choose import WaitingTask
-from streams.adapters.admission.state import PolicyLog
+from streams.adapters.admission.policy_log import PolicyLog
+from streams.adapters.admission.sampling_batch import WaitingTask
 from streams.adapters.admission.task_reader import PolicyTasks
 from streams.kafka import times
 from streams.kafka.reader import fetch

@@ -28,10 +28,10 @@ from typing import Final, NamedTuple, Self, get_args
 from pydantic import SecretStr
 
 from schemas.events import AgentEvent, AgentType, Coordinates, Ending, Observed, Response, Task, derive_id
-from streams.adapters.admission.choose import WaitingTask, choose
 from streams.adapters.admission.held_back import HeldBack, room
-from streams.adapters.admission.queue import TaskQueue
-from streams.adapters.admission.state import PolicyLog, give_up_ms
+from streams.adapters.admission.policy_log import PolicyLog, give_up_ms
+from streams.adapters.admission.sampling_batch import WaitingTask, choose
+from streams.adapters.admission.task_queue import TaskQueue
 from streams.adapters.admission.task_reader import TaskReader
 from streams.adapters.router import route
 from streams.errors import RefusedError, ServerUnavailable

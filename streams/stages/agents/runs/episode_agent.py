@@ -21,9 +21,9 @@ from schemas.events import EpisodeStart, Task
 from streams.environments.episodes.environment import Environment, EpisodeError, Observation, StepResult
 from streams.environments.episodes.running_episode import RunningEpisode
 from streams.stages.agents.runs.agent_process import RunContext
+from streams.stages.agents.runs.agent_runner import RunWork
 from streams.stages.agents.runs.connection_pool import KeptAlive
-from streams.stages.agents.runs.model_calls import CallFailed, ModelCalls, action_of
-from streams.stages.agents.runs.run import RunWork
+from streams.stages.agents.runs.episode_calls import CallFailed, ModelCalls, action_of
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 
