@@ -71,9 +71,8 @@ def headers(folder: Path) -> Check:
         assert key_of(letter, topics(Settings().topics)["dead-letters"]) == key
         trace = trace_context.of_headers(named)
         assert trace_of(letter).keys() <= {trace_context.HEADER}
-        return (
-            None if found is None or trace_context.parse(found.traceparent) == found else "a trace that is not its own"
-        )
+        own = trace is None or trace_context.parse(trace.traceparent) == trace
+        return None if own else "a trace that is not its own"
 
     return check
 
