@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from streams.tools.archive.history import Source
     from streams.tools.distributed.data_engine import EngineName
     from streams.tools.replay.held_out import HeldOutSuite
-    from streams.tools.replay.replay import Report
-    from streams.tools.replay.run import ReplayRequest
+    from streams.tools.replay.replay_context import Report
+    from streams.tools.replay.run_replay import ReplayRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
 OPTIONS = (
@@ -105,7 +105,7 @@ def replay_plan(call: AppContext, /, output: Output, source: Source, **options: 
     Counts tasks, responses, rewards, groups, batches and steps, and estimates the time. Writes nothing.
     """
     from streams import output as show
-    from streams.tools.replay import plan as planning
+    from streams.tools.replay import plan_replay as planning
 
     request = _request(call.settings, options, source)
     row = planning.plan(call.settings, request, _history(call.settings, source)).plain()
@@ -141,7 +141,7 @@ def replay_run(
     (docs/scale.md).
     """
     from streams import output as show
-    from streams.tools.replay import run as replaying
+    from streams.tools.replay import run_replay as replaying
 
     source = archive_for(on, source)
     request = _request(call.settings, options, source)
@@ -184,7 +184,7 @@ def _request(settings: Settings, options: dict[str, Any], source: Source) -> Rep
     """Return the request that the options make. Raises SettingsError."""
     from streams.kafka.times import parse_time
     from streams.scorers import named_sources
-    from streams.tools.replay.run import ReplayRequest
+    from streams.tools.replay.run_replay import ReplayRequest
     from streams.tools.replay.selection import Selection
 
     policy = options["policy"] or settings.policy.name
@@ -310,7 +310,7 @@ def replay_evaluate(
     from streams import output as show
     from streams.scorers import named_sources
     from streams.tools.replay import held_out as asking
-    from streams.tools.replay.replay import Stopped
+    from streams.tools.replay.replay_context import Stopped
 
     suite = asking.HeldOutSuite(
         generator=generator,

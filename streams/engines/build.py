@@ -30,8 +30,8 @@ ENGINES = {
         "streams.engines.local.continuous:build_tokens",
     ),
     "vllm": EngineBuilders(
-        "streams.engines.vllm.engine:VllmEngine",
-        "streams.engines.vllm.tokens:build_tokens",
+        "streams.engines.vllm.vllm_engine:VllmEngine",
+        "streams.engines.vllm.vllm_tokens:build_tokens",
     ),
 }
 """Each value of policy.engine, and how it is built."""

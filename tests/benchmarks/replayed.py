@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 
 from streams.settings.load import load
-from streams.tools.replay import run as replay
-from streams.tools.replay.run import ReplayRequest
+from streams.tools.replay import run_replay as replay
+from streams.tools.replay.run_replay import ReplayRequest
 from streams.tools.replay.selection import Selection
 
 TICK_S = 0.1

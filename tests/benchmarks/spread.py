@@ -14,8 +14,8 @@ from typing import Any
 
 from streams.settings.load import load
 from streams.tools.archive import history
-from streams.tools.replay import run as replay
-from streams.tools.replay.run import ReplayRequest
+from streams.tools.replay import run_replay as replay
+from streams.tools.replay.run_replay import ReplayRequest
 from streams.tools.replay.selection import Selection
 from tests.support.log.spread_replay import NAME
 

@@ -35,7 +35,7 @@ def run() -> Iterator[dict[str, Any]]:
         return
     from streams.engines.base_model import folder_of, load_base
     from streams.engines.local.transformers_engine import TransformersEngine
-    from streams.engines.vllm.engine import VllmEngine
+    from streams.engines.vllm.vllm_engine import VllmEngine
     from streams.settings.model import Model, Policy, Settings
     from tests.support.vllm.server import vllm_server
 

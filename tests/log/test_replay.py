@@ -20,8 +20,8 @@ from streams.kafka.history import LogHistory
 from streams.settings.model import Archive, Settings
 from streams.tools.archive import history, sync
 from streams.tools.audit.reading import Audit
-from streams.tools.replay import driver, experiments, plan as planning, run as replay, selection
-from streams.tools.replay.run import ReplayRequest, ReplayResult
+from streams.tools.replay import driver, experiments, plan_replay as planning, run_replay as replay, selection
+from streams.tools.replay.run_replay import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
 from tests.support.factories import task
 from tests.support.log.replay_source import (
@@ -169,7 +169,7 @@ def consumer_groups(settings: Settings) -> list[str]:
 def test_a_run_that_is_stopped_in_every_stage_and_asked_to_go_on_ends_with_the_same_topics(
     source: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streams.tools.replay.replay.REPORT_EVERY", 1)
+    monkeypatch.setattr("streams.tools.replay.replay_context.REPORT_EVERY", 1)
     stages = ["copying responses", "scoring", "joining", "writing groups", "cutting batches"]
     for stage in stages:
         stop = threading.Event()

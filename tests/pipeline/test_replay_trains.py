@@ -16,9 +16,9 @@ from streams.errors import NotFoundError, RefusedError
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
 from streams.tools.archive import history
-from streams.tools.replay import comparison, experiments, held_out, run as replay
+from streams.tools.replay import comparison, experiments, held_out, run_replay as replay
 from streams.tools.replay.held_out import HeldOutSuite
-from streams.tools.replay.run import ReplayRequest, ReplayResult
+from streams.tools.replay.run_replay import ReplayRequest, ReplayResult
 from streams.tools.replay.selection import Selection
 from tests.support.log.replay_source import NUMBER, shaped, write
 from tests.support.log.shared_node import own_prefix

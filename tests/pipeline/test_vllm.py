@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 
 from streams.engines.base_model import load_base
 from streams.engines.protocol import Completion, EnginePart
-from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.launch import free_port
-from streams.engines.vllm.tokens import VllmTokenEngine
+from streams.engines.vllm.vllm_engine import VllmEngine
+from streams.engines.vllm.vllm_tokens import VllmTokenEngine
 from streams.errors import EventError
 from tests.support.vllm.contract import CONTEXT, GENERATIONS, REQUESTS, save_all, settings_for
 from tests.support.vllm.server import vllm_or_skip, vllm_server

@@ -19,8 +19,8 @@ from streams.tools.distributed.connect import check_node
 from streams.tools.distributed.data_engine import EngineName, executor_error
 from streams.tools.distributed.executor import ReleaseCheck, release
 from streams.tools.distributed.pieces import for_executors
-from streams.tools.replay import run as replay
-from streams.tools.replay.run import ReplayRequest
+from streams.tools.replay import run_replay as replay
+from streams.tools.replay.run_replay import ReplayRequest
 from streams.tools.replay.selection import Selection
 
 STORE = "/archive"

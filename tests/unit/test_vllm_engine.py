@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from streams.engines.build import build
 from streams.engines.protocol import EnginePart, MixedEngine
-from streams.engines.vllm import engine as vllm_engine
-from streams.engines.vllm.engine import VllmEngine
+from streams.engines.vllm import vllm_engine
+from streams.engines.vllm.completions_api import seed_of
 from streams.engines.vllm.probe import WeightChange, change
-from streams.engines.vllm.responses import seed_of
+from streams.engines.vllm.vllm_engine import VllmEngine
 from streams.errors import EventError, SettingsError
 from streams.observability.trace_context import Context
 from tests.support.vllm.contract import (

@@ -15,7 +15,7 @@ import pytest
 
 from streams.engines.vllm import client
 from streams.engines.vllm.client import VllmServer, VllmServers, rendezvous
-from streams.engines.vllm.engine import VllmEngine
+from streams.engines.vllm.vllm_engine import VllmEngine
 from streams.errors import ServerUnavailable, SettingsError, StreamwardError
 from streams.settings.model import Policy
 from tests.support.doubles.judge import drips, judging

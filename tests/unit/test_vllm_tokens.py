@@ -14,8 +14,8 @@ import pytest
 
 from streams.engines.base_model import Base, load_base
 from streams.engines.token_stream import TokenStream
-from streams.engines.vllm.responses import seed_of, stream_body
-from streams.engines.vllm.tokens import VllmTokenEngine
+from streams.engines.vllm.completions_api import seed_of, stream_body
+from streams.engines.vllm.vllm_tokens import VllmTokenEngine
 from streams.errors import EventError, RefusedError
 from tests.support.processes import until
 from tests.support.vllm.contract import GENERATIONS, Replay, Said, generation, replay, settings_for, stream_of

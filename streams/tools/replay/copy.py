@@ -18,7 +18,7 @@ from streams.kafka import admin
 from streams.kafka.record import Record
 from streams.kafka.topics import Topic, topics
 from streams.settings.model import Settings
-from streams.tools.replay.replay import Replay
+from streams.tools.replay.replay_context import Replay
 from streams.tools.replay.selection import bounds
 
 LABELS = ("tasks", "responses", "rewards", "group-control")

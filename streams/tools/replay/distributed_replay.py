@@ -42,7 +42,7 @@ from streams.tools.replay.parts import (
 )
 from streams.tools.replay.recorded_lag import Trained
 from streams.tools.replay.regroup import STOP_EVERY, Spool, spool_folder, write_spooled
-from streams.tools.replay.replay import Replay, Stopped
+from streams.tools.replay.replay_context import Replay, Stopped
 
 
 def check_replayable(engine: DataEngine, source: Settings, ranges: tuple[SourceRange, ...]) -> None:

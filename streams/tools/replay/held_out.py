@@ -34,7 +34,7 @@ from streams.stages.scoring import agent as scoring
 from streams.stages.tasks import submit, suites
 from streams.tools.replay import driver, experiments
 from streams.tools.replay.regroup import partition_records
-from streams.tools.replay.replay import Report, Stopped
+from streams.tools.replay.replay_context import Report, Stopped
 
 DEADLINE_MS = 24 * 3600 * 1000
 """For an answer: the command waits for all of them."""

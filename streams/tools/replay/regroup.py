@@ -40,7 +40,7 @@ from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.tools.replay import driver
 from streams.tools.replay.recorded_lag import Trained
-from streams.tools.replay.replay import Replay, Stopped
+from streams.tools.replay.replay_context import Replay, Stopped
 from streams.tools.replay.selection import bounds
 
 RecordFilter = Callable[[Record], bool]

@@ -26,7 +26,7 @@ from streams.kafka.topics import topics
 from streams.scorers import ScoreOutcome, Scorers
 from streams.stages.scoring.agent import reward_of, unwritable
 from streams.stages.scoring.task_lookup import TaskLookup
-from streams.tools.replay.replay import Replay
+from streams.tools.replay.replay_context import Replay
 from streams.tools.replay.selection import bounds
 
 MAX_PENDING = 256

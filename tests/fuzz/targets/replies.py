@@ -96,8 +96,8 @@ def vllm(folder: Path) -> Check:
 
     from streams.engines.rendering.prompts import Prompts
     from streams.engines.vllm.client import VllmServer
-    from streams.engines.vllm.responses import completions, prompt_logprobs, stream_chunk
-    from streams.engines.vllm.verify import Proof
+    from streams.engines.vllm.completions_api import completions, prompt_logprobs, stream_chunk
+    from streams.engines.vllm.server_proof import Proof
     from streams.errors import ModelServerError
     from streams.stages.policy.response_writer import ServedVersion, response
     from tests.support.models.tiny import tiny_model, tiny_tokenizer

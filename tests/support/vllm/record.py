@@ -21,8 +21,8 @@ from typing import Any
 
 import httpx
 
-from streams.engines.vllm.engine import VllmEngine
 from streams.engines.vllm.launch import python_with_vllm
+from streams.engines.vllm.vllm_engine import VllmEngine
 from tests.support.vllm.contract import (
     CONTEXT,
     FILE,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streams.engines.vllm import client
-from streams.engines.vllm.engine import VllmEngine
+from streams.engines.vllm.vllm_engine import VllmEngine
 from tests.support.vllm.contract import (
     REQUESTS,
     Replay,

@@ -37,7 +37,7 @@ from streams.tools.replay import distributed_replay, experiments, recorded_lag, 
 from streams.tools.replay.copy import commit_ends, copy
 from streams.tools.replay.experiments import Experiment, Journal
 from streams.tools.replay.regroup import write_batches, write_groups
-from streams.tools.replay.replay import Replay, ReplayProgress, Report, Stopped, Writer
+from streams.tools.replay.replay_context import Replay, ReplayProgress, Report, Stopped, Writer
 from streams.tools.replay.selection import SelectedTasks, Selection
 
 TICK_S = 0.5

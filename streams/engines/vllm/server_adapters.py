@@ -1,6 +1,6 @@
 """The adapters of one policy on its vLLM servers: put where the servers find them, loaded, verified, unloaded.
 
-    adapter ──► policy.server_folder ──► loaded under a new name ──► listed? as predicted? (verify.py) ──► served
+    adapter ──► policy.server_folder ──► loaded under a new name ──► listed? as predicted? (server_proof.py) ──► served
 
 An adapter's name on every server is made of policy, version and the hash of its files, so the model name in a request
 says which version is wanted.
@@ -22,9 +22,9 @@ from schemas.events import Sampling
 from streams.engines.base_model import Base
 from streams.engines.rendering.prompts import Prompts
 from streams.engines.vllm.client import VllmServer, VllmServers
+from streams.engines.vllm.completions_api import needs_processed, unprocessed
 from streams.engines.vllm.probe import Probe
-from streams.engines.vllm.responses import needs_processed, unprocessed
-from streams.engines.vllm.verify import Loaded, Proof
+from streams.engines.vllm.server_proof import Loaded, Proof
 from streams.errors import (
     BadAnswer,
     EventError,

@@ -29,7 +29,7 @@ from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.batches import BatchWindow, Cutter
 from streams.tools.replay import driver, experiments, recorded_lag
 from streams.tools.replay.regroup import partition_records
-from streams.tools.replay.run import ReplayRequest, new_experiment, select_tasks, settings_of
+from streams.tools.replay.run_replay import ReplayRequest, new_experiment, select_tasks, settings_of
 from streams.tools.replay.selection import SelectedTasks
 
 SAMPLE = 16

@@ -1,13 +1,13 @@
 """Sample with vLLM servers, each used only after verifying which weights it serves.
 
-    serve:   adapter ──► policy.server_folder ──► loaded under a new name ──► listed? as predicted? (verify.py)
-    sample:  prompt ids ──► POST /v1/completions, one request per task ──► checked (responses.py) ──► completions
+    serve:   adapter ──► policy.server_folder ──► loaded under a new name ──► listed? as predicted? (server_proof.py)
+    sample:  prompt ids ──► POST /v1/completions, one request per task ──► checked (completions_api.py) ──► completions
     sample_mixed: the same for several versions at once, which the servers then decode together
 
-The model name in the request says which version is wanted (adapters.py), and the answer must carry the same. A server
-that lists an adapter but answers with the base is detected by its logprobs (probe.py), and not used for this adapter;
-if no server serves it, the adapter is refused and the old version stays in service. A server that was unreachable or
-has lost its adapters (vLLM forgets them when it restarts) is verified again before it is used.
+The model name in the request states the version (server_adapters.py), and the answer must carry the same. A server that
+lists an adapter but answers with the base is detected by its logprobs (probe.py), and not used for this adapter; if no
+server serves it, the adapter is refused and the old version stays in service. A server that was unreachable or has lost
+its adapters (vLLM forgets them when it restarts) is verified again before it is used.
 
 vLLM has to be started with --enable-lora, --max-lora-rank of at least trainer.lora_rank, and in its environment
 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Its logprobs are those before temperature and top_p, unless it is started with
@@ -15,9 +15,9 @@ VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Its logprobs are those before temperature an
 servers that are. On a CPU it needs --no-enable-chunked-prefill as well: version 0.32.0 ends when a seeded prompt is run
 in two parts there (it rewinds a generator that a CPU cannot rewind). launch.py starts a server with all of this.
 
-One request for all slots of a task takes the client a tenth of the CPU time that a stream for each slot takes, at 12
-tokens a slot, and a twentieth at 128 (tokens.py); and it is tried again as a whole, so that a server that fails in the
-middle of its answers loses no task. Therefore rounds are not made of streams.
+Rounds are not made of streams (vllm_tokens.py): one request for all slots of a task takes a ninth of the client's CPU
+time that a stream for each slot takes, with 12 tokens a slot, and a twentieth with 128; and it can be tried again as a
+whole, so that a server that fails in the middle of its answers loses no task.
 
 An agent killed by SIGKILL leaves its copies in policy.server_folder, and its names on the servers.
 """
@@ -31,10 +31,10 @@ from pathlib import Path
 
 from streams.engines.base_model import load_base
 from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed
-from streams.engines.vllm.adapters import VllmAdapters
 from streams.engines.vllm.client import VllmServer
-from streams.engines.vllm.responses import completions, completions_body, needs_processed, unanswerable
-from streams.engines.vllm.verify import Loaded
+from streams.engines.vllm.completions_api import completions, completions_body, needs_processed, unanswerable
+from streams.engines.vllm.server_adapters import VllmAdapters
+from streams.engines.vllm.server_proof import Loaded
 from streams.errors import BadAnswer, EventError, RequestRejected, ServerError, StreamwardError, WrongModel
 from streams.settings.model import Settings
 
