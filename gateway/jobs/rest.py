@@ -41,7 +41,7 @@ from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, Tool
 from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action
-from streams.environments.episodes.trial import TrialEpisode, try_twice
+from streams.environments.episodes.trial_episode import TrialEpisode, try_twice
 from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
 from streams.jobs import job_log, request as requests, view
 from streams.jobs.job_log import JobLog

@@ -31,7 +31,7 @@ from streams.access.keys import mask
 from streams.access.roles import Action, Principal, decide
 from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
-from streams.evaluation import run as evaluation
+from streams.evaluation import suite_tasks as evaluation
 from streams.jobs import request as requests, view
 from streams.jobs.job_answers import JobAnswers, answers
 from streams.jobs.job_log import JobCommandKind, JobLog

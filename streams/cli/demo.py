@@ -65,7 +65,7 @@ def demo(
     """
     from rich.console import Console
 
-    from streams.demo import demo as loop
+    from streams.demo import demo_options as loop
 
     family_options = json_object(options, "--options")
     plan = loop.DemoOptions(**chosen, options=family_options, config=call.config, overrides=call.overrides)

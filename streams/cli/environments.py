@@ -1,6 +1,6 @@
 """The commands of environments: list, try, replay.
 
-name, seed ──► episodes/trial.py ──► the same episode twice, or an error
+name, seed ──► episodes/trial_episode.py ──► the same episode twice, or an error
 tasks, trajectories, turns ──► tools/episodes.py ──► equal to the recorded episode, or the difference
 """
 
@@ -80,7 +80,7 @@ def environments_try(
     from streams import output as show
     from streams.environments.environment_pool import EnvironmentPool
     from streams.environments.episodes.environment import Action
-    from streams.environments.episodes.trial import try_twice
+    from streams.environments.episodes.trial_episode import try_twice
 
     start = EpisodeStart(name=name, settings=settings, seed=seed)
     scripted = [Action(text) for text in actions] or None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from streams.adapters.versions import AdapterState
-    from streams.evaluation.suites import Suite
+    from streams.evaluation.suite import Suite
     from streams.output import Output
     from streams.settings.model import Settings
 
@@ -71,7 +71,7 @@ def evaluate(
     """
     from streams.adapters import versions as adapters
     from streams.errors import SettingsError
-    from streams.evaluation import asking
+    from streams.evaluation import version_scores
     from streams.stages.tasks import suites
 
     settings, options = call.settings_to_write, EvaluateOptions(**chosen)
@@ -82,8 +82,8 @@ def evaluate(
         )
     suite, name = suites.load(source, settings.topics), options.policy or settings.policy.name
     state = adapters.read_state(settings, name)
-    versions = asking.choose(state, options.version, options.against, compare=not options.no_compare)
-    missing = asking.open_versions(state, suite.name, versions)
+    versions = version_scores.choose(state, options.version, options.against, compare=not options.no_compare)
+    missing = version_scores.open_versions(state, suite.name, versions)
     if missing:
         sent, present = suites.ask(settings, suite, name, missing)
         numbers = ", ".join(map(str, missing))
@@ -91,9 +91,9 @@ def evaluate(
         _say(f"{subject}: {len(sent)} tasks submitted, {len(present)} already in the log.")
     if missing and wait:
         with until_stopped() as stop:
-            state = asking.wait(settings, suite.name, name, versions, stop=stop, report=_say)
+            state = version_scores.wait(settings, suite.name, name, versions, stop=stop, report=_say)
     _show(settings, state, suite, versions, output)
-    if missing and wait and asking.open_versions(state, suite.name, versions):
+    if missing and wait and version_scores.open_versions(state, suite.name, versions):
         click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)
 
@@ -105,7 +105,7 @@ def _say(text: str) -> None:
 def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple[int, ...], output: Output) -> None:
     """Print the scores of each version, and the gains of the first over the others."""
     from streams import output as show
-    from streams.evaluation import asking
+    from streams.evaluation import version_scores
     from streams.stages.rollouts import guard
 
     confidence = settings.guard.confidence
@@ -114,11 +114,11 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
     for number in versions:
         version = state.versions[number]
         head = {"version": number, "status": version.status}
-        rows += [head | score for score in asking.scores(version, suite.name, confidence)]
+        rows += [head | score for score in version_scores.scores(version, suite.name, confidence)]
     gains: list[dict[str, Any]] = []
     for number in dict.fromkeys((*versions[1:], state.primary, 0)):
         if number != first.version:
-            gains += asking.gains(first, state.versions[number], suite.name, confidence)
+            gains += version_scores.gains(first, state.versions[number], suite.name, confidence)
     ruling = None
     if first.version != state.primary and any(gain["against"] == state.primary for gain in gains):
         primary = state.versions[state.primary]
@@ -127,7 +127,7 @@ def _show(settings: Settings, state: AdapterState, suite: Suite, versions: tuple
         judgement = None
         if ruling is not None:
             judgement = {"verdict": ruling.verdict, "against": state.primary, "reasons": list(ruling.reasons)}
-        waiting = asking.open_versions(state, suite.name, versions)
+        waiting = version_scores.open_versions(state, suite.name, versions)
         whole = {"policy": state.policy, "version": first.version, "suite": suite.name, "waiting": waiting}
         print(show.json_line({**whole, "scores": rows, "gains": gains, "guard": judgement}))
         return

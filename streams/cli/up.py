@@ -16,7 +16,7 @@ from streams.errors import SettingsError
 
 if TYPE_CHECKING:
     from schemas.events import Task
-    from streams.demo.up import UpPlan
+    from streams.demo.up_plan import UpPlan
     from streams.settings.model import Settings
 
 
@@ -80,8 +80,8 @@ def up(
     """
     from rich.console import Console
 
-    from streams.demo import run as loop
-    from streams.demo.up import UpPlan
+    from streams.demo import loop_run as loop
+    from streams.demo.up_plan import UpPlan
 
     policy = () if reading.policy is None else (f"policy.name={reading.policy}",)
     scorers = (text.partition("=")[0].partition(":") for text in reading.scorers)

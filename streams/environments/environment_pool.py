@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from schemas.events import EpisodeStart
+from streams.environments.by_reference import check_kind, host_of, imported_module, is_reference, is_server
 from streams.environments.episodes.environment import (
     OBSERVATION,
     RESULT,
@@ -34,7 +35,6 @@ from streams.environments.episodes.environment import (
     StepResult,
 )
 from streams.environments.listed import open_listed, settings_of
-from streams.environments.references import check_kind, host_of, imported_module, is_reference, is_server
 from streams.processes.worker_pipe import START_LIMIT_S, WorkerError, WorkerKind, WorkerProcess
 from streams.settings.model import Environments
 

@@ -1,7 +1,7 @@
 """The environments with a name, and how any environment's settings are read.
 
     calculator, lookup, …        built in, and listed: the same episode for the same seed, in this thread
-    gymnasium:ID, module:Class   by reference: imported when it is opened, in a process of its own (references.py)
+    gymnasium:ID, module:Class   by reference: imported when it is opened, in a process of its own (by_reference.py)
 
 A name in a task of the log is only looked up here, and never imported.
 """

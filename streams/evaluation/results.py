@@ -32,7 +32,7 @@ from typing import NamedTuple
 from schemas.events import AdapterEvent, AdvantagedGroup, GroupResponse, Outcome, derive_id
 from streams.errors import ContradictoryEvent
 from streams.evaluation import intervals
-from streams.evaluation.suites import SUCCESS_REWARD
+from streams.evaluation.suite import SUCCESS_REWARD
 from streams.worker.table_rows import pack, unpack
 
 STAGE = "rollouts"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from schemas.events import AdvantagedGroup, Message, Sampling, Task, derive_id
-from streams.evaluation.suites import Suite
+from streams.evaluation.suite import Suite
 from streams.jobs.state import JobState
 
 JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import Task
-from streams.demo.plan import ONE_MACHINE
+from streams.demo.loop_plan import ONE_MACHINE
 from streams.engines.vllm.launch import free_port
 from streams.settings.load import load, to_env
 from streams.settings.model import Settings

@@ -26,7 +26,7 @@ from dataclasses import replace
 from schemas.events import AdapterEvent, AdvantagedGroup
 from streams.adapters.serving import Serving
 from streams.adapters.versions import read_state
-from streams.demo.plan import ONE_MACHINE
+from streams.demo.loop_plan import ONE_MACHINE
 from streams.evaluation.sequential import ARMS
 from streams.kafka import times
 from streams.kafka.producer import Producer

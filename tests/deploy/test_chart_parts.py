@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 from yaml import safe_load_all
 
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError
-from streams.evaluation import run as evaluate
+from streams.evaluation import suite_tasks as evaluate
 from streams.kafka import topics
 from streams.observability import catalog
 from streams.settings.model import Kafka, Schemas, Serve, Topics

@@ -81,7 +81,7 @@ SMALL = [
     "streams.scorers.registry",
     "streams.stages.tasks.generators",
     "streams.adapters.store",
-    "streams.evaluation.asking",
+    "streams.evaluation.version_scores",
     "streams.stages.rollouts.guard",
     "streams.stages.rollouts.canary",
     "streams.kafka.registry.register",

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Task
 from streams.cli.root import cli
-from streams.evaluation import asking, results
+from streams.evaluation import results, version_scores
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.load import to_env
@@ -135,11 +135,11 @@ def test_a_wait_says_who_does_not_move(made: Settings, file: Path) -> None:
         stop.set()
 
     suites.ask(made, suite, "p", [1])
-    state = asking.wait(made, suite.name, "p", [1], stop=stop, report=told, quiet_s=0.2)
+    state = version_scores.wait(made, suite.name, "p", [1], stop=stop, report=told, quiet_s=0.2)
     assert said == [
         "waiting for version 1 (0 tasks since); no response has come: run `streamward policy` with policy.name=p"
     ]
-    assert asking.open_versions(state, suite.name, [1]) == [1]
+    assert version_scores.open_versions(state, suite.name, [1]) == [1]
 
 
 @pytest.mark.parametrize(

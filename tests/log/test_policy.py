@@ -38,7 +38,7 @@ from streams.cli.root import cli
 from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError, StreamwardError
-from streams.evaluation.run import evaluation
+from streams.evaluation.suite_tasks import evaluation
 from streams.kafka import admin as cluster
 from streams.kafka.client import client_config
 from streams.kafka.producer import Producer

@@ -28,7 +28,7 @@ import psutil
 import pytest
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Response, Reward, Task, derive_id
-from streams.demo import demo, run as loop
+from streams.demo import demo_options as demo, loop_run as loop
 from streams.kafka.node import process as broker
 from streams.kafka.node.config import DEFAULT_PORT, HOST
 from streams.kafka.retry import BrokerUnreachable

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from schemas.events import EpisodeStart
+from streams.environments.by_reference import load
 from streams.environments.episodes.environment import Action, Environment, EpisodeError
-from streams.environments.episodes.trial import try_twice
+from streams.environments.episodes.trial_episode import try_twice
 from streams.environments.listed import LISTED, open_listed
-from streams.environments.references import load
 from tests import skips
 
 pytestmark = pytest.mark.environments

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from schemas.events import EpisodeStart, Message, ToolCall
+from streams.environments.by_reference import load
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, EpisodeError
 from streams.environments.episodes.running_episode import RunningEpisode
-from streams.environments.episodes.trial import try_twice
-from streams.environments.references import load
+from streams.environments.episodes.trial_episode import try_twice
 from streams.settings.model import Environments
 from tests import skips
 from tests.support.processes import until

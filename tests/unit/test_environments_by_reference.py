@@ -17,7 +17,7 @@ from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
 from streams.environments.episodes.running_episode import MAX_OBSERVATION, RunningEpisode
-from streams.environments.episodes.trial import try_twice
+from streams.environments.episodes.trial_episode import try_twice
 from streams.environments.listed import open_listed
 from streams.settings.model import Environments
 from tests.support.doubles import odd_environment

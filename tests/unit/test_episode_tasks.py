@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from schemas.events import EpisodeStart, RewardSource
+from streams.demo.loop_run import PROCESSES, commands
 from streams.demo.players import PLAYERS
-from streams.demo.run import PROCESSES, commands
-from streams.demo.up import UpPlan
+from streams.demo.up_plan import UpPlan
 from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.episodes.environment import Action, Environment
 from streams.errors import SettingsError

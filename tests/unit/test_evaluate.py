@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from schemas.events import Task, derive_id, problems
-from streams.evaluation.run import evaluation, in_turns, is_due, tasks_for
+from streams.evaluation.suite_tasks import evaluation, in_turns, is_due, tasks_for
 from streams.settings.model import Guard
 from streams.stages.tasks import suites
 from tests.support import factories

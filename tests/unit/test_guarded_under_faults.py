@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, Task
 from schemas.serde import decode, encode
-from streams.evaluation.suites import Suite
+from streams.evaluation.suite import Suite
 from streams.settings.model import Guard
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from streams.demo.demo import DemoOptions, check
+from streams.demo.demo_options import DemoOptions, check
 from streams.demo.progress import Progress
 from streams.demo.settings_file import finds_settings, leave_settings
-from streams.demo.up import UpPlan
+from streams.demo.up_plan import UpPlan
 from streams.errors import SettingsError
 from streams.kafka.node.config import Node, remember
 from streams.settings.load import CONFIG_FILE, load, save

@@ -20,7 +20,7 @@ from schemas.events import (
     Task,
 )
 from schemas.serde import encode
-from streams.demo import run
+from streams.demo import loop_run as run
 from streams.demo.progress import Progress, waits
 from streams.kafka.record import Record, dead_letter
 from streams.kafka.topics import topic_of, topics

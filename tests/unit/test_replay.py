@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from schemas.events import Coordinates, ExperimentEvent
 from streams.errors import SettingsError
-from streams.evaluation import run as evaluate
+from streams.evaluation import suite_tasks as evaluate
 from streams.kafka.times import parse_time
 from streams.scorers import named_sources
 from streams.settings.load import load, save

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from schemas.events import Coordinates
 from schemas.serde import encode
-from streams.demo import report
-from streams.demo.demo import DemoOptions
+from streams.demo import loop_report as report
+from streams.demo.demo_options import DemoOptions
 from streams.demo.progress import HeldOut, Progress
 from streams.demo.settings_file import leave_settings
 from streams.kafka.record import Record, dead_letter

@@ -12,7 +12,7 @@ import pytest
 from schemas.events import AdapterEvent, Task
 from streams.adapters import versions as adapters
 from streams.errors import SettingsError
-from streams.evaluation.suites import Suite
+from streams.evaluation.suite import Suite
 from streams.settings.model import Canary, Guard, Rollouts, Settings
 from streams.stages.rollouts import stage as rollouts
 from streams.stages.rollouts.state import RolloutRule, RolloutState, rule_of

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.events import RewardSource, problems
 from streams.errors import NotFoundError, SettingsError, StreamwardError
-from streams.evaluation.suites import Suite
+from streams.evaluation.suite import Suite
 from streams.stages.tasks import generators, suites
 
 ROOT = Path(__file__).parents[2]

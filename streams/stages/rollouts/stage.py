@@ -36,7 +36,7 @@ from schemas.serde import Poison, decode, encode
 from streams.adapters.serving import DECISIONS, SWAPS, newest, refusal, step
 from streams.adapters.versions import Version
 from streams.errors import EventError
-from streams.evaluation import results as suite_results, run as evaluation
+from streams.evaluation import results as suite_results, suite_tasks as evaluation
 from streams.evaluation.results import short
 from streams.kafka.topics import topics
 from streams.observability import trace_context
@@ -45,7 +45,7 @@ from streams.stages.rollouts import canary, guard
 from streams.stages.rollouts.state import DIRECT, RolloutRule, RolloutState, dump, load, rule_of, waiting
 
 if TYPE_CHECKING:
-    from streams.evaluation.suites import Suite
+    from streams.evaluation.suite import Suite
     from streams.kafka.record import Record
     from streams.observability.tracing.tracer import Trace
     from streams.worker.driver import Driver, EventOutlet, TableRows

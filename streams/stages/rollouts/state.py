@@ -20,7 +20,7 @@ from streams.stages.rollouts.canary import CanaryTrial
 from streams.worker.table_rows import pack, unpack
 
 if TYPE_CHECKING:
-    from streams.evaluation.suites import Suite
+    from streams.evaluation.suite import Suite
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
 from streams.environments.episodes.environment import Environment, EpisodeError, Observation
-from streams.environments.episodes.trial import try_twice
+from streams.environments.episodes.trial_episode import try_twice
 from streams.environments.listed import LISTED, settings_of
 from streams.errors import SettingsError
 from streams.kafka import times

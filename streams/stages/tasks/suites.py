@@ -39,8 +39,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
 from streams.errors import EventError, NotFoundError, SettingsError
-from streams.evaluation.run import in_turns
-from streams.evaluation.suites import SUCCESS_REWARD, Suite, generated_name
+from streams.evaluation.suite import SUCCESS_REWARD, Suite, generated_name
+from streams.evaluation.suite_tasks import in_turns
 from streams.kafka import times
 from streams.scorers.verdict import nearest
 from streams.settings.model import Settings, Topics

@@ -20,7 +20,7 @@ from schemas.serde import Poison, encode
 from streams.adapters import versions as adapters
 from streams.environments.listed import LISTED
 from streams.errors import NotFoundError, RefusedError, SettingsError
-from streams.evaluation import results as suite_results, run as evaluate
+from streams.evaluation import results as suite_results, suite_tasks as evaluate
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer

@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from schemas.events import Task
-from streams.demo import run as loop
-from streams.demo.plan import ONE_MACHINE, Plan
+from streams.demo import loop_run as loop
+from streams.demo.loop_plan import ONE_MACHINE, Plan
 from streams.demo.progress import Progress
 from streams.engines.vllm import launch as vllm_launch
 from streams.environments.listed import LISTED
 from streams.errors import SettingsError
-from streams.evaluation.suites import Suite
+from streams.evaluation.suite import Suite
 from streams.kafka import times
 from streams.kafka.node import process as broker
 from streams.settings.load import load, load_with_origins

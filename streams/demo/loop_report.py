@@ -25,7 +25,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from streams.demo.plan import Plan
+from streams.demo.loop_plan import Plan
 from streams.demo.progress import HeldOut, Progress, waits
 from streams.demo.settings_file import finds_settings
 from streams.kafka.topics import topics

@@ -15,7 +15,7 @@ from typing import ClassVar
 from schemas.events import Task
 from streams.demo.progress import Progress
 from streams.demo.settings_file import is_left_here
-from streams.evaluation.suites import Suite
+from streams.evaluation.suite import Suite
 from streams.settings.load import ENV_CONFIG
 from streams.settings.model import Settings
 

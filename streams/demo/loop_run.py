@@ -26,17 +26,17 @@ from typing import Any
 from rich.console import Console
 
 from schemas.events import Task
-from streams.demo import report
-from streams.demo.plan import Plan
+from streams.demo import loop_report as report
+from streams.demo.loop_plan import Plan
+from streams.demo.loop_report import Display
 from streams.demo.players import CHILD, PLAYERS, child_env, command
 from streams.demo.progress import Progress
-from streams.demo.report import Display
 from streams.demo.restarts import RestartedProcesses, memory_bytes
 from streams.demo.settings_file import leave_settings
 from streams.engines.base_model import folder_of
 from streams.engines.vllm import launch as vllm_launch
-from streams.evaluation import run as evaluate
-from streams.evaluation.suites import Suite
+from streams.evaluation import suite_tasks as evaluate
+from streams.evaluation.suite import Suite
 from streams.kafka import admin, times
 from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer

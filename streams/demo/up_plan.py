@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from schemas.events import Task
-from streams.demo.plan import ONE_MACHINE, Plan
+from streams.demo.loop_plan import ONE_MACHINE, Plan
 from streams.demo.progress import Progress
-from streams.environments.references import settings_to_open
-from streams.evaluation.suites import Suite
+from streams.environments.by_reference import settings_to_open
+from streams.evaluation.suite import Suite
 from streams.kafka.node.config import remembered
 from streams.settings.load import BOOTSTRAP, load, load_with_origins
 from streams.settings.model import Settings

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Collection, Iterator, Sequence
 
 from schemas.events import AdapterEvent, Task, derive_id
-from streams.evaluation.suites import Suite
+from streams.evaluation.suite import Suite
 from streams.settings.model import Guard
 
 TURN = 16
