@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from streams.engines.vllm import client
-from streams.engines.vllm.client import VllmServer, VllmServers, rendezvous
+from streams.engines.vllm import servers as client
+from streams.engines.vllm.servers import VllmServer, VllmServers, rendezvous
 from streams.engines.vllm.vllm_engine import VllmEngine
 from streams.errors import ServerUnavailable, SettingsError, StreamwardError
 from streams.settings.model import Policy

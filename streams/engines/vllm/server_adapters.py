@@ -21,10 +21,10 @@ from typing import TypeVar
 from schemas.events import Sampling
 from streams.engines.base_model import Base
 from streams.engines.rendering.prompts import Prompts
-from streams.engines.vllm.client import VllmServer, VllmServers
 from streams.engines.vllm.completions_api import needs_processed, unprocessed
 from streams.engines.vllm.probe import Probe
 from streams.engines.vllm.server_proof import Loaded, Proof
+from streams.engines.vllm.servers import VllmServer, VllmServers
 from streams.errors import (
     BadAnswer,
     EventError,

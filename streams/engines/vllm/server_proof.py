@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from streams.engines.rendering.prompts import Prompts
-from streams.engines.vllm.client import VllmServer
 from streams.engines.vllm.completions_api import PLAIN, SLACK, prompt_logprobs
 from streams.engines.vllm.probe import QUESTION, SAME_BASE, Probe, change, noise
+from streams.engines.vllm.servers import VllmServer
 from streams.errors import BadAnswer, RequestRejected, ServerError, SettingsError, WrongModel
 from streams.settings.model import Policy
 

@@ -31,10 +31,10 @@ from pathlib import Path
 
 from streams.engines.base_model import load_base
 from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed
-from streams.engines.vllm.client import VllmServer
 from streams.engines.vllm.completions_api import completions, completions_body, needs_processed, unanswerable
 from streams.engines.vllm.server_adapters import VllmAdapters
 from streams.engines.vllm.server_proof import Loaded
+from streams.engines.vllm.servers import VllmServer
 from streams.errors import BadAnswer, EventError, RequestRejected, ServerError, StreamwardError, WrongModel
 from streams.settings.model import Settings
 

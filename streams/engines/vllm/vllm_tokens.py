@@ -28,10 +28,10 @@ from streams.engines.constraint import Constraint
 from streams.engines.protocol import EngineCounts, check_folder, check_generation
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.token_stream import Drawn, Generation, TokenStream
-from streams.engines.vllm.client import VllmServer
 from streams.engines.vllm.completions_api import needs_processed, stream_body, stream_chunk, unanswerable, unprocessed
 from streams.engines.vllm.server_adapters import VllmAdapters
 from streams.engines.vllm.server_proof import Loaded
+from streams.engines.vllm.servers import VllmServer
 from streams.errors import (
     BadAnswer,
     EventError,

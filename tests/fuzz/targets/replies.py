@@ -95,9 +95,9 @@ def vllm(folder: Path) -> Check:
     import httpx
 
     from streams.engines.rendering.prompts import Prompts
-    from streams.engines.vllm.client import VllmServer
     from streams.engines.vllm.completions_api import completions, prompt_logprobs, stream_chunk
     from streams.engines.vllm.server_proof import Proof
+    from streams.engines.vllm.servers import VllmServer
     from streams.errors import ModelServerError
     from streams.stages.policy.response_writer import ServedVersion, response
     from tests.support.models.tiny import tiny_model, tiny_tokenizer

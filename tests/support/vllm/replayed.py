@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streams.engines.vllm import client
+from streams.engines.vllm import servers as client
 from streams.engines.vllm.vllm_engine import VllmEngine
 from tests.support.vllm.contract import (
     REQUESTS,
