@@ -58,8 +58,8 @@ def shapes(event: type) -> dict[str, Shape]:
 def _shape(hint: Any) -> Shape:
     if hasattr(hint, "__metadata__"):
         inner, marks = _shape(hint.__origin__), hint.__metadata__
-        said = next((mark for mark in marks if isinstance(mark, str)), None)
-        docs = (said, inner.doc) if inner.base in VIEWS else (said or inner.doc,)
+        text = next((mark for mark in marks if isinstance(mark, str)), None)
+        docs = (text, inner.doc) if inner.base in VIEWS else (text or inner.doc,)
         return dataclasses.replace(
             inner,
             doc="; ".join(filter(None, docs)) or None,
@@ -88,8 +88,8 @@ def record_schema(event: type) -> dict[str, Any]:
     return _record(event, set())
 
 
-def _record(event: type, known: set[str]) -> dict[str, Any]:
-    known.add(event.__name__)
+def _record(event: type, names: set[str]) -> dict[str, Any]:
+    names.add(event.__name__)
     fields = []
     for field in dataclasses.fields(event):
         shape = shapes(event)[field.name]
@@ -97,31 +97,32 @@ def _record(event: type, known: set[str]) -> dict[str, Any]:
         doc = shape.doc or (f"one of {', '.join(shape.allowed)}" if shape.allowed else None)
         if doc:
             entry["doc"] = doc
-        entry["type"] = _type(shape, known)
-        if (default := _default(field, shape)) is not dataclasses.MISSING:
+        entry["type"] = _type(shape, names)
+        default = _default(field, shape)
+        if default is not dataclasses.MISSING:
             entry["default"] = default
         fields.append(entry)
     doc = (event.__doc__ or "").strip().splitlines()[0]
     return {"type": "record", "name": event.__name__, "namespace": NAMESPACE, "doc": doc, "fields": fields}
 
 
-def _type(shape: Shape, known: set[str]) -> Any:
-    inner = _plain_type(shape, known)
+def _type(shape: Shape, names: set[str]) -> Any:
+    inner = _plain_type(shape, names)
     return ["null", inner] if shape.optional else inner
 
 
-def _plain_type(shape: Shape, known: set[str]) -> Any:
+def _plain_type(shape: Shape, names: set[str]) -> Any:
     if shape.base is Literal:
         return "string"
     if shape.base is tuple:
         assert shape.item is not None  # noqa: S101 - a tuple's shape always has an item
-        return {"type": "array", "items": _type(shape.item, known)}
+        return {"type": "array", "items": _type(shape.item, names)}
     if shape.base is dict:
         assert shape.item is not None  # noqa: S101 - and so has a dict's
-        return {"type": "map", "values": _type(shape.item, known)}
+        return {"type": "map", "values": _type(shape.item, names)}
     if dataclasses.is_dataclass(shape.base):
         record: Any = shape.base
-        return f"{NAMESPACE}.{record.__name__}" if record.__name__ in known else _record(record, known)
+        return f"{NAMESPACE}.{record.__name__}" if record.__name__ in names else _record(record, names)
     if shape.timestamp:
         return {"type": "long", "logicalType": "timestamp-millis"}
     if shape.base in VIEWS:

@@ -1,5 +1,5 @@
-"""What readers and writers of events agree on beyond the fields: names, feedback, deadlines, missing scores, and what a
-recipe says of a version that was trained elsewhere."""
+"""Conventions of events beyond their fields: names, feedback, deadlines, missing scores, and the recipes of imported
+versions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ POLICY_LAG = "policy_lag"
 the group was complete. Version numbers of that run mean nothing in this one."""
 
 IMPORTED = "imported."
-"""How the entries of a recipe begin that say who trained a version that was not trained here."""
+"""Prefix of the entries in a recipe that give the origin of an imported version."""
 FRAMEWORK, FRAMEWORK_VERSION, TRAINED_BY = (
     IMPORTED + name for name in ("framework", "framework_version", "trained_by")
 )
 OPTIMIZER = "optimizer_state"
-"""The entry of a recipe that says where a step began with a fresh optimizer: behind an imported version."""
+"""The entry of a recipe whose step began with a fresh optimizer, after an imported version."""
 
 FEEDBACK = "feedback/"
-"""How the source of a reward begins that is somebody's opinion of an answer. No task asks for it, so no group waits for
-it or counts it; it is in the log for whoever queries or exports it. Its `response_id` is what the opinion is about: a
-response, a trajectory (the same id, where the trajectory is that of a task), or one turn."""
+"""Prefix of the source of a reward that is feedback on an answer. No task requests it, so no group waits for or counts
+it; it is in the log for queries and exports. Its `response_id` is the id of the answer: a response, a trajectory (the
+same id, if the trajectory is that of a task), or one turn."""
 FEEDBACK_VERSION = "feedback/1"
 """The `scorer_version` of such a reward."""
 
@@ -32,7 +32,7 @@ UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
 
 
 def trained_elsewhere(recipe: Mapping[str, str]) -> str | None:
-    """Return by which framework, and by whom, a version was trained that was imported; None if it was trained here.
+    """Return the framework and the trainer of an imported version; None if it was trained here.
 
     >>> trained_elsewhere({FRAMEWORK: "verl", FRAMEWORK_VERSION: "0.9", TRAINED_BY: "ann"})
     'verl 0.9, by ann'
@@ -43,7 +43,7 @@ def trained_elsewhere(recipe: Mapping[str, str]) -> str | None:
 
 
 class RatedAnswer(NamedTuple):
-    """What somebody has an opinion of: a response, a trajectory, or a turn."""
+    """The answer that feedback is about: a response, a trajectory, or a turn."""
 
     answer_id: str
     task_id: str
@@ -55,7 +55,7 @@ class RatedAnswer(NamedTuple):
 
 
 def feedback(answer: RatedAnswer, value: float, *, source: str, reason: str | None, now_ms: int) -> Reward:
-    """Return the reward that an opinion is. Each source has one opinion of an answer."""
+    """Return feedback as a reward. Each source gives one reward to an answer."""
     name = FEEDBACK + source
     return Reward(
         reward_id=derive_id(answer.answer_id, name),
@@ -78,7 +78,7 @@ def has_scores(group: AdvantagedGroup) -> bool:
     source, and then its responses have no components.
     """
     unscored = sum(left.reason in UNSCORED for left in group.left_out)
-    is_judged = group.purpose != "serve" or any(one.components for one in group.responses)
+    is_judged = group.purpose != "serve" or any(response.components for response in group.responses)
     return group.group_size > unscored and is_judged
 
 

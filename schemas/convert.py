@@ -28,21 +28,21 @@ class EncodeError(ValueError):
 
 
 class _Wrong(Exception):
-    """What was expected and found, without the path."""
+    """The expected and the actual value, without the path."""
 
 
-def checked(event: Any) -> dict[str, Any]:
+def to_plain(event: Any) -> dict[str, Any]:
     """Return the plain values of an event, for fastavro. Raises EncodeError: field, what is expected, what it holds."""
     kind: Any = type(event)
     try:
         return _lowering(kind)(event)
     except _Wrong:
         _explain(Shape(kind), event, kind.__name__, reading=False)
-        raise  # never: what was refused is refused again
+        raise  # never: the explanation raises for the same value
 
 
-def raised(kind: Any, plain: dict[str, Any]) -> Any:
-    """Return the event of this dataclass with these decoded values. Raises EncodeError as `checked` does."""
+def from_plain(kind: Any, plain: dict[str, Any]) -> Any:
+    """Return the event of this dataclass with these decoded values. Raises EncodeError as `to_plain` does."""
     try:
         return _raising(kind)(plain)
     except (_Wrong, ValueError):
@@ -71,13 +71,13 @@ def _bounds(shape: Shape) -> tuple[int, int]:
     return -(1 << bits), (1 << bits) - 1
 
 
-def _got(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"got {type(value).__name__} {value!r:.60}"
 
 
 def _careful_text(value: Any) -> str:
     if type(value) is not str:
-        raise _Wrong(f"expected str, {_got(value)}")
+        raise _Wrong(f"expected str, {_describe(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as exc:
@@ -87,14 +87,14 @@ def _careful_text(value: Any) -> str:
 
 def _careful_bool(value: Any) -> bool:
     if type(value) is not bool:
-        raise _Wrong(f"expected bool, {_got(value)}")
+        raise _Wrong(f"expected bool, {_describe(value)}")
     return value
 
 
 def _careful_int(low: int, high: int) -> Callable[[Any], int]:
     def careful(value: Any) -> int:
         if type(value) is not int:
-            raise _Wrong(f"expected int, {_got(value)}")
+            raise _Wrong(f"expected int, {_describe(value)}")
         if not low <= value <= high:
             raise _Wrong(f"expected an integer from {low} to {high}, got {value}")
         return value
@@ -104,7 +104,7 @@ def _careful_int(low: int, high: int) -> Callable[[Any], int]:
 
 def _careful_float(value: Any) -> float:
     if type(value) is not float and type(value) is not int:
-        raise _Wrong(f"expected float, {_got(value)}")
+        raise _Wrong(f"expected float, {_describe(value)}")
     if type(value) is int and not -(1 << 63) <= value < 1 << 63:
         raise _Wrong(f"expected a float, got an integer of {value.bit_length()} bits")
     if not math.isfinite(value):
@@ -144,15 +144,15 @@ def _explain(shape: Shape, value: Any, path: str, *, reading: bool) -> None:
             _explain_view(base, value, path, reading=reading)
         elif base is tuple:
             if type(value) is not (list if reading else tuple):
-                raise _Wrong(f"expected tuple, {_got(value)}")
+                raise _Wrong(f"expected tuple, {_describe(value)}")
             for number, item in enumerate(value):
                 _explain(_item(shape), item, f"{path}[{number}]", reading=reading)
         elif _is_record(base):
             if type(value) is not (dict if reading else base):
-                raise _Wrong(f"expected {base.__name__}, {_got(value)}")
+                raise _Wrong(f"expected {base.__name__}, {_describe(value)}")
             for name, inner in shapes(base).items():
-                found = value[name] if reading else getattr(value, name)
-                _explain(inner, found, f"{path}.{name}", reading=reading)
+                content = value[name] if reading else getattr(value, name)
+                _explain(inner, content, f"{path}.{name}", reading=reading)
         else:
             for key, item in value.items() if base is dict and type(value) is dict else ():
                 _explain(_item(shape), item, f"{path}[{key!r}]", reading=reading)
@@ -163,7 +163,7 @@ def _explain(shape: Shape, value: Any, path: str, *, reading: bool) -> None:
 
 def _explain_view(base: Any, value: Any, path: str, *, reading: bool) -> None:
     if not reading and type(value) is not base:
-        raise _Wrong(f"expected {base.__name__}, {_got(value)}")
+        raise _Wrong(f"expected {base.__name__}, {_describe(value)}")
     try:
         base(value if reading else value.data)
     except ValueError as exc:

@@ -386,7 +386,7 @@ class GroupResponse:
         """How many of them the policy wrote."""
         if self.elsewhere is not None:
             return self.elsewhere.loss_tokens
-        return self.loss_mask.trained + sum(branch.loss_mask.trained for branch in self.branches)
+        return self.loss_mask.trained_tokens + sum(branch.loss_mask.trained_tokens for branch in self.branches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

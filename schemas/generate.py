@@ -33,8 +33,8 @@ byte order, and so does the attribute `layout` of its Avro type.
 def main() -> int:
     """Write or check; return the exit code."""
     check = "--check" in sys.argv[1:]
-    lock, changes = _schemas(versions.HERE, check)
-    changes += _readme(versions.HERE, lock, check)
+    lock, changes = _schemas(versions.FOLDER, check)
+    changes += _readme(versions.FOLDER, lock, check)
     for change in changes:
         print(change)
     return 1 if check and changes else 0
@@ -47,10 +47,10 @@ def _schemas(folder: Path, check: bool) -> tuple[list[dict[str, Any]], list[str]
     for event in EVENTS:
         text = json.dumps(record_schema(event), indent=1, ensure_ascii=False) + "\n"
         digest = hashlib.sha256(text.encode()).hexdigest()
-        known = [entry for entry in lock if entry["event"] == event.__name__]
-        if known and known[-1]["sha256"] == digest:
+        earlier = [entry for entry in lock if entry["event"] == event.__name__]
+        if earlier and earlier[-1]["sha256"] == digest:
             continue
-        version, schema_id = len(known) + 1, versions.FIRST_ID + len(lock)
+        version, schema_id = len(earlier) + 1, versions.FIRST_ID + len(lock)
         path = folder / "avro" / event.__name__ / f"{version}.avsc"
         changes.append(f"{path.relative_to(folder)}: new, id {schema_id}")
         lock.append({"id": schema_id, "event": event.__name__, "version": version, "sha256": digest})

@@ -1,13 +1,13 @@
-"""Which id a record is written with, and which schema the id in a frame means.
+"""The id that a record is written with, and the schema that the id in a frame means.
 
     schema ──► id_of ──► id in the frame             id in the frame, event of the topic ──► schema_of ──► schema
 
 Ids are those of lock.json, the same everywhere (`LockIds`), or a Schema Registry's (`RegistryIds`). Only the four bytes
 in the frame differ: bodies, and so values, are the same. With a registry, an id in a topic's record means
 
-    1. what the registry has under the topic's subject: one of our versions, compared by canonical form, or none of ours
+    1. the registry's schema under the topic's subject: one of our versions, compared by canonical form, or another
     2. else, the version of the topic's event with that id in lock.json: written before there was a registry
-    3. else, what the registry has under that id in any subject; it is asked once
+    3. else, the registry's schema with that id in any subject; it is looked up once
 
 An id for which 1 and 2 give different schemas is a clash (`RegistryIds.clashes`): such a record could be read as
 either, so no process starts. Without `own_ids` there is no 2, and no clash.
@@ -31,9 +31,9 @@ from schemas.versions import Schema
 
 MAGIC = 0
 FRAME = struct.Struct(">bI")
-"""What precedes a body: MAGIC and the schema id."""
-MOST_LEARNED = 10_000
-"""Looked-up ids that are kept; a bound, since anybody may write any id."""
+"""The frame before a body: MAGIC and the schema id."""
+MAX_LEARNED = 10_000
+"""Maximum of looked-up ids in memory, since any producer may write any id."""
 
 Ask = Callable[[int], str | None]
 """Returns the schema of an id as text, None if there is none. It may wait for the registry, or raise."""
@@ -54,18 +54,18 @@ class LockIds:
         """Return the ids known to mean this schema in a topic of its event."""
         return frozenset({schema.id})
 
-    def undecided(self, event: str, payload: bytes | None) -> int | None:
-        """Return the id in a payload if `schema_of` would have to ask for it, which may take long."""
+    def id_to_look_up(self, event: str, payload: bytes | None) -> int | None:
+        """Return the id in a payload if `schema_of` would have to look it up, which may take long."""
         return None
 
-    def known(self) -> str:
+    def describe(self) -> str:
         """Return where ids are looked up, for the message about an unknown one."""
-        known = versions.files().schemas
-        return f"in schemas/lock.json (known: {min(known)} to {max(known)}; smaller ones are from before release 0.2.0)"
+        ids = versions.files().schemas
+        return f"in schemas/lock.json (known: {min(ids)} to {max(ids)}; smaller ones are from before release 0.2.0)"
 
 
 class RegistryVersion(NamedTuple):
-    """A version that a registry has under the subject of a topic."""
+    """A version in a registry, under the subject of a topic."""
 
     event: str
     """The event of the topic."""
@@ -78,25 +78,25 @@ class RegistryVersion(NamedTuple):
 class RegistryIds(LockIds):
     """The ids that a registry gave."""
 
-    def __init__(self, held: Iterable[RegistryVersion], ask: Ask, *, where: str, own_ids: bool = True) -> None:
-        """Use what the registry at `where` has under our subjects; `ask` it about any other id."""
-        self._ask, self._where, self._own_ids = ask, where, own_ids
-        self._held: dict[str, dict[int, Schema | None]] = {}
+    def __init__(self, registered: Iterable[RegistryVersion], ask: Ask, *, url: str, own_ids: bool = True) -> None:
+        """Use the versions that the registry at `url` has under our subjects; `ask` it about any other id."""
+        self._ask, self._url, self._own_ids = ask, url, own_ids
+        self._registered: dict[str, dict[int, Schema | None]] = {}
         self._anywhere: dict[int, Schema | None] = {}
         """The same for all subjects: an id means one schema, whatever subject it is in."""
         self._written: dict[int, int] = {}
         """The registry's id by our own."""
         self._learned: dict[int, Schema | None] = {}
         exact: set[int] = set()
-        for one in held:
-            schema = ours(one.text)
-            self._held.setdefault(one.event, {})[one.id] = self._anywhere[one.id] = schema
-            if schema is None or schema.event != one.event:
+        for version in registered:
+            schema = schema_from_text(version.text)
+            self._registered.setdefault(version.event, {})[version.id] = self._anywhere[version.id] = schema
+            if schema is None or schema.event != version.event:
                 continue
-            same = json.loads(one.text) == schema.definition
-            if schema.id not in self._written or (same and schema.id not in exact):
-                self._written[schema.id] = one.id
-            if same:
+            is_exact = json.loads(version.text) == schema.definition
+            if schema.id not in self._written or (is_exact and schema.id not in exact):
+                self._written[schema.id] = version.id
+            if is_exact:
                 exact.add(schema.id)
 
     def lacking(self) -> list[Schema]:
@@ -105,15 +105,17 @@ class RegistryIds(LockIds):
 
     def clashes(self) -> Iterator[str]:
         """Yield a sentence for each id that means one thing in the registry and another in lock.json."""
-        for event, held in self._held.items() if self._own_ids else ():
-            for schema_id, schema in held.items():
-                own = versions.files().by_id(schema_id)
-                if own is None or own.event != event or (schema and schema.event == event and _same(schema, own)):
+        for event, registered in self._registered.items() if self._own_ids else ():
+            for schema_id, schema in registered.items():
+                local = versions.files().by_id(schema_id)
+                if local is None or local.event != event:
                     continue
-                there = f"version {schema.version} of {schema.event}" if schema else "no schema of ours"
+                if schema and schema.event == event and _is_equal(schema, local):
+                    continue
+                remote = f"version {schema.version} of {schema.event}" if schema else "no schema of ours"
                 yield (
-                    f"a {event} with schema id {schema_id} may be version {own.version} of lock.json, or {there} of "
-                    f"the registry at {self._where}"
+                    f"a {event} with schema id {schema_id} may be version {local.version} of lock.json, or {remote} of "
+                    f"the registry at {self._url}"
                 )
 
     def id_of(self, schema: Schema) -> int:
@@ -121,60 +123,63 @@ class RegistryIds(LockIds):
         return self._written[schema.id]
 
     def schema_of(self, event: str, schema_id: int) -> Schema | None:
-        """Return the schema of this id in a topic of `event`, or None. Raises what asking raises."""
-        held = self._held.get(event, {})
-        if schema_id in held:
-            return held[schema_id]
-        own = self._own(schema_id)
-        if own is not None and own.event == event:
-            return own
+        """Return the schema of this id in a topic of `event`, or None. Raises as `ask` does."""
+        registered = self._registered.get(event, {})
+        if schema_id in registered:
+            return registered[schema_id]
+        local = self._local(schema_id)
+        if local is not None and local.event == event:
+            return local
         if schema_id in self._anywhere:
             return self._anywhere[schema_id]
         if schema_id not in self._learned:
             text = self._ask(schema_id)
-            if len(self._learned) >= MOST_LEARNED:
+            if len(self._learned) >= MAX_LEARNED:
                 self._learned.clear()
-            self._learned[schema_id] = own if text is None else ours(text)
+            self._learned[schema_id] = local if text is None else schema_from_text(text)
         return self._learned.get(schema_id)
 
     def ids_meaning(self, schema: Schema) -> frozenset[int]:
         """Return the ids known to mean this schema in a topic of its event."""
-        held = self._held.get(schema.event, {})
-        found = {schema_id for schema_id, each in held.items() if each is not None and each.id == schema.id}
-        return frozenset(found | ({schema.id} if self._own(schema.id) and schema.id not in held else set()))
+        registered = self._registered.get(schema.event, {})
+        meaning = {schema_id for schema_id, other in registered.items() if other is not None and other.id == schema.id}
+        if self._local(schema.id) and schema.id not in registered:
+            meaning.add(schema.id)
+        return frozenset(meaning)
 
-    def undecided(self, event: str, payload: bytes | None) -> int | None:
+    def id_to_look_up(self, event: str, payload: bytes | None) -> int | None:
         """Return the id in a payload if the registry must be asked for its meaning."""
         if payload is None or len(payload) < FRAME.size or payload[0] != MAGIC:
             return None
         schema_id = int.from_bytes(payload[1 : FRAME.size], "big")
-        own = self._own(schema_id)
-        decided = schema_id in self._anywhere or schema_id in self._learned
-        return None if decided or (own is not None and own.event == event) else schema_id
+        if schema_id in self._anywhere or schema_id in self._learned:
+            return None
+        local = self._local(schema_id)
+        return None if local is not None and local.event == event else schema_id
 
-    def known(self) -> str:
+    def describe(self) -> str:
         """Return where ids are looked up, for the message about an unknown one."""
-        own = ", and not in schemas/lock.json" if self._own_ids else ""
-        return f"the id of a schema of ours in the registry at {self._where}{own}"
+        lock = ", and not in schemas/lock.json" if self._own_ids else ""
+        return f"the id of a schema of ours in the registry at {self._url}{lock}"
 
-    def _own(self, schema_id: int) -> Schema | None:
+    def _local(self, schema_id: int) -> Schema | None:
         return versions.files().by_id(schema_id) if self._own_ids else None
 
 
-def ours(text: str) -> Schema | None:
-    """Return our schema that is the same on the wire as this text, whatever its comments and layout, or None."""
-    wanted = fingerprint(text)
-    return None if wanted is None else _by_fingerprint().get(wanted)
+def schema_from_text(text: str) -> Schema | None:
+    """Return our schema that is the same on the wire as this text, apart from comments and layout, or None."""
+    print_ = fingerprint(text)
+    return None if print_ is None else _by_fingerprint().get(print_)
 
 
 @cache
 def _by_fingerprint() -> Mapping[str, Schema]:
-    found = {}
+    schemas = {}
     for schema in versions.files().schemas.values():
         print_ = fingerprint(schema.text)
         assert print_ is not None  # noqa: S101 - our own files are Avro
-        found[print_] = schema
-    return found
+        schemas[print_] = schema
+    return schemas
 
 
 def fingerprint(text: str) -> str | None:
@@ -182,12 +187,12 @@ def fingerprint(text: str) -> str | None:
     try:
         form: str = fastavro.schema.to_parsing_canonical_form(json.loads(text))
         return str(fastavro.schema.fingerprint(form, "SHA-256"))
-    except Exception:  # fastavro raises anything for what people register: KeyError, TypeError, its own ...
+    except Exception:  # fastavro raises anything for a foreign schema: KeyError, TypeError, its own ...
         return None
 
 
-def _same(one: Schema, other: Schema) -> bool:
-    return fingerprint(one.text) == fingerprint(other.text)
+def _is_equal(first: Schema, second: Schema) -> bool:
+    return fingerprint(first.text) == fingerprint(second.text)
 
 
 # --- the ids of this process ------------------------------------------------------------------------------------------
@@ -198,24 +203,25 @@ LOCK_IDS = LockIds()
 class _ProcessIds:
     """The ids that this process writes and reads with. They are the deployment's, so a process has one set."""
 
-    def __init__(self, known: LockIds) -> None:
-        self._known: LockIds | None = known
-        self._find_out: Callable[[], LockIds] = lambda: known
+    def __init__(self, ids: LockIds) -> None:
+        self._ids: LockIds | None = ids
+        self._find_out: Callable[[], LockIds] = lambda: ids
         self._lock = threading.RLock()
 
-    def set(self, known: LockIds | None, find_out: Callable[[], LockIds]) -> None:
-        """Use `known` from now on, or what `find_out` returns when the first record needs it."""
+    def set(self, ids: LockIds | None, find_out: Callable[[], LockIds]) -> None:
+        """Use `ids` from now on, or the result of `find_out` once the first record needs it."""
         with self._lock:
-            self._known, self._find_out = known, find_out
+            self._ids, self._find_out = ids, find_out
 
     def get(self) -> LockIds:
-        """Return the ids, which are found out once, whichever thread asks first."""
-        if (known := self._known) is not None:
-            return known
+        """Return the ids, which the first caller finds out."""
+        ids = self._ids
+        if ids is not None:
+            return ids
         with self._lock:
-            if self._known is None:
-                self._known = self._find_out()
-            return self._known
+            if self._ids is None:
+                self._ids = self._find_out()
+            return self._ids
 
 
 _of_this_process = _ProcessIds(LOCK_IDS)

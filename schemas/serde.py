@@ -21,7 +21,7 @@ import fastavro
 
 from schemas import events, ids, versions
 from schemas.avro_schema import LAYOUT
-from schemas.convert import EncodeError as EncodeError, checked, raised
+from schemas.convert import EncodeError as EncodeError, from_plain, to_plain
 from schemas.ids import FRAME as FRAME, MAGIC as MAGIC, LockIds
 from schemas.tokens import VIEWS
 
@@ -30,12 +30,12 @@ E = TypeVar("E", bound=events.Event)
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """Bytes that are not an event, or an event where nobody looks for it."""
+    """Bytes that are not an event, or an event with the wrong key or partition."""
 
     reason: str
     """not_avro, unknown_schema, wrong_event, undecodable, contradictory, wrong_key or wrong_partition."""
     error: str
-    """What was expected, what was found, and what to do."""
+    """The expected and the actual value, and the way out."""
 
 
 def encode(event: events.Event) -> bytes:
@@ -43,7 +43,7 @@ def encode(event: events.Event) -> bytes:
 
     Raises EncodeError, naming the field, what is expected and what it holds.
     """
-    plain = checked(event)
+    plain = to_plain(event)
     broken = next(events.problems(event), None)
     if broken is not None:
         raise EncodeError(f"{type(event).__name__}: {broken}")
@@ -51,18 +51,18 @@ def encode(event: events.Event) -> bytes:
 
 
 def encode_values(kind: Any, values: dict[str, Any]) -> bytes:
-    """Return the framed bytes of an event of this type with these values, which must be as `checked` returns them."""
+    """Return the framed bytes of an event of this type with these values, which must be as `to_plain` returns them."""
     newest = _newest(kind, ids.current())
     out = io.BytesIO()
     out.write(newest.frame)
-    fastavro.schemaless_writer(out, newest.schema.parsed, values)
+    fastavro.schemaless_writer(out, newest.schema.fastavro_schema, values)
     return out.getvalue()
 
 
 def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
     """Return the event in `payload`, read as the newest version of `expected`, or a Poison.
 
-    Never raises for what a payload holds; only what asking a Schema Registry for an id raises.
+    Never raises for the content of a payload; only as a look-up in a Schema Registry does.
     """
     kind: Any = expected
     newest = _newest(kind, ids.current())
@@ -78,7 +78,7 @@ def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
         return plain
     try:
         # Avro decoders accept integers beyond 32 bits, NaN and any text: what could not be written is not read
-        event: E = raised(expected, plain)
+        event: E = from_plain(expected, plain)
     except EncodeError as exc:
         return Poison("contradictory", f"{exc}. Check what wrote it")
     broken = next(events.problems(event), None)
@@ -88,17 +88,17 @@ def decode(payload: bytes | None, expected: type[E]) -> E | Poison:
 class _Newest(NamedTuple):
     schema: versions.Schema
     frame: bytes
-    """Of what is written."""
+    """Of records to write."""
     frames: frozenset[bytes]
     """All that are known to mean this schema."""
 
 
 @cache
-def _newest(kind: Any, known: LockIds) -> _Newest:
+def _newest(kind: Any, schema_ids: LockIds) -> _Newest:
     """Return the newest schema of this event, with its frames."""
     schema = versions.files().newest(kind)
-    frames = frozenset(FRAME.pack(MAGIC, each) for each in known.ids_meaning(schema))
-    return _Newest(schema, FRAME.pack(MAGIC, known.id_of(schema)), frames)
+    frames = frozenset(FRAME.pack(MAGIC, schema_id) for schema_id in schema_ids.ids_meaning(schema))
+    return _Newest(schema, FRAME.pack(MAGIC, schema_ids.id_of(schema)), frames)
 
 
 def _body(payload: bytes, writer: versions.Schema, reader: versions.Schema | None) -> Any:
@@ -106,16 +106,18 @@ def _body(payload: bytes, writer: versions.Schema, reader: versions.Schema | Non
     body = io.BytesIO(payload)
     body.seek(FRAME.size)
     try:
-        plain = fastavro.schemaless_reader(body, writer.parsed, None if reader is None else reader.parsed)
-    except Exception as exc:
-        # fastavro raises whatever its C code runs into: EOFError, IndexError, UnicodeDecodeError, MemoryError...
+        plain = fastavro.schemaless_reader(
+            body, writer.fastavro_schema, None if reader is None else reader.fastavro_schema
+        )
+    except Exception as exc:  # fastavro's C code raises anything: EOFError, IndexError, UnicodeDecodeError, MemoryError
         return Poison(
             "undecodable",
             f"expected a {writer.event} in {len(payload)} bytes under schema id {_id_in(payload)}, and reading failed: "
             f"{type(exc).__name__}: {_without_addresses(str(exc))}. "
             "Check what wrote it: the record is cut short or not of this schema",
         )
-    if (left := len(payload) - body.tell()) != 0:
+    left = len(payload) - body.tell()
+    if left:
         return Poison(
             "undecodable",
             f"{left} bytes follow the {writer.event}; expected none. Check what wrote it: the body does not match "
@@ -131,33 +133,33 @@ def _id_in(payload: bytes) -> int:
 
 
 def fields_read(payload: bytes, expected: type[Any]) -> dict[str, Any]:
-    """Return the fields of a payload up to the first that cannot be read, unchecked: to show, not to work with.
+    """Return the fields of a payload before the first that cannot be read, unchecked: for display only.
 
-    They are those of the schema that its id means, whatever event that is. Never raises for what a payload holds.
+    They are those of the schema that its id means, of any event. Never raises for the content of a payload.
     """
     if len(payload) < FRAME.size or payload[0] != MAGIC:
         return {}
     schema = ids.current().schema_of(expected.__name__, FRAME.unpack_from(payload)[1])
-    every = [] if schema is None else schema.definition["fields"]
-    for count in range(len(every), 0, -1):
-        some = {"type": "record", "name": "Fields", "fields": every[:count]}
+    fields = [] if schema is None else schema.definition["fields"]
+    for count in range(len(fields), 0, -1):
+        prefix = {"type": "record", "name": "Fields", "fields": fields[:count]}
         try:
-            found: Any = fastavro.schemaless_reader(io.BytesIO(payload[FRAME.size :]), some, None)
+            plain: Any = fastavro.schemaless_reader(io.BytesIO(payload[FRAME.size :]), prefix, None)
         except Exception:  # noqa: S112 - as in _body; then a field fewer
             continue
-        return {field["name"]: _shown(found[field["name"]], field["type"]) for field in every[:count]}
+        return {field["name"]: _as_lists(plain[field["name"]], field["type"]) for field in fields[:count]}
     return {}
 
 
-def _shown(value: Any, kind: Any) -> Any:
-    """Return a decoded value of this Avro type with what is per token as lists, or hexadecimal if it is cut short."""
+def _as_lists(value: Any, kind: Any) -> Any:
+    """Return a decoded value of this Avro type with per-token bytes as lists, or hexadecimal if they are cut short."""
     if isinstance(value, bytes):
         view = next((view for view in VIEWS if isinstance(kind, dict) and kind.get(LAYOUT) == view.LAYOUT), None)
-        return value.hex() if view is None or len(value) % view.BYTES else list(view.unchecked(value))
+        return value.hex() if view is None or len(value) % view.BYTES else list(view.items_of(value))
     if isinstance(value, list) and isinstance(kind, dict):
-        return [_shown(item, kind["items"]) for item in value]
+        return [_as_lists(item, kind["items"]) for item in value]
     if isinstance(value, dict) and isinstance(kind, dict) and "fields" in kind:
-        return {field["name"]: _shown(value[field["name"]], field["type"]) for field in kind["fields"]}
+        return {field["name"]: _as_lists(value[field["name"]], field["type"]) for field in kind["fields"]}
     return value
 
 
@@ -168,14 +170,12 @@ def _without_addresses(text: str) -> str:
 
 def _writer_schema(payload: bytes | None, expected: type[Any]) -> versions.Schema | Poison:
     if payload is None or len(payload) < FRAME.size or payload[0] != MAGIC:
-        got = (
-            "no value"
-            if payload is None
-            else f"{len(payload)} bytes beginning {payload[:8].hex(' ') or 'with nothing'}"
-        )
+        actual = "no value"
+        if payload is not None:
+            actual = f"{len(payload)} bytes beginning {payload[:8].hex(' ') or 'with nothing'}"
         return Poison(
             "not_avro",
-            f"expected a {expected.__name__} in Confluent framing (00, schema id in 4 bytes, Avro body), got {got}. "
+            f"expected a {expected.__name__} in Confluent framing (00, schema id in 4 bytes, Avro body), got {actual}. "
             "Write with an Avro serializer and the schema files of this repository",
         )
     _, schema_id = FRAME.unpack_from(payload)
@@ -184,8 +184,8 @@ def _writer_schema(payload: bytes | None, expected: type[Any]) -> versions.Schem
     if schema is None:
         return Poison(
             "unknown_schema",
-            f"schema id {schema_id} is not {in_use.known()}. Update this reader, or register the schema before writing "
-            "with it",
+            f"schema id {schema_id} is not {in_use.describe()}. Update this reader, or register the schema before "
+            "writing with it",
         )
     if schema.event != expected.__name__:
         return Poison(

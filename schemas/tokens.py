@@ -1,4 +1,4 @@
-"""What is per token, as bytes: token ids, logprobs and loss masks.
+"""Per-token numbers as bytes: token ids, logprobs and loss masks.
 
     [1, 2, 256] ──► TokenIds.of ──► 01 00 00 00 02 00 00 00 00 01 00 00 ──► Avro bytes, numpy, a digest: never copied
                                     little-endian, whatever the machine
@@ -23,8 +23,8 @@ V = TypeVar("V", int, float, bool)
 
 MAX_LOGPROB = 2.0**-10
 """Nats; rounding may lift a logprob so far above 0. A power of 2 is the same number in 32 bits and in 64."""
-SHOWN = 8
-"""Most items in a repr; of more, three are shown."""
+MAX_REPR = 8
+"""Maximum of items in a repr; of a longer view, three are printed."""
 _HIGH_BYTES = bytes(range(0x80, 0xFF))
 """The last byte of every float32 from -1.7e38 to -0.0, and of no other."""
 
@@ -40,9 +40,9 @@ class PerToken(Sequence[V]):
     BYTES: ClassVar[int]
     """Of an item."""
     LAYOUT: ClassVar[str]
-    """The layout in words: what the Avro schema says of these bytes."""
+    """The layout in words, for the Avro schema."""
     TYPES: ClassVar[frozenset[type]]
-    """Of the items that `of` takes."""
+    """Types of the items that `of` takes."""
 
     def __init__(self, data: bytes = b"") -> None:
         """View these bytes. Raises ValueError if they break a rule: where, what is expected, and what is there."""
@@ -56,14 +56,14 @@ class PerToken(Sequence[V]):
         items = tuple(values)
         if not set(map(type, items)) <= cls.TYPES:
             place, odd = next((i, item) for i, item in enumerate(items) if type(item) not in cls.TYPES)
-            (expected, *_) = sorted(each.__name__ for each in cls.TYPES)
+            (expected, *_) = sorted(kind.__name__ for kind in cls.TYPES)
             raise ValueError(f"{cls.__name__}[{place}]: expected {expected}, got {type(odd).__name__} {odd!r:.60}")
         try:
             return cls(struct.pack(f"<{len(items)}{cls.CODE}", *items))
         except (struct.error, OverflowError):
             place = next(i for i, item in enumerate(items) if cls._broken(item))
-            what = f"expected {cls._broken(items[place])}, got {items[place]!r:.60}"
-            raise ValueError(f"{cls.__name__}[{place}]: {what}") from None
+            problem = f"expected {cls._broken(items[place])}, got {items[place]!r:.60}"
+            raise ValueError(f"{cls.__name__}[{place}]: {problem}") from None
 
     def numpy(self) -> np.ndarray[tuple[int], np.dtype[Any]]:
         """Return the items as a read-only array over the same memory."""
@@ -85,8 +85,8 @@ class PerToken(Sequence[V]):
         if isinstance(index, slice):
             items: memoryview[Any] = memoryview(self.data).cast(self.CODE)  # type: ignore[call-overload]  # one of them
             return type(self)(items[index].tobytes())
-        at = range(len(self))[index] * self.BYTES
-        return self._items(self.data[at : at + self.BYTES])[0]
+        start = range(len(self))[index] * self.BYTES
+        return self._items(self.data[start : start + self.BYTES])[0]
 
     def __eq__(self, other: object) -> bool:
         return self.data == other.data if type(other) is type(self) else NotImplemented
@@ -95,8 +95,8 @@ class PerToken(Sequence[V]):
         return hash(self.data)
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self if len(self) <= SHOWN else self[:3]))
-        return f"{type(self).__name__}([{shown}{'' if len(self) <= SHOWN else f', … {len(self)} in all'}])"
+        items = ", ".join(map(repr, self if len(self) <= MAX_REPR else self[:3]))
+        return f"{type(self).__name__}([{items}{'' if len(self) <= MAX_REPR else f', … {len(self)} in all'}])"
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} cannot be changed: make another one")
@@ -110,14 +110,14 @@ class PerToken(Sequence[V]):
 
     @classmethod
     def _problem(cls, data: bytes) -> str:
-        """Return what is wrong with unsound bytes."""
+        """Return the problem of unsound bytes."""
         if len(data) % cls.BYTES:
             return f": expected {cls.LAYOUT}, got {len(data)} bytes"
-        place, item = next((i, item) for i, item in enumerate(cls.unchecked(data)) if cls._broken(item))
+        place, item = next((i, item) for i, item in enumerate(cls.items_of(data)) if cls._broken(item))
         return f"[{place}]: expected {cls._broken(item)}, got {item}"
 
     @classmethod
-    def unchecked(cls, data: bytes) -> Sequence[Any]:
+    def items_of(cls, data: bytes) -> Sequence[Any]:
         """Return the items of bytes that may be unsound."""
         return cls._items(data)
 
@@ -197,8 +197,8 @@ class LossMask(PerToken[bool]):
     TYPES = frozenset({bool})
 
     @property
-    def trained(self) -> int:
-        """How many tokens the policy wrote."""
+    def trained_tokens(self) -> int:
+        """The number of tokens that the policy wrote."""
         return self.data.count(1)
 
     @classmethod
@@ -206,7 +206,7 @@ class LossMask(PerToken[bool]):
         return bool(data.translate(None, b"\0\1"))
 
     @classmethod
-    def unchecked(cls, data: bytes) -> Sequence[Any]:
+    def items_of(cls, data: bytes) -> Sequence[Any]:
         return data
 
     @classmethod

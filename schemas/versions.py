@@ -23,11 +23,11 @@ import fastavro
 
 from schemas.avro_schema import LAYOUT
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 """The folder of this package, with lock.json and avro/."""
 FIRST_ID = 1001
-"""The first id. Smaller ones were given before release 0.2.0, to schemas that nothing is read with now; and a Schema
-Registry that counts from 1 gives them to ours, so that none of its ids is that of another version here."""
+"""The first id. Smaller ids belong to schemas from before release 0.2.0, which nothing reads any more, and to Schema
+Registries, which count from 1, so that their ids do not collide with ours."""
 
 
 class SchemaError(Exception):
@@ -51,8 +51,8 @@ class Schema:
         return definition
 
     @cached_property
-    def parsed(self) -> Any:
-        """For fastavro, without logical types and layouts: times stay integers, and the bytes are the same."""
+    def fastavro_schema(self) -> Any:
+        """The schema for fastavro, without logical types and layouts: times stay integers, the bytes are the same."""
         records: dict[str, Any] = {}
         parsed = fastavro.parse_schema(_plain(self.definition), named_schemas=records)
         for record in records.values():
@@ -65,10 +65,10 @@ class Schema:
 class SchemaVersions:
     """Every schema under a folder, checked against its lock."""
 
-    def __init__(self, folder: Path = HERE) -> None:
+    def __init__(self, folder: Path = FOLDER) -> None:
         lock_path = folder / "lock.json"
         if not lock_path.exists():
-            raise SchemaError(f"{lock_path} is missing; restore it: it says which schema each record was written with")
+            raise SchemaError(f"{lock_path} is missing; restore it: it has the schema of each record")
         lock = json.loads(lock_path.read_text(encoding="utf-8"))
         self.schemas: dict[int, Schema] = {}
         self._newest: dict[str, Schema] = {}
@@ -91,7 +91,8 @@ class SchemaVersions:
         if not path.exists():
             raise SchemaError(f"{path} is missing; it has id {number}. Restore it: records may carry this id")
         text = path.read_text(encoding="utf-8")
-        if (digest := hashlib.sha256(text.encode()).hexdigest()) != entry["sha256"]:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest != entry["sha256"]:
             raise SchemaError(
                 f"{path} has sha256 {digest[:12]}, but lock.json says {entry['sha256'][:12]}. A schema with an id is "
                 "never edited: restore the file, change the dataclass, and run `python -m schemas.generate`"
@@ -117,34 +118,39 @@ def files() -> SchemaVersions:
     return SchemaVersions()
 
 
-def check(known: SchemaVersions) -> Iterator[str]:
+def check(schemas: SchemaVersions) -> Iterator[str]:
     """Yield a sentence for each pair of versions of an event where one cannot read what the other wrote."""
-    for event in dict.fromkeys(schema.event for schema in known.schemas.values()):
-        versions = known.versions(event)
+    for event in dict.fromkeys(schema.event for schema in schemas.schemas.values()):
+        versions = schemas.versions(event)
         for reader in versions:
             for writer in versions:
-                if (why := cannot_read(reader.text, writer.text)) is not None:
+                reason = cannot_read(reader.text, writer.text)
+                if reason is not None:
                     yield (
-                        f"{event}: version {reader.version} cannot read version {writer.version}: {why}. "
+                        f"{event}: version {reader.version} cannot read version {writer.version}: {reason}. "
                         "Give new fields a default, and never rename, retype or take one away"
                     )
 
 
 def cannot_read(reader: str, writer: str) -> str | None:
-    """Return why records written with one schema cannot be read as another, both as text; None if they can."""
+    """Return the reason that one schema cannot read records of another, both as text; None if it can."""
     import avro.compatibility
     import avro.errors
     import avro.schema
 
     try:
         schemas = [avro.schema.parse(text) for text in (reader, writer)]
-        ours, theirs = (dict(_layouts(json.loads(text))) for text in (reader, writer))
+        reader_layouts, writer_layouts = (dict(_layouts(json.loads(text))) for text in (reader, writer))
     except (avro.errors.AvroException, ValueError, RecursionError) as exc:  # JSON Schema or Protobuf
         return f"one of them is no Avro schema: {exc}"
     result = avro.compatibility.ReaderWriterCompatibilityChecker().get_compatibility(*schemas)
     if result.compatibility is avro.compatibility.SchemaCompatibilityType.compatible:
-        changed = sorted(path for path in ours.keys() & theirs.keys() if ours[path] != theirs[path])
-        return f"the bytes are stored otherwise at {', '.join(changed)}" if changed else None
+        changed = sorted(
+            path
+            for path in reader_layouts.keys() & writer_layouts.keys()
+            if reader_layouts[path] != writer_layouts[path]
+        )
+        return f"the layout of bytes differs at {', '.join(changed)}" if changed else None
     return f"{'; '.join(sorted(result.messages))} at {', '.join(sorted(result.locations))}"
 
 

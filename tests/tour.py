@@ -145,7 +145,7 @@ def dump(record: Record) -> str:
         _line(0, payload[:1], "Confluent framing"),
         _line(1, payload[1:5], f"schema id {schema.id}: {schema.event}, version {schema.version}"),
     ]
-    plain = fastavro.schemaless_reader(io.BytesIO(payload[5:]), schema.parsed, None)
+    plain = fastavro.schemaless_reader(io.BytesIO(payload[5:]), schema.fastavro_schema, None)
     at, left_out = 5, 0
     for field in schema.definition["fields"]:
         body = _encoded(schema.definition, field["type"], plain[field["name"]])

@@ -135,7 +135,7 @@ def _consumed(settings: Settings, labels: Sequence[str], use: Callable[[list[Any
 
 def _dictionaries(settings: Settings, labels: Sequence[str]) -> Callable[[list[Any]], object]:
     shapes = [topics(settings.topics)[label] for label in labels]
-    schemas = {topic.name: versions.files().newest(topic.event).parsed for topic in shapes}
+    schemas = {topic.name: versions.files().newest(topic.event).fastavro_schema for topic in shapes}
     read, kept = fastavro.schemaless_reader, [None]
 
     def use(messages: list[Any]) -> None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import fastavro
 
 from schemas import versions
-from schemas.convert import checked
+from schemas.convert import to_plain
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DeadLetter
 from schemas.serde import Poison, decode
 from schemas.tokens import PerToken
@@ -213,7 +213,7 @@ def _as_then(event: Decision, payload: bytes) -> bytes:
     assert schema is not None, f"schema id {schema_id} is not in schemas/lock.json; numbers are never taken back"
     out = io.BytesIO(_HEADER.pack(0, schema_id))
     out.seek(0, io.SEEK_END)
-    fastavro.schemaless_writer(out, schema.parsed, checked(event))
+    fastavro.schemaless_writer(out, schema.fastavro_schema, to_plain(event))
     return out.getvalue()
 
 

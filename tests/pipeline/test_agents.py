@@ -145,7 +145,7 @@ def test_tasks_of_an_agent_become_groups_that_the_trainer_gets(
     called = turns(settings, "adder")
     for group in groups:
         for member in group.responses:
-            assert 0 < member.loss_mask.trained < len(member.completion_token_ids)
+            assert 0 < member.loss_mask.trained_tokens < len(member.completion_token_ids)
             assert len(member.branches) == 1  # its sub-agent
             own = [one for one in called if one.trajectory_id == member.response_id]
             sampled = Counter(token for one in own for token in one.completion_token_ids)

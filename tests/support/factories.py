@@ -469,5 +469,5 @@ def in_version_1(event: Event, schemas: versions.SchemaVersions | None = None) -
     """The bytes of `event` as a writer of its first schema wrote them; later fields are left out."""
     schema = (schemas or versions.files()).versions(type(event).__name__)[0]
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, schema.parsed, plain(event))
+    fastavro.schemaless_writer(out, schema.fastavro_schema, plain(event))
     return struct.pack(">bI", 0, schema.id) + out.getvalue()

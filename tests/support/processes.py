@@ -140,5 +140,5 @@ def by_another_writer(event: Event, **changes: Any) -> bytes:
     """Return `event` with other values, as a producer writes that has the schema and not our checks."""
     schema = versions.files().newest(type(event))
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, schema.parsed, plain(event, **changes))
+    fastavro.schemaless_writer(out, schema.fastavro_schema, plain(event, **changes))
     return struct.pack(">bI", 0, schema.id) + out.getvalue()

@@ -482,7 +482,7 @@ def test_a_run_of_several_chains_is_one_response_which_its_group_counts_once() -
         log.read_all([made, reward(made, value=float(slot))])
     group = log.group()
     assert (len(group.responses), group.reward_mean) == (2, 0.5)
-    assert [member.loss_mask.trained for member in group.responses] == [2, 2]
+    assert [member.loss_mask.trained_tokens for member in group.responses] == [2, 2]
 
 
 def test_a_run_without_a_call_has_the_version_that_its_attempt_is_pinned_to() -> None:

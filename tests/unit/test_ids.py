@@ -42,7 +42,7 @@ def held(offset: int = OFFSET) -> list[RegistryVersion]:
 
 
 def given(*more: RegistryVersion, offset: int = OFFSET, own_ids: bool = True, ask: ids.Ask = never) -> RegistryIds:
-    return RegistryIds([*held(offset), *more], ask, where="http://registry", own_ids=own_ids)
+    return RegistryIds([*held(offset), *more], ask, url="http://registry", own_ids=own_ids)
 
 
 def renumbered(payload: bytes, schema_id: int) -> bytes:
@@ -132,15 +132,15 @@ def test_an_unknown_id_is_asked_for_once() -> None:
     registry = given(ask=ask)
     ids.use(registry)
     payload = encode(reward())
-    assert registry.undecided("Reward", payload) is None and registry.undecided("Reward", None) is None
-    assert registry.undecided("Reward", renumbered(payload, 500)) == 500
+    assert registry.id_to_look_up("Reward", payload) is None and registry.id_to_look_up("Reward", None) is None
+    assert registry.id_to_look_up("Reward", renumbered(payload, 500)) == 500
     for _ in range(2):
         assert decode(renumbered(payload, 500), Reward) == reward()  # the same on the wire
         for unknown in (501, 502, 503):
             found = decode(renumbered(payload, unknown), Reward)
             assert isinstance(found, Poison) and found.reason == "unknown_schema"
     assert asked == [500, 501, 502, 503]
-    assert registry.undecided("Reward", renumbered(payload, 500)) is None
+    assert registry.id_to_look_up("Reward", renumbered(payload, 500)) is None
 
 
 def test_what_cannot_be_asked_is_raised_and_asked_again() -> None:
@@ -168,17 +168,17 @@ def test_a_record_on_the_wrong_topic_is_known_for_what_it_is() -> None:
 
 def test_of_two_ids_for_one_schema_the_one_with_its_very_text_is_written_and_both_are_read() -> None:
     text = versions.files().newest(Reward).text
-    registry = RegistryIds([RegistryVersion("Reward", 1, 70, without_docs(text)), *held()], never, where="")
+    registry = RegistryIds([RegistryVersion("Reward", 1, 70, without_docs(text)), *held()], never, url="")
     ids.use(registry)
     assert encode(reward())[1:5] == (REWARD + OFFSET).to_bytes(4, "big")
     assert decode(renumbered(encode(reward()), 70), Reward) == reward()
-    assert registry.lacking() == [] and len(RegistryIds([], never, where="").lacking()) == len(versions.files().schemas)
+    assert registry.lacking() == [] and len(RegistryIds([], never, url="").lacking()) == len(versions.files().schemas)
 
 
 def test_a_schema_is_the_same_on_the_wire_whatever_its_comments_and_layout() -> None:
     for schema in versions.files().schemas.values():
-        assert ids.ours(without_docs(schema.text)) == schema
-        assert ids.ours(schema.text.replace('"string"', '"int"', 1)) is None
+        assert ids.schema_from_text(without_docs(schema.text)) == schema
+        assert ids.schema_from_text(schema.text.replace('"string"', '"int"', 1)) is None
 
 
 def test_bulk_decoding_gives_what_serde_gives_in_a_log_with_both_numberings() -> None:

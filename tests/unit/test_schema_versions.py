@@ -35,7 +35,7 @@ def lock_of(folder: Path) -> list[dict[str, Any]]:
     return lock
 
 
-NEWEST_ID = FIRST_ID + sum(1 for _ in (versions.HERE / "avro").rglob("*.avsc")) - 1
+NEWEST_ID = FIRST_ID + sum(1 for _ in (versions.FOLDER / "avro").rglob("*.avsc")) - 1
 """Of those shipped: ids count the versions of all events."""
 NEXT_ID = FIRST_ID + len(EVENTS)
 """The first that is free in `folder`."""
@@ -144,7 +144,7 @@ def test_bytes_of_another_layout_fail_both_ways_though_avro_takes_them(folder: P
     field(definition, "prompt_token_ids")["type"]["layout"] = "little-endian int64, 8 bytes a token"
     problems = check(append(folder, "Response", definition))
     assert {problem.partition(". ")[0] for problem in problems} == {
-        f"Response: version {one} cannot read version {other}: the bytes are stored otherwise at /prompt_token_ids"
+        f"Response: version {one} cannot read version {other}: the layout of bytes differs at /prompt_token_ids"
         for one, other in ((1, 2), (2, 1))
     }
 
@@ -204,7 +204,7 @@ def test_a_drift_is_named_and_nothing_is_written(
     append(folder, "Reward", {**reward_schema(), "doc": "Something else."})
     before = sorted(path.read_text() for path in folder.rglob("*.*"))
     monkeypatch.setattr(sys, "argv", ["schemas.generate", "--check"])
-    monkeypatch.setattr(versions, "HERE", folder)
+    monkeypatch.setattr(versions, "FOLDER", folder)
     assert generate.main() == 1
     assert capsys.readouterr().out == f"avro/Reward/3.avsc: new, id {NEXT_ID + 1}\nREADME.md: changed\n"
     assert sorted(path.read_text() for path in folder.rglob("*.*")) == before
@@ -215,7 +215,7 @@ def test_a_changed_dataclass_becomes_the_next_version_with_the_next_id(
 ) -> None:
     append(folder, "Reward", {**reward_schema(), "doc": "Something else."})
     monkeypatch.setattr(sys, "argv", ["schemas.generate"])
-    monkeypatch.setattr(versions, "HERE", folder)
+    monkeypatch.setattr(versions, "FOLDER", folder)
     assert generate.main() == 0
     newest = SchemaVersions(folder).newest(Reward)
     assert (newest.id, newest.version, newest.text) == (NEXT_ID + 1, 3, versions.files().newest(Reward).text)

@@ -82,7 +82,7 @@ def test_an_index_beyond_the_end_is_an_error() -> None:
 
 
 def test_a_mask_counts_what_the_policy_wrote() -> None:
-    assert LossMask.of([True, False, True]).trained == 2
+    assert LossMask.of([True, False, True]).trained_tokens == 2
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def chains(group: AdvantagedGroup, response: GroupResponse) -> list[TokenChain]:
     for number, branch in enumerate(response.branches, 1):
         shared = whole[branch.leaves][: branch.shared_tokens * TokenIds.BYTES]
         whole.append(shared + branch.completion_token_ids.data)
-        if branch.loss_mask.trained:
+        if branch.loss_mask.trained_tokens:
             chains_with_loss.append(_from_loss(_chain(response, branch, number, TokenIds(shared))))
     return chains_with_loss
 

@@ -37,7 +37,7 @@ class TunedAnswer(NamedTuple):
     @property
     def loss_tokens(self) -> int:
         """How many tokens the loss is on."""
-        return sum(chain.loss_mask.trained for chain in self.chains)
+        return sum(chain.loss_mask.trained_tokens for chain in self.chains)
 
     @property
     def longest(self) -> int:

@@ -117,7 +117,7 @@ def connect(settings: Settings, ask: Callable[[int, int], str | None] | None = N
     ids = RegistryIds(
         registered,
         partial(ask or partial(text_of, settings), known_id),
-        where=str(settings.schemas.registry_url),
+        url=str(settings.schemas.registry_url),
         own_ids=settings.schemas.own_ids,
     )
     if lacking := ids.lacking():

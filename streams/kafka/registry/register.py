@@ -73,7 +73,7 @@ def register(settings: Settings, *, dry_run: bool = False) -> tuple[list[Registe
         done = [_registered(client, plan, schema, dry_run) for schema in schema_versions.files().schemas.values()]
         registered = plan.held if dry_run else _planned(client, settings).held
     ids = RegistryIds(
-        registered, lambda _: None, where=str(settings.schemas.registry_url), own_ids=settings.schemas.own_ids
+        registered, lambda _: None, url=str(settings.schemas.registry_url), own_ids=settings.schemas.own_ids
     )
     if clash := next(ids.clashes(), None):
         raise RefusedError(f"{clashing(clash)}. {'Nothing was changed' if dry_run else 'Every version is registered'}")
@@ -96,7 +96,8 @@ def _level(client: SchemaRegistryClient, subject: str) -> str:
 def incompatible(plan: Planned) -> Iterator[str]:
     """Yield a sentence for each version in the registry and version of ours of which one cannot read the other."""
     for version in plan.held:
-        if schema_ids.ours(version.text) is not None and schema_ids.ours(version.text).event == version.event:  # type: ignore[union-attr]
+        local = schema_ids.schema_from_text(version.text)
+        if local is not None and local.event == version.event:
             continue
         subject = plan.subjects[version.event]
         their_name = f"{subject}: version {version.number} in the registry (id {version.id})"
@@ -118,7 +119,9 @@ def _registered(client: SchemaRegistryClient, plan: Planned, schema: Schema, dry
 
     subject = plan.subjects[schema.event]
     equal = [
-        version for version in plan.held if version.event == schema.event and schema_ids.ours(version.text) == schema
+        version
+        for version in plan.held
+        if version.event == schema.event and schema_ids.schema_from_text(version.text) == schema
     ]
     if equal:
         return Registered(subject, schema.event, schema.version, equal[0].id, "there")

@@ -99,7 +99,7 @@ def look_up(path: str, body: bytes, subjects: dict[str, list[Schema]]) -> Answer
         text = None
     if not isinstance(text, str) or ids.fingerprint(text) is None:
         return _error(NO_AVRO, 'the body holds no Avro schema; expected {"schema": "..."}, a schema as JSON text')
-    schema = ids.ours(text)
+    schema = ids.schema_from_text(text)
     if schema is None or schema not in versions:
         return _error(
             NO_SCHEMA,

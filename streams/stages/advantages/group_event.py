@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from schemas.convert import checked, raised
+from schemas.convert import from_plain, to_plain
 from schemas.events import AdvantagedGroup, LeftOut, ResponseTurn, Sampling, derive_id
 from schemas.serde import encode_values
 from schemas.tokens import Logprobs, LossMask, TokenIds
@@ -61,7 +61,7 @@ class GroupRecord:
 
     def event(self) -> AdvantagedGroup:
         """Return the event in this record."""
-        event: AdvantagedGroup = raised(AdvantagedGroup, self.values)
+        event: AdvantagedGroup = from_plain(AdvantagedGroup, self.values)
         return event
 
 
@@ -259,7 +259,7 @@ def _here(body: ResponseBody, common: int) -> dict[str, Any]:
         "completion_token_ids": body.completion_token_ids,
         "logprobs": body.logprobs,
         "loss_mask": body.loss_mask,
-        "branches": [checked(branch) for branch in body.branches],
+        "branches": [to_plain(branch) for branch in body.branches],
     }
 
 

@@ -170,7 +170,7 @@ def _response(record: Record, response: Response) -> ResponseFact:
         shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, prompt),  # not -0.0
         head=head,
         tokens=tokens,
-        counted=(sum(map(len, masks)), sum(mask.trained for mask in masks)),
+        counted=(sum(map(len, masks)), sum(mask.trained_tokens for mask in masks)),
         calls=response.steps,
         turns=tuple((turn.number, turn.end - turn.start, turn.observation) for turn in response.turns),
     )

@@ -111,7 +111,7 @@ def agent_of_many(
 async def _learn_schema(topic: Topic, payload: bytes | None) -> None:
     """Ask the Schema Registry about an unknown id, in a thread: the registry may be unreachable."""
     known_ids, kind = ids.current(), topic.event.__name__
-    if (schema_id := known_ids.undecided(kind, payload)) is not None:
+    if (schema_id := known_ids.id_to_look_up(kind, payload)) is not None:
         await asyncio.to_thread(known_ids.schema_of, kind, schema_id)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas import serde, versions
-from schemas.convert import raised
+from schemas.convert import from_plain
 from schemas.events import EVENTS, Coordinates, DeadLetter
 from streams.kafka.record import Record, dead_letter, encoded, key_of, trace_of
 from streams.kafka.topics import topics
@@ -86,7 +86,7 @@ def dead_letters(folder: Path) -> Check:
 
     def check(data: bytes) -> str | None:
         try:
-            event = raised(DeadLetter, json.loads(data))
+            event = from_plain(DeadLetter, json.loads(data))
             payload = serde.encode(event)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, serde.EncodeError):
             return "no event"  # which the target `events` is for

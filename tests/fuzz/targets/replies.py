@@ -42,8 +42,8 @@ def registry(folder: Path) -> Check:
 
     def check(data: bytes) -> str | None:
         text = data.decode(errors="replace")
-        schema = ids.ours(text)
-        held = RegistryIds([RegistryVersion("Task", 1, 7, text)], lambda _: text, where="http://registry")
+        schema = ids.schema_from_text(text)
+        held = RegistryIds([RegistryVersion("Task", 1, 7, text)], lambda _: text, url="http://registry")
         list(held.clashes())
         held.schema_of("Task", 99)
         status, _ = look_up("/subjects/tasks-value", data, subjects)

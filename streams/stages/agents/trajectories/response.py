@@ -79,7 +79,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         finish_reason=_finish(chains[0].turns[-1]) if chains else "error",
         error=error,
         prompt_tokens=len(prompt) // TokenIds.BYTES,
-        completion_tokens=sum(LossMask(part[2]).trained for part in parts),
+        completion_tokens=sum(LossMask(part[2]).trained_tokens for part in parts),
         latency_ms=float(max(0, ended.created_at - min((turn.started_at for turn in turns), default=ended.created_at))),
         text=chains[0].turns[-1].reply.content if chains else "",
         sampling=ended.sampling or Sampling() if free is None else free.sampling,
