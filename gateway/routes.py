@@ -39,7 +39,7 @@ class HealthAnswer(Answer):
 class Health:
     """The route for probes."""
 
-    @Route("GET", "/healthz", may=None, answers=HealthAnswer, refuses=(), example=HealthAnswer(status="ok"))
+    @Route("GET", "/healthz", may=None, refuses=(), example=HealthAnswer(status="ok"))
     async def get_health(self) -> HealthAnswer:
         """Say that the server answers."""
         return HealthAnswer(status="ok")

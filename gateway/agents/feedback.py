@@ -77,10 +77,9 @@ class FeedbackBox:
     @Route(
         "POST",
         "/feedback",
+        CALLS,
         may="feedback.give",
-        interface=CALLS,
         takes=FeedbackBody,
-        answers=RecordedFeedback,
         parameters=(AGENT_ID,),
         sends={"id": TURN, "value": 1, "reason": "It is right."},
         example=RecordedFeedback(

@@ -83,13 +83,7 @@ class ModelCalls:
         """`shared`: the policy of every tenant."""
         self._recorder, self._shared = recorder, shared
 
-    @call_route(
-        "/chat/completions",
-        takes=chat.ChatBody,
-        answers=ChatCompletion,
-        sends={**QUESTION, "max_tokens": 64},
-        example=chat.EXAMPLE,
-    )
+    @call_route("/chat/completions", takes=chat.ChatBody, sends={**QUESTION, "max_tokens": 64}, example=chat.EXAMPLE)
     async def create_chat_completion(self, request: Request, raw: bytes) -> Reply[ChatCompletion] | StreamingResponse:
         """Answer a conversation."""
         body, caller = await read_model_call(request, chat.ChatBody, raw, self._recorder)
@@ -103,7 +97,6 @@ class ModelCalls:
     @call_route(
         "/completions",
         takes=completions.CompletionsBody,
-        answers=TextCompletion,
         sends={"model": "sums", "prompt": "1 + 1 ="},
         example=completions.EXAMPLE,
     )
@@ -117,7 +110,7 @@ class ModelCalls:
         answers = await _finish(request, pieces)
         return Reply(completions.completion(body, begun, answers, at), _headers(begun))
 
-    @call_route("/responses", takes=ResponsesBody, answers=ModelResponse, sends={"model": "sums", "input": "1 + 1 ="})
+    @call_route("/responses", takes=ResponsesBody, sends={"model": "sums", "input": "1 + 1 ="})
     async def create_response(self, request: Request, raw: bytes) -> Reply[ModelResponse] | StreamingResponse:
         """Answer a conversation, or continue one that the log has."""
         body, caller = await read_model_call(request, ResponsesBody, raw, self._recorder)
@@ -132,7 +125,6 @@ class ModelCalls:
         "/messages",
         interface=MESSAGES,
         takes=anthropic.MessagesBody,
-        answers=ModelMessage,
         sends={**QUESTION, "max_tokens": 64},
         example=anthropic.EXAMPLE,
     )
@@ -148,10 +140,9 @@ class ModelCalls:
     @Route(
         "POST",
         "/messages/count_tokens",
+        MESSAGES,
         may="chat.call",
-        interface=MESSAGES,
         takes=anthropic.CountTokensBody,
-        answers=TokenCount,
         refuses=(404,),
         parameters=(AGENT_ID,),
         sends=QUESTION,
@@ -166,9 +157,8 @@ class ModelCalls:
     @Route(
         "GET",
         "/models",
+        CALLS,
         may="models.read",
-        interface=CALLS,
-        answers=ModelList | MessagesModelList,
         refuses=(),
         example=ModelList(
             object="list", data=[ModelCard(id="sums", object="model", created=1767225600, owned_by="streamward")]
@@ -186,10 +176,8 @@ class ModelCalls:
     @Route(
         "GET",
         "/models/{name}",
+        CALLS,
         may="models.read",
-        interface=CALLS,
-        answers=ModelCard | MessagesModelCard,
-        refuses=(404,),
         example=ModelCard(id="sums", object="model", created=1767225600, owned_by="streamward"),
     )
     async def get_model(self, request: Request, name: str) -> ModelCard | MessagesModelCard:

@@ -89,10 +89,8 @@ class AgentRuns:
     @Route(
         "POST",
         "/begin",
+        RUNS,
         may="runs.write",
-        interface=RUNS,
-        takes=BeginBody,
-        answers=RunAnswer,
         sends={
             "task_id": "3d9b51f0-7a52-5e0e-8f2b-6a2b8f0a9c11",
             "sampling_id": "0f6d8a51-0a3d-5f7e-9b4e-2f1c7d9a3b22",
@@ -113,10 +111,8 @@ class AgentRuns:
     @Route(
         "POST",
         "/end",
+        RUNS,
         may="runs.write",
-        interface=RUNS,
-        takes=EndBody,
-        answers=RunAnswer,
         sends={"ending": "completed", "reason": "it answered"},
         example=RunAnswer(trajectory_id="walk-1", adapter_version=7, metadata={}, ending="completed", turns=3),
     )

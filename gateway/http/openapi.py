@@ -139,7 +139,7 @@ class _Description:
 
     def _refusals(self, route: Route) -> set[int]:
         """Return the statuses with which a route may refuse a request."""
-        statuses = {*route.refuses}
+        statuses = {*route.refusals}
         if route.takes is not None:
             statuses |= {*route.interface.dialect.refuses_bodies}
         if route.query is not None:

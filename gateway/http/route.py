@@ -1,14 +1,15 @@
 """A route is declared once, beside the function that answers it; everything else is derived from that.
 
-    @Route("POST", "/tasks", may="tasks.submit", takes=TaskBody, answers=TaskAnswer, …)
-    async def submit_task(self, request: Request, body: TaskBody) -> TaskAnswer
+    @Route("POST", "/adapters/{policy}/promote", REST, may="adapters.promote", sends={…}, example=DECISION)
+    def promote_adapter(self, request: Request, policy: str, body: PromoteBody) -> AdapterDecisionAnswer:
+        '''Make a version primary.'''
 
     Route ──► RouteTable: what the door lets in, and the dialect of errors    Application: how its body is read
           └─► openapi.py: the operation, its types, statuses and examples
 
-The functions are methods of a room: a class that holds what they need. A method is named as its operation, and its
-docstring describes it. It may take `request`, `body` (read), `raw` (the bytes), `query`, and each parameter of its
-path by name. One that is not `async` runs in a thread.
+The functions are methods of a room: a class that holds what they need. A method is named as its operation, its
+docstring describes it, and its types are those of the body and the answer. It may take `request`, `body` (read), `raw`
+(the bytes), `query`, and each parameter of its path by name. One that is not `async` runs in a thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from types import UnionType
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from starlette.routing import compile_path
 
@@ -58,26 +60,45 @@ OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
 
 
+class Reply(NamedTuple, Generic[T]):
+    """An answer, and headers of its response."""
+
+    answer: T
+    headers: Mapping[str, str]
+
+
+def _answer_type(returns: Any) -> Any:
+    """Return the model of what a method returns; None if it returns a response, or nothing."""
+    model = None
+    for kind in get_args(returns) if get_origin(returns) in (Union, UnionType) else (returns,):
+        if get_origin(kind) is Reply:
+            kind = get_args(kind)[0]
+        if issubclass(kind, Answer):
+            model = kind if model is None else model | kind
+    return model
+
+
 @dataclass(frozen=True, eq=False)
 class Route:
     """A route of the server: what it needs, takes and answers. It decorates the method that answers it."""
 
     method: str
     path: str
+    interface: Interface = PLAIN
     _: KW_ONLY
     may: Action | LoginAction | None
     """What a role has to allow; None: anybody may."""
-    interface: Interface = PLAIN
     takes: Any = None
-    """The type of the body, or Content."""
+    """The type of the body, or Content; default: that of the method's `body`."""
     query: type[PathQuery] | None = None
+    """The type of the query; default: that of the method's `query`."""
     parameters: Sequence[Mapping[str, Any]] = ()
     """Those of header and query that are read one by one."""
     answers: Any = None
-    """The type of the answer, or Content; None: no body."""
+    """The type of the answer, or Content; default: that which the method returns. None: no body."""
     status: int = 200
-    refuses: Sequence[int] = (404, 409)
-    """Statuses beside those that every such route has."""
+    refuses: Sequence[int] | None = None
+    """Statuses besides those that every such route has; default: 404, and for a POST 409."""
     also: Mapping[int, str] = field(default_factory=dict)
     """Other statuses without a body, and what they mean."""
     streams: bool = False
@@ -99,14 +120,25 @@ class Route:
 
     def __call__(self, handler: H) -> H:
         """Declare that a method of a room answers this route."""
+        types = get_type_hints(handler)
         declared = replace(
             self,
+            takes=types.get("body") if self.takes is None else self.takes,
+            query=types.get("query") if self.query is None else self.query,
+            answers=_answer_type(types["return"]) if self.answers is None else self.answers,
             name=handler.__name__,
             description=inspect.getdoc(handler) or "",
             arguments=tuple(inspect.signature(handler).parameters)[1:],
         )
         setattr(handler, DECLARED, declared)
         return handler
+
+    @property
+    def refusals(self) -> Sequence[int]:
+        """Statuses besides those that every such route has."""
+        if self.refuses is not None:
+            return self.refuses
+        return (404, 409) if self.method == "POST" else (404,)
 
     @property
     def paths(self) -> list[str]:
@@ -122,13 +154,6 @@ class Route:
 def routes_of(room: type) -> list[Route]:
     """Return the routes that a room declares, in their order."""
     return [getattr(member, DECLARED) for member in vars(room).values() if hasattr(member, DECLARED)]
-
-
-class Reply(NamedTuple, Generic[T]):
-    """An answer, and headers of its response."""
-
-    answer: T
-    headers: Mapping[str, str]
 
 
 class RouteMatch(NamedTuple):

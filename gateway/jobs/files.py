@@ -69,10 +69,9 @@ class UploadedFiles:
     @Route(
         "POST",
         "/files",
+        OPENAI,
         may="files.write",
-        interface=OPENAI,
         takes={"multipart/form-data": {"schema": FORM}},
-        answers=StoredFile,
         refuses=(),
         example=EXAMPLE,
     )
@@ -84,11 +83,8 @@ class UploadedFiles:
     @Route(
         "GET",
         "/files",
+        OPENAI,
         may="files.read",
-        interface=OPENAI,
-        query=FilesQuery,
-        answers=FileList,
-        refuses=(404,),
         example=FileList(object="list", data=[EXAMPLE], has_more=False, first_id=EXAMPLE.id, last_id=EXAMPLE.id),
     )
     def list_files(self, request: Request, query: FilesQuery) -> FileList:
@@ -99,20 +95,12 @@ class UploadedFiles:
             answers.reverse()
         return FileList(**page(answers, query.after, query.limit))
 
-    @Route(
-        "GET",
-        "/files/{file_id}",
-        may="files.read",
-        interface=OPENAI,
-        answers=StoredFile,
-        refuses=(404,),
-        example=EXAMPLE,
-    )
+    @Route("GET", "/files/{file_id}", OPENAI, may="files.read", example=EXAMPLE)
     def get_file(self, request: Request, file_id: str) -> StoredFile:
         """Look at a file."""
         return _answer(training_files.find(self._store, file_id, tenant_of(request)))
 
-    @Route("GET", "/files/{file_id}/content", may="files.read", interface=OPENAI, answers=RAW, refuses=(404,))
+    @Route("GET", "/files/{file_id}/content", OPENAI, may="files.read", answers=RAW, refuses=(404,))
     def get_file_content(self, request: Request, file_id: str) -> Response:
         """Return a file as it was uploaded."""
         content = training_files.content(self._store, file_id, tenant_of(request))
@@ -121,10 +109,8 @@ class UploadedFiles:
     @Route(
         "DELETE",
         "/files/{file_id}",
+        OPENAI,
         may="files.write",
-        interface=OPENAI,
-        answers=DeletedFile,
-        refuses=(404,),
         example=DeletedFile(id=EXAMPLE.id, object="file", deleted=True),
     )
     def delete_file(self, request: Request, file_id: str) -> DeletedFile:

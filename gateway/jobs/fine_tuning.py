@@ -150,10 +150,8 @@ class FineTuning:
     @Route(
         "POST",
         "/fine_tuning/jobs",
+        OPENAI,
         may="jobs.order",
-        interface=OPENAI,
-        takes=CreateFineTuningBody,
-        answers=FineTuningJob,
         parameters=(IDEMPOTENCY_KEY,),
         sends={
             "model": FINE_TUNING_JOB.model,
@@ -183,11 +181,9 @@ class FineTuning:
     @Route(
         "GET",
         "/fine_tuning/jobs",
+        OPENAI,
         may="jobs.read",
-        interface=OPENAI,
         query=JobsQuery,
-        answers=FineTuningJobList,
-        refuses=(404,),
         example=FineTuningJobList(**page([FINE_TUNING_JOB], None, 20)),
     )
     def list_fine_tuning_jobs(self, request: Request) -> FineTuningJobList:
@@ -198,15 +194,7 @@ class FineTuning:
         listed = [view.job(job, events) for job, events in every if metadata.fits(events)]
         return FineTuningJobList(**page(listed, query.after, query.limit))
 
-    @Route(
-        "GET",
-        "/fine_tuning/jobs/{job_id}",
-        may="jobs.read",
-        interface=OPENAI,
-        answers=FineTuningJob,
-        refuses=(404,),
-        example=FINE_TUNING_JOB,
-    )
+    @Route("GET", "/fine_tuning/jobs/{job_id}", OPENAI, may="jobs.read", example=FINE_TUNING_JOB)
     def get_fine_tuning_job(self, request: Request, job_id: str) -> FineTuningJob:
         """Look at a job."""
         jobs = self._jobs_of(request)
@@ -215,11 +203,8 @@ class FineTuning:
     @Route(
         "GET",
         "/fine_tuning/jobs/{job_id}/events",
+        OPENAI,
         may="jobs.read",
-        interface=OPENAI,
-        query=EventsQuery,
-        answers=FineTuningEventList,
-        refuses=(404,),
         example=FineTuningEventList(**page([EVENT], None, 20)),
     )
     def list_fine_tuning_events(self, request: Request, job_id: str, query: EventsQuery) -> FineTuningEventList:
@@ -231,11 +216,8 @@ class FineTuning:
     @Route(
         "GET",
         "/fine_tuning/jobs/{job_id}/checkpoints",
+        OPENAI,
         may="jobs.read",
-        interface=OPENAI,
-        query=CheckpointsQuery,
-        answers=FineTuningCheckpointList,
-        refuses=(404,),
         example=FineTuningCheckpointList(**page([CHECKPOINT], None, 10)),
     )
     def list_fine_tuning_checkpoints(

@@ -168,10 +168,8 @@ class TrainingJobs:
     @Route(
         "POST",
         "/finetune/jobs",
+        REST,
         may="jobs.order",
-        interface=REST,
-        takes=TrainingOrderBody,
-        answers=TrainingJob,
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
         sends={
@@ -195,15 +193,7 @@ class TrainingJobs:
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
         return _training_job(jobs.start(order, key=key))
 
-    @Route(
-        "GET",
-        "/finetune/jobs/{job_id}/status",
-        may="jobs.read",
-        interface=REST,
-        answers=TrainingJob,
-        refuses=(404,),
-        example=TRAINING_JOB,
-    )
+    @Route("GET", "/finetune/jobs/{job_id}/status", REST, may="jobs.read", example=TRAINING_JOB)
     def get_training_job(self, request: Request, job_id: str) -> TrainingJob:
         """Look at a job."""
         return _training_job(self._jobs_of(request).whole(job_id))
@@ -211,10 +201,8 @@ class TrainingJobs:
     @Route(
         "POST",
         "/finetune/peft",
+        REST,
         may="jobs.order",
-        interface=REST,
-        takes=PeftBody,
-        answers=TrainingJob,
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
         sends={
@@ -243,10 +231,8 @@ class TrainingJobs:
     @Route(
         "POST",
         "/rl/environments",
+        REST,
         may="code.run",
-        interface=REST,
-        takes=EnvironmentBody,
-        answers=TriedEnvironment,
         refuses=(404,),
         at_once=1,  # each may take minutes, and a process of its own
         sends={"environment": "calculator", "seed": 1},
@@ -267,10 +253,8 @@ class TrainingJobs:
     @Route(
         "POST",
         "/rl/agents",
+        REST,
         may="agents.write",
-        interface=REST,
-        takes=AgentConfig,
-        answers=RegisteredAgent,
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
         sends={"agent_id": "calc", "model_id": "sums", "capabilities": ["arithmetic"]},
@@ -298,15 +282,7 @@ class TrainingJobs:
         )
         return _agent(register(self._settings, event, key=key))
 
-    @Route(
-        "GET",
-        "/rl/training/{job_id}/metrics",
-        may="jobs.read",
-        interface=REST,
-        answers=TrainingMetrics,
-        refuses=(404,),
-        example=METRICS,
-    )
+    @Route("GET", "/rl/training/{job_id}/metrics", REST, may="jobs.read", example=METRICS)
     def get_training_metrics(self, request: Request, job_id: str) -> TrainingMetrics:
         """Return the figures of a job, iteration by iteration."""
         jobs = self._jobs_of(request)

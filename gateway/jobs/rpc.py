@@ -224,8 +224,8 @@ class JsonRpc:
     @Route(
         "POST",
         "/jsonrpc",
+        RPC,
         may="models.read",  # what every role may; each call is decided for itself
-        interface=RPC,
         takes=RpcCall | Annotated[list[RpcCall], Field(min_length=1, max_length=jsonrpc.MOST_REQUESTS)],
         answers=RpcOutcome | list[RpcOutcome],
         refuses=(),

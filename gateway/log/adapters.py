@@ -156,16 +156,7 @@ class PolicyVersions:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    @Route(
-        "GET",
-        "/adapters",
-        may="adapters.read",
-        interface=REST,
-        query=AdaptersQuery,
-        answers=AdapterList,
-        refuses=(404,),
-        at_once=AT_ONCE,
-    )
+    @Route("GET", "/adapters", REST, may="adapters.read", at_once=AT_ONCE)
     def list_adapters(self, request: Request, query: AdaptersQuery) -> AdapterList:
         """List policies, their versions, and who serves."""
         shared = self._settings.policy.name
@@ -174,10 +165,8 @@ class PolicyVersions:
     @Route(
         "POST",
         "/adapters/{policy}/promote",
+        REST,
         may="adapters.promote",
-        interface=REST,
-        takes=PromoteBody,
-        answers=AdapterDecisionAnswer,
         sends={"version": 8, "expected": 7, "reason": "it answers more questions"},
         example=DECISION,
     )
@@ -188,10 +177,8 @@ class PolicyVersions:
     @Route(
         "POST",
         "/adapters/{policy}/reject",
+        REST,
         may="adapters.promote",
-        interface=REST,
-        takes=RejectBody,
-        answers=AdapterDecisionAnswer,
         sends={"version": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rejected"}),
     )
@@ -202,10 +189,8 @@ class PolicyVersions:
     @Route(
         "POST",
         "/adapters/{policy}/rollback",
+        REST,
         may="adapters.promote",
-        interface=REST,
-        takes=RollbackBody,
-        answers=AdapterDecisionAnswer,
         sends={"expected": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rolled_back"}),
     )

@@ -22,10 +22,8 @@ class TaskGroups:
     @Route(
         "GET",
         "/groups/{task_id}",
+        REST,
         may="groups.read",
-        interface=REST,
-        answers=GroupAnswer,
-        refuses=(404,),
         at_once=1,  # the view answers one after the other
     )
     def get_group(self, request: Request, task_id: str) -> GroupAnswer:

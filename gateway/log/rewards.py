@@ -146,10 +146,8 @@ class OutsideRewards:
     @Route(
         "POST",
         "/rewards",
+        REST,
         may="rewards.give",
-        interface=REST,
-        takes=RewardBody,
-        answers=RewardAnswer,
         status=201,
         sends={"task_id": "sum-1", "slot": 0, "score": 1, "scoring_agent_id": "people:ann"},
         example=RewardAnswer(

@@ -70,10 +70,8 @@ class ScorerTrials:
     @Route(
         "POST",
         "/score",
+        REST,
         may="scores.try",  # a scorer that is executed code takes code.run, too
-        interface=REST,
-        takes=ScoreBody,
-        answers=TriedScores,
         refuses=(),
         sends={"scorer": "exact", "texts": ["11", "12"], "answer": 11},
         example=TriedScores(object="list", scorer="exact", data=[RIGHT]),

@@ -20,10 +20,8 @@ class Statements:
     @Route(
         "POST",
         "/query",
+        REST,
         may="log.query",
-        interface=REST,
-        takes=QueryBody,
-        answers=QueryAnswer,
         refuses=(),
         sends={"sql": "SELECT task_id, policy FROM tasks", "limit": 2},
         example=QueryAnswer(

@@ -118,10 +118,9 @@ class SentTasks:
     @Route(
         "POST",
         "/tasks",
+        REST,
         may="tasks.submit",  # a scorer or an environment that is executed code takes code.run, too
-        interface=REST,
         takes=TaskBody,
-        answers=TaskAnswer,
         status=201,
         at_once=AT_ONCE,
         sends={"task_id": "sum-1", "input": "4 + 7 =", "answer": 11, "metadata": {"topic": "sums"}},

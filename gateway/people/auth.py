@@ -85,7 +85,6 @@ class OwnPermissions:
         "GET",
         "/auth/permissions",
         may="models.read",  # what every role may
-        answers=PermissionsAnswer,
         refuses=(),
         example=PermissionsAnswer(
             who="user ann",
@@ -112,8 +111,6 @@ class PasswordLogins:
         "POST",
         "/auth/login",
         may="auth.login",
-        takes=LoginBody,
-        answers=TokensAnswer,
         refuses=(401, 429, *ANYWHERE),
         max_bytes=MOST_BYTES,
         sends={"username": "ann", "password": "correct horse battery staple"},
@@ -127,8 +124,6 @@ class PasswordLogins:
         "POST",
         "/auth/tokens/refresh",
         may="auth.refresh",
-        takes=RefreshBody,
-        answers=TokensAnswer,
         refuses=(401, *ANYWHERE),
         max_bytes=MOST_BYTES,
         sends={"refresh_token": "swr_…"},
@@ -142,7 +137,6 @@ class PasswordLogins:
         "POST",
         "/auth/logout",
         may="auth.logout",
-        takes=RefreshBody,
         status=204,
         refuses=ANYWHERE,
         max_bytes=MOST_BYTES,
@@ -153,7 +147,7 @@ class PasswordLogins:
         user = await apart(self._logins.log_out, body.refresh_token)
         record_login(request, user, logout_decision(user))
 
-    @Route("GET", "/.well-known/jwks.json", may=None, answers=JwksAnswer, refuses=())
+    @Route("GET", "/.well-known/jwks.json", may=None, refuses=())
     async def list_public_keys(self) -> Reply[JwksAnswer]:
         """Return the keys that verify access tokens (RFC 7517)."""
         return Reply(JwksAnswer(keys=self._logins.public_keys()), {"Cache-Control": "public, max-age=60"})
