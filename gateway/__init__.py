@@ -1,1 +1,1 @@
-"""What speaks HTTP to people and programs; it decides nothing, and nothing but a command imports it."""
+"""The HTTP server for people and programs. It decides nothing, and only commands import it."""

@@ -122,10 +122,10 @@ async def _serve(
     meter: Meter,
 ) -> None:
     host, port = listening.getsockname()[:2]
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    who = "every policy" if recorder.is_fleet else settings.policy.name
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    name = "every policy" if recorder.is_fleet else settings.policy.name
     scheme = "https" if server.config.is_ssl else "http"
-    log.info("%s (%s) answers at %s://%s/v1", who, settings.policy.engine, scheme, where)
+    log.info("%s (%s) answers at %s://%s/v1", name, settings.policy.engine, scheme, address)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     recorder.runs.finish()
     rounds = 0
@@ -154,7 +154,7 @@ class ServerParts:
 
 
 def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
-    """Return every route, behind the door if there are keys."""
+    """Return every route, with the door in front if there are keys."""
     rule, keys = settings.serve, parts.keys
     rooms = [
         *agent_rooms(settings, parts.recorder),
@@ -227,13 +227,13 @@ def tls_files(settings: Settings) -> TlsFiles | None:
 
 
 def _requests(settings: Settings) -> contextlib.AbstractContextManager[RequestLog | None]:
-    """Return what writes what is asked; None if nothing does."""
+    """Return the log of requests; None if requests are not recorded."""
     written = settings.serve.auth == "keys" and settings.serve.requests != "off"
     return RequestLog(settings) if written else contextlib.nullcontext()
 
 
 def _keys(settings: Settings) -> contextlib.AbstractContextManager[AccessLog | None]:
-    """Return the keys that open the server; None if it asks for none."""
+    """Return the keys of the server; None if it asks for none."""
     return AccessLog(settings) if settings.serve.auth == "keys" else contextlib.nullcontext()
 
 

@@ -3,7 +3,7 @@
     response_format, text.format, output_config.format ─┐
     tool_choice, parallel_tool_calls                    ┴──► AnswerForm, and the parameter that asked for it
 
-A call that is forced excludes text, so a format has no effect beside it. Where tools are offered, a format leaves the
+A call that is forced excludes text, so a format has no effect on it. Where tools are offered, a format leaves the
 choice between text and calls.
 """
 
@@ -113,11 +113,11 @@ class ToolsChoice(NamedTuple):
     several: bool = True
 
     @classmethod
-    def of(cls, said: object, name: str | None, several: bool | None) -> ToolsChoice:
+    def of(cls, choice: object, name: str | None, several: bool | None) -> ToolsChoice:
         """Return what OpenAI's parameters say; `name`: that of a function which has to be called."""
-        if name is not None or said == "required":
+        if name is not None or choice == "required":
             return cls("required", name, several is not False)
-        return cls("none" if said == "none" else "auto", None, several is not False)
+        return cls("none" if choice == "none" else "auto", None, several is not False)
 
 
 FormParameters = tuple[str, str, str]
@@ -132,18 +132,20 @@ class ForcedForm(NamedTuple):
     form_parameter: str | None
 
 
-def forced(tools: Sequence[Tool], choice: ToolsChoice, wanted: Format | None, parameters: FormParameters) -> ForcedForm:
+def forced(
+    tools: Sequence[Tool], choice: ToolsChoice, text_format: Format | None, parameters: FormParameters
+) -> ForcedForm:
     """Return the form that is forced. Raises CallError for a choice that cannot be made."""
     of_format, of_choice, of_several = parameters
     names = tuple(tool.name for tool in tools)
     if choice.kind == "required":
         chosen = names if choice.name is None else (choice.name,)
         if not chosen or not set(chosen) <= set(names):
-            what = "there are no tools" if not names else f"there is no tool {choice.name}, only {', '.join(names)}"
-            raise CallError("invalid", f"{of_choice} asks for a call, and {what}", of_choice)
+            problem = "there are no tools" if not names else f"there is no tool {choice.name}, only {', '.join(names)}"
+            raise CallError("invalid", f"{of_choice} asks for a call, and {problem}", of_choice)
         return ForcedForm(AnswerForm(tools=chosen, several=choice.several), of_choice)
     offered = names if choice.kind == "auto" else ()
-    schema = _schema(wanted, of_format)
+    schema = _schema(text_format, of_format)
     if schema is not None:
         return ForcedForm(AnswerForm(schema=schema, tools=offered, several=choice.several), of_format)
     if offered and not choice.several:
@@ -151,10 +153,10 @@ def forced(tools: Sequence[Tool], choice: ToolsChoice, wanted: Format | None, pa
     return ForcedForm(None, None)
 
 
-def _schema(wanted: Format | None, parameter: str) -> str | None:
-    if wanted is None or isinstance(wanted, TextFormat):
+def _schema(text_format: Format | None, parameter: str) -> str | None:
+    if text_format is None or isinstance(text_format, TextFormat):
         return None
-    if isinstance(wanted, JsonObjectFormat):
+    if isinstance(text_format, JsonObjectFormat):
         return JSON_OBJECT
-    of = wanted.json_schema if isinstance(wanted, ChatSchemaFormat) else wanted
-    return compact(of.wanted, parameter)
+    named = text_format.json_schema if isinstance(text_format, ChatSchemaFormat) else text_format
+    return compact(named.wanted, parameter)

@@ -1,4 +1,4 @@
-"""What agents get, in each protocol: the answers that chat.py, completions.py, responses.py and anthropic.py make."""
+"""The answers of each protocol, which chat.py, completions.py, responses.py and anthropic.py make."""
 
 from __future__ import annotations
 

@@ -198,16 +198,16 @@ def _tools(body: CountTokensBody) -> tuple[Tool, ...]:
     )
 
 
-def _choice(said: ToolChoice | None) -> ToolsChoice:
+def _choice(choice: ToolChoice | None) -> ToolsChoice:
     """Return whether tools are called. Raises CallError for a choice of a tool without its name, or the reverse."""
-    if said is None:
+    if choice is None:
         return ToolsChoice()
-    if (said.type == "tool") != (said.name is not None):
+    if (choice.type == "tool") != (choice.name is not None):
         raise CallError("invalid", "tool_choice.name belongs to the type tool, and that needs it", "tool_choice.name")
-    several = said.disable_parallel_tool_use is not True
-    if said.type in ("any", "tool"):
-        return ToolsChoice("required", said.name, several)
-    return ToolsChoice("none" if said.type == "none" else "auto", None, several)
+    several = choice.disable_parallel_tool_use is not True
+    if choice.type in ("any", "tool"):
+        return ToolsChoice("required", choice.name, several)
+    return ToolsChoice("none" if choice.type == "none" else "auto", None, several)
 
 
 def _sampling(body: MessagesBody) -> Sampling:
@@ -247,7 +247,7 @@ def _blocks_of(reply: Message) -> list[dict[str, Any]]:
 
 def message(begun: Begun, done: Done) -> ModelMessage:
     """Return the whole answer."""
-    fields = _started(begun) | {
+    fields = _empty_message(begun) | {
         "content": _blocks_of(done.message),
         "stop_reason": _reason(done),
         "stop_sequence": done.stop,
@@ -259,7 +259,7 @@ def message(begun: Begun, done: Done) -> ModelMessage:
 async def events(begun: Begun, pieces: AsyncIterator[Piece]) -> AsyncIterator[dict[str, Any]]:
     """Stream an answer: its text while it is sampled, its calls once they are complete, its end once it is recorded."""
     texts = 0
-    yield {"type": "message_start", "message": _started(begun)}
+    yield {"type": "message_start", "message": _empty_message(begun)}
     try:
         async for piece in pieces:
             if isinstance(piece, Delta) and piece.text:
@@ -290,7 +290,7 @@ def _end(begun: Begun, done: Done, texts: int) -> Iterator[dict[str, Any]]:
     yield {"type": "message_stop"}
 
 
-def _started(begun: Begun) -> dict[str, Any]:
+def _empty_message(begun: Begun) -> dict[str, Any]:
     return {
         "id": f"msg_{begun.turn_id}",
         "type": "message",

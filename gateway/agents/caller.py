@@ -1,4 +1,4 @@
-"""Who calls, by path and headers, and what its environment showed before the call.
+"""The caller of a request, by path and headers, and what its environment showed before the call.
 
 /agents/AGENT_ID/trajectories/TRAJECTORY_ID, X-Agent-ID, Idempotency-Key ─┐
 X-Streamward-Observed: {"environment": "guess@1", "seed": 7, …} ──────────┴─► Caller, by the names in the log
@@ -97,11 +97,11 @@ def _caller(request: Request, digest: str) -> Caller:
         trajectory_id=trajectory_id,
         request_digest=digest,
         retry_key=request.headers.get("idempotency-key") or (digest if tried_before else None),
-        observed=_observed(request.headers.get(OBSERVED)),
+        observed=_observation(request.headers.get(OBSERVED)),
     )
 
 
-def _observed(header: str | None) -> Observed | None:
+def _observation(header: str | None) -> Observed | None:
     """Return what a call's header says. Raises CallError, naming the header."""
     if header is None:
         return None

@@ -220,7 +220,7 @@ def _message(turn: PlainTurn | ModelTurn | ToolTurn) -> Message:
         name=turn.name,
         tool_call_id=turn.tool_call_id if isinstance(turn, ToolTurn) else None,
         tool_calls=tuple(
-            ToolCall(id=each.id, name=each.function.name, arguments=each.function.arguments) for each in calls
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments) for call in calls
         ),
     )
 
@@ -230,8 +230,8 @@ def _tool(number: int, tool: FunctionDefinition) -> Tool:
     return Tool(name=tool.name, description=tool.description or "", parameters=parameters)
 
 
-def completion(begun: Begun, answers: Sequence[Done], at: float, *, with_logprobs: bool) -> ChatCompletion:
-    """Return the whole answer; `at`: seconds since the epoch."""
+def completion(begun: Begun, answers: Sequence[Done], created_s: float, *, with_logprobs: bool) -> ChatCompletion:
+    """Return the whole answer; `created_s`: since the epoch."""
     choices = [
         ChatChoice(
             index=done.choice,
@@ -241,7 +241,7 @@ def completion(begun: Begun, answers: Sequence[Done], at: float, *, with_logprob
         )
         for done in sorted(answers, key=lambda done: done.choice)
     ]
-    return ChatCompletion(**_shell(begun, at, "chat.completion"), choices=choices, usage=usage(begun, answers))
+    return ChatCompletion(**_shell(begun, created_s, "chat.completion"), choices=choices, usage=usage(begun, answers))
 
 
 def _reply(message: Message) -> ChatReply:
@@ -252,13 +252,13 @@ def _reply(message: Message) -> ChatReply:
 
 
 async def chunks(
-    body: ChatBody, begun: Begun, pieces: AsyncIterator[Piece], at: float
+    body: ChatBody, begun: Begun, pieces: AsyncIterator[Piece], created_s: float
 ) -> AsyncIterator[dict[str, Any]]:
     """Stream the answers: text while it is sampled, calls once they are complete, the end once it is recorded."""
     answers: list[Done] = []
     sent = [0] * (body.n or 1)
     with_usage = body.stream_options is not None and body.stream_options.include_usage is True
-    shell = _shell(begun, at, "chat.completion.chunk") | ({"usage": None} if with_usage else {})
+    shell = _shell(begun, created_s, "chat.completion.chunk") | ({"usage": None} if with_usage else {})
     for index in range(len(sent)):
         yield shell | {"choices": [_choice(index, {"role": "assistant", "content": "", "refusal": None})]}
     async for piece in pieces:
@@ -296,11 +296,11 @@ def _logprobs(tokens: Sequence[Token]) -> ChatLogprobs:
     return ChatLogprobs(content=logprobs(tokens), refusal=None)
 
 
-def _shell(begun: Begun, at: float, kind: str) -> dict[str, Any]:
+def _shell(begun: Begun, created_s: float, kind: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{begun.turn_id}",
         "object": kind,
-        "created": int(at),
+        "created": int(created_s),
         "model": begun.model,
         "system_fingerprint": begun.fingerprint,
     }

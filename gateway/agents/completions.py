@@ -93,8 +93,8 @@ def call(body: CompletionsBody, caller: Caller) -> ModelCall:
     )
 
 
-def completion(body: CompletionsBody, begun: Begun, answers: Sequence[Done], at: float) -> TextCompletion:
-    """Return the whole answer; `at`: seconds since the epoch."""
+def completion(body: CompletionsBody, begun: Begun, answers: Sequence[Done], created_s: float) -> TextCompletion:
+    """Return the whole answer; `created_s`: since the epoch."""
     choices = [
         TextChoice(
             index=done.choice,
@@ -104,17 +104,17 @@ def completion(body: CompletionsBody, begun: Begun, answers: Sequence[Done], at:
         )
         for done in sorted(answers, key=lambda done: done.choice)
     ]
-    return TextCompletion(**_shell(begun, at), choices=choices, usage=usage(begun, answers))
+    return TextCompletion(**_shell(begun, created_s), choices=choices, usage=usage(begun, answers))
 
 
 async def chunks(
-    body: CompletionsBody, begun: Begun, pieces: AsyncIterator[Piece], at: float
+    body: CompletionsBody, begun: Begun, pieces: AsyncIterator[Piece], created_s: float
 ) -> AsyncIterator[dict[str, Any]]:
     """Stream the answers: their text while it is sampled, the end of each once it is recorded."""
     answers: list[Done] = []
     written: dict[int, tuple[int, int]] = {}
     with_usage = body.stream_options is not None and body.stream_options.include_usage is True
-    shell = _shell(begun, at) | ({"usage": None} if with_usage else {})
+    shell = _shell(begun, created_s) | ({"usage": None} if with_usage else {})
     async for piece in pieces:
         if isinstance(piece, Delta):
             count, offset = written.get(piece.choice, (0, 0))
@@ -130,11 +130,11 @@ async def chunks(
         yield shell | {"choices": [], "usage": usage(begun, answers).model_dump()}
 
 
-def _shell(begun: Begun, at: float) -> dict[str, Any]:
+def _shell(begun: Begun, created_s: float) -> dict[str, Any]:
     return {
         "id": f"cmpl-{begun.turn_id}",
         "object": "text_completion",
-        "created": int(at),
+        "created": int(created_s),
         "model": begun.model,
         "system_fingerprint": begun.fingerprint,
     }

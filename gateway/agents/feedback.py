@@ -1,4 +1,4 @@
-"""Feedback: what somebody thinks of an answer, as a reward in the log.
+"""Feedback: an opinion about an answer, as a reward in the log.
 
 POST …/v1/feedback {id, value, reason} ──► the answer that the recorder knows ──► a reward from feedback/SOURCE
 
@@ -97,7 +97,7 @@ class FeedbackBox:
         source, answer = body.source or caller.agent_id, await self._answer(request, body)
         try:
             async with self._writing:
-                at = await asyncio.to_thread(self._write, answer, body.value, source=source, reason=body.reason)
+                position = await asyncio.to_thread(self._write, answer, body.value, source=source, reason=body.reason)
         except RefusedError as exc:
             raise CallError("conflict", str(exc), "value") from exc
         except LogError as exc:
@@ -108,7 +108,7 @@ class FeedbackBox:
             value=body.value,
             reason=body.reason,
             source=FEEDBACK + source,
-            recorded_at=str(at),
+            recorded_at=str(position),
         )
 
     async def _answer(self, request: Request, body: FeedbackBody) -> RatedAnswer:

@@ -87,12 +87,12 @@ class ModelCalls:
     async def create_chat_completion(self, request: Request, raw: bytes) -> Reply[ChatCompletion] | StreamingResponse:
         """Answer a conversation."""
         body, caller = await read_model_call(request, chat.ChatBody, raw, self._recorder)
-        at = time.time()
+        created_s = time.time()
         begun, pieces = await self._begin(request, chat.call(body, caller))
         if body.stream:
-            return _openai_stream(chat.chunks(body, begun, pieces, at), begun)
+            return _openai_stream(chat.chunks(body, begun, pieces, created_s), begun)
         answers = await _finish(request, pieces)
-        return Reply(chat.completion(begun, answers, at, with_logprobs=bool(body.logprobs)), _headers(begun))
+        return Reply(chat.completion(begun, answers, created_s, with_logprobs=bool(body.logprobs)), _headers(begun))
 
     @call_route(
         "/completions",
@@ -103,23 +103,23 @@ class ModelCalls:
     async def create_completion(self, request: Request, raw: bytes) -> Reply[TextCompletion] | StreamingResponse:
         """Continue a text."""
         body, caller = await read_model_call(request, completions.CompletionsBody, raw, self._recorder)
-        at = time.time()
+        created_s = time.time()
         begun, pieces = await self._begin(request, completions.call(body, caller))
         if body.stream:
-            return _openai_stream(completions.chunks(body, begun, pieces, at), begun)
+            return _openai_stream(completions.chunks(body, begun, pieces, created_s), begun)
         answers = await _finish(request, pieces)
-        return Reply(completions.completion(body, begun, answers, at), _headers(begun))
+        return Reply(completions.completion(body, begun, answers, created_s), _headers(begun))
 
     @call_route("/responses", takes=ResponsesBody, sends={"model": "sums", "input": "1 + 1 ="})
     async def create_response(self, request: Request, raw: bytes) -> Reply[ModelResponse] | StreamingResponse:
         """Answer a conversation, or continue one that the log has."""
         body, caller = await read_model_call(request, ResponsesBody, raw, self._recorder)
-        at, conversation = time.time(), await self._conversation(request, body.previous_response_id)
+        created_s, conversation = time.time(), await self._conversation(request, body.previous_response_id)
         begun, pieces = await self._begin(request, responses.call(body, caller, conversation))
         if body.stream:
-            return _stream(responses.events(body, begun, pieces, at), begun, sse.END)
+            return _stream(responses.events(body, begun, pieces, created_s), begun, sse.END)
         [done] = await _finish(request, pieces)
-        return Reply(responses.response(body, begun, done, at), _headers(begun))
+        return Reply(responses.response(body, begun, done, created_s), _headers(begun))
 
     @call_route(
         "/messages",
@@ -151,7 +151,7 @@ class ModelCalls:
     async def count_tokens(self, request: Request, raw: bytes) -> TokenCount:
         """Count the tokens of a prompt."""
         body, caller = await read_model_call(request, anthropic.CountTokensBody, raw, self._recorder)
-        call = self._checked(request, anthropic.call(body, caller))
+        call = self._check_model(request, anthropic.call(body, caller))
         return TokenCount(input_tokens=await self._recorder.count_tokens(call))
 
     @Route(
@@ -191,7 +191,7 @@ class ModelCalls:
         """Return the models that a request may know of."""
         return [model for model in self._recorder.models() if may_ask(request, model.name, self._shared)]
 
-    def _checked(self, request: Request, call: ModelCall) -> ModelCall:
+    def _check_model(self, request: Request, call: ModelCall) -> ModelCall:
         """Return the call. Raises CallError if its model is another tenant's."""
         if not may_ask(request, call.model, self._shared):
             raise _no_model(call.model)
@@ -199,7 +199,7 @@ class ModelCalls:
 
     async def _begin(self, request: Request, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:
         """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""
-        pieces = self._recorder.answer(self._checked(request, call))
+        pieces = self._recorder.answer(self._check_model(request, call))
         begun = await anext(pieces)
         if not isinstance(begun, Begun):
             raise TypeError(f"an answer begins with Begun, not with {type(begun).__name__}")
@@ -277,7 +277,7 @@ async def _finish(request: Request, pieces: AsyncGenerator[Piece, None]) -> list
 
 
 def _headers(begun: Begun) -> dict[str, str]:
-    """Return what an answer says beside its body: the turn, its trajectory, and the parameters that were ignored."""
+    """Return what the headers of an answer say: the turn, its trajectory, and the parameters that were ignored."""
     headers = {
         "x-request-id": begun.turn_id,
         "request-id": begun.turn_id,

@@ -86,19 +86,19 @@ def _sampling(body: ResponsesBody) -> Sampling:
     )
 
 
-def response(body: ResponsesBody, begun: Begun, done: Done, at: float) -> ModelResponse:
-    """Return the whole answer; `at`: seconds since the epoch."""
-    return ModelResponse(**_fields(body, begun, done, at))
+def response(body: ResponsesBody, begun: Begun, done: Done, created_s: float) -> ModelResponse:
+    """Return the whole answer; `created_s`: seconds since the epoch."""
+    return ModelResponse(**_fields(body, begun, done, created_s))
 
 
-def _fields(body: ResponsesBody, begun: Begun, done: Done | None, at: float) -> dict[str, Any]:
+def _fields(body: ResponsesBody, begun: Begun, done: Done | None, created_s: float) -> dict[str, Any]:
     """Return the response as events have it: without `done` it is in progress, and no whole answer yet."""
     cut = done is not None and done.finish_reason == "length"
     return {
         "id": f"resp_{begun.turn_id}",
         "object": "response",
-        "created_at": int(at),
-        "completed_at": int(at) if done is not None and not cut else None,
+        "created_at": int(created_s),
+        "completed_at": int(created_s) if done is not None and not cut else None,
         "status": "in_progress" if done is None else "incomplete" if cut else "completed",
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -133,44 +133,44 @@ def _fields(body: ResponsesBody, begun: Begun, done: Done | None, at: float) -> 
 
 
 def _format(body: ResponsesBody) -> dict[str, Any]:
-    wanted = None if body.text is None else body.text.format
-    return {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)
+    text_format = None if body.text is None else body.text.format
+    return {"type": "text"} if text_format is None else text_format.model_dump(by_alias=True)
 
 
 async def events(
-    body: ResponsesBody, begun: Begun, pieces: AsyncIterator[Piece], at: float
+    body: ResponsesBody, begun: Begun, pieces: AsyncIterator[Piece], created_s: float
 ) -> AsyncIterator[dict[str, Any]]:
     """Stream a response: text while it is sampled, calls once they are complete, the end once it is recorded."""
     numbers, texts = count(), False
     for kind in ("response.created", "response.in_progress"):
-        yield {"type": kind, "response": _fields(body, begun, None, at), "sequence_number": next(numbers)}
+        yield {"type": kind, "response": _fields(body, begun, None, created_s), "sequence_number": next(numbers)}
     try:
         async for piece in pieces:
-            found: Iterable[dict[str, Any]] = ()
+            next_events: Iterable[dict[str, Any]] = ()
             if isinstance(piece, Delta) and (piece.text or (piece.tokens and _with_logprobs(body))):
-                found = [*([] if texts else _text_begins(begun)), _text_delta(body, begun, piece)]
+                next_events = [*([] if texts else _text_begins(begun)), _text_delta(body, begun, piece)]
                 texts = True
             elif isinstance(piece, Done):
-                found = _end(body, begun, piece, at, texts)
-            for event in found:
+                next_events = _end(body, begun, piece, created_s, texts)
+            for event in next_events:
                 yield event | {"sequence_number": next(numbers)}
     except CallError as exc:
         failed = {"status": "failed", "error": {"code": "server_error", "message": exc.message}}
-        whole = _fields(body, begun, None, at) | failed
+        whole = _fields(body, begun, None, created_s) | failed
         yield {"type": "response.failed", "response": whole, "sequence_number": next(numbers)}
 
 
-def _end(body: ResponsesBody, begun: Begun, done: Done, at: float, texts: bool) -> Iterator[dict[str, Any]]:
+def _end(body: ResponsesBody, begun: Begun, done: Done, created_s: float, texts: bool) -> Iterator[dict[str, Any]]:
     for index, (item, started) in enumerate(_output(body, begun, done)):
         if item["type"] == "message":
             yield from _text_ends(begun, item) if texts else [*_text_begins(begun), *_text_ends(begun, item)]
         else:
-            kind, where = "response.function_call_arguments", {"item_id": item["id"], "output_index": index}
+            kind, place = "response.function_call_arguments", {"item_id": item["id"], "output_index": index}
             yield {"type": "response.output_item.added", "output_index": index, "item": started}
-            yield {"type": f"{kind}.delta", **where, "delta": item["arguments"]}
-            yield {"type": f"{kind}.done", **where, "name": item["name"], "arguments": item["arguments"]}
+            yield {"type": f"{kind}.delta", **place, "delta": item["arguments"]}
+            yield {"type": f"{kind}.done", **place, "name": item["name"], "arguments": item["arguments"]}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    whole = _fields(body, begun, done, at)
+    whole = _fields(body, begun, done, created_s)
     yield {"type": f"response.{whole['status']}", "response": whole}
 
 

@@ -32,7 +32,7 @@ from starlette.requests import Request
 from schemas import json_text
 from streams.errors import CallError
 
-SHOWN = 80
+SHOWN_CHARACTERS = 80
 """Most characters of a wrong value in an error message."""
 IN_DESCRIPTION = "x-streamward"
 """Where the description of the interface says of a parameter that it is refused or ignored."""
@@ -57,7 +57,7 @@ class SecretBody(Body):
 
 
 class PathQuery(Body):
-    """The parameters behind the `?` of a path, whose values are texts."""
+    """The parameters after the `?` of a path, whose values are texts."""
 
     model_config = ConfigDict(strict=False)
 
@@ -82,13 +82,15 @@ class Refused:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        said = {"description": f"refused: {self.why}", IN_DESCRIPTION: "refused"}
+        description = {"description": f"refused: {self.why}", IN_DESCRIPTION: "refused"}
         nulls = [] if schema.get("schema", {}).get("type") == "str" else [None]
-        return {"enum": [*nulls, *self.neutral], **said}
+        return {"enum": [*nulls, *self.neutral], **description}
 
     def _check(self, value: object) -> object:
-        same = [value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.neutral]
-        if value is not None and not any(same):
+        is_neutral = any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral
+        )
+        if value is not None and not is_neutral:
             raise PydanticCustomError("refused", "{why}", {"why": self.why})
         return value
 
@@ -106,47 +108,47 @@ HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 """How the half of a surrogate pair is written in JSON; whole pairs are written so, too."""
 
 
-async def sent(request: Request, most: int) -> bytes:
-    """Return the body of a request. Raises CallError if it is longer than `most` bytes; a declared length is enough."""
-    too_large = CallError("too_large", f"the body is longer than {most} bytes (serve.max_body_mb); send less")
+async def sent(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request. Raises CallError if it is longer than `max_bytes`; a declared length is enough."""
+    too_large = CallError("too_large", f"the body is longer than {max_bytes} bytes (serve.max_body_mb); send less")
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
+    if length.isdecimal() and int(length) > max_bytes:
         raise too_large
     raw = bytearray()
     async for part in request.stream():
         raw += part
-        if len(raw) > most:
+        if len(raw) > max_bytes:
             raise too_large
     return bytes(raw)
 
 
 def read(model: type[Read], raw: bytes) -> Read:
     """Return the body. Raises CallError that names the first parameter that is wrong."""
-    return checked(model, _parsed(raw))
+    return checked(model, _parse(raw))
 
 
 def read_as_json(model: type[Read], raw: bytes) -> Read:
     """Return the body, whose lists may be tuples, as JSON has no others. Raises as `read`."""
-    value = _parsed(raw)
+    value = _parse(raw)
     try:
         return model.model_validate_json(raw)
     except ValidationError as exc:
-        raise _explained(exc, value, "", hides=False) from exc
+        raise _call_error(exc, value, "", hides=False) from exc
 
 
 def read_query(model: type[Read], pairs: Iterable[tuple[str, str]]) -> Read:
     """Return the parameters of a path's query. Raises CallError as `read`, and for one that is given twice."""
-    given: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, value in pairs:
-        if name in given:
+        if name in parameters:
             raise CallError("invalid", f"{name} is given twice; give it once", name)
-        given[name] = value
-    return checked(model, given)
+        parameters[name] = value
+    return checked(model, parameters)
 
 
 def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
     """Return the body, and the SHA-256 of its canonical form: sorted keys, no spaces. Raises as `read`."""
-    value = _parsed(raw)
+    value = _parse(raw)
     body = checked(model, value)
     try:
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
@@ -155,7 +157,7 @@ def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
     return body, hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _parsed(raw: bytes) -> Any:
+def _parse(raw: bytes) -> Any:
     try:
         value = json_text.parse(raw)
         if HALF_A_PAIR.search(raw):  # JSON lets it in, and no UTF-8 can hold it: the log's text is UTF-8
@@ -171,27 +173,27 @@ def checked(model: type[Read], value: Any, inside: str = "") -> Read:
         return model.model_validate(value)
     except ValidationError as exc:
         hides = bool(model.model_config.get("hide_input_in_errors"))
-        raise _explained(exc, value, inside, hides=hides) from (None if hides else exc)
+        raise _call_error(exc, value, inside, hides=hides) from (None if hides else exc)
 
 
-def ignored(body: Body, where: str = "") -> tuple[str, ...]:
+def ignored(body: Body, path: str = "") -> tuple[str, ...]:
     """Return the paths of the parameters that were sent and are ignored, without indices, each once."""
 
-    def paths(value: list[Any] | Body, where: str) -> Iterator[str]:
+    def paths(value: list[Any] | Body, path: str) -> Iterator[str]:
         if isinstance(value, list):
             for item in value:
                 if isinstance(item, list | Body):
-                    yield from paths(item, where)
+                    yield from paths(item, path)
             return
         fields = _fields(type(value))
         for name in sorted(value.model_fields_set):
             inner, (alias, is_ignored) = getattr(value, name), fields[name]
             if is_ignored:
-                yield from [f"{where}.{alias}".lstrip(".")] if inner is not None else []
+                yield from [f"{path}.{alias}".lstrip(".")] if inner is not None else []
             elif isinstance(inner, list | Body):
-                yield from paths(inner, f"{where}.{alias}".lstrip("."))
+                yield from paths(inner, f"{path}.{alias}".lstrip("."))
 
-    return tuple(dict.fromkeys(paths(body, where)))
+    return tuple(dict.fromkeys(paths(body, path)))
 
 
 @cache
@@ -215,47 +217,47 @@ def use(model: type[Body], name: str) -> tuple[Literal["used", "refused", "ignor
     return "used", field.description or ""
 
 
-def compact(value: object, where: str) -> str:
+def compact(value: object, path: str) -> str:
     """Return JSON text in its shortest form, which the log can store. Raises CallError if it cannot."""
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()
     except (ValueError, RecursionError) as exc:
-        raise CallError("invalid", f"{where} cannot be written as JSON in UTF-8: {exc}", where) from exc
+        raise CallError("invalid", f"{path} cannot be written as JSON in UTF-8: {exc}", path) from exc
     return text
 
 
-def _explained(exc: ValidationError, value: object, inside: str, *, hides: bool) -> CallError:
+def _call_error(exc: ValidationError, value: object, inside: str, *, hides: bool) -> CallError:
     error = exc.errors(include_url=False)[0]
-    where = f"{inside}.{_path(error['loc'], value)}".strip(".")
-    if error["type"] == "extra_forbidden" and hides:  # who takes a value for a name has named a secret
+    path = f"{inside}.{_path(error['loc'], value)}".strip(".")
+    if error["type"] == "extra_forbidden" and hides:  # a value in the place of a name may be a secret
         return CallError("unknown_parameter", "the body has a parameter that there is not; leave it out")
     if error["type"] == "extra_forbidden":
-        return CallError("unknown_parameter", f"{where}: there is no such parameter; leave it out", where)
+        return CallError("unknown_parameter", f"{path}: there is no such parameter; leave it out", path)
     if error["type"] == "refused":
-        return CallError("unsupported", f"{where} is not supported: {error['msg']}", where)
+        return CallError("unsupported", f"{path} is not supported: {error['msg']}", path)
     if error["type"] == "missing":
-        return CallError("invalid", f"{where} is required", where)
+        return CallError("invalid", f"{path} is required", path)
     if hides:
-        return CallError("invalid", f"{where or 'the body'}: {error['msg']}", where or None)
-    got = repr(error["input"])
-    got = got if len(got) <= SHOWN else got[:SHOWN] + "…"
-    return CallError("invalid", f"{where or 'the body'}: {error['msg']}; got {got}", where or None)
+        return CallError("invalid", f"{path or 'the body'}: {error['msg']}", path or None)
+    value_text = repr(error["input"])
+    value_text = value_text if len(value_text) <= SHOWN_CHARACTERS else value_text[:SHOWN_CHARACTERS] + "…"
+    return CallError("invalid", f"{path or 'the body'}: {error['msg']}; got {value_text}", path or None)
 
 
 def _path(location: tuple[int | str, ...], value: Any) -> str:
     """Return where an error is, without the names of alternatives that pydantic adds to the keys."""
     path = ""
     for n, step in enumerate(location):
-        behind = location[n + 1 :]
+        rest = location[n + 1 :]
         if isinstance(step, int):
             path += f"[{step}]" if isinstance(value, list) else ""  # a single text is read as a list of one
             value = value[step] if isinstance(value, list) and step < len(value) else None
         elif isinstance(value, dict) and (
-            not behind or isinstance(value.get(step), dict | list) or (isinstance(behind[0], int) and step in value)
+            not rest or isinstance(value.get(step), dict | list) or (isinstance(rest[0], int) and step in value)
         ):
             path = f"{path}.{step}".lstrip(".")
             value = value.get(step)
-        elif isinstance(value, dict) and step in value and len(behind) == 1 and behind[0] not in value:
+        elif isinstance(value, dict) and step in value and len(rest) == 1 and rest[0] not in value:
             return f"{path}.{step}".lstrip(".")  # a word, and the alternative that it is none of
     return path

@@ -1,4 +1,4 @@
-"""How often a key may ask, and how much at once.
+"""How often each key may send requests, and how many at once.
 
     request ──► the bucket of its key ──► a token, or in how many seconds there is one ──► 429, Retry-After
             └─► requests of its key in progress ──► one more, or 429
@@ -18,7 +18,7 @@ from streams.access.token_bucket import TokenBucket, take
 from streams.settings.model import Serve
 
 AT_ONCE_RETRY_S = 1.0
-"""When to try again where another request has to end first: nobody knows when."""
+"""When to try again where another request has to end first, which may be any time."""
 
 
 class Refused429(NamedTuple):
@@ -29,7 +29,7 @@ class Refused429(NamedTuple):
 
 
 class KeyLimits:
-    """What each key has left. All of it runs in one event loop; there are as many entries as valid keys that asked."""
+    """The limits of each key. All of it runs in one event loop; there are as many entries as valid keys that called."""
 
     def __init__(self, rule: Serve, clock: Callable[[], float] = time.monotonic) -> None:
         self._rule, self._clock = rule, clock
@@ -37,7 +37,7 @@ class KeyLimits:
         self._at_once: Counter[str] = Counter()
 
     def begin(self, who: str) -> Refused429 | None:
-        """Take in that a key asks, or return why it has to wait. What is not refused ends with `end`."""
+        """Begin a request of a key, or return why it has to wait. A request that is not refused ends with `end`."""
         rule = self._rule
         if rule.key_at_once and self._at_once[who] >= rule.key_at_once:
             why = f"{who} has {rule.key_at_once} requests in progress (serve.key_at_once); wait for one of them"
@@ -52,5 +52,5 @@ class KeyLimits:
         return None
 
     def end(self, who: str) -> None:
-        """Take in that a request has its answer, or nobody waits for it any more."""
+        """End a request: it has its answer, or its client has left."""
         self._at_once -= Counter((who,))  # which drops those at 0

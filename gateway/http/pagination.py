@@ -1,4 +1,4 @@
-"""Lists that are asked for page by page, as OpenAI's clients do: so many behind an id, and whether there are more."""
+"""Lists that are asked for page by page, as OpenAI's clients do: so many after an id, and whether there are more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HasId(Protocol):
 
 
 def page(items: Sequence[HasId], after: str | None, limit: int) -> dict[str, Any]:
-    """Return the fields of a page: `limit` of the items behind the one called `after`. Raises CallError (not_found)."""
+    """Return the fields of a page: `limit` of the items after the one called `after`. Raises CallError (not_found)."""
     start = 0
     if after is not None:
         ids = [item.id for item in items]

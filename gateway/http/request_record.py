@@ -1,9 +1,9 @@
-"""What the door notes of a request, and what its event says.
+"""The record that the door keeps of a request, and its event.
 
-    the door: who, which action, allowed or why not ─┐
+    the door: principal, action, allowed or why not ─┐
     routes: tokens; of JSON-RPC each call ───────────┴─► RequestRecord ──► RequestEvent, one for each call
 
-Nothing of a body is in it, nor a query, nor a key that somebody wrote into a path.
+Nothing of a body is in it, nor a query, nor a key in a path.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class RecordedCall(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
-    """One request, as far as it has come."""
+    """One request, until now."""
 
     method: str
     path: str
     action: str
-    """What a role has to allow; of those who log in, what they do."""
+    """What a role has to allow; of a login, its kind."""
     agent_id: str | None
     traceparent: str | None
     principal: Principal | None = None
@@ -70,18 +70,18 @@ class RequestRecord:
     def of(cls, scope: Scope, action: str, agent_id: str | None) -> RequestRecord:
         """Return what a scope says; the request finds it there again."""
         trace = Headers(scope=scope).get("traceparent", "")
-        asked = cls(
+        record = cls(
             method=scope["method"],
             path=scope["path"],
             action=action,
             agent_id=agent_id,
             traceparent=trace if TRACEPARENT.fullmatch(trace) else None,
         )
-        scope[RECORD] = asked
-        return asked
+        scope[RECORD] = record
+        return record
 
     def watching(self, send: Send) -> Send:
-        """Return what sends an answer and notes its status."""
+        """Return what sends an answer and records its status."""
 
         async def sends(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -120,16 +120,16 @@ def _role(asks: Principal, action: str) -> AccessRole:
 
 
 def record_of(request: HTTPConnection) -> RequestRecord | None:
-    """Return what is noted of a request; None where there is no door."""
-    found: RequestRecord | None = request.scope.get(RECORD)
-    return found
+    """Return the record of a request; None where there is no door."""
+    record: RequestRecord | None = request.scope.get(RECORD)
+    return record
 
 
 def denied(request: HTTPConnection, action: Action, why: str, parameter: str | None = None) -> CallError:
-    """Return the error for what a body names and its sender may not, and note it as the door notes its own."""
-    asked = record_of(request)
-    if asked is not None:
-        asked.action, asked.decision = action, Decision(False, why)
+    """Return the error for what a body names and its sender may not, and record it as the door records its own."""
+    record = record_of(request)
+    if record is not None:
+        record.action, record.decision = action, Decision(False, why)
     return CallError("permission_denied", why, parameter)
 
 

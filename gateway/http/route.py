@@ -1,4 +1,4 @@
-"""A route is declared once, beside the function that answers it; everything else is derived from that.
+"""A route is declared once, on the function that answers it; everything else is derived from that.
 
     @Route("POST", "/adapters/{policy}/promote", REST, may="adapters.promote", sends={…}, example=DECISION)
     def promote_adapter(self, request: Request, policy: str, body: PromoteBody) -> AdapterDecisionAnswer:
@@ -30,7 +30,7 @@ from streams.access.roles import Action
 T = TypeVar("T", bound=Answer)
 H = TypeVar("H", bound=Callable[..., Any])
 LoginAction = Literal["auth.login", "auth.refresh", "auth.logout", "auth.oidc"]
-"""What logs people in and out, which needs no key; the event of such a request has it as action."""
+"""Logins and logouts, which need no key; the event of such a request has it as action."""
 LOGIN_ACTIONS: tuple[LoginAction, ...] = get_args(LoginAction)
 Content = Mapping[str, Mapping[str, Any]]
 """A body by its media type, as OpenAPI has it, where it is not JSON of a model."""
@@ -98,7 +98,7 @@ class Route:
     """The type of the answer, or Content; default: that which the method returns. None: no body."""
     status: int = 200
     refuses: Sequence[int] | None = None
-    """Statuses besides those that every such route has; default: 404, and for a POST 409."""
+    """Statuses in addition to those that every such route has; default: 404, and for a POST 409."""
     also: Mapping[int, str] = field(default_factory=dict)
     """Other statuses without a body, and what they mean."""
     streams: bool = False
@@ -135,7 +135,7 @@ class Route:
 
     @property
     def refusals(self) -> Sequence[int]:
-        """Statuses besides those that every such route has."""
+        """Statuses in addition to those that every such route has."""
         if self.refuses is not None:
             return self.refuses
         return (404, 409) if self.method == "POST" else (404,)
@@ -171,7 +171,7 @@ class RouteTable:
         self._patterns = [(compile_path(path)[0], route) for route in self.routes for path in route.paths]
 
     def find(self, method: str, path: str) -> RouteMatch | None:
-        """Return the route of a request; None if there is none. What may be read may be asked for by HEAD, too."""
+        """Return the route of a request; None if there is none. HEAD is that of GET."""
         method = "GET" if method == "HEAD" else method
         for pattern, route in self._patterns:
             if route.method == method and (match := pattern.match(path)) is not None:

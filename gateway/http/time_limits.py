@@ -48,8 +48,10 @@ class TimeLimits:
             if not deadline.expired():
                 raise
             if not begun:
-                why = f"there is no answer after {self._rule.answer_s:g} s (serve.answer_s); ask for less, or try again"
-                response = refusal(504, why, self._table.dialect(scope["path"]))
+                reason = (
+                    f"there is no answer after {self._rule.answer_s:g} s (serve.answer_s); ask for less, or try again"
+                )
+                response = refusal(504, reason, self._table.dialect(scope["path"]))
                 response.headers["Connection"] = "close"
                 await response(scope, receive, send)
 
@@ -70,7 +72,7 @@ class _BodyWithin:
             async with asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError as exc:
-            what = f"the body did not arrive within {self._within_s:g} s (serve.body_s)"
-            raise CallError("request_timeout", f"{what}; send it faster, or less") from exc
+            problem = f"the body did not arrive within {self._within_s:g} s (serve.body_s)"
+            raise CallError("request_timeout", f"{problem}; send it faster, or less") from exc
         self._whole = message["type"] != "http.request" or not message.get("more_body", False)
         return message

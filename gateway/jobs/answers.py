@@ -1,4 +1,4 @@
-"""What is answered about jobs, files, agents and environments."""
+"""The answers about jobs, files, agents and environments."""
 
 from __future__ import annotations
 

@@ -137,8 +137,8 @@ def _put(store: str, form: list[form_data.FormPart], tenant: str | None) -> Trai
             raise CallError("invalid", f"{name} is required", name)
     purpose = fields["purpose"].content.decode(errors="replace")
     if purpose != PURPOSE:
-        what = f"purpose is {purpose[:40]!r}; only {PURPOSE!r} has a meaning here: files are trained on"
-        raise CallError("unsupported", what, "purpose")
+        problem = f"purpose is {purpose[:40]!r}; only {PURPOSE!r} has a meaning here: files are trained on"
+        raise CallError("unsupported", problem, "purpose")
     file = fields["file"]
     return training_files.put(
         store,

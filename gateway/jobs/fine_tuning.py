@@ -190,8 +190,8 @@ class FineTuning:
         """List jobs, the newest first. `metadata[NAME]=VALUE` lists those that were ordered with it."""
         metadata, parameters = MetadataFilter.of(request.query_params.multi_items())
         query, jobs = read_query(JobsQuery, parameters), self._jobs_of(request)
-        every = [(job, jobs.events(job)) for job in reversed(list(jobs.jobs.values()))]
-        listed = [view.job(job, events) for job, events in every if metadata.fits(events)]
+        jobs_with_events = [(job, jobs.events(job)) for job in reversed(list(jobs.jobs.values()))]
+        listed = [view.job(job, events) for job, events in jobs_with_events if metadata.fits(events)]
         return FineTuningJobList(**page(listed, query.after, query.limit))
 
     @Route("GET", "/fine_tuning/jobs/{job_id}", OPENAI, may="jobs.read", example=FINE_TUNING_JOB)
@@ -258,8 +258,8 @@ class FineTuning:
         """Return the settings of the server that has a model: of a fleet those of the policy, if it has a version."""
         if not self._fleet or model not in jobs.policies() or not self._settings.fleet.serves(model):
             return self._settings
-        own = self._settings.policy.model_copy(update={"name": model})
-        return self._settings.model_copy(update={"policy": own})
+        policy = self._settings.policy.model_copy(update={"name": model})
+        return self._settings.model_copy(update={"policy": policy})
 
     def _on_questions(self, body: CreateFineTuningBody, settings: Settings, jobs: TenantJobs) -> JobOrder:
         """Return a job on the questions of a file. Raises CallError."""

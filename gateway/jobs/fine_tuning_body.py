@@ -4,7 +4,7 @@
     training file's lines ─┴──► questions, reward source, iterations ──► JobRequest ──► JobOrder
                                 what has no meaning here ──► an error that names it, and says what is possible
 
-`config` is Streamward's own field beside OpenAI's (`extra_body` of its clients): what docs/jobs.md has for any order.
+`config` is Streamward's own field in addition to OpenAI's (`extra_body` of its clients): that of docs/jobs.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import Field, StringConstraints
 
 from gateway.agents.parameters import joined
 from gateway.http.body import Body, Refused, Whole
-from gateway.jobs.graders import Grading, grading
+from gateway.jobs.graders import Grading, read_grader
 from schemas.events import JobQuestion, RewardSource
 from streams.errors import CallError, JobRequestError, RefusedError
 from streams.jobs import request as requests
@@ -35,7 +35,7 @@ ORDERED = "fine_tuning"
 """In the metadata of `created`: what of the order only OpenAI's interface shows."""
 METHOD = "method.reinforcement"
 PARAMETERS = f"{METHOD}.hyperparameters"
-OURS = {
+REQUEST_NAMES = {
     "config.n_iterations": f"{PARAMETERS}.n_epochs",
     "config.batch_size": f"{PARAMETERS}.batch_size",
     "config.checkpoint_interval": f"{PARAMETERS}.eval_interval",
@@ -43,7 +43,7 @@ OURS = {
     "agent_id": "model",
     "training_queries": "training_file",
 }
-"""What parameters of a job are called here."""
+"""The names of a job's parameters in a request."""
 Auto = Literal["auto"]
 
 
@@ -114,9 +114,9 @@ class FineTuningMethod(Body):
     def check(self) -> None:
         """Raise CallError for what is of another type, or missing."""
         for name in ("reinforcement", "supervised", "dpo"):
-            where = f"method.{name}"
+            path = f"method.{name}"
             if name != self.type and getattr(self, name) is not None:
-                raise CallError("invalid", f"{where}: method.type is {self.type}; leave it out", where)
+                raise CallError("invalid", f"{path}: method.type is {self.type}; leave it out", path)
         if self.type == "reinforcement" and self.reinforcement is None:
             raise CallError("invalid", f"{METHOD} is required", METHOD)
 
@@ -160,7 +160,7 @@ class CreateFineTuningBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class FineTuningOrder:
-    """What was asked for, with the lines of its file."""
+    """An order, with the lines of its file."""
 
     body: CreateFineTuningBody
     lines: Sequence[FileLine]
@@ -168,68 +168,69 @@ class FineTuningOrder:
     def job(self, settings: Settings) -> JobOrder:
         """Return the job. Raises CallError that names what is wrong, in the words of the request."""
         body = self.body
-        check_whose(body, settings)
-        judged = _judged(self._method.grader)
-        given = {
+        check_order(body, settings)
+        grading = _grading(self._method.grader)
+        fields = {
             "agent_id": body.model,
-            "training_queries": self._questions(judged),
-            "config": self._config(judged, settings),
+            "training_queries": self._questions(grading),
+            "config": self._config(grading, settings),
         }
         try:
-            request = requests.read_request(given)
+            request = requests.read_request(fields)
             order = requests.order(request, settings, policies={body.model}, agents={})
         except JobRequestError as exc:
-            raise self._renamed(exc) from exc
+            raise self._in_request_words(exc) from exc
         except RefusedError as exc:  # its estimate is over its budget
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
-        shown = json.dumps(self._shown(order, settings), sort_keys=True)
-        return order.with_metadata({ORDERED: shown}, body.model_dump(mode="json"))
+        order_fields = json.dumps(self._order_fields(order, settings), sort_keys=True)
+        return order.with_metadata({ORDERED: order_fields}, body.model_dump(mode="json"))
 
     @property
     def _method(self) -> ReinforcementMethod:
-        found = self.body.method.reinforcement
-        assert found is not None  # noqa: S101 - `check` was called
-        return found
+        method = self.body.method.reinforcement
+        assert method is not None  # noqa: S101 - `check` was called
+        return method
 
-    def _questions(self, judged: Grading) -> list[dict[str, Any]]:
-        found, seen = [], dict[str, int]()
+    def _questions(self, grading: Grading) -> list[dict[str, Any]]:
+        questions, lines_by_query = [], dict[str, int]()
         for number, item in self.lines:
             try:
                 query = _query(item)
-                answer = judged.answer(item)
+                answer = grading.answer(item)
             except JobRequestError as exc:
                 raise CallError("invalid", f"training_file: line {number}: {exc}", "training_file") from exc
-            if (first := seen.setdefault(query, number)) != number:
-                what = f"training_file: line {number} has the same question as line {first}; give each once"
-                raise CallError("invalid", what, "training_file")
-            found.append({"query": query} | ({} if answer is None else {"expected_outcome": answer}))
-        return found
+            if (first := lines_by_query.setdefault(query, number)) != number:
+                problem = f"training_file: line {number} has the same question as line {first}; give each once"
+                raise CallError("invalid", problem, "training_file")
+            questions.append({"query": query} | ({} if answer is None else {"expected_outcome": answer}))
+        return questions
 
-    def _config(self, judged: Grading, settings: Settings) -> dict[str, Any]:
-        own = {name: value for name, value in (self.body.config or {}).items() if value is not None}
-        named = self._method.hyperparameters or ReinforcementHyperparameters()
-        for mine, name, value in (
-            ("batch_size", "batch_size", _number(named.batch_size)),
-            ("checkpoint_interval", "eval_interval", _number(named.eval_interval)),
-            ("n_iterations", "n_epochs", _number(named.n_epochs)),
-            ("reward_sources", "grader", judged.scorer),
+    def _config(self, grading: Grading, settings: Settings) -> dict[str, Any]:
+        config = {name: value for name, value in (self.body.config or {}).items() if value is not None}
+        parameters = self._method.hyperparameters or ReinforcementHyperparameters()
+        for option, name, value in (
+            ("batch_size", "batch_size", _number(parameters.batch_size)),
+            ("checkpoint_interval", "eval_interval", _number(parameters.eval_interval)),
+            ("n_iterations", "n_epochs", _number(parameters.n_epochs)),
+            ("reward_sources", "grader", grading.scorer),
         ):
-            if mine in own and value is not None:
-                where = OURS[f"config.{mine}"]
+            if option in config and value is not None:
+                path = REQUEST_NAMES[f"config.{option}"]
                 raise CallError(
-                    "invalid", f"config.{mine}: {where} says it, too; leave one of them out", f"config.{mine}"
+                    "invalid", f"config.{option}: {path} says it, too; leave one of them out", f"config.{option}"
                 )
             if value is not None and name not in ("n_epochs", "grader"):
-                own[mine] = value
-        own["reward_sources"] = [{"name": judged.scorer, "settings": judged.settings}]
-        if "n_iterations" not in own:
-            own["n_iterations"] = self._iterations(_number(named.n_epochs), own.get("held_out_share"), settings)
-        return own
+                config[option] = value
+        config["reward_sources"] = [{"name": grading.scorer, "settings": grading.settings}]
+        if "n_iterations" not in config:
+            epochs, share = _number(parameters.n_epochs), config.get("held_out_share")
+            config["n_iterations"] = self._iterations(epochs, share, settings)
+        return config
 
     def _iterations(self, epochs: int | None, share: Any, settings: Settings) -> int:
         """Return how many iterations go over the train questions so often. Raises CallError where none do exactly."""
         default = requests.JobConfig.model_fields["held_out_share"].default
-        share = default if not isinstance(share, int | float) else share  # of another type: refused by who reads it
+        share = default if not isinstance(share, int | float) else share  # of another type: refused where it is read
         train, _ = split((JobQuestion(query=_query(item)) for _, item in self.lines), share)
         count, batch = len(train), settings.batches.groups
         if epochs is None or not count:
@@ -245,27 +246,27 @@ class FineTuningOrder:
             )
         return whole
 
-    def _renamed(self, exc: JobRequestError) -> CallError:
+    def _in_request_words(self, exc: JobRequestError) -> CallError:
         """Return what is wrong with the job in the words of the request that it was made of."""
 
-        def line(found: re.Match[str]) -> str:
-            number = int(found[1])
-            where = f"line {self.lines[number].number}" if number < len(self.lines) else f"question {number}"
-            return f"training_file, {where}"
+        def line(match: re.Match[str]) -> str:
+            number = int(match[1])
+            place = f"line {self.lines[number].number}" if number < len(self.lines) else f"question {number}"
+            return f"training_file, {place}"
 
-        def renamed(text: str) -> str:
+        def rename(text: str) -> str:
             text = re.sub(r"training_queries\[(\d+)\](?:\.query)?", line, text)
-            for ours, theirs in OURS.items():
-                if ours.removeprefix("config.") not in (self.body.config or {}):
-                    text = re.sub(rf"\b{re.escape(ours)}\b", theirs, text)
+            for option, name in REQUEST_NAMES.items():
+                if option.removeprefix("config.") not in (self.body.config or {}):
+                    text = re.sub(rf"\b{re.escape(option)}\b", name, text)
             return text
 
-        parameter = None if exc.parameter is None else renamed(exc.parameter).partition(",")[0]
-        return CallError("invalid", renamed(str(exc)), parameter)
+        parameter = None if exc.parameter is None else rename(exc.parameter).partition(",")[0]
+        return CallError("invalid", rename(str(exc)), parameter)
 
-    def _shown(self, order: JobOrder, settings: Settings) -> dict[str, Any]:
-        """Return what the job is shown with beside its own state."""
-        named = self._method.hyperparameters or ReinforcementHyperparameters()
+    def _order_fields(self, order: JobOrder, settings: Settings) -> dict[str, Any]:
+        """Return what a client reads of the order, in addition to the state of the job."""
+        parameters = self._method.hyperparameters or ReinforcementHyperparameters()
         return {
             "model": self.body.model,
             "training_file": self.body.training_file,
@@ -276,7 +277,7 @@ class FineTuningOrder:
                 "reinforcement": {
                     "grader": self._method.grader,
                     "hyperparameters": {
-                        "n_epochs": named.n_epochs or "auto",
+                        "n_epochs": parameters.n_epochs or "auto",
                         "batch_size": order.spec.batch_size,
                         "eval_interval": order.spec.evaluate_every,
                     },
@@ -285,13 +286,13 @@ class FineTuningOrder:
         }
 
 
-def check_whose(body: CreateFineTuningBody, settings: Settings) -> None:
+def check_order(body: CreateFineTuningBody, settings: Settings) -> None:
     """Raise CallError for another policy than this server has, another seed than the trainer, or a wrong method."""
     body.method.check()
     if body.model != settings.policy.name:
         way = "a job begins with the newest version: name the policy alone" if "@" in body.model else "name it"
-        what = f"model: {body.model[:80]!r} cannot be trained; this server has {settings.policy.name}, {way}"
-        raise CallError("not_found", what, "model")
+        problem = f"model: {body.model[:80]!r} cannot be trained; this server has {settings.policy.name}, {way}"
+        raise CallError("not_found", problem, "model")
     if body.seed is not None and body.seed != settings.trainer.seed:
         raise CallError(
             "invalid",
@@ -300,15 +301,15 @@ def check_whose(body: CreateFineTuningBody, settings: Settings) -> None:
         )
 
 
-def _judged(grader: dict[str, Any]) -> Grading:
+def _grading(grader: dict[str, Any]) -> Grading:
     """Return what judges as the grader does. Raises CallError."""
-    where = f"{METHOD}.grader"
-    found = grading(grader, where)
+    path = f"{METHOD}.grader"
+    grading = read_grader(grader, path)
     try:
-        parts(RewardSource(name=found.scorer, settings=json.dumps(found.settings)))
+        parts(RewardSource(name=grading.scorer, settings=json.dumps(grading.settings)))
     except ScoreError as exc:
-        raise CallError("invalid", f"{where}: {exc}", where) from exc
-    return found
+        raise CallError("invalid", f"{path}: {exc}", path) from exc
+    return grading
 
 
 def _is_text(part: Any) -> bool:
@@ -322,9 +323,9 @@ def _number(value: int | str | None) -> int | None:
 def _query(item: dict[str, Any]) -> str:
     """Return the question of a line. Raises JobRequestError."""
     messages = item.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise JobRequestError('messages is required, e.g. [{"role": "user", "content": "1 + 1 ="}]')
-    roles = [one.get("role") for one in messages]
+    roles = [message.get("role") for message in messages]
     if roles != ["user"]:
         raise JobRequestError(
             f"a question is one message of the user, and messages has the roles {str(roles)[:80]}; put instructions "

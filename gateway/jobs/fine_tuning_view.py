@@ -119,7 +119,7 @@ def _trained_model(state: JobState) -> str | None:
 
 
 def _order(events: Sequence[JobEvent]) -> dict[str, Any]:
-    """Return what the order says beside the job's own state; empty if it was not ordered here."""
+    """Return the order, as its client sent it; empty if it was not ordered here."""
     try:
         order = json_text.parse(events[0].metadata.get(ORDERED, "{}")) if events else {}
     except ValueError:  # anybody may write metadata

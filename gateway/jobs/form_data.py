@@ -2,7 +2,7 @@
 
 bytes ──► split at the boundary ──► each part: its name, its file's name, its bytes
 
-The whole body is in memory; whoever reads it has bounded its length. Names may be quoted or not, and are UTF-8.
+The whole body is in memory; its length was bounded where it was read. Names may be quoted or not, and are UTF-8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BOUNDARY = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"]{1,200})"|
 DISPOSITION = re.compile(r"^content-disposition:\s*form-data\s*(;.*)$", re.IGNORECASE | re.MULTILINE)
 PARAMETER = re.compile(r';\s*(name|filename)=(?:"([^"]*)"|([^\s;"]*))', re.IGNORECASE)
 ESCAPED = {"%22": '"', "%0D": "\r", "%0A": "\n"}
-"""What browsers and clients write for a quotation mark and line breaks in a name (HTML, section 4.10.22.8)."""
+"""How browsers and clients write a quotation mark and line breaks in a name (HTML, section 4.10.22.8)."""
 
 
 class FormPart(NamedTuple):
@@ -31,11 +31,11 @@ class FormPart(NamedTuple):
 
 def parts(content_type: str, raw: bytes) -> list[FormPart]:
     """Return the fields in their order. Raises CallError if this is no form."""
-    found = BOUNDARY.match(content_type)
-    if found is None:
-        got = content_type[:80] or "no content type"
-        raise CallError("invalid", f"expected multipart/form-data with a boundary, as clients upload files; got {got}")
-    boundary = b"\r\n--" + (found[1] or found[2]).encode()
+    match = BOUNDARY.match(content_type)
+    if match is None:
+        kind = content_type[:80] or "no content type"
+        raise CallError("invalid", f"expected multipart/form-data with a boundary, as clients upload files; got {kind}")
+    boundary = b"\r\n--" + (match[1] or match[2]).encode()
     pieces = (b"\r\n" + raw).split(boundary, MOST_PARTS + 1)
     if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
         raise CallError("invalid", f"the form has no end within {MOST_PARTS} fields; it was cut off, or has too many")

@@ -54,7 +54,7 @@ class MultiGrader(Body):
 
 
 class Grading(NamedTuple):
-    """What judges the answers of a job."""
+    """The scorer of the answers of a job."""
 
     scorer: str
     settings: dict[str, Any]
@@ -63,95 +63,93 @@ class Grading(NamedTuple):
 
     def answer(self, item: Mapping[str, Any]) -> str | None:
         """Return the right answer to the question of a line. Raises JobRequestError."""
-        return None if self.reference is None else _rendered(self.reference, item)
+        return None if self.reference is None else _render(self.reference, item)
 
 
-def grading(given: Mapping[str, Any], where: str) -> Grading:
-    """Return what judges as a grader does; `where` is its path. Raises CallError that names what cannot be."""
-    kind = given.get("type")
+def read_grader(grader: Mapping[str, Any], path: str) -> Grading:
+    """Return the scorer that judges as a grader does. Raises CallError that names what cannot be."""
+    kind = grader.get("type")
     if kind == "multi":
-        return _mixed(checked(MultiGrader, given, where), where)
+        return _mix(checked(MultiGrader, grader, path), path)
     if kind != "string_check":
-        why = NOT_SCORED.get(str(kind), "there is no such grader")
-        raise CallError("unsupported", f"{where}.type {str(kind)[:40]!r}: {why}; {POSSIBLE}", f"{where}.type")
-    return _checks(checked(StringCheckGrader, given, where), where)
+        problem = NOT_SCORED.get(str(kind), "there is no such grader")
+        raise CallError("unsupported", f"{path}.type {str(kind)[:40]!r}: {problem}; {POSSIBLE}", f"{path}.type")
+    return _checks(checked(StringCheckGrader, grader, path), path)
 
 
-def _checks(one: StringCheckGrader, where: str) -> Grading:
-    reference, compared = one.reference, "reference"
-    if SAMPLE.fullmatch(one.input) is None:
-        if one.operation not in ("eq", "ne") or SAMPLE.fullmatch(reference) is None:
+def _checks(grader: StringCheckGrader, path: str) -> Grading:
+    reference, compared = grader.reference, "reference"
+    if SAMPLE.fullmatch(grader.input) is None:
+        if grader.operation not in ("eq", "ne") or SAMPLE.fullmatch(reference) is None:
             raise CallError(
                 "unsupported",
-                f"{where}.input has to be {{{{sample.output_text}}}}, the answer alone: no scorer compares "
-                f"{one.input[:60]!r}",
-                f"{where}.input",
+                f"{path}.input has to be {{{{sample.output_text}}}}, the answer alone: no scorer compares "
+                f"{grader.input[:60]!r}",
+                f"{path}.input",
             )
-        reference, compared = one.input, "input"  # equal is equal both ways round
+        reference, compared = grader.input, "input"  # equal is equal both ways round
     names = PLACEHOLDER.findall(reference)
     if "{{" in (rest := PLACEHOLDER.sub("", reference)) or "}}" in rest:
-        raise CallError("invalid", f"{where}.{compared}: a {{{{ or }}}} is alone in it", f"{where}.{compared}")
+        raise CallError("invalid", f"{path}.{compared}: a {{{{ or }}}} is alone in it", f"{path}.{compared}")
     if (wrong := next((name for name in names if ITEM.fullmatch(name) is None), None)) is not None:
-        what = f"{where}.{compared}: {{{{{wrong[:60]}}}}} is nothing to compare with; use {{{{item.NAME}}}}"
-        raise CallError("unsupported", what, f"{where}.{compared}")
-    if one.operation == "eq":
+        problem = f"{path}.{compared}: {{{{{wrong[:60]}}}}} is nothing to compare with; use {{{{item.NAME}}}}"
+        raise CallError("unsupported", problem, f"{path}.{compared}")
+    if grader.operation == "eq":
         return Grading("exact", {"strip": False}, reference)
     if names:
         raise CallError(
             "unsupported",
-            f"{where}.operation {one.operation!r} compares with the same text for every question; with {{{{item.…}}}} "
-            "only 'eq' is possible",
-            f"{where}.operation",
+            f"{path}.operation {grader.operation!r} compares with the same text for every question; with "
+            "{{item.…}} only 'eq' is possible",
+            f"{path}.operation",
         )
     if not reference:
-        raise CallError(
-            "invalid", f"{where}.{compared} is empty: every answer would get the same", f"{where}.{compared}"
-        )
+        raise CallError("invalid", f"{path}.{compared} is empty: every answer would get the same", f"{path}.{compared}")
     text = re.escape(reference)
-    if one.operation == "ne":
+    if grader.operation == "ne":
         return Grading("regex", {"pattern": rf"(?!{text}\Z).*", "dot_all": True, "strip": False}, None)
     return Grading(
         "regex",
-        {"pattern": text, "mode": "search", "ignore_case": one.operation == "ilike", "strip": False},
+        {"pattern": text, "mode": "search", "ignore_case": grader.operation == "ilike", "strip": False},
         None,
     )
 
 
-def _mixed(one: MultiGrader, where: str) -> Grading:
-    of, references = [], set[str]()
-    weights = _weights(one, f"{where}.calculate_output")
-    for name, given in one.graders.items():
-        inner = f"{where}.graders.{name}"
-        if given.get("type") == "multi":
+def _mix(multi: MultiGrader, path: str) -> Grading:
+    members, references = [], set[str]()
+    weights = _weights(multi, f"{path}.calculate_output")
+    for name, grader in multi.graders.items():
+        inner = f"{path}.graders.{name}"
+        if grader.get("type") == "multi":
             raise CallError("unsupported", f"{inner}.type: a multi inside a multi; {POSSIBLE}", f"{inner}.type")
-        found = grading(given, inner)
-        of.append({"name": found.scorer, "as": name, "weight": weights[name], "settings": found.settings})
-        references |= {found.reference} - {None}  # type: ignore[arg-type]
+        part = read_grader(grader, inner)
+        members.append({"name": part.scorer, "as": name, "weight": weights[name], "settings": part.settings})
+        references |= {part.reference} - {None}  # type: ignore[arg-type]
     if len(references) > 1:
-        several = ", ".join(sorted(references))[:200]
-        what = f"{where}.graders compare with several answers, and a question has one: {several}"
-        raise CallError("unsupported", what, f"{where}.graders")
-    return Grading("mix", {"of": of}, next(iter(references), None))
+        listed = ", ".join(sorted(references))[:200]
+        problem = f"{path}.graders compare with several answers, and a question has one: {listed}"
+        raise CallError("unsupported", problem, f"{path}.graders")
+    return Grading("mix", {"of": members}, next(iter(references), None))
 
 
 # --- the formula of a multi -------------------------------------------------------------------------------------------
 
 
-def _weights(one: MultiGrader, where: str) -> dict[str, float]:
+def _weights(multi: MultiGrader, path: str) -> dict[str, float]:
     """Return the weight of each grader in the formula. Raises CallError if it is no weighted sum of all of them."""
     try:
-        found = _linear(ast.parse(one.calculate_output.strip(), mode="eval").body)
+        weights = _linear(ast.parse(multi.calculate_output.strip(), mode="eval").body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as exc:
         raise CallError(
-            "unsupported", f"{where} has to be a weighted sum, e.g. 0.8 * first + 0.2 * second: {exc}", where
+            "unsupported", f"{path} has to be a weighted sum, e.g. 0.8 * first + 0.2 * second: {exc}", path
         ) from exc
-    if unknown := sorted(name for name in found if name and name not in one.graders):
-        raise CallError("invalid", f"{where} names {unknown[0]!r}, which is none of the graders", where)
-    if found.get("", 0.0):
-        raise CallError("unsupported", f"{where} adds {found['']:g} to every answer, which teaches nothing", where)
-    if unused := sorted(name for name in one.graders if not found.get(name)):
-        raise CallError("invalid", f"{where}: grader {unused[0]!r} has no effect in it; leave it out", where)
-    return found
+    if unknown := sorted(name for name in weights if name and name not in multi.graders):
+        raise CallError("invalid", f"{path} names {unknown[0]!r}, which is none of the graders", path)
+    if weights.get("", 0.0):
+        raise CallError("unsupported", f"{path} adds {weights['']:g} to every answer, which teaches nothing", path)
+    if unused := sorted(name for name in multi.graders if not weights.get(name)):
+        raise CallError("invalid", f"{path}: grader {unused[0]!r} has no effect in it; leave it out", path)
+    return weights
 
 
 def _linear(node: ast.expr) -> dict[str, float]:
@@ -162,36 +160,36 @@ def _linear(node: ast.expr) -> dict[str, float]:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return {"": float(value)}
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _scaled(_linear(operand), -1.0)
+            return _scale(_linear(operand), -1.0)
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right):
-            one, two = _linear(left), _scaled(_linear(right), 1.0 if isinstance(op, ast.Add) else -1.0)
-            return {name: one.get(name, 0.0) + two.get(name, 0.0) for name in {**one, **two}}
+            first, second = _linear(left), _scale(_linear(right), 1.0 if isinstance(op, ast.Add) else -1.0)
+            return {name: first.get(name, 0.0) + second.get(name, 0.0) for name in {**first, **second}}
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            one, two = _linear(left), _linear(right)
-            return _scaled(two, _number(one)) if one.keys() <= {""} else _scaled(one, _number(two))
+            first, second = _linear(left), _linear(right)
+            return _scale(second, _number(first)) if first.keys() <= {""} else _scale(first, _number(second))
         case ast.BinOp(left=left, op=ast.Div(), right=right):
-            return _scaled(_linear(left), 1.0 / _number(_linear(right)))
+            return _scale(_linear(left), 1.0 / _number(_linear(right)))
     raise ValueError(f"{ast.unparse(node)[:60]!r} is none")
 
 
-def _number(found: Mapping[str, float]) -> float:
-    if found.keys() != {""}:
+def _number(weights: Mapping[str, float]) -> float:
+    if weights.keys() != {""}:
         raise ValueError("it multiplies or divides by a grader")
-    return found[""]
+    return weights[""]
 
 
-def _scaled(found: Mapping[str, float], factor: float) -> dict[str, float]:
-    return {name: weight * factor for name, weight in found.items()}
+def _scale(weights: Mapping[str, float], factor: float) -> dict[str, float]:
+    return {name: weight * factor for name, weight in weights.items()}
 
 
 # --- templates --------------------------------------------------------------------------------------------------------
 
 
-def _rendered(template: str, item: Mapping[str, Any]) -> str:
+def _render(template: str, item: Mapping[str, Any]) -> str:
     """Return a template with the fields of a line in it. Raises JobRequestError."""
 
-    def field(found: re.Match[str]) -> str:
-        path = found[1].removeprefix("item.")
+    def field(match: re.Match[str]) -> str:
+        path = match[1].removeprefix("item.")
         value: Any = item
         for step in path.split("."):
             value = value.get(step) if isinstance(value, dict) else None

@@ -39,7 +39,7 @@ class RpcError(Exception):
 
 
 class RpcMethod(NamedTuple):
-    """What can be called: a function of named parameters, and their order."""
+    """A method: a function of named parameters, and their order."""
 
     call: Callable[[dict[str, Any]], Awaitable[Any]]
     parameters: tuple[str, ...] | None = None
@@ -111,6 +111,6 @@ def _is_id(value: Any) -> bool:
     return value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
 
 
-def _refusal(request_id: Any, why: RpcError) -> JsonObject:
-    data = {} if why.data is None else {"data": why.data}
-    return {"jsonrpc": "2.0", "error": {"code": why.code, "message": str(why), **data}, "id": request_id}
+def _refusal(request_id: Any, error: RpcError) -> JsonObject:
+    data = {} if error.data is None else {"data": error.data}
+    return {"jsonrpc": "2.0", "error": {"code": error.code, "message": str(error), **data}, "id": request_id}

@@ -5,7 +5,7 @@
     POST /rl/agents ──► an AgentEvent                POST /rl/environments ──► played three times, and described
 
 The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fields, and `details.suggested_action` and
-`timestamp` beside them. What has no meaning on this log, such as prompts that are optimized, is refused.
+`timestamp` with them. Orders that have no meaning on this log, such as to optimize prompts, are refused.
 """
 
 from __future__ import annotations

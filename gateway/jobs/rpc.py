@@ -120,9 +120,9 @@ class JobsOverHttp:
     """The methods of one request, over the jobs that its key may see."""
 
     def __init__(
-        self, settings: Settings, jobs: TenantJobs, holder: Principal | None, record: RequestRecord | None = None
+        self, settings: Settings, jobs: TenantJobs, principal: Principal | None, record: RequestRecord | None = None
     ) -> None:
-        self._settings, self._jobs, self._holder, self._record = settings, jobs, holder, record
+        self._settings, self._jobs, self._principal, self._record = settings, jobs, principal, record
 
     def methods(self, key: str | None) -> dict[str, RpcMethod]:
         """Return what can be called; `key` is the request's Idempotency-Key."""
@@ -136,52 +136,52 @@ class JobsOverHttp:
         commands: dict[str, JobCommandKind] = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
         for name, kind in commands.items():
             calls[f"training.{name}"] = (partial(self._command, kind, key), ("job_id", "reason"))
-        return {name: RpcMethod(self._guarded(name, call), order) for name, (call, order) in calls.items()}
+        return {name: RpcMethod(self._guard(name, call), order) for name, (call, order) in calls.items()}
 
-    def _guarded(self, name: str, call: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
+    def _guard(self, name: str, call: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Awaitable[Any]]:
         """Return a method that is called only if the key may."""
 
-        async def guarded(given: dict[str, Any]) -> Any:
-            if self._holder is not None:
-                decision = decide(self._holder, ACTIONS[name])
+        async def call_if_allowed(parameters: dict[str, Any]) -> Any:
+            if self._principal is not None:
+                decision = decide(self._principal, ACTIONS[name])
                 if self._record is not None:
-                    about = str(given.get("job_id", ""))
+                    about = str(parameters.get("job_id", ""))
                     self._record.calls.append(RecordedCall(name, ACTIONS[name], decision, about))
                 if not decision.allowed:
                     raise RpcError(FORBIDDEN, "permission_denied", _details(decision.why))
-            return await _apart(call, given)
+            return await _apart(call, parameters)
 
-        return guarded
+        return call_if_allowed
 
     # each of these runs in a thread of its own: some wait for the broker
 
-    def _start(self, key: str | None, given: dict[str, Any]) -> dict[str, Any]:
-        given = dict(given)
-        key = given.pop("idempotency_key", key)
+    def _start(self, key: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
+        parameters = dict(parameters)
+        key = parameters.pop("idempotency_key", key)
         if key is not None and not isinstance(key, str):
             raise JobRequestError("idempotency_key has to be a text", "idempotency_key")
-        asked = requests.read_request(given)
-        order = requests.order(asked, self._settings, policies=self._jobs.policies(), agents=self._jobs.agents())
-        return _described(self._jobs.start(order, key=key))
+        job_request = requests.read_request(parameters)
+        order = requests.order(job_request, self._settings, policies=self._jobs.policies(), agents=self._jobs.agents())
+        return _job_row(self._jobs.start(order, key=key))
 
-    def _status(self, given: dict[str, Any]) -> dict[str, Any]:
-        return _described(self._jobs.get(_read(JobName, given).job_id))
+    def _status(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        return _job_row(self._jobs.get(_read(JobName, parameters).job_id))
 
-    def _command(self, kind: JobCommandKind, key: str | None, given: dict[str, Any]) -> dict[str, Any]:
-        asked = _read(CommandParameters, given)
-        key = asked.idempotency_key or key
-        return _described(self._jobs.command(asked.job_id, kind, reason=asked.reason, key=key))
+    def _command(self, kind: JobCommandKind, key: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
+        options = _read(CommandParameters, parameters)
+        key = options.idempotency_key or key
+        return _job_row(self._jobs.command(options.job_id, kind, reason=options.reason, key=key))
 
-    def _evaluate(self, given: dict[str, Any]) -> dict[str, Any]:
-        asked = _read(EvaluateParameters, given)
-        job = self._jobs.get(asked.job_id)
-        version = job.version if asked.version is None else asked.version
+    def _evaluate(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        options = _read(EvaluateParameters, parameters)
+        job = self._jobs.get(options.job_id)
+        version = job.version if options.version is None else options.version
         if job.base_version is None or version is None or not job.held_out:
             raise RefusedError(f"job {job.job_id} has not started, or holds no questions out: nothing can be measured")
         if not job.base_version <= version <= (job.version or 0):
             raise NotFoundError(f"job {job.job_id} has versions {job.base_version} to {job.version}, and not {version}")
-        found = read_state(self._settings, job.policy).versions[version].evaluated.get(suite_name(job))
-        if found is None:
+        figures = read_state(self._settings, job.policy).versions[version].evaluated.get(suite_name(job))
+        if figures is None:
             submit(
                 self._settings,
                 evaluation.evaluation(suite(job), policy=job.policy, version=version, now_ms=times.now_ms()),
@@ -189,30 +189,30 @@ class JobsOverHttp:
         return {
             "job_id": job.job_id,
             "version": version,
-            "status": "pending" if found is None else "completed",
+            "status": "pending" if figures is None else "completed",
             "held_out": len(job.held_out),
             "metrics": {
-                "success_rate": None if found is None else found.get("success"),
-                "avg_reward": None if found is None else found.get("mean_reward"),
+                "success_rate": None if figures is None else figures.get("success"),
+                "avg_reward": None if figures is None else figures.get("mean_reward"),
             },
         }
 
-    def _export(self, given: dict[str, Any]) -> dict[str, Any]:
-        asked = _read(ExportParameters, given)
-        job = self._jobs.get(asked.job_id)
-        wanted = JobAnswers(**asked.model_dump(exclude={"job_id"}))
-        found = list(answers(self._settings, job, wanted))
-        return {"job_id": job.job_id, "count": len(found), "trajectories": found}
+    def _export(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        options = _read(ExportParameters, parameters)
+        job = self._jobs.get(options.job_id)
+        query = JobAnswers(**options.model_dump(exclude={"job_id"}))
+        trajectories = list(answers(self._settings, job, query))
+        return {"job_id": job.job_id, "count": len(trajectories), "trajectories": trajectories}
 
-    def _list(self, given: dict[str, Any]) -> dict[str, Any]:
-        asked = _read(ListParameters, given)
-        found = [
+    def _list(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        options = _read(ListParameters, parameters)
+        jobs = [
             job
             for job in self._jobs.jobs.values()
-            if asked.agent_id in (None, job.policy, job.spec.agent) and asked.status in (None, job.status)
+            if options.agent_id in (None, job.policy, job.spec.agent) and options.status in (None, job.status)
         ]
-        page = found[asked.offset : asked.offset + asked.limit]
-        return {"total": len(found), "jobs": [_described(job) for job in page]}
+        page = jobs[options.offset : options.offset + options.limit]
+        return {"total": len(jobs), "jobs": [_job_row(job) for job in page]}
 
 
 class JsonRpc:
@@ -240,10 +240,10 @@ class JsonRpc:
         return Response(status_code=204) if outcome is None else JSONResponse(outcome)
 
 
-async def _apart(call: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -> Any:
+async def _apart(call: Callable[[dict[str, Any]], Any], parameters: dict[str, Any]) -> Any:
     """Return what a method returns, called in a thread. Raises RpcError."""
     try:
-        return await asyncio.to_thread(call, given)
+        return await asyncio.to_thread(call, parameters)
     except JobRequestError as exc:
         raise RpcError(INVALID_PARAMS, data=_details(str(exc), exc.parameter)) from exc
     except NotFoundError as exc:
@@ -259,15 +259,15 @@ def _details(message: str, parameter: str | None = None) -> dict[str, Any]:
     return {"message": mask(message), "parameter": parameter, "timestamp": moment(times.now_ms())}
 
 
-def _read(model: type[P], given: dict[str, Any]) -> P:
+def _read(model: type[P], parameters: dict[str, Any]) -> P:
     try:
-        return model.model_validate(given)
+        return model.model_validate(parameters)
     except ValidationError as exc:
         raise requests.explain(exc, model) from exc
 
 
-def _described(job: JobState) -> dict[str, Any]:
-    """Return a job as clients are shown it."""
-    found = view.row(job)
-    times_ = {name: moment(found[name]) for name in ("created_at", "updated_at")}
-    return found | times_ | {"metrics": {**view.metrics(job), "tool_accuracy": None}}
+def _job_row(job: JobState) -> dict[str, Any]:
+    """Return a job as clients read it."""
+    row = view.row(job)
+    moments = {name: moment(row[name]) for name in ("created_at", "updated_at")}
+    return row | moments | {"metrics": {**view.metrics(job), "tool_accuracy": None}}

@@ -1,10 +1,10 @@
-"""Jobs as one tenant sees them: its own, and no sign of others'.
+"""Jobs as one tenant sees them: its own, and no sign of other tenants'.
 
     request ──► its key's tenant ──► TenantJobs ──► JobLog        no tenant: every job
 
-What another tenant has is answered as what nobody has: the same words, whether by a whole id, by the beginning of one,
-as a place in a list, or as the policy that a job starts from. Policies are the server's own, which all share, and those
-whose name begins with the tenant's.
+Another tenant's job is answered as one that does not exist: the same words, whether by a whole id, by the beginning of
+one, as a place in a list, or as the policy that a job starts from. Policies are the server's own, which all share, and
+those whose name begins with the tenant's.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class TenantJobs:
         """Return a job by its id, or by the beginning of it. Raises NotFoundError, RefusedError if several begin so."""
         if self.tenant is None:
             return self._log.get(job_id)
-        found = [job for name, job in self.jobs.items() if job_id and name.startswith(job_id)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise RefusedError(f"{len(found)} jobs begin with {job_id!r}, e.g. {found[0].job_id}; give more of the id")
+        jobs = [job for name, job in self.jobs.items() if job_id and name.startswith(job_id)]
+        if len(jobs) == 1:
+            return jobs[0]
+        if jobs:
+            raise RefusedError(f"{len(jobs)} jobs begin with {job_id!r}, e.g. {jobs[0].job_id}; give more of the id")
         raise NotFoundError(f"there is no job {job_id!r}")
 
     def whole(self, job_id: str) -> JobState:
         """Return a job by its whole id: a program that cuts an id off is wrong. Raises NotFoundError."""
-        found = self._log.jobs.get(job_id)
-        if found is None or not self._sees(found):
+        job = self._log.jobs.get(job_id)
+        if job is None or not self._sees(job):
             raise NotFoundError(f"there is no job {job_id[:80]!r}; GET /v1/fine_tuning/jobs lists them")
-        return found
+        return job
 
     def events(self, job: JobState) -> Sequence[JobEvent]:
         """Return the events of a job that took effect."""
@@ -82,8 +82,8 @@ class TenantJobs:
 
     def agents(self) -> Mapping[str, str]:
         """Return the policy of each agent that is registered. Raises LogError."""
-        found = job_log.known_agents(self._settings)
-        return {agent: policy for agent, policy in found.items() if self._may_train(policy)}
+        agents = job_log.known_agents(self._settings)
+        return {agent: policy for agent, policy in agents.items() if self._may_train(policy)}
 
     def adapters(self, policy: str) -> AdapterState:
         """Return what the log knows of a policy's adapters. Raises NotFoundError for another tenant's, LogError."""
@@ -92,16 +92,16 @@ class TenantJobs:
 
     def _of_tenant(self, order: JobOrder) -> JobOrder:
         if order.tenant not in (None, self.tenant):
-            what = f"tenant is {order.tenant!r}, and the key is of {self.tenant}: leave it out"
-            raise JobRequestError(what, "tenant")
+            problem = f"tenant is {order.tenant!r}, and the key is of {self.tenant}: leave it out"
+            raise JobRequestError(problem, "tenant")
         self._check_policy(order.policy)
-        if (why := why_not_of_tenant(order.spec.reward_sources, self._settings.serve)) is not None:
-            raise JobRequestError(why, "config.reward_sources")
+        if (refusal := why_not_of_tenant(order.spec.reward_sources, self._settings.serve)) is not None:
+            raise JobRequestError(refusal, "config.reward_sources")
         tuning = order.spec.tuning
         if tuning is not None:
             if tuning.groups_policy is not None:
-                what = "the answers of the log are not divided by tenant: give a key of a tenant's job a training_file"
-                raise JobRequestError(what, "training_file")
+                way = "give a key of a tenant's job a training_file"
+                raise JobRequestError(f"the answers of the log are not divided by tenant: {way}", "training_file")
             if tuning.start_policy is not None:
                 self._check_policy(tuning.start_policy)
         return replace(order, tenant=self.tenant)

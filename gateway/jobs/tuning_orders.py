@@ -14,7 +14,7 @@ from gateway.jobs.fine_tuning_body import (
     CreateFineTuningBody,
     DpoHyperparameters,
     SupervisedHyperparameters,
-    check_whose,
+    check_order,
 )
 from schemas.events import TuningMethod
 from streams.adapters.versions import AdapterState
@@ -36,41 +36,49 @@ def fine_tuning(
     body: CreateFineTuningBody, settings: Settings, adapters: Adapters, tenant: str | None = None
 ) -> JobOrder:
     """Return the job that an OpenAI client orders. Raises CallError that names what is wrong, in its words."""
-    check_whose(body, settings)
+    check_order(body, settings)
     kind = body.method.type
-    method, where = METHODS[kind], f"method.{kind}.hyperparameters"
-    own = {name: value for name, value in (body.config or {}).items() if value is not None}
+    method, section = METHODS[kind], f"method.{kind}.hyperparameters"
+    config = {name: value for name, value in (body.config or {}).items() if value is not None}
     named = _hyperparameters(body)
-    theirs = {"epochs": "n_epochs", "batch": "batch_size"} | ({"beta": "beta"} if kind == "dpo" else {})
-    for mine, name in theirs.items():
+    parameters = {"epochs": "n_epochs", "batch": "batch_size"} | ({"beta": "beta"} if kind == "dpo" else {})
+    for option, name in parameters.items():
         value = getattr(named, name)
         if value in (None, "auto"):
             continue
-        if mine in own:
-            raise CallError("invalid", f"config.{mine}: {where}.{name} says it, too; leave one out", f"config.{mine}")
-        own[mine] = float(value) if mine == "beta" else value
-    names = {f"config.{mine}": f"{where}.{name}" for mine, name in theirs.items() if mine not in (body.config or {})}
-    given = {"policy": body.model, "method": method, "config": own}
+        if option in config:
+            raise CallError(
+                "invalid", f"config.{option}: {section}.{name} says it, too; leave one out", f"config.{option}"
+            )
+        config[option] = float(value) if option == "beta" else value
+    names = {
+        f"config.{option}": f"{section}.{name}"
+        for option, name in parameters.items()
+        if option not in (body.config or {})
+    }
+    fields = {"policy": body.model, "method": method, "config": config}
     names["policy"] = "model"
-    order = tuning(given, body.training_file, settings, adapters, names=names, tenant=tenant)
-    made = order.spec.tuning
-    assert made is not None  # noqa: S101 - `tuning` makes no other
-    hyperparameters = {"n_epochs": made.epochs, "batch_size": made.batch}
-    shown = {
+    order = tuning(fields, body.training_file, settings, adapters, names=names, tenant=tenant)
+    spec = order.spec.tuning
+    assert spec is not None  # noqa: S101 - `tuning` makes no other
+    hyperparameters: dict[str, float] = {"n_epochs": spec.epochs, "batch_size": spec.batch}
+    if spec.beta is not None:
+        hyperparameters["beta"] = spec.beta
+    order_fields = {
         "model": body.model,
         "training_file": body.training_file,
         "seed": settings.trainer.seed,
         "metadata": body.metadata,
         "method": {
             "type": kind,
-            kind: {"hyperparameters": hyperparameters | ({} if made.beta is None else {"beta": made.beta})},
+            kind: {"hyperparameters": hyperparameters},
         },
     }
-    return order.with_metadata({ORDERED: json.dumps(shown, sort_keys=True)}, body.model_dump(mode="json"))
+    return order.with_metadata({ORDERED: json.dumps(order_fields, sort_keys=True)}, body.model_dump(mode="json"))
 
 
 def tuning(
-    given: dict[str, Any],
+    fields: dict[str, Any],
     file_id: str | None,
     settings: Settings,
     adapters: Adapters,
@@ -84,7 +92,7 @@ def tuning(
     the log or the store does.
     """
     try:
-        request = tuning_request.read_request(given)
+        request = tuning_request.read_request(fields)
         state = adapters(request.policy)
         try:
             tuning_request.refuse_trained(state)
@@ -93,13 +101,13 @@ def tuning(
         file = None if file_id is None else _file(settings, file_id, tenant, request.method)
         return tuning_request.order(request, settings, state, file, times.now_ms())
     except JobRequestError as exc:
-        raise CallError("invalid", _renamed(str(exc), names), _name(exc.parameter, names)) from exc
+        raise CallError("invalid", _rename(str(exc), names), _name(exc.parameter, names)) from exc
     except RefusedError as exc:  # its estimate is over its budget
         raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
 
 
 def _file(settings: Settings, file_id: str, tenant: str | None, method: TuningMethod) -> TrainingFile:
-    """Return what is known of a file whose lines may be examples. Raises CallError."""
+    """Return a file whose lines are examples. Raises CallError."""
     store = settings.adapters.store
     try:
         about = training_files.find(store, file_id, tenant)
@@ -113,15 +121,15 @@ def _file(settings: Settings, file_id: str, tenant: str | None, method: TuningMe
 
 
 def _hyperparameters(body: CreateFineTuningBody) -> SupervisedHyperparameters:
-    asked = body.method.supervised if body.method.type == "supervised" else body.method.dpo
+    method = body.method.supervised if body.method.type == "supervised" else body.method.dpo
     default = SupervisedHyperparameters() if body.method.type == "supervised" else DpoHyperparameters()
-    return default if asked is None or asked.hyperparameters is None else asked.hyperparameters
+    return default if method is None or method.hyperparameters is None else method.hyperparameters
 
 
-def _renamed(text: str, names: Mapping[str, str]) -> str:
-    for ours, theirs in names.items():
-        if ours.startswith("config."):
-            text = text.replace(ours, theirs)
+def _rename(text: str, names: Mapping[str, str]) -> str:
+    for option, name in names.items():
+        if option.startswith("config."):
+            text = text.replace(option, name)
     return text
 
 

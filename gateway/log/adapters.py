@@ -3,8 +3,8 @@
     adapters, folded ──► policies that the key may see ──► versions, which serve, which is tried
     {version, reason, expected} ──► decisions.decide ──► it took effect, or 409 with what is there
 
-A decision is written and read back as by `streamward adapters promote|reject|rollback`: the log orders what several
-decide at once, and of two the second is told so. A tenant decides about policies of its own alone, and of those that
+A decision is written and read back as by `streamward adapters promote|reject|rollback`: the log orders decisions that
+are made at once, and the second of two is refused. A tenant decides about policies of its own alone, and of those that
 all share it sees no results of other tenants' questions.
 """
 

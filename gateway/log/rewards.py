@@ -1,10 +1,11 @@
-"""Scores from outside: what a person or a program says of one answer to a task, as a reward in the log.
+"""Scores from outside: the opinion of a person or a program about one answer to a task, as a reward in the log.
 
     {task_id, score, scoring_agent_id} ──► the task ──► its responses ──► exactly one? ──► a reward
                                                               └── several ──► refused, with all of them
 
 A source that the task names, and serve.outside_scorers lists, enters the group: it is the scorer that the group waits
-for. Any other is an opinion, feedback/NAME, which no group counts. So nobody speaks here for a scorer that is run.
+for. Any other is an opinion, feedback/NAME, which no group counts. So no score from outside passes for that of a scorer
+that is run here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from streams.tools.asking import CLOCKS_MS, write_reward
 
 OUTSIDE_VERSION = "outside/1"
 """The `scorer_version` of a reward that enters a group."""
-SHOWN = 64
+MOST_LISTED = 64
 """Answers that an error lists."""
 Text = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -69,35 +70,35 @@ def enters_group(task: Task, name: str, settings: Settings) -> bool:
     return is_source and not is_run and name in settings.serve.scorers_outside
 
 
-def chosen(responses: Iterable[Response], body: RewardBody) -> Response:
+def choose_response(responses: Iterable[Response], body: RewardBody) -> Response:
     """Return the answer that a score is about. Raises CallError that lists the answers if it is not exactly one."""
     by_id: dict[str, Response] = {}
     for response in responses:
         by_id.setdefault(response.response_id, response)
-    every = sorted(by_id.values(), key=lambda response: (response.slot, response.created_at, response.response_id))
+    known = sorted(by_id.values(), key=lambda response: (response.slot, response.created_at, response.response_id))
     fitting = [
         response
-        for response in every
+        for response in known
         if body.response_id in (None, response.response_id) and body.slot in (None, response.slot)
     ]
     is_named = body.response_id is not None or body.slot is not None
     if not fitting:
-        problem = f"no answer {_named(body)}" if every else "no answer yet"
-        message = f"task {body.task_id} has {problem}{_listed(every)}"
-        raise CallError("not_found", message, _parameter(body), found=_found(every))
+        problem = f"no answer {_wording(body)}" if known else "no answer yet"
+        message = f"task {body.task_id} has {problem}{_list_text(known)}"
+        raise CallError("not_found", message, _parameter(body), found=_response_list(known))
     if len(fitting) > 1 or (not is_named and fitting[0].group_size > 1):
-        name = _named(body) if is_named else "without response_id or slot"
+        name = _wording(body) if is_named else "without response_id or slot"
         raise CallError(
             "invalid",
-            f"task {body.task_id} has {len(every)} answers, and {name} the score is about none in particular; give "
-            f"response_id{_listed(every)}",
+            f"task {body.task_id} has {len(known)} answers, and {name} the score is about none in particular; give "
+            f"response_id{_list_text(known)}",
             "response_id",
-            found=_found(every),
+            found=_response_list(known),
         )
     [response] = fitting
     if response.error is not None:
         problem = f"slot {response.slot} of task {body.task_id} has no answer to score: {response.error}"
-        raise CallError("conflict", problem, _parameter(body), found=_found(every))
+        raise CallError("conflict", problem, _parameter(body), found=_response_list(known))
     return response
 
 
@@ -171,13 +172,13 @@ class OutsideRewards:
     def _write(self, request: Request, body: RewardBody) -> RewardAnswer:
         """Write a score of one answer. Raises CallError, NotFoundError, and as `write_reward`."""
         task = self._log.find_task(request, body.task_id)
-        response = chosen(self._responses(task), body)
+        response = choose_response(self._responses(task), body)
         reward = reward_of(body, task.task, response, self._settings, now_ms=times.now_ms())
         try:
-            at = write_reward(self._settings, reward, since_ms=task.timestamp_ms)
+            position = write_reward(self._settings, reward, since_ms=task.timestamp_ms)
         except (serde.EncodeError, EventError) as exc:
             raise CallError("invalid", str(exc)) from exc
-        return _answer(reward, at)
+        return _answer(reward, position)
 
     def _responses(self, task: SubmittedTask) -> Iterator[Response]:
         """Yield the responses to a task."""
@@ -192,7 +193,7 @@ class OutsideRewards:
                 yield response
 
 
-def _answer(reward: Reward, at: Coordinates) -> RewardAnswer:
+def _answer(reward: Reward, position: Coordinates) -> RewardAnswer:
     assert reward.value is not None  # noqa: S101 - the body has a score
     return RewardAnswer(
         object="reward",
@@ -203,11 +204,11 @@ def _answer(reward: Reward, at: Coordinates) -> RewardAnswer:
         source=reward.source,
         score=reward.value,
         enters_group=not reward.source.startswith(FEEDBACK),
-        recorded_at=str(at),
+        recorded_at=str(position),
     )
 
 
-def _named(body: RewardBody) -> str:
+def _wording(body: RewardBody) -> str:
     by = {"response_id": body.response_id, "slot": body.slot}
     return "with " + " and ".join(f"{name} {value}" for name, value in by.items() if value is not None)
 
@@ -216,12 +217,14 @@ def _parameter(body: RewardBody) -> str:
     return "response_id" if body.response_id is not None else "slot" if body.slot is not None else "task_id"
 
 
-def _listed(every: Sequence[Response]) -> str:
-    if not every:
+def _list_text(responses: Sequence[Response]) -> str:
+    if not responses:
         return ""
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ": " + ", ".join(f"slot {answer.slot} is {answer.response_id}" for answer in every[:SHOWN]) + more
+    rest = f" and {len(responses) - MOST_LISTED} more" if len(responses) > MOST_LISTED else ""
+    return ": " + ", ".join(f"slot {answer.slot} is {answer.response_id}" for answer in responses[:MOST_LISTED]) + rest
 
 
-def _found(every: Sequence[Response]) -> dict[str, Any]:
-    return {"responses": [{"slot": answer.slot, "response_id": answer.response_id} for answer in every[:SHOWN]]}
+def _response_list(responses: Sequence[Response]) -> dict[str, Any]:
+    return {
+        "responses": [{"slot": answer.slot, "response_id": answer.response_id} for answer in responses[:MOST_LISTED]]
+    }

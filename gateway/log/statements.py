@@ -1,4 +1,4 @@
-"""SQL over the log for programs, which only reads. What runs a statement is in sql_rows.py, which needs DuckDB."""
+"""SQL over the log for programs, which only reads. sql_rows.py runs a statement, which needs DuckDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that somebody sends, as the log gets them: of which tenant, and whether the sender may name what they name.
+"""Tasks that are sent, as the log gets them: of which tenant, and whether the sender may name what they name.
 
     {task_id, input, metadata}, or a task's fields ──► TaskBody ──► as a line of `tasks submit` ──► Task ──► tasks
     Task ──► named_code.py ──► CallError(permission_denied), or it may be sent
@@ -84,9 +84,9 @@ def task_of(
                 "invalid", f"tenant is {fields['tenant'][:80]!r}, and the key is of {tenant}: leave it out", "tenant"
             )
         fields["tenant"] = tenant
-        kept = agents if "agent" in fields else ()
+        shared = agents if "agent" in fields else ()
         for name in TENANTS_OWN:
-            if name in fields and fields[name] not in kept:
+            if name in fields and fields[name] not in shared:
                 fields[name] = named(tenant, fields[name])
     checked = check_rows([(1, fields)], actor, Reading(now_ms=now_ms, topic_settings=settings.topics, defaults={}))
     if checked.problems:

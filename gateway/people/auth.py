@@ -97,7 +97,7 @@ class OwnPermissions:
     async def get_permissions(self, request: Request) -> Reply[PermissionsAnswer]:
         """Return who asks, and what they may do."""
         principal = principal_of(request)
-        assert principal is not None, "this route stands behind the door"  # noqa: S101
+        assert principal is not None, "the door is in front of this route"  # noqa: S101
         return Reply(_permissions(principal), NOT_STORED)
 
 
@@ -188,7 +188,7 @@ def logout_decision(user: User | None) -> Decision:
 
 
 def record_login(request: Request, user: User | None, decision: Decision) -> None:
-    """Record the user who logged in or out, or why nobody did."""
+    """Record the user who logged in or out, or why it was refused."""
     if (record := record_of(request)) is not None:
         record.principal, record.decision = user, decision
 

@@ -7,8 +7,8 @@
 The cookie is for the page's paths alone, so no route of machines is opened by what a browser sends by itself; scripts
 cannot read it, and no other site's requests bring it (SameSite=Strict).
 
-A refresh token is good for one exchange, and a browser asks for several things at once: who comes a moment later with
-the same one gets the tokens that the first was given. Not covered: two gateways that do not share this; of two windows
+A refresh token is good for one exchange, and a browser sends several requests at once: those that come a moment later
+with the same one get the tokens that the first got. Not covered: two gateways that do not share this; of two windows
 that are refreshed in the same moment at both, one has to log in again.
 """
 
@@ -122,7 +122,7 @@ class PageEntrance:
         cookie: LoginCookie,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`logins`: None where nobody can log in."""
+        """`logins`: None if people cannot log in."""
         self._app, self._tokens, self._logins, self._cookie, self._clock = app, tokens, logins, cookie, clock
         self._one_at_a_time = asyncio.Lock()
         self._next: dict[bytes, tuple[float, TokenPair]] = {}
@@ -137,34 +137,34 @@ class PageEntrance:
         if "authorization" in headers or "x-api-key" in headers or path.startswith(STATIC):
             await self._app(scope, receive, send)
             return
-        brought = Response()
+        cookie_response = Response()
         sent = cookie_parser(headers.get("cookie", "")).get(COOKIE)
         if sent is not None and self._logins is not None:
             try:
-                access = await self._opened(sent, self._logins, brought)
+                access = await self._access_token(sent, self._logins, cookie_response)
             except LogError as exc:
                 await plain_page(EXPLAINED[503], str(exc), 503, to=path)(scope, receive, send)
                 return
             bearer = (b"authorization", f"Bearer {access}".encode("latin-1", "replace"))
             scope = {**scope, "headers": [*scope["headers"], bearer]}
-        await self._app(scope, receive, _ForBrowsers(scope, headers, send, brought).send)
+        await self._app(scope, receive, _ForBrowsers(scope, headers, send, cookie_response).send)
 
-    async def _opened(self, sent: str, logins: Refreshes, brought: Response) -> str:
-        """Return an access token that is good, if the cookie gives one; `brought` then has the cookie that is next."""
+    async def _access_token(self, sent: str, logins: Refreshes, cookie_response: Response) -> str:
+        """Return an access token that is good, if the cookie gives one; the next cookie is set on `cookie_response`."""
         access, _, refresh = sent.partition(":")
         if not isinstance(self._tokens.find(access), str):
             return access
         async with self._one_at_a_time:
-            pair = await self._refreshed(refresh, logins)
+            pair = await self._next_pair(refresh, logins)
         if pair is None:
-            self._cookie.remove(brought)
+            self._cookie.remove(cookie_response)
             return access
-        self._cookie.put(brought, pair)
+        self._cookie.put(cookie_response, pair)
         return pair.access_token
 
-    async def _refreshed(self, refresh: str, logins: Refreshes) -> TokenPair | None:
+    async def _next_pair(self, refresh: str, logins: Refreshes) -> TokenPair | None:
         now, name = self._clock(), hashlib.sha256(refresh.encode()).digest()
-        self._next = {key: kept for key, kept in self._next.items() if now - kept[0] < KEPT_S}
+        self._next = {key: answer for key, answer in self._next.items() if now - answer[0] < KEPT_S}
         if name in self._next:
             return self._next[name][1]
         try:
@@ -176,12 +176,12 @@ class PageEntrance:
 
 
 class _ForBrowsers:
-    """What is sent to a browser: refusals of the door as pages, and the next cookie."""
+    """Sends to a browser: refusals of the door as pages, and the next cookie."""
 
-    def __init__(self, scope: Scope, headers: Headers, send: Send, brought: Response) -> None:
+    def __init__(self, scope: Scope, headers: Headers, send: Send, cookie_response: Response) -> None:
         self._scope, self._headers, self._send = scope, headers, send
-        self._cookies = brought.headers.getlist("set-cookie")
-        self._held: Message | None = None
+        self._cookies = cookie_response.headers.getlist("set-cookie")
+        self._start: Message | None = None
         self._body = b""
 
     async def send(self, message: Message) -> None:
@@ -191,12 +191,12 @@ class _ForBrowsers:
                 headers.append("set-cookie", cookie)
             is_json = headers.get("content-type", "").startswith("application/json")
             if is_json and message["status"] in (401, *EXPLAINED):
-                self._held = message
+                self._start = message
                 return
-        elif self._held is not None:
+        elif self._start is not None:
             self._body += message.get("body", b"")
             if not message.get("more_body"):
-                await self._explain(self._held)
+                await self._explain(self._start)
             return
         await self._send(message)
 
@@ -206,20 +206,20 @@ class _ForBrowsers:
         if status == 401:
             answer = self._to_login(path)
         elif BROWSERS_ACCEPT in self._headers.get("accept", ""):
-            said = json.loads(self._body)["error"]["message"]
-            answer = plain_page(EXPLAINED[status], said, status, to=f"{PREFIX}/")
+            message = json.loads(self._body)["error"]["message"]
+            answer = plain_page(EXPLAINED[status], message, status, to=f"{PREFIX}/")
         else:
             answer = Response(self._body, status, media_type="application/json")
-        kept = MutableHeaders(scope=start)
+        headers = MutableHeaders(scope=start)
         for name in ("retry-after", "set-cookie"):
-            for value in kept.getlist(name):
+            for value in headers.getlist(name):
                 answer.headers.append(name, value)
-        await answer(self._scope, _nothing, self._send)
+        await answer(self._scope, _disconnect, self._send)
 
     def _to_login(self, path: str) -> Response:
         query = self._scope.get("query_string", b"").decode("latin-1")
-        here = path + (f"?{query}" if query else "")
-        form = LOGIN + (f"?next={quote(here, safe='')}" if self._scope["method"] == "GET" else "")
+        target = path + (f"?{query}" if query else "")
+        form = LOGIN + (f"?next={quote(target, safe='')}" if self._scope["method"] == "GET" else "")
         if "hx-request" in self._headers:
             return Response(status_code=401, headers={"HX-Redirect": LOGIN})
         if BROWSERS_ACCEPT in self._headers.get("accept", "") or self._scope["method"] == "POST":
@@ -227,5 +227,5 @@ class _ForBrowsers:
         return Response(self._body, 401, {"WWW-Authenticate": 'Bearer realm="streamward"'}, "application/json")
 
 
-async def _nothing() -> Message:
+async def _disconnect() -> Message:
     return {"type": "http.disconnect"}

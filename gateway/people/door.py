@@ -35,9 +35,9 @@ from streams.errors import LogError
 from streams.kafka import times
 
 OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
-"""What touches that which tenants share, or reads what all of them wrote."""
+"""Actions on what tenants share, or on what all of them wrote."""
 UNLISTED: Action = "code.run"
-"""What a path takes that no route has: it is the admin's."""
+"""The action of a path without a route: it is the admin's."""
 
 
 class KnowsKeys(Protocol):
@@ -107,7 +107,7 @@ class Door:
         return None if reason is None else self._refuse(record, 503, reason)
 
     def _refusal(self, record: RequestRecord, action: Action, secret: str) -> Response | None:
-        """Return the refusal of a request, None if it may go on; note its principal, and why it may or may not."""
+        """Return the refusal of a request, None if it may continue; note its principal, and why it may or may not."""
         try:
             principal = self._keys.find(secret)
         except LogError as exc:

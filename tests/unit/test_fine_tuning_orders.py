@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from gateway.http.body import read
 from gateway.jobs.fine_tuning_body import ORDERED, CreateFineTuningBody, FineTuningOrder
-from gateway.jobs.graders import Grading, grading
+from gateway.jobs.graders import Grading, read_grader
 from schemas.events import RewardSource
 from streams.errors import CallError, JobRequestError
 from streams.jobs.request import JobOrder
@@ -232,20 +232,20 @@ TEXTS = st.text(st.sampled_from("aAb .*\n(\\\t7"), max_size=6)
 @pytest.mark.parametrize("operation", AS_OPENAI)
 @given(said=TEXTS, reference=TEXTS.filter(bool))
 def test_a_string_check_scores_as_openais_does(operation: str, said: str, reference: str) -> None:
-    found = grading(check(operation, reference), "grader")
+    found = read_grader(check(operation, reference), "grader")
     assert score(found, said, {}) == float(AS_OPENAI[operation](said, reference))
 
 
 @given(said=TEXTS, answer=TEXTS)
 def test_a_reference_may_hold_fields_of_the_line(said: str, answer: str) -> None:
-    found = grading(check("eq", "<{{item.a.b}}{{ item.n }}>"), "grader")
+    found = read_grader(check("eq", "<{{item.a.b}}{{ item.n }}>"), "grader")
     assert score(found, said, {"a": {"b": answer}, "n": 7}) == float(said == f"<{answer}7>")
     assert score(found, f"<{answer}7>", {"a": {"b": answer}, "n": 7}) == 1.0
 
 
 def test_a_check_may_be_written_the_other_way_round() -> None:
     turned = check("eq", "{{sample.output_text}}", "{{item.answer}}")
-    assert grading(turned, "g") == grading(EQ, "g")
+    assert read_grader(turned, "g") == read_grader(EQ, "g")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_check_may_be_written_the_other_way_round() -> None:
 )
 def test_a_weighted_sum_of_checks_is_a_mix(formula: str, expected: float) -> None:
     graders = {"right": EQ, "says_so": check("ilike", "FOUR")}
-    found = grading({"type": "multi", "name": "m", "graders": graders, "calculate_output": formula}, "g")
+    found = read_grader({"type": "multi", "name": "m", "graders": graders, "calculate_output": formula}, "g")
     assert score(found, "four", {"answer": "four"}) == expected
 
 
@@ -299,10 +299,10 @@ def multi(formula: str, **graders: Any) -> dict[str, Any]:
 )
 def test_a_grader_that_no_scorer_serves_is_refused(given_: dict[str, Any], parameter: str, says: str) -> None:
     with pytest.raises(CallError, match=says) as raised:
-        grading(given_, "g")
+        read_grader(given_, "g")
     assert raised.value.parameter == parameter
 
 
 def test_a_field_that_a_line_lacks_is_named() -> None:
     with pytest.raises(JobRequestError, match=r"a\.b: expected a text or a whole number to compare with, got None"):
-        grading(check("eq", "{{item.a.b}}"), "g").answer({"a": {"c": "x"}})
+        read_grader(check("eq", "{{item.a.b}}"), "g").answer({"a": {"c": "x"}})

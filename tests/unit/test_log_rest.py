@@ -145,11 +145,13 @@ ANSWERS = [response(slot=slot) for slot in range(3)]
 
 
 def test_a_score_is_about_exactly_one_answer() -> None:
-    assert outside_rewards.chosen(ANSWERS, scored(slot=2)).slot == 2
-    assert outside_rewards.chosen([*ANSWERS, *ANSWERS], scored(slot=2)).slot == 2, "a record that came twice is one"
-    assert outside_rewards.chosen(ANSWERS, scored(response_id=ANSWERS[1].response_id)).slot == 1
+    assert outside_rewards.choose_response(ANSWERS, scored(slot=2)).slot == 2
+    assert outside_rewards.choose_response([*ANSWERS, *ANSWERS], scored(slot=2)).slot == 2, (
+        "a record that came twice is one"
+    )
+    assert outside_rewards.choose_response(ANSWERS, scored(response_id=ANSWERS[1].response_id)).slot == 1
     alone = response(group_size=1)
-    assert outside_rewards.chosen([alone], scored()) == alone
+    assert outside_rewards.choose_response([alone], scored()) == alone
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_a_score_that_is_about_no_answer_in_particular_is_refused_with_all_of_th
     answers: list[Response], given: dict[str, Any], kind: str, listed: int
 ) -> None:
     with pytest.raises(CallError) as problem:
-        outside_rewards.chosen(answers, scored(**given))
+        outside_rewards.choose_response(answers, scored(**given))
     assert problem.value.kind == kind and problem.value.found is not None
     assert len(problem.value.found["responses"]) == listed
     assert all(one.response_id in problem.value.message for one in answers if one.error is None)
