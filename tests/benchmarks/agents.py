@@ -149,7 +149,7 @@ async def _speed(ports: tuple[int, int], policy: str, server: psutil.Process) ->
         unit="trajectories/s",
         ratio=ours / WANTED_A_SECOND,
         target=1,
-        peer_is="what is wanted",
+        peer_is="the target",
         http_alone=round(await _rate(ports[1], policy), 1),
         server_processor_s_per_call=round(processor_s / RUNS / TURNS, 5),
     )

@@ -237,7 +237,7 @@ def _loading() -> Iterator[dict[str, Any]]:
         "convergence", "swap to a version served a moment ago", ours=swapped["kept"], peer=swapped["read"], unit="s",
         ratio=swapped["read"] / swapped["kept"], peer_is="to one that is read from disk",
     )  # fmt: skip
-    for name, case in (("new", "a version never seen before each round"), ("arms", "two versions by turns")):
+    for name, case in (("new", "a version never seen before each round"), ("arms", "two versions in turn")):
         yield line(
             "convergence", f"tokens, {case}", ours=rates[name], peer=rates["one"], unit="tokens/s",
             ratio=rates[name] / rates["one"], peer_is="rounds of one version", rounds=len(measured[name]),

@@ -365,7 +365,7 @@ def _p95(when: str, seconds: Sequence[float], limit_s: float) -> dict[str, Any]:
         unit="s",
         ratio=limit_s / p95,
         target=1.0,
-        peer_is="what is wanted at most",
+        peer_is="the limit",
         questions=len(seconds),
         p50=round(statistics.median(seconds), 5),
         most=round(max(seconds), 4),
@@ -396,7 +396,7 @@ def _load(port: int, names: Sequence[str], folder: Path) -> dict[str, Any]:
         unit="s",
         ratio=MEANWHILE_S / max(p95, 0.001),
         target=1.0,
-        peer_is="what is wanted at most",
+        peer_is="the limit",
         requests_per_s=round(float(total["Requests/s"]), 1),
         failures=int(total["Failure Count"]),
     )
@@ -427,6 +427,6 @@ def _update() -> dict[str, Any]:
             unit="s",
             ratio=UPDATE_S / seconds,
             target=1.0,
-            peer_is="what is wanted at most",
+            peer_is="the limit",
             threads=torch.get_num_threads(),
         )

@@ -183,7 +183,7 @@ def _line(job: dict[str, Any], newest: dict[str, Any], asked: int, seconds: floa
         unit="of 1",
         ratio=gain / WANTED if low > 0 else 0.0,
         target=1.0,
-        peer_is="what is wanted",
+        peer_is="the target",
         interval=[round(low, 3), round(high, 3)],
         success_before=round(newest["success_against"], 3),
         success=round(newest["success"], 3),

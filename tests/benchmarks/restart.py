@@ -66,7 +66,7 @@ def run() -> Iterator[dict[str, Any]]:
     rows, from_start, reading = (statistics.median(values) for values in zip(*taken, strict=True))
     yield line(
         "restart", f"{OPEN} open groups back after kill -9, loop", ours=from_start, peer=AIM_S, unit="s",
-        ratio=AIM_S / from_start, target=1.0, peer_is="what is wanted", rows=int(rows), reading_s=reading,
+        ratio=AIM_S / from_start, target=1.0, peer_is="the target", rows=int(rows), reading_s=reading,
     )  # fmt: skip
 
 
