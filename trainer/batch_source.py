@@ -29,7 +29,7 @@ from streams.adapters.follower import AdapterFollower
 from streams.adapters.versions import Version, read_state
 from streams.kafka import admin
 from streams.kafka.client import client_config
-from streams.kafka.consumer import GroupConsumer
+from streams.kafka.consumer import GroupConsumer, OnAssignment
 from streams.kafka.lag import LagMeter
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
@@ -295,9 +295,8 @@ class FleetBatches:
             lost(partitions)
 
         group = f"{STAGE}-@{self._settings.fleet.name}"
-        self._consumer = FleetConsumer(
-            self._settings, group, ["batches"], self._outage, on_assigned=self._gain, on_revoked=lose, on_lost=lose
-        )
+        on_assignment = OnAssignment(self._gain, lose, lose)
+        self._consumer = FleetConsumer(self._settings, group, ["batches"], self._outage, on_assignment)
         self._stack.callback(self._consumer.close)
 
     def open(self, policy: str, stack: ExitStack) -> tuple[Path, Mapping[int, Version]]:

@@ -64,7 +64,7 @@ class ResidentPolicies:
         trainer = self._open_at_start(policy)
         try:
             trainer.resume()
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: a policy half resumed is not kept open
             self.close([policy])
             raise
         self._observe_swap("checkpoint", began)

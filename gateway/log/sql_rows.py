@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from gateway.log.query_body import MOST, QueryAnswer, QueryBody
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.tools.query.session import Session
+from streams.tools.query.session import Session, SessionLimits
 from streams.tools.views.bounded_query import LONGEST_S, QueryRows, run_statement, statement_slot
 from streams.tools.views.log_view import LIMITS, LogView
 from streams.tools.views.rights import ACCESS_TOPICS
@@ -27,8 +27,8 @@ class LogOverHttp(LogView):
 
     def session(self, without: Collection[str] = ACCESS_TOPICS) -> Session:
         """Return a new session, which the caller closes. Raises LogError if the log cannot be read."""
-        limits = LIMITS | {"max_temp_directory_size": SPILLED}
-        return Session(self.settings, source=self.source, limits=limits, without=without)
+        duckdb = LIMITS | {"max_temp_directory_size": SPILLED}
+        return Session(self.settings, source=self.source, limits=SessionLimits(duckdb=duckdb, empty_topics=without))
 
 
 def run_query(view: LogView, body: QueryBody, *, longest_s: float = LONGEST_S) -> QueryAnswer:

@@ -91,7 +91,8 @@ def evaluate(
         _say(f"{subject}: {len(sent)} tasks submitted, {len(present)} already in the log.")
     if missing and wait:
         with until_stopped() as stop:
-            state = version_scores.wait(settings, suite.name, name, versions, stop=stop, report=_say)
+            awaited = version_scores.AwaitedResults(name, suite.name, versions)
+            state = version_scores.wait(settings, awaited, stop=stop, report=_say)
     _show(settings, state, suite, versions, output)
     if missing and wait and version_scores.open_versions(state, suite.name, versions):
         click.echo("Stopped. Run the same command again to resume.", err=True)

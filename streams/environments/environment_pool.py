@@ -64,7 +64,7 @@ class EnvironmentPool:
         process = self._take_idle(start.name, settings) or self._start(start.name)
         try:
             process.open(settings)
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: nothing else would end the process
             process.is_usable = False
             self._release(start.name, process)
             raise

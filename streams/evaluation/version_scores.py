@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
@@ -59,11 +60,18 @@ def open_versions(state: AdapterState, suite: str, versions: Sequence[int]) -> l
     return [version for version in versions if suite not in state.versions[version].evaluated]
 
 
+@dataclass(frozen=True, slots=True)
+class AwaitedResults:
+    """The versions of a policy whose results on a suite are to come."""
+
+    policy: str
+    suite: str
+    versions: Sequence[int]
+
+
 def wait(
     settings: Settings,
-    suite: str,
-    policy: str,
-    versions: Sequence[int],
+    awaited: AwaitedResults,
     *,
     stop: Event,
     report: Callable[[str], None],
@@ -74,6 +82,7 @@ def wait(
     `report` gets a sentence whenever nothing has come for `quiet_s`: the progress, and the stage that makes none.
     Raises as `adapters.read_state`.
     """
+    policy, versions = awaited.policy, awaited.versions
     state = adapters.empty(policy)
     kinds = {topics(settings.topics)[label].name: label for label in ("adapters", "groups")}
     before = _ends(settings)
@@ -85,22 +94,22 @@ def wait(
                 if kinds[record.at.topic] == "adapters":
                     event = record.decode(AdapterEvent)
                     state = state if isinstance(event, Poison) else adapters.fold(state, event)
-                elif (answer := _task_of(record.decode(AdvantagedGroup), suite, policy)) is not None:
+                elif (answer := _task_of(record.decode(AdvantagedGroup), awaited)) is not None:
                     moved = time.monotonic()
                     done.get(answer[0], set()).add(answer[1])
             trained = [version for version in versions if version in state.versions]
-            if len(trained) == len(versions) and not open_versions(state, suite, versions):
+            if len(trained) == len(versions) and not open_versions(state, awaited.suite, versions):
                 break
             if time.monotonic() - moved > quiet_s:
-                waiting = {version: done[version] for version in open_versions(state, suite, trained)}
+                waiting = {version: done[version] for version in open_versions(state, awaited.suite, trained)}
                 report(_silence(settings, policy, before, waiting))
                 moved = time.monotonic()
     return state
 
 
-def _task_of(group: AdvantagedGroup | Poison, suite: str, policy: str) -> tuple[int, str] | None:
+def _task_of(group: AdvantagedGroup | Poison, awaited: AwaitedResults) -> tuple[int, str] | None:
     """Return version and task of a group that counts for the suite."""
-    if isinstance(group, Poison) or (group.policy, group.metadata.get("suite")) != (policy, suite):
+    if isinstance(group, Poison) or (group.policy, group.metadata.get("suite")) != (awaited.policy, awaited.suite):
         return None
     pinned = group.metadata.get("pinned_version", "")
     return (int(pinned), group.task_id) if pinned.isdecimal() else None

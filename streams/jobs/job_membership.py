@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streams.kafka.consumer import GroupConsumer
+from streams.kafka.consumer import GroupConsumer, OnAssignment
 from streams.kafka.record import TopicPartition, partition_of
 from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
@@ -26,9 +26,7 @@ class JobMembership(GroupConsumer):
         """`gained` is called when partitions were gained."""
         self._owned: set[int] = set()
         self._gained, self._of = gained, settings.topics.policy_partitions
-        super().__init__(
-            settings, group, ["jobs"], outage, on_assigned=self._gain, on_revoked=self._lose, on_lost=self._lose
-        )
+        super().__init__(settings, group, ["jobs"], outage, OnAssignment(self._gain, self._lose, self._lose))
 
     def has(self, job_id: str) -> bool:
         """Return whether what has this key is ours."""

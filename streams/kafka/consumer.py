@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
 
@@ -33,6 +34,26 @@ from streams.settings.model import Settings
 T = TypeVar("T")
 OnPartitions = Callable[[list[TopicPartition]], None]
 
+
+def _ignore(_: list[TopicPartition]) -> None:
+    """Do nothing: what a consumer that keeps no state per partition does."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnAssignment:
+    """What `GroupConsumer.poll` calls with the partitions that are gained, will be another's, and are so already.
+
+    Of those that are lost nothing can be committed any more. A consumer that keeps state per partition drops it there.
+    """
+
+    gained: OnPartitions = _ignore
+    revoked: OnPartitions = _ignore
+    lost: OnPartitions = _ignore
+
+
+IGNORE_ASSIGNMENT = OnAssignment()
+
+
 METADATA_S = 5
 """How often a member asks which topics exist. A broker that has just started may briefly report none, and a member that
 asked then joins no group until it asks again: after five minutes, by librdkafka's default."""
@@ -41,10 +62,8 @@ asked then joins no group until it asks again: after five minutes, by librdkafka
 class GroupConsumer(Reader):
     """Follows topics as a member of a consumer group; commits only through `commit`.
 
-    `on_assigned`, `on_revoked` and `on_lost` are called from `poll` with the partitions that are gained, will be
-    another's, and are another's already, so that nothing of them can be committed; a consumer that keeps state per
-    partition drops it there. Without a commit it begins at the first record. A commit below that, or beyond
-    the end of the log, is a LogError from `poll`.
+    Without a commit it begins at the first record. A commit below that, or beyond the end of the log, is a LogError
+    from `poll`.
 
     `poll` waits while the broker is unreachable, for as long as `outage` says. What is read is counted on the
     outage's meter, for the stage that names the group (`policy` of `policy-default`); the meter's condition `kafka`
@@ -62,13 +81,10 @@ class GroupConsumer(Reader):
         group: str,
         labels: Iterable[str],
         outage: BrokerOutage,
-        *,
-        on_assigned: OnPartitions | None = None,
-        on_revoked: OnPartitions | None = None,
-        on_lost: OnPartitions | None = None,
+        on_assignment: OnAssignment = IGNORE_ASSIGNMENT,
     ) -> None:
         self._group = group
-        self._on_assigned, self._on_revoked, self._on_lost = on_assigned, on_revoked, on_lost
+        self._on_assignment = on_assignment
         self._outage: BrokerOutage = outage
         self._meter = outage.meter
         self._stage = group.partition("-")[0]
@@ -241,7 +257,8 @@ class GroupConsumer(Reader):
     # --- where to begin -----------------------------------------------------------------------------------------------
 
     def _subscribe(self) -> None:
-        on_revoke, on_lost = partial(self._end, self._on_revoked), partial(self._end, self._on_lost)
+        on_revoke = partial(self._end, self._on_assignment.revoked)
+        on_lost = partial(self._end, self._on_assignment.lost)
         self._consumer.subscribe(self._topics, on_assign=self._begin, on_revoke=on_revoke, on_lost=on_lost)
 
     def _rejoin(self) -> None:
@@ -265,8 +282,7 @@ class GroupConsumer(Reader):
             self._next |= {(tp.topic, tp.partition): max(tp.offset, 0) for tp in starts}
             self._meter.add(catalog.REBALANCES, self._stage)
             self._meter.ready("kafka")
-            if self._on_assigned is not None:
-                self._on_assigned(tps)
+            self._on_assignment.gained(tps)
             return
         self._consumer.assign([])
 
@@ -277,10 +293,9 @@ class GroupConsumer(Reader):
             if partition >= shapes[name].partitions:
                 raise wrong_partitions(shapes[name], f"a partition {partition}")
 
-    def _end(self, tell: OnPartitions | None, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+    def _end(self, callback: OnPartitions, _: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
         tps = [(tp.topic, tp.partition) for tp in partitions]
-        if tell is not None:
-            tell(tps)
+        callback(tps)
         for tp in tps:
             self._next.pop(tp, None)
             self._unanswered.pop(tp, None)

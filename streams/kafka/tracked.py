@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from schemas.serde import Poison
 from streams.kafka.client import POLL_S
-from streams.kafka.consumer import GroupConsumer, OffsetTracker
+from streams.kafka.consumer import GroupConsumer, OffsetTracker, OnAssignment
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition, cut, dead_letter
 from streams.kafka.retry import BrokerOutage
@@ -60,9 +60,7 @@ class TrackedConsumer:
             group,
             [topic],
             outage,
-            on_assigned=self._on_assigned,
-            on_revoked=self._on_revoked,
-            on_lost=self._on_lost,
+            OnAssignment(self._on_assigned, self._on_revoked, self._on_lost),
         )
 
         self.set_aside = 0

@@ -78,7 +78,7 @@ class WorkerProcess:
         os.set_blocking(self._out, False)
         try:
             self.receive(kind.title, "start", START_LIMIT_S, START_ID)
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: nothing else would end the process
             self.dispose()
             raise
 

@@ -78,7 +78,7 @@ class Sandbox:
                         worker = None
                     if not (was_used and exc.reason in _INHERITED):
                         raise
-                except BaseException:
+                except BaseException:  # KeyboardInterrupt too: an answer that was not read would be the next one's
                     self._end(worker)
                     worker = None
                     raise

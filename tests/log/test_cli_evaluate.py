@@ -135,7 +135,9 @@ def test_a_wait_says_who_does_not_move(made: Settings, file: Path) -> None:
         stop.set()
 
     suites.ask(made, suite, "p", [1])
-    state = version_scores.wait(made, suite.name, "p", [1], stop=stop, report=told, quiet_s=0.2)
+    state = version_scores.wait(
+        made, version_scores.AwaitedResults("p", suite.name, [1]), stop=stop, report=told, quiet_s=0.2
+    )
     assert said == [
         "waiting for version 1 (0 tasks since); no response has come: run `streamward policy` with policy.name=p"
     ]

@@ -15,7 +15,7 @@ from schemas.serde import Poison
 from streams.errors import LogError
 from streams.kafka import admin as cluster, consumer as consumer_module, reader as reader_module
 from streams.kafka.client import client_config
-from streams.kafka.consumer import GroupConsumer
+from streams.kafka.consumer import GroupConsumer, OnAssignment
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, fetch, read
 from streams.kafka.record import Record
@@ -94,7 +94,8 @@ def test_a_member_is_told_what_it_gains_and_loses(made: Settings) -> None:
     gained: list[list[tuple[str, int]]] = []
     lost: list[list[tuple[str, int]]] = []
     write(made, 1)
-    with member_of(made, "g", ["rewards"], on_assigned=gained.append, on_revoked=lost.append) as consumer:
+    on_assignment = OnAssignment(gained=gained.append, revoked=lost.append)
+    with member_of(made, "g", ["rewards"], on_assignment) as consumer:
         poll(consumer, 1)
         every = [(name(made, "rewards"), partition) for partition in range(made.topics.partitions)]
         assert sorted(consumer.assignment()) == sorted(gained[0]) == every

@@ -26,7 +26,7 @@ from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.tables import Segment
 from streams.tools.query import archived, formats, options as query_options
 from streams.tools.query.prompt import Shell, feed_all, is_whole, words
-from streams.tools.query.session import Session, connect
+from streams.tools.query.session import Session, SessionLimits, connect
 from streams.tools.query.source import Scope
 
 LONG = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"
@@ -161,7 +161,7 @@ def test_the_lock_holds_where_the_parser_is_not_asked(session: Session, sql: str
 
 def test_files_can_be_read_when_they_are_allowed(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a\n7\n")
-    with Session(settings, source="archive", allow_files=True) as opened:
+    with Session(settings, source="archive", limits=SessionLimits(allow_files=True)) as opened:
         assert answer(opened, f"FROM read_csv('{tmp_path}/mine.csv')") == [[7]]
 
 

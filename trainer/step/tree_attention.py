@@ -122,11 +122,10 @@ def _attend(
     attention_mask: Tensor | None,  # None: `paths` has everything
     *,
     paths: Paths,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **_: Any,
+    **options: Any,  # of transformers: `scaling` (default: 1 / sqrt(D)), `dropout`, and others without effect here
 ) -> tuple[Tensor, None]:
     """Return the outputs, [1, N, heads, D]. Heads that share their keys are run as more queries of these."""
+    scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
     heads, shared, wide = query.shape[1], key.shape[1], value.shape[-1]
     outputs = []
     for block in paths.blocks:

@@ -142,7 +142,7 @@ class _WholeDownloads(PythonResolver):  # type: ignore[misc]  # jgo imports it i
         try:
             fetched: Path | None = super().download(artifact)
             return fetched
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: half a file would pass for the jar
             if path is not None and not existed:
                 path.unlink(missing_ok=True)
             raise

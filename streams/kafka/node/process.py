@@ -343,7 +343,7 @@ def _launch(java: _Java, data_dir: Path, chosen: Node, config: Mapping[str, str]
         _sign(lock, pid)
         running = RunningBroker(chosen.bootstrap, pid, data_dir, log)
         _await_ready(running, time.monotonic() + READY_TIMEOUT_S)
-    except BaseException:
+    except BaseException:  # KeyboardInterrupt too: nothing else would end the node
         if _is_node(pid, data_dir):
             os.kill(pid, signal.SIGKILL)
         raise

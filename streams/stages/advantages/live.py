@@ -72,7 +72,7 @@ class LiveAdvantages:
                 record = record_of(event)
                 try:
                     decision = self._reduce(event, record, changed)
-                except Exception as exc:
+                except Exception as exc:  # adds the coordinates to any error, and lets it pass
                     exc.add_note(f"at {record.at}")
                     raise
                 if isinstance(decision, DeadLetter):

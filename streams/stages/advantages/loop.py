@@ -171,7 +171,7 @@ class LoopAdvantages:
         before = self._table.state(number, event.task_id)
         try:
             after, effects = self._stage.reduce(before, event, record)
-        except Exception as exc:
+        except Exception as exc:  # adds the coordinates to any error, and lets it pass
             exc.add_note(f"at {record.at}")
             raise
         if after is not before:

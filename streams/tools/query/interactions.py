@@ -108,7 +108,7 @@ class InteractionFile:
         self._ids: set[str] = set()
         try:
             self._begin()
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: the open file holds the lock
             self._file.close()
             raise
 

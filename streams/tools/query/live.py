@@ -78,8 +78,8 @@ class Chunks:
             self.bad.clear()
         try:
             rows = next(self._rows, None)
-        except BaseException:
-            self._let_go()  # the next statement starts over
+        except BaseException:  # KeyboardInterrupt too: the next statement starts over
+            self._let_go()
             raise
         if rows is None:
             self._whole = True
@@ -125,7 +125,7 @@ class Live(dataset.Dataset):  # type: ignore[misc]  # pyarrow has no types
                 yield from rows.select(names).to_batches()
         except GeneratorExit:
             raise
-        except BaseException as exc:
+        except BaseException as exc:  # DuckDB hides what a reader raises, KeyboardInterrupt too: it is kept here
             self._troubles.last = exc
             raise
 

@@ -25,7 +25,7 @@ from streams.output import output_or_default
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.query import formats, statement as query_statement
-from streams.tools.query.session import Session
+from streams.tools.query.session import Session, SessionLimits
 from streams.tools.query.source import Scope
 from streams.tools.query.statement import Statement
 from streams.tools.query.views import SqlView, identifier, name_of, views
@@ -67,7 +67,7 @@ class QueryRequest:
     def open(self, settings: Settings) -> Session:
         """Return a session for it. Raises LogError if the log cannot be read."""
         options = self.options
-        return Session(settings, source=options.source, scope=self.scope, allow_files=options.allow_files)
+        return Session(settings, source=options.source, scope=self.scope, limits=SessionLimits(options.allow_files))
 
 
 def check_request(settings: Settings, options: QueryOptions, stdin: Callable[[], str]) -> QueryRequest:

@@ -22,7 +22,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -94,7 +94,7 @@ def connect(
         None if since is None else parse_time(since, "since"),
         None if until is None else parse_time(until, "until"),
     )
-    return Session(settings, source=source, scope=scope, allow_files=True, warn=True).con
+    return Session(settings, source=source, scope=scope, limits=SessionLimits(allow_files=True), warn=True).con
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,20 @@ class QueryResult:
     """Read once. Raises as `Session.run` does."""
 
 
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What the statements of a session may use."""
+
+    allow_files: bool = False
+    duckdb: Mapping[str, str] = field(default_factory=dict)
+    """DuckDB's own settings, such as memory_limit."""
+    empty_topics: Collection[str] = ()
+    """Labels of topics whose views have no rows."""
+
+
+DEFAULT_LIMITS = SessionLimits()
+
+
 class Session:
     """A connection to the log as it is now. Use as a context manager, or close it."""
 
@@ -116,34 +130,29 @@ class Session:
         *,
         source: Source = "auto",
         scope: Scope = NO_LIMITS,
-        allow_files: bool = False,
+        limits: SessionLimits = DEFAULT_LIMITS,
         warn: bool = False,
-        limits: Mapping[str, str] | None = None,
-        without: Collection[str] = (),
     ) -> None:
-        """Open it; `limits` are settings of DuckDB, such as memory_limit; `without`: labels of topics left empty."""
         self.views = views(settings)
         self._settings = settings
         self._source = source
         self.scope = scope
-        self._allow_files = allow_files
-        self._warn = warn
         self._limits = limits
-        self._hidden = without
+        self._warn = warn
         self._troubles = Troubles()
         self._running: set[Pull] = set()
         self._chunks: dict[str, list[Chunks]] = {}
         self._archive = None if source == "log" else ArchiveReader(settings)
         self._looked_at: set[str] = set()
         self._parts = snapshot(settings, self._archive, log=source != "archive")
-        self._parts |= {label: Parts(self._parts[label].topic) for label in without}
+        self._parts |= {label: Parts(self._parts[label].topic) for label in limits.empty_topics}
         self._spill = Scratch("query")  # where rows go if memory runs out
-        self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder), **(limits or {})})
+        self.con = duckdb.connect(config={"temp_directory": str(self._spill.folder), **limits.duckdb})
         self.con.execute("SET TimeZone = 'UTC'")
         if self._archive is not None and self._archive.store.local is None:
             self.con.register_filesystem(self._archive.store.filesystem)
         self._make_views()
-        if not allow_files:
+        if not limits.allow_files:
             self._lock()
 
     def __enter__(self) -> Self:
@@ -167,10 +176,8 @@ class Session:
             self._settings,
             source=self._source,
             scope=self.scope,
-            allow_files=self._allow_files,
-            warn=self._warn,
             limits=self._limits,
-            without=self._hidden,
+            warn=self._warn,
         )
         self.close()
         return fresh

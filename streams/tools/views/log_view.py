@@ -25,7 +25,7 @@ from streams.kafka.topics import LABELS
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.query import formats
-from streams.tools.query.session import Session
+from streams.tools.query.session import Session, SessionLimits
 from streams.tools.views.rights import LogRights
 
 FRESH_S = 2.0
@@ -119,7 +119,7 @@ class LogView:
 
     def session(self, without: Collection[str] = ()) -> Session:
         """Return a new session, which the caller closes. Raises LogError if the log cannot be read."""
-        return Session(self.settings, source=self.source, limits=LIMITS, without=without)
+        return Session(self.settings, source=self.source, limits=SessionLimits(duckdb=LIMITS, empty_topics=without))
 
     def outdate(self) -> None:
         """Let the next snapshot read the log again: something was written that its reader waits for."""

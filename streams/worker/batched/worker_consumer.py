@@ -13,13 +13,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import confluent_kafka as ck
 
-from streams.kafka.consumer import GroupConsumer, OnPartitions
+from streams.kafka.consumer import GroupConsumer, OnAssignment
 from streams.kafka.reader import EARLIEST, LATEST, offsets_of
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage
@@ -43,15 +42,6 @@ class Bounds(NamedTuple):
 
     first: int
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class OnAssignment:
-    """Who is told what of the partitions; see GroupConsumer."""
-
-    assigned: OnPartitions
-    revoked: OnPartitions
-    lost: OnPartitions
 
 
 class WatchedOutage(BrokerOutage):
@@ -102,15 +92,7 @@ class WorkerConsumer(GroupConsumer):
         """Whether the group consists of workers of the other driver."""
         self._tables = tables
         self._counts = {topic.name: topic.partitions for topic in topics(settings.topics).values()}
-        super().__init__(
-            settings,
-            GROUP,
-            labels,
-            outage,
-            on_assigned=on_assignment.assigned,
-            on_revoked=on_assignment.revoked,
-            on_lost=on_assignment.lost,
-        )
+        super().__init__(settings, GROUP, labels, outage, on_assignment)
 
     @property
     def generation(self) -> int:

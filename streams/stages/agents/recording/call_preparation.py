@@ -87,7 +87,7 @@ class CallPreparation:
             await self.load(version)
             prompt = await self._prompts.of(call, conversation)
             conversation.check_open()
-        except BaseException:
+        except BaseException:  # CancelledError too: a client that hangs up leaves no call open
             conversation.open_calls -= 1
             raise
         conversation.called.add(turn_ids[0])

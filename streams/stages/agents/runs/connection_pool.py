@@ -88,7 +88,7 @@ class KeptAlive:
             connection.request("POST", path, body, headers)
             response = connection.getresponse()
             answer = HttpAnswer(response.status, response.read())
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: half an exchange would be read by the next one
             connection.close()
             raise
         self._idle.append(connection)
