@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from streams.adapters import signing
-from streams.engines.fair_share import Turns, next_turn, took
+from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.errors import OtherBaseError, RefusedError, SettingsError
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
@@ -153,7 +153,7 @@ class TrainerFleet:
         policy = next_turn(self._turns, self._ready())
         is_trained = False
         if policy is not None:
-            self._turns = took(self._turns, policy, self._settings.fleet.weight_of)
+            self._turns = take_turn(self._turns, policy, self._settings.fleet.weight_of)
             is_trained = self._train_or_set_aside(policy)
         self._source.commit(is_trained=is_trained)
         return is_trained

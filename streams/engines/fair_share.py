@@ -1,6 +1,6 @@
-"""Whose turn it is among policies that share a process.
+"""Fair turns for policies that share a process.
 
-    who waits, weights, turns taken so far ──► next_turn ──► one policy ──► took: its next turn is 1 / weight later
+    waiting policies, weights, turns so far ──► next_turn ──► one policy ──► take_turn: its next is 1 / weight later
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996) with turns of equal size. Each turn has a start tag, in virtual
 time: the policy's turn before it ended then, or it begins now if the policy was idle. The smallest tag is next:
@@ -8,7 +8,7 @@ time: the policy's turn before it ended then, or it begins now if the policy was
     start = max(now, end of its last turn)        end = start + 1 / weight        now = start of the turn being taken
 
 Of two policies that both wait all the time, the turns taken in any stretch, each divided by its weight, differ by at
-most 1 / w_a + 1 / w_b. So none starves, and who was idle has saved up nothing.
+most 1 / w_a + 1 / w_b. So none starves, and a policy that was idle has saved up nothing.
 
 No clock and no I/O: how long a turn takes does not count.
 """
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns taken so far, as far as they still matter."""
+    """The turns taken so far, as far as they matter for the next."""
 
     now: float = 0.0
     """Virtual time: the start tag of the last turn."""
@@ -30,11 +30,11 @@ class Turns:
 
 
 def next_turn(turns: Turns, waiting: Iterable[str]) -> str | None:
-    """Return the policy whose turn it is, None if none waits. Equal tags go by name."""
+    """Return the waiting policy with the smallest start tag, None if none waits. Equal tags go by name."""
     return min(waiting, key=lambda policy: (_start(turns, policy), policy), default=None)
 
 
-def took(turns: Turns, policy: str, weight: Callable[[str], float]) -> Turns:
+def take_turn(turns: Turns, policy: str, weight: Callable[[str], float]) -> Turns:
     """Return the turns after `policy` has taken one. `weight` is above 0."""
     now = max(turns.now, _start(turns, policy))
     ends = {other: end for other, end in turns.ends.items() if end > now}

@@ -191,7 +191,7 @@ def check_folder(version: int, adapter: Path | None) -> None:
         )
 
 
-def failed(slot: int, error: str) -> Completion:
+def failed_slot(slot: int, error: str) -> Completion:
     """Return the completion of a slot that failed for good."""
     return Completion(
         slot=slot,
@@ -202,6 +202,11 @@ def failed(slot: int, error: str) -> Completion:
         logprobs=(),
         error=error,
     )
+
+
+def failed_slots(request: SamplingRequest, error: str) -> list[Completion]:
+    """Return the answer to a request of which every slot failed for good."""
+    return [failed_slot(slot, error) for slot in range(request.task.group_size)]
 
 
 def uniform(key: str, slot: int, step: int) -> float:

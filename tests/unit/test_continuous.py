@@ -196,7 +196,7 @@ def test_conversations_that_share_their_system_message_run_it_once(engine: Conti
 def test_kept_prefixes_stay_within_the_bound_and_the_longest_unused_leaves_first(
     start: Callable[..., ContinuousEngine],
 ) -> None:
-    token_bytes = CacheShape.of(tiny_model()).token_bytes
+    token_bytes = CacheShape.read(tiny_model()).token_bytes
     engine = start(cache_bytes=6 * BLOCK * token_bytes)
     prompts = [tuple((number + step) % 50 + 3 for step in range(0, 70 * 7, 7)) for number in range(5)]
     for prompt in prompts:

@@ -27,11 +27,11 @@ from streams.adapters.admission.held_back import HeldBack
 from streams.adapters.admission.sampling_batch import SamplingBatch, WaitingTask, choose
 from streams.adapters.router import VersionRouter, route
 from streams.adapters.serving import Serving, answers
-from streams.engines.protocol import Completion, SamplingRequest
+from streams.engines.protocol import Completion, SamplingRequest, failed_slots
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
 from streams.stages.policy.response_writer import ServedVersion, response
-from streams.stages.policy.sampling import all_failed, shape_problem
+from streams.stages.policy.sampling import shape_problem
 from tests.support import factories
 from tests.support.factories import member
 from tests.support.thoroughness import examples
@@ -532,7 +532,7 @@ def test_a_response_has_the_tokens_as_sampled_and_says_who_answered() -> None:
     "one",
     [
         response(request(), replace(COMPLETION, error="too long", finish_reason="error"), SERVED),
-        response(request(), all_failed(request(), "too long")[0], SERVED),
+        response(request(), failed_slots(request(), "too long")[0], SERVED),
     ],
 )
 def test_a_failed_slot_is_a_response_with_an_error_and_without_tokens(one: Response) -> None:

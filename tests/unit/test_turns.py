@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from streams.engines.fair_share import Turns, next_turn, took
+from streams.engines.fair_share import Turns, next_turn, take_turn
 
 POLICIES = "abcd"
 
@@ -17,7 +17,7 @@ def taken(waiting: list[set[str]], weights: dict[str, float]) -> list[str | None
     for some in waiting:
         found.append(next_turn(turns, some))
         if found[-1] is not None:
-            turns = took(turns, found[-1], weights.__getitem__)
+            turns = take_turn(turns, found[-1], weights.__getitem__)
     return found
 
 

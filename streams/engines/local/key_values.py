@@ -30,7 +30,7 @@ class CacheShape(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, model: Any) -> CacheShape:
+    def read(cls, model: Any) -> CacheShape:
         """Read it from the model's configuration."""
         config = model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

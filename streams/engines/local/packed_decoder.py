@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streams.engines.fair_share import Turns, next_turn, took
+from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.engines.local.decoding_row import DecodingRow, draw_next
 from streams.engines.local.key_values import (
     BLOCK,
@@ -94,7 +94,7 @@ class PackedDecoder:
     ) -> None:
         """Take the model, and `versions`, which another thread may change. `weight`: of an owner's turns."""
         self._model, self._prompts, self._versions = model, prompts, versions
-        self._shape = CacheShape.of(model)
+        self._shape = CacheShape.read(model)
         self._most_bytes = max(cache_bytes, (prompts.context_tokens + BLOCK) * self._shape.token_bytes)
         self._lora = PackedLora(model)
         self._waiting: list[PackedRow] = []
@@ -178,7 +178,7 @@ class PackedDecoder:
             self._waiting.remove(row)
             self._begin(row, source, shared)
             self._running.append(row)
-            self._turns = took(self._turns, row.stream.generation.owner, self._weight)
+            self._turns = take_turn(self._turns, row.stream.generation.owner, self._weight)
 
     def _by_turns(self) -> Iterator[PackedRow]:
         """Yield each row that waits once; the next owner depends on the rows admitted meanwhile."""

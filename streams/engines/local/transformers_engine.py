@@ -37,7 +37,7 @@ from streams.engines.local.key_values import CacheShape
 from streams.engines.local.lora import BatchedLora, Lora, LoraPair, read_lora
 from streams.engines.local.self_check import check_decoding
 from streams.engines.local.shared_prefix import ATTENTION, FanOut
-from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed
+from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed_slot, failed_slots
 from streams.engines.rendering.prompts import Prompts
 from streams.errors import EventError
 from streams.settings.model import Settings
@@ -163,15 +163,15 @@ class TransformersEngine:
         answers: list[list[Completion]] = [[] for _ in requests]
         rows: list[DecodingRow] = []
         for index, request in enumerate(requests):
-            slots = range(request.task.group_size)
             try:
                 prompt = self._prompts.tokens(request.messages)
             except EventError as exc:
-                answers[index] = [failed(slot, f"task {request.task.task_id}: {exc}") for slot in slots]
+                answers[index] = failed_slots(request, f"task {request.task.task_id}: {exc}")
                 continue
             sampling = request.sampling
             room = min(sampling.max_tokens, self.context_tokens - len(prompt))
-            rows += [DecodingRow(index, slot, prompt, sampling, request.draw_key, room) for slot in slots]
+            for slot in range(request.task.group_size):
+                rows.append(DecodingRow(index, slot, prompt, sampling, request.draw_key, room))
         # stable: the slots of a request stay adjacent, and so do the requests of a version
         rows.sort(key=lambda row: (0 if mixed is None else mixed.version_of[row.request], len(row.prompt)))
         for batch in self._batches(rows):
@@ -185,7 +185,7 @@ class TransformersEngine:
 
     def _batches(self, rows: Sequence[DecodingRow]) -> Iterator[list[DecodingRow]]:
         """Yield rows that fit together, none empty."""
-        token_bytes = CacheShape.of(self._model).token_bytes
+        token_bytes = CacheShape.read(self._model).token_bytes
         batch: list[DecodingRow] = []
         cached = prefill = 0
         for row in rows:
@@ -310,7 +310,7 @@ class TransformersEngine:
 
     def _completion(self, row: DecodingRow) -> Completion:
         if row.error or row.finish is None:
-            return failed(row.slot, row.error or "the slot was never decoded")
+            return failed_slot(row.slot, row.error or "the slot was never decoded")
         text = self._prompts.text(row.tokens) if row.stop is None else row.stop.text
         return Completion(
             slot=row.slot,

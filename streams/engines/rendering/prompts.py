@@ -43,7 +43,7 @@ class Prompts:
             error = f"{characters} characters never fit the context of {self.context_tokens} tokens; shorten it"
             raise EventError(error, reason="prompt_too_long")
         try:
-            tokens = self.templated(messages)
+            tokens = self.render_tokens(messages)
         except Exception as exc:  # a template is a program, and a task chooses what it runs on
             error = f"the chat template refuses the messages: {exc}; check their roles and order"
             raise EventError(error, reason="template_refuses") from exc
@@ -52,7 +52,7 @@ class Prompts:
             raise EventError(error, reason="prompt_too_long")
         return tokens
 
-    def templated(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def render_tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
         return self._template.tokens(self._template.render(messages))
 

@@ -153,7 +153,7 @@ class ChatRendering:
         prompt, whole = self._render(earlier, tools), self._render((*before, *new), tools)
         place = next((n for n, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
         _check(whole.startswith(prompt), f"it writes {whole[place : place + 20]!r} for {prompt[place : place + 20]!r}")
-        text_mark, call_mark = _unused(whole)
+        text_mark, call_mark = _two_marks(whole)
         marked = replace(answer, content=text_mark if answer.content.strip() or not answer.tool_calls else "")
         if answer.tool_calls:
             *calls, last = answer.tool_calls
@@ -179,7 +179,7 @@ class ChatRendering:
 
     def _close(self, earlier: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Return what the template writes after the text of the last answer. Raises EventError."""
-        mark, _ = _unused(self._render(earlier, tools))
+        mark, _ = _two_marks(self._render(earlier, tools))
         text = self._render((*earlier, Message(role="assistant", content=mark)), tools, answer=False)
         return text.rpartition(mark)[2]
 
@@ -226,7 +226,7 @@ def _check(holds: bool, otherwise: str) -> None:
         raise EventError(f"the chat template changes history: {otherwise}", reason="template_changes_history")
 
 
-def _unused(text: str) -> tuple[str, str]:
+def _two_marks(text: str) -> tuple[str, str]:
     """Return two words, neither in `text` nor in the other."""
 
     candidates = (f"mark{number}x" for number in count())

@@ -112,7 +112,7 @@ class HermesCalls(ToolCallFormat):
 
     def one_call(self, name: str, arguments: str) -> str:
         """Return the tags, and the call on a line between them."""
-        return _rule(f'{self.begin}\n{{"name": {_quoted(name)}, "arguments": ', arguments, f"}}\n{self.end}")
+        return _rule(f'{self.begin}\n{{"name": {_quote(name)}, "arguments": ', arguments, f"}}\n{self.end}")
 
     def all_calls(self, parallel: bool, special: int | None) -> str:
         """Return calls below each other."""
@@ -145,7 +145,7 @@ class LlamaCalls(ToolCallFormat):
 
     def one_call(self, name: str, arguments: str) -> str:
         """Return the call; the tag before it, which some models write, is left out."""
-        return _rule(f'{{"name": {_quoted(name)}, "parameters": ', arguments, "}")
+        return _rule(f'{{"name": {_quote(name)}, "parameters": ', arguments, "}")
 
     def all_calls(self, parallel: bool, special: int | None) -> str:
         """Return the one call: the templates of these models refuse several."""
@@ -180,7 +180,7 @@ class MistralCalls(ToolCallFormat):
 
     def one_call(self, name: str, arguments: str) -> str:
         """Return the call without an id."""
-        return _rule(f'{{"name": {_quoted(name)}, "arguments": ', arguments, "}")
+        return _rule(f'{{"name": {_quote(name)}, "arguments": ', arguments, "}")
 
     def all_calls(self, parallel: bool, special: int | None) -> str:
         """Return the token, and a list of calls."""
@@ -234,7 +234,7 @@ def _rule(head: str, arguments: str, tail: str) -> str:
     return f"{json.dumps(head)} {arguments} {json.dumps(tail)}"
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 

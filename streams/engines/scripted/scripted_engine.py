@@ -32,7 +32,7 @@ from pydantic import Field, ValidationError
 
 from schemas import json_text
 from schemas.events import Sampling, Task
-from streams.engines.protocol import Completion, SamplingRequest, check_folder, failed, uniform
+from streams.engines.protocol import Completion, SamplingRequest, check_folder, failed_slot, uniform
 from streams.errors import EventError, SettingsError
 from streams.settings.model import Section, Settings
 
@@ -137,7 +137,7 @@ class ScriptedEngine:
             self.script.check_fail_rate(request.draw_key, slot)
             text = self._text(request, slot)
         except EventError as exc:
-            return failed(slot, f"task {request.task.task_id}: {exc}")
+            return failed_slot(slot, f"task {request.task.task_id}: {exc}")
         tokens, finish, _ = spell(text, request.sampling)
         return Completion(
             slot=slot,

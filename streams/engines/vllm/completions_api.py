@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from schemas.events import Sampling
-from streams.engines.protocol import Completion, SamplingRequest, failed
+from streams.engines.protocol import Completion, SamplingRequest, failed_slot
 from streams.engines.rendering.prompts import Prompts, StopMatch
 from streams.engines.token_stream import Drawn, Generation
 from streams.errors import BadAnswer, ServerError
@@ -105,7 +105,7 @@ def needs_processed(sampling: Sampling) -> bool:
     return sampling.temperature != 0 and (sampling.temperature != 1 or sampling.top_p < 1)
 
 
-def unprocessed(sampling: Sampling, url: str) -> str:
+def processed_needed(sampling: Sampling, url: str) -> str:
     """Return why a server that reports logprobs before temperature and top_p cannot answer."""
     return (
         f"temperature {sampling.temperature:g} and top_p {sampling.top_p:g} need logprobs of the distribution drawn "
@@ -155,7 +155,9 @@ def _completion(
     reason = choice.get("finish_reason")
     if not has_ended and (reason != "length" or len(tokens) < room):
         ending = f"finish_reason {reason!r} after {len(tokens)} of {room} tokens, the last of them {tokens[-1]}"
-        return failed(slot, f"the server gave {ending}, where model.base ends no turn; do both have the same files?")
+        return failed_slot(
+            slot, f"the server gave {ending}, where model.base ends no turn; do both have the same files?"
+        )
     return Completion(
         slot=slot,
         text=prompts.text(tokens) if match is None else match.text,

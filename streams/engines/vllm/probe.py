@@ -52,7 +52,7 @@ class Probe:
     """The text, and its logprobs under our own weights. `model` is the base; one thread uses it."""
 
     def __init__(self, prompts: Prompts, model: Any, most_tokens: int = MOST_TOKENS) -> None:
-        tokens = prompts.templated([Message(role="user", content=QUESTION)]) + prompts.plain(REPLY)
+        tokens = prompts.render_tokens([Message(role="user", content=QUESTION)]) + prompts.plain(REPLY)
         self.tokens = tokens[: min(most_tokens, prompts.context_tokens - 1)]
         self._model = model
         self.base_logprobs = self._logprobs()

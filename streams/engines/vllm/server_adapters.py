@@ -21,7 +21,7 @@ from typing import TypeVar
 from schemas.events import Sampling
 from streams.engines.base_model import Base
 from streams.engines.rendering.prompts import Prompts
-from streams.engines.vllm.completions_api import needs_processed, unprocessed
+from streams.engines.vllm.completions_api import needs_processed, processed_needed
 from streams.engines.vllm.probe import Probe
 from streams.engines.vllm.server_proof import Loaded, Proof
 from streams.engines.vllm.servers import VllmServer, VllmServers
@@ -139,7 +139,7 @@ class VllmAdapters:
         """
         model = self.proof.ready(server, loaded)
         if needs_processed(sampling) and not server.is_processed:
-            raise WrongModel(unprocessed(sampling, server.url))
+            raise WrongModel(processed_needed(sampling, server.url))
         try:
             with server.answering():
                 return send(model)

@@ -30,7 +30,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 
 from streams.engines.base_model import load_base
-from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed
+from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed_slots
 from streams.engines.vllm.completions_api import completions, completions_body, needs_processed, unanswerable
 from streams.engines.vllm.server_adapters import VllmAdapters
 from streams.engines.vllm.server_proof import Loaded
@@ -97,8 +97,8 @@ class VllmEngine:
         return loaded
 
     def _unload_unused(self) -> None:
-        others = [loaded for loaded in self._loaded.values() if loaded is not self._served]
-        for loaded in others[: max(0, len(self._loaded) - self._capacity)]:
+        unserved = [loaded for loaded in self._loaded.values() if loaded is not self._served]
+        for loaded in unserved[: max(0, len(self._loaded) - self._capacity)]:
             self._adapters.unload(self._loaded.pop(loaded.name))
         self._names = {place: name for place, name in self._names.items() if name in self._loaded}
 
@@ -136,7 +136,7 @@ class VllmEngine:
                 prompt = self._prompt(request)  # here, not in the threads: tokenizers are not thread-safe
             except EventError as exc:
                 job = Future[list[Completion]]()
-                job.set_result(_failed_slots(request, exc))
+                job.set_result(_answer_failed(request, exc))
             else:
                 job = self._adapters.pool.submit(self._answer, loaded, request, prompt)
             jobs.append(job)
@@ -173,11 +173,11 @@ class VllmEngine:
             return self._servers.run(hashlib.sha256(str(prompt).encode()).digest(), complete)
         except WrongModel as exc:
             if needs_processed(request.sampling) and any(server.reports_unprocessed for server in self._servers.all):
-                return _failed_slots(request, exc)
+                return _answer_failed(request, exc)
             raise
         except (RequestRejected, ServerError) as exc:
-            return _failed_slots(request, exc)
+            return _answer_failed(request, exc)
 
 
-def _failed_slots(request: SamplingRequest, error: StreamwardError) -> list[Completion]:
-    return [failed(slot, f"task {request.task.task_id}: {error}") for slot in range(request.task.group_size)]
+def _answer_failed(request: SamplingRequest, error: StreamwardError) -> list[Completion]:
+    return failed_slots(request, f"task {request.task.task_id}: {error}")

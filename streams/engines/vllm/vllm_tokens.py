@@ -28,7 +28,13 @@ from streams.engines.constraint import Constraint
 from streams.engines.protocol import EngineCounts, check_folder, check_generation
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.engines.token_stream import Drawn, Generation, TokenStream
-from streams.engines.vllm.completions_api import needs_processed, stream_body, stream_chunk, unanswerable, unprocessed
+from streams.engines.vllm.completions_api import (
+    needs_processed,
+    processed_needed,
+    stream_body,
+    stream_chunk,
+    unanswerable,
+)
 from streams.engines.vllm.server_adapters import VllmAdapters
 from streams.engines.vllm.server_proof import Loaded
 from streams.engines.vllm.servers import VllmServer
@@ -134,7 +140,7 @@ class VllmTokenEngine:
         sampling, servers = generation.sampling, self._adapters.servers.all
         unfit = unanswerable(sampling)
         if unfit is None and needs_processed(sampling) and all(server.reports_unprocessed for server in servers):
-            unfit = unprocessed(sampling, servers[0].url)
+            unfit = processed_needed(sampling, servers[0].url)
         with self._lock:
             if self._is_closed:
                 raise RefusedError("the engine is closed and takes no more generations; start another")

@@ -32,7 +32,7 @@ from streams.adapters import signing
 from streams.adapters.admission.policy_log import PolicyLog
 from streams.adapters.admission.sampling_batch import SamplingBatch
 from streams.adapters.admission.task_reader import TaskReader
-from streams.engines.fair_share import Turns, next_turn, took
+from streams.engines.fair_share import Turns, next_turn, take_turn
 from streams.engines.protocol import Engine
 from streams.engines.sharing import SharedEngine
 from streams.errors import EventError
@@ -180,7 +180,7 @@ class PolicyAgent:
             policy = next_turn(self._turns, ready.keys() - set(chosen))
             if policy is None:
                 break
-            self._turns = took(self._turns, policy, self._settings.fleet.weight_of)
+            self._turns = take_turn(self._turns, policy, self._settings.fleet.weight_of)
             chosen.append(policy)
         return chosen
 

@@ -27,7 +27,7 @@ from streams.adapters.admission.sampling_batch import SamplingBatch, WaitingTask
 from streams.adapters.admission.task_queue import TaskQueue
 from streams.adapters.admission.task_reader import PolicyTasks
 from streams.adapters.router import route
-from streams.engines.protocol import NONE, Completion, Engine, SamplingRequest
+from streams.engines.protocol import NONE, Completion, Engine, SamplingRequest, failed_slots
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.observability import catalog
@@ -36,7 +36,7 @@ from streams.observability.tracing.tracer import OFF as NO_TRACER, Tracer
 from streams.settings.model import Settings
 from streams.stages.policy.adapter_cache import VersionLoader
 from streams.stages.policy.response_writer import ResponseWriter, ServedVersion
-from streams.stages.policy.sampling import Sampler, all_failed
+from streams.stages.policy.sampling import Sampler
 
 STAGE = "policy"
 LINGER_S = 0.2
@@ -132,7 +132,7 @@ class PolicyRounds:
         if current.refused is None:
             answers = self._sampler.sample(current.requests, batch.version)
         else:
-            answers = [all_failed(request, current.refused) for request in current.requests]
+            answers = [failed_slots(request, current.refused) for request in current.requests]
         self.finish(current, answers)
 
     def begin(self, batch: SamplingBatch) -> BegunRound | None:

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from streams.engines.protocol import Completion, Engine, SamplingRequest, failed
+from streams.engines.protocol import Completion, Engine, SamplingRequest, failed_slots
 from streams.engines.sharing import SharedEngine
 from streams.errors import StreamwardError
 from streams.observability import catalog
@@ -54,7 +54,7 @@ class Sampler:
             except Exception as exc:  # an engine runs a model: out of memory, a driver, a bug
                 log.error("task %s: every slot failed: %r", request.task.task_id, exc)
                 self._meter.not_ready("engine", f"it failed on the last task it was asked: {exc!r}")
-                answers.append(all_failed(request, f"{type(exc).__name__}: {exc}"))
+                answers.append(failed_slots(request, f"{type(exc).__name__}: {exc}"))
         return answers
 
     def _ask(self, requests: list[SamplingRequest], version: int) -> list[list[Completion]]:
@@ -102,11 +102,6 @@ def shape_problem(request: SamplingRequest, completions: Sequence[Completion]) -
     if slots != list(range(request.task.group_size)):
         return f"the engine answered slots {slots}, expected 0 to {request.task.group_size - 1} in order"
     return None
-
-
-def all_failed(request: SamplingRequest, error: str) -> list[Completion]:
-    """Return an answer to `request` in which every slot failed for good."""
-    return [failed(slot, error) for slot in range(request.task.group_size)]
 
 
 @contextlib.contextmanager
