@@ -5,10 +5,10 @@
                                   └────────┘ tried again, also elsewhere,     └── cancelled: the connection closes,
                                              until the first token came           and vLLM stops
 
-A conversation goes to the same server each time (servers.py), which has its beginning in its prefix cache. The prompt is
-made here and sent as ids; stop texts are looked for here, in the same way as the in-process engine does, so that what
-is recorded does not depend on which of them answered. The draws do: vLLM has its own random numbers, seeded by draw key
-and slot. An answer of which a token was seen is not tried again: it ends with an error.
+A conversation goes to the same server each time (servers.py), which has its beginning in its prefix cache. The prompt
+is rendered here and sent as ids. Stop texts are looked for here, as the in-process engine does, so that the record does
+not depend on which engine answered. The draws do: vLLM has its own random numbers, seeded by draw key and slot. An
+answer of which a token was seen is not tried again: it ends with an error.
 
 Not covered: forms that are forced on an answer. vLLM's logprobs are those after its grammar has left tokens out, and
 the log has the policy's own.
