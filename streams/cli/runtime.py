@@ -152,7 +152,7 @@ def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | No
     """Return the way out if the unreachable broker is a stopped embedded node, here or of a demo."""
     if exc.exit_code != LogError.exit_code or call is None or "settings_and_origins" not in vars(call):
         return None
-    from streams.kafka.node.config import remembered
+    from streams.kafka.node.config import read_node
     from streams.kafka.retry import BrokerUnreachable
     from streams.settings.load import CONFIG_FILE
 
@@ -160,7 +160,7 @@ def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | No
         return None
     kafka, data_dir = call.settings.kafka, call.settings.broker.data_dir
     for folder in dict.fromkeys((data_dir, DEMO / "kafka")):
-        node, config_file = remembered(folder), folder.parent / CONFIG_FILE
+        node, config_file = read_node(folder), folder.parent / CONFIG_FILE
         if node is None or _is_running(folder):
             continue
         if folder == data_dir:

@@ -28,6 +28,7 @@ from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
 from streams.kafka import times
 from streams.kafka.node import process as broker
+from streams.processes.child import free_port
 from streams.settings.load import load, load_with_origins
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
@@ -159,10 +160,10 @@ def run(options: DemoOptions, console: Console) -> dict[str, Any]:
     """Run the demo and return its report. Raises as `check` and `loop.run`."""
     check(options)
     if options.engine == "vllm" and not options.names_servers:
-        server = f"policy.servers=http://127.0.0.1:{vllm_launch.free_port()}"
+        server = f"policy.servers=http://127.0.0.1:{free_port()}"
         options = replace(options, overrides=(*options.overrides, server), starts_vllm=True)
     if options.in_environment and not any(override.startswith("serve.port=") for override in options.overrides):
-        options = replace(options, server_port=vllm_launch.free_port())
+        options = replace(options, server_port=free_port())
     if options.fresh and options.data_dir.exists():
         broker.stop(options.settings().broker)
         shutil.rmtree(options.data_dir)

@@ -42,6 +42,7 @@ from streams.kafka.node import process as broker
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import LABELS
+from streams.processes.child import free_port
 from streams.processes.signals import SignalledEvent
 from streams.settings.load import save
 from streams.settings.model import Settings
@@ -225,7 +226,7 @@ def _port_of_page(settings: Settings) -> int:
         with socket.create_server((settings.page.host, settings.page.port)) as listening:
             return int(listening.getsockname()[1])
     except OSError:
-        return vllm_launch.free_port()
+        return free_port()
 
 
 def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streams.demo.restarts import RestartedProcesses
-from streams.engines.vllm.launch import free_port
+from streams.processes.child import free_port
 
 PLAYERS: dict[str, tuple[str, ...]] = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}
 """By name, what is typed behind `streamward`; the address of the server follows the last."""

@@ -18,7 +18,7 @@ from streams.demo.loop_plan import ONE_MACHINE, Plan
 from streams.demo.progress import Progress
 from streams.environments.by_reference import settings_to_open
 from streams.evaluation.suite import Suite
-from streams.kafka.node.config import remembered
+from streams.kafka.node.config import read_node
 from streams.settings.load import BOOTSTRAP, load, load_with_origins
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
@@ -73,7 +73,7 @@ class UpPlan(Plan):
     def embedded(self) -> bool:
         """Whether no Kafka was named, or the one that was is this folder's node."""
         settings, origins = load_with_origins(file=self.file, overrides=self.overrides)
-        node = remembered(settings.broker.data_dir)
+        node = read_node(settings.broker.data_dir)
         return BOOTSTRAP not in origins or (node is not None and node.bootstrap == settings.kafka.bootstrap)
 
     def settings(self, bootstrap: str | None = None) -> Settings:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -78,6 +79,13 @@ def signal_and_wait(pid: int, number: signal.Signals, is_running: Callable[[], b
             return False
         time.sleep(LOOK_EVERY_S)
     return True
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now, for a child that will serve."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def last_lines(log: Path, count: int) -> list[str]:

@@ -38,9 +38,9 @@ from schemas.serde import encode
 from streams.engines.scripted.scripted_rendering import ScriptedRendering
 from streams.engines.scripted.scripted_tokens import ScriptedTokenEngine
 from streams.engines.token_stream import Generation
-from streams.engines.vllm.launch import free_port
 from streams.kafka.producer import Producer
 from streams.kafka.topics import topics
+from streams.processes.child import free_port
 from streams.settings.model import Serve, Settings
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say

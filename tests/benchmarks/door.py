@@ -26,7 +26,7 @@ from typing import Any
 from streams.access.access_log import AccessLog
 from streams.access.people import create_user
 from streams.access.tokens import new_private_key
-from streams.engines.vllm.launch import free_port
+from streams.processes.child import free_port
 from streams.settings.model import Login, Serve, Settings
 from tests.benchmarks.loop import node, process
 from tests.benchmarks.side_by_side import line, say

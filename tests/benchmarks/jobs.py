@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from schemas.events import AdapterEvent, Response, Task
-from streams.engines.vllm.launch import free_port
 from streams.jobs import request as requests
 from streams.jobs.job_log import JobLog
 from streams.kafka.node import process as broker
+from streams.processes.child import free_port
 from streams.settings.model import Advantages, Batches, Model, Policy, Serve, Settings, Trainer
 from streams.tools.audit.reading import Audit
 from tests.benchmarks.loop import REPO, node

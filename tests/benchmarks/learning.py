@@ -22,7 +22,7 @@ from typing import Any
 
 from schemas.events import Task
 from streams.demo.loop_plan import ONE_MACHINE
-from streams.engines.vllm.launch import free_port
+from streams.processes.child import free_port
 from streams.settings.load import load, to_env
 from streams.settings.model import Settings
 from streams.stages.tasks.generators import SHAPED

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from streams.engines.vllm.launch import free_port
+from streams.processes.child import free_port
 from streams.settings.model import Archive, Page, Settings
 from streams.tools.archive import sync
 from tests.benchmarks.long_log import LongLog

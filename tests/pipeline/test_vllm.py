@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM
 
 from streams.engines.base_model import load_base
 from streams.engines.protocol import Completion, EnginePart
-from streams.engines.vllm.launch import free_port
 from streams.engines.vllm.vllm_engine import VllmEngine
 from streams.engines.vllm.vllm_tokens import VllmTokenEngine
 from streams.errors import EventError
+from streams.processes.child import free_port
 from tests.support.vllm.contract import CONTEXT, GENERATIONS, REQUESTS, save_all, settings_for
 from tests.support.vllm.server import vllm_or_skip, vllm_server
 
@@ -124,7 +124,7 @@ def test_other_weights_under_the_name_of_a_version_are_caught(url: str, files: P
             ("load_lora_adapter", {"lora_name": name, "lora_path": str(files / "3")}),  # which is the base: B = 0
         ):
             assert httpx.post(f"{url}/v1/{path}", json=body, timeout=60).status_code == 200
-        engine._servers.all[0].verified.clear()
+        engine._servers.servers[0].verified.clear()
         with pytest.raises(EventError, match="answers with other weights") as refused:
             engine.serve(1, files / "1")
         assert refused.value.reason == "not_served" and engine.served_version == 0

@@ -108,7 +108,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_late_all_the_same() -> None:
     with judging(drips(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x")) as slow:
         servers = VllmServers(Policy(engine="vllm", servers=slow.url, server_timeout_s=0.3))
         with pytest.raises(ServerUnavailable, match=r"did not answer within 0\.3 s"):
-            servers.all[0].ask("POST", "/v1/chat/completions", {})
+            servers.servers[0].ask("POST", "/v1/chat/completions", {})
         servers.close()
 
 

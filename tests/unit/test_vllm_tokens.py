@@ -232,7 +232,7 @@ def test_a_version_that_no_server_can_be_asked_for_is_tried_again_later(
         engine.load(1, files / "1")
     assert away.value.reason == "store_unreachable"
     server.restart()
-    until(lambda: not engine._adapters.servers.all[0].is_paused(), "the server may be asked again")
+    until(lambda: not engine._adapters.servers.servers[0].is_paused(), "the server may be asked again")
     engine.load(1, files / "1")
     assert ended(engine.submit(GENERATIONS[1])).error is None
 

@@ -1,4 +1,4 @@
-"""Start a vLLM server on this machine, as the engine needs it.
+"""Start a vLLM server on this machine with the options that the engine needs.
 
     VLLM_PYTHON, or .venv-vllm (make setup-vllm) ──► a python that has vllm ──► command and environment ──► /health
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -27,9 +26,9 @@ from streams.processes.child import ChildProcess, last_lines
 from streams.settings.model import Settings
 
 ENV_PYTHON = "VLLM_PYTHON"
-OWN = Path(".venv-vllm/bin/python")
+DEFAULT_PYTHON = Path(".venv-vllm/bin/python")
 BASE = "base"
-"""What the server calls the base model."""
+"""The server's name for the base model."""
 MODULE = "vllm.entrypoints.openai.api_server"
 START_S = 300.0
 """Until it answers; half a minute for a small model on a CPU."""
@@ -42,12 +41,14 @@ def python_with_vllm() -> Path:
     named = os.environ.get(ENV_PYTHON)
     if named is None and importlib.util.find_spec("vllm") is not None:
         return Path(sys.executable)
-    python = Path(named) if named is not None else OWN
+    python = Path(named) if named is not None else DEFAULT_PYTHON
     if not python.exists():
-        said = f"{ENV_PYTHON}={named}: there is no such file" if named is not None else f"there is no {OWN}"
-        raise SettingsError(f"no python with vllm: {said}; run `make setup-vllm`, or set {ENV_PYTHON} to one that has")
-    done = subprocess.run([python, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"])
-    if done.returncode != 0:
+        problem = f"there is no {DEFAULT_PYTHON}" if named is None else f"{ENV_PYTHON}={named}: there is no such file"
+        raise SettingsError(
+            f"no python with vllm: {problem}; run `make setup-vllm`, or set {ENV_PYTHON} to one that has"
+        )
+    probe = subprocess.run([python, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('vllm') is None)"])
+    if probe.returncode != 0:
         raise SettingsError(f"{python} has no vllm; run `make setup-vllm`, or set {ENV_PYTHON} to one that has it")
     return python
 
@@ -59,7 +60,7 @@ def command(python: Path, model: Path, port: int, *, rank: int, options: Sequenc
         *("--model", str(model), "--served-model-name", BASE, "--dtype", "float32"),
         *("--enable-lora", "--max-lora-rank", str(next(size for size in RANKS if size >= rank))),
         *("--max-loras", "2", "--max-cpu-loras", "8", "--logprobs-mode", "processed_logprobs"),
-        *("--block-size", "32"),  # a CPU's are of 128 tokens else, and only whole ones are shared by a task's answers
+        *("--block-size", "32"),  # 128 tokens by default on a CPU, and a task's answers share only whole blocks
         "--no-enable-chunked-prefill",  # a prompt in two parts and a seed end vLLM 0.32.0 on a CPU (no offset to set)
         *options,
     ]
@@ -71,8 +72,8 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 def environment() -> dict[str, str]:
     """Return the environment of a server: this process's without our settings, plus run-time loading of adapters."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith("STREAMWARD_") and name != ENV_PYTHON}
-    return own | {
+    env = {name: text for name, text in os.environ.items() if not name.startswith("STREAMWARD_") and name != ENV_PYTHON}
+    return env | {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -80,13 +81,6 @@ def environment() -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", f"0-{(os.cpu_count() or 1) - 1}"),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
     }
-
-
-def free_port() -> int:
-    """Return a free port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def server_for(settings: Settings) -> list[str]:

@@ -63,10 +63,10 @@ class VllmAdapters:
         self.proof = Proof(policy, self._probe, self.prompts)
         self._folder = _own_folder(policy.server_folder)
         self.servers = VllmServers(policy)
-        workers = min(MOST_THREADS, policy.max_concurrent * len(self.servers.all))
+        workers = min(MOST_THREADS, policy.max_concurrent * len(self.servers.servers))
         self.pool = ThreadPoolExecutor(workers, thread_name_prefix="vllm")
         """The threads that send requests."""
-        self._loaders = ThreadPoolExecutor(len(self.servers.all), thread_name_prefix="vllm-load")
+        self._loaders = ThreadPoolExecutor(len(self.servers.servers), thread_name_prefix="vllm-load")
         self._verify_everywhere(None)
         try:
             self.servers.run(b"", lambda server: self.proof.ready(server, None))
@@ -125,7 +125,7 @@ class VllmAdapters:
         failures = self._verify_everywhere(loaded)
         if self._is_verified(loaded):
             return
-        paused = [server.url for server in self.servers.all if server.is_paused()]
+        paused = [server.url for server in self.servers.servers if server.is_paused()]
         if paused:
             error = f"adapter {loaded.name}: {', '.join(paused)} cannot be asked now; start what is in policy.servers"
             raise EventError(error, reason="store_unreachable")
@@ -151,7 +151,7 @@ class VllmAdapters:
 
     def unload(self, loaded: Loaded) -> None:
         """Unload an adapter from the servers that answer, and delete our copy."""
-        for server in self.servers.all:
+        for server in self.servers.servers:
             server.verified.discard(loaded.name)
             if loaded.name not in server.loaded_here or server.is_paused():
                 continue
@@ -163,11 +163,11 @@ class VllmAdapters:
         shutil.rmtree(self._folder / loaded.name, ignore_errors=True)
 
     def _is_verified(self, loaded: Loaded) -> bool:
-        return any(loaded.name in server.verified for server in self.servers.all)
+        return any(loaded.name in server.verified for server in self.servers.servers)
 
     def _verify_everywhere(self, loaded: Loaded | None) -> list[ModelServerError]:
         """Load and verify on every server ahead of its first task, as far as possible, and return the failures."""
-        failures = self._loaders.map(lambda server: self._verify(server, loaded), self.servers.all)
+        failures = self._loaders.map(lambda server: self._verify(server, loaded), self.servers.servers)
         return [failure for failure in failures if failure is not None]
 
     def _verify(self, server: VllmServer, loaded: Loaded | None) -> ModelServerError | None:

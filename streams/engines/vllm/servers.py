@@ -1,4 +1,4 @@
-"""Ask one of several vLLM servers over HTTP, and retry where that may help.
+"""Requests to one of several vLLM servers over HTTP, retried where that may help.
 
     a task ──► the server its prompt hashes to (rendezvous), or the least busy one ──► at most N in flight ──► answer
                   ▲                                                                                             │
@@ -54,9 +54,9 @@ BUSY = {429, 502, 503, 504}
 
 
 class VllmServer:
-    """One server, and what was verified of it. Hold `lock` while verifying."""
+    """One server, and the facts verified about it. Hold `lock` while verifying."""
 
-    def __init__(self, url: str, client: httpx.Client, most: int, timeout_s: float) -> None:
+    def __init__(self, url: str, client: httpx.Client, max_concurrent: int, timeout_s: float) -> None:
         self.url = url
         self.lock = threading.Lock()
         self.in_flight = 0
@@ -64,12 +64,12 @@ class VllmServer:
         self.loaded_here: set[str] = set()  # adapters that it loaded from this agent's folder
         self.forget()
         self._client, self._timeout_s = client, timeout_s
-        self._places, self._counting = threading.BoundedSemaphore(most), threading.Lock()
+        self._places, self._counting = threading.BoundedSemaphore(max_concurrent), threading.Lock()
         self._turns = threading.Condition()
         self._answers, self._is_alone = 0, False
 
     def forget(self) -> None:
-        """Drop everything verified: it may be another process than before."""
+        """Forget all that was verified: it may be another process than before."""
         self.base: str | None = None
         """Its name for the base model; None: not verified yet."""
         self.base_logprobs: list[float] = []  # of the probe
@@ -102,7 +102,7 @@ class VllmServer:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Be an answer in progress; it begins when nobody wants the server `alone`."""
+        """Be an answer in progress; it begins when no thread holds the server `alone`."""
         with self._turns:
             self._turns.wait_for(lambda: not self._is_alone)
             self._answers += 1
@@ -130,17 +130,17 @@ class VllmServer:
                 self._is_alone = False
                 self._turns.notify_all()
 
-    def pause(self, away: ServerUnavailable) -> None:
+    def pause(self, error: ServerUnavailable) -> None:
         """Send nothing to it for a while."""
-        if away.wait_s == 0.0:
+        if error.wait_s == 0.0:
             return  # it is paused already
         now = time.monotonic()
         if self.paused_until <= now:  # requests that fail together count as one failure
-            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.falls) if away.wait_s is None else away.wait_s
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.falls) if error.wait_s is None else error.wait_s
             self.falls = min(self.falls + 1, 10)
             self.paused_until = now + pause_s
-            log.warning("%s; asking it again in %.3g s", away, pause_s)
-        if away.lost:
+            log.warning("%s; asking it again in %.3g s", error, pause_s)
+        if error.lost:
             self.forget()
 
     def ask(
@@ -158,13 +158,13 @@ class VllmServer:
         WrongModel; SettingsError if it wants another key.
         """
         limit_s = timeout_s or self._timeout_s
-        given: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
+        request: dict[str, Any] = {"json": body, "headers": http_headers_of(trace)}
         with self._in_time(path, limit_s) as (_, limits):
-            reply = self._client.request(method, self.url + path, **limits, **given)
-        self._check(reply, path)
-        if "json" not in reply.headers.get("content-type", ""):
-            return reply.text
-        return self._decoded(reply.content, path)
+            response = self._client.request(method, self.url + path, **limits, **request)
+        self._check(response, path)
+        if "json" not in response.headers.get("content-type", ""):
+            return response.text
+        return self._decode(response.content, path)
 
     def stream(
         self, path: str, body: dict[str, Any], begun: Callable[[RequestDeadline], None]
@@ -176,61 +176,63 @@ class VllmServer:
         """
         with self._in_time(path, self._timeout_s) as (deadline, limits):
             begun(deadline)
-            with self._client.stream("POST", self.url + path, **limits, json=body) as reply:
-                if reply.status_code != 200:
-                    reply.read()
-                self._check(reply, path)
-                for line in lines_of(reply):
+            with self._client.stream("POST", self.url + path, **limits, json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                self._check(response, path)
+                for line in lines_of(response):
                     data = line.strip().removeprefix(b"data:").strip()
                     if data == b"[DONE]":
                         return
                     if data:
-                        yield self._decoded(data, path)
+                        yield self._decode(data, path)
         raise BadAnswer(f"{self.url}{path} ended its answer in the middle")
 
     @contextmanager
     def _in_time(self, path: str, limit_s: float) -> Iterator[tuple[RequestDeadline, dict[str, Any]]]:
-        """Yield the deadline of a request, and what httpx has to be given for it. Raises ServerUnavailable."""
+        """Yield the deadline of a request, and its arguments for httpx. Raises ServerUnavailable."""
         try:
             with RequestDeadline(limit_s) as deadline:
                 timeout = httpx.Timeout(limit_s, connect=min(CONNECT_S, limit_s))
                 yield deadline, {"timeout": timeout, "extensions": deadline.extensions}
         except httpx.TimeoutException as exc:
-            what = f"{self.url}{path} did not answer within {limit_s:g} s; policy.server_timeout_s sets how long"
-            raise ServerUnavailable(f"{what} ({type(exc).__name__})", lost=True) from exc
+            message = f"{self.url}{path} did not answer within {limit_s:g} s; policy.server_timeout_s sets how long"
+            raise ServerUnavailable(f"{message} ({type(exc).__name__})", lost=True) from exc
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
             raise ServerUnavailable(
                 f"{self.url}{path} cannot be reached: {exc or type(exc).__name__}", lost=True
             ) from exc
 
-    def _check(self, reply: httpx.Response, path: str) -> None:
-        """Raise what an answer means that is not one."""
-        if reply.status_code == 200:
+    def _check(self, response: httpx.Response, path: str) -> None:
+        """Raise the error that an unsuccessful response means."""
+        if response.status_code == 200:
             self.falls = 0
             return
-        said = f"{self.url}{path} answered HTTP {reply.status_code}: {_message(reply)}"
-        if reply.status_code in (401, 403):
-            raise SettingsError(f"{said}; check policy.server_key")
-        if reply.status_code in BUSY:
-            raise ServerUnavailable(said, lost=False, wait_s=_retry_after_s(reply))
-        if reply.status_code < 500:
-            raise RequestRejected(said, reply.status_code, _message(reply))
+        error = f"{self.url}{path} answered HTTP {response.status_code}: {_message(response)}"
+        if response.status_code in (401, 403):
+            raise SettingsError(f"{error}; check policy.server_key")
+        if response.status_code in BUSY:
+            raise ServerUnavailable(error, lost=False, wait_s=_retry_after_s(response))
+        if response.status_code < 500:
+            raise RequestRejected(error, response.status_code, _message(response))
         if self._is_healthy():
-            raise ServerError(said)
-        raise ServerUnavailable(f"{said}; and its /health fails", lost=True)
+            raise ServerError(error)
+        raise ServerUnavailable(f"{error}; and its /health fails", lost=True)
 
-    def _decoded(self, content: bytes, path: str) -> Any:
+    def _decode(self, content: bytes, path: str) -> Any:
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as exc:
-            shown = content[:100].decode(errors="replace")
-            raise BadAnswer(f"{self.url}{path} sent no JSON but {shown!r}") from exc
+            start = content[:100].decode(errors="replace")
+            raise BadAnswer(f"{self.url}{path} sent no JSON but {start!r}") from exc
 
     def _is_healthy(self) -> bool:
         try:
             with RequestDeadline(HEALTH_TIMEOUT_S) as deadline:
-                reply = self._client.get(self.url + "/health", timeout=HEALTH_TIMEOUT_S, extensions=deadline.extensions)
-            return reply.status_code == 200
+                response = self._client.get(
+                    self.url + "/health", timeout=HEALTH_TIMEOUT_S, extensions=deadline.extensions
+                )
+            return response.status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -240,9 +242,10 @@ class VllmServers:
 
     def __init__(self, policy: Policy) -> None:
         key = policy.server_key.get_secret_value() if policy.server_key else None
-        most = policy.max_concurrent
         self._client = new_client(headers={"Authorization": f"Bearer {key}"} if key else None)
-        self.all = [VllmServer(url, self._client, most, policy.server_timeout_s) for url in policy.server_urls]
+        self.servers = [
+            VllmServer(url, self._client, policy.max_concurrent, policy.server_timeout_s) for url in policy.server_urls
+        ]
         self._retries = policy.server_retries
         self._outage_s = policy.server_timeout_s * (policy.server_retries + 1)
 
@@ -263,7 +266,7 @@ class VllmServers:
         while True:
             server = self._pick(key, avoided, unfit)
             if server is None:
-                due = min(server.paused_until for server in self.all if server not in unfit)
+                due = min(server.paused_until for server in self.servers if server not in unfit)
                 if due > deadline:
                     raise StreamwardError(
                         f"no server in policy.servers could be asked for {self._outage_s:g} s: {last}; start them, or "
@@ -279,7 +282,7 @@ class VllmServers:
                 server.pause(exc)
             except WrongModel as exc:
                 unfit.append(server)
-                if len(unfit) == len(self.all):
+                if len(unfit) == len(self.servers):
                     raise
                 last = exc
             except (ServerError, BadAnswer) as exc:
@@ -291,14 +294,14 @@ class VllmServers:
                 time.sleep(pause_s * (0.5 + uniform(key.hex(), 0, tries) / 2))
 
     def _pick(self, key: bytes, avoided: VllmServer | None, unfit: list[VllmServer]) -> VllmServer | None:
-        """Return the server to ask, None if all that could be asked are paused."""
+        """Return the server for a request, None if all usable ones are paused."""
         now = time.monotonic()
-        there = [server for server in self.all if server not in unfit and server.paused_until <= now]
-        there = [server for server in there if server is not avoided] or there
-        if not there:
+        usable = [server for server in self.servers if server not in unfit and server.paused_until <= now]
+        usable = [server for server in usable if server is not avoided] or usable
+        if not usable:
             return None
-        chosen = max(there, key=lambda server: rendezvous(key, server.url))
-        least = min(there, key=lambda server: server.in_flight)
+        chosen = max(usable, key=lambda server: rendezvous(key, server.url))
+        least = min(usable, key=lambda server: server.in_flight)
         return least if chosen.in_flight - least.in_flight >= FAR_OFF else chosen
 
 
@@ -311,19 +314,19 @@ def rendezvous(key: bytes, url: str) -> bytes:
     return hashlib.sha256(key + b"\x1f" + url.encode()).digest()
 
 
-def _retry_after_s(reply: httpx.Response) -> float | None:
+def _retry_after_s(response: httpx.Response) -> float | None:
     """Return the pause that the server asks for, None if it names none (or a date, which needs two clocks to agree)."""
     try:
-        seconds = float(reply.headers.get("retry-after", ""))
+        seconds = float(response.headers.get("retry-after", ""))
     except ValueError:
         return None
     return min(seconds, LONGEST_RETRY_AFTER_S) if seconds > 0 else None
 
 
-def _message(reply: httpx.Response) -> str:
+def _message(response: httpx.Response) -> str:
     """Return the server's error message: that of OpenAI's error object, else the start of the body."""
     try:
-        said = reply.json()["error"]["message"]
+        message = response.json()["error"]["message"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        said = reply.text
-    return str(said)[:300]
+        message = response.text
+    return str(message)[:300]

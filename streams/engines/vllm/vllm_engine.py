@@ -172,7 +172,9 @@ class VllmEngine:
         try:
             return self._servers.run(hashlib.sha256(str(prompt).encode()).digest(), complete)
         except WrongModel as exc:
-            if needs_processed(request.sampling) and any(server.reports_unprocessed for server in self._servers.all):
+            if needs_processed(request.sampling) and any(
+                server.reports_unprocessed for server in self._servers.servers
+            ):
                 return _answer_failed(request, exc)
             raise
         except (RequestRejected, ServerError) as exc:

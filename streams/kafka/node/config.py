@@ -90,7 +90,7 @@ def remember(data_dir: Path, node: Node) -> None:
     write_private(data_dir / NODE_FILE, json.dumps(asdict(node), indent=1) + "\n")
 
 
-def remembered(data_dir: Path) -> Node | None:
+def read_node(data_dir: Path) -> Node | None:
     """Return the content of `node.json`; None if it is missing or cannot be read."""
     try:
         return Node(**json_text.parse((data_dir / NODE_FILE).read_bytes()))
@@ -142,10 +142,10 @@ def _cluster_id(data_dir: Path) -> str:
     """Return the id the folder was formatted with, else a new one."""
     meta = data_dir / "log" / "meta.properties"
     if meta.exists():
-        written = re.search(r"^cluster\.id=(\S+)$", meta.read_text(), re.MULTILINE)
-        if written is None:
+        match = re.search(r"^cluster\.id=(\S+)$", meta.read_text(), re.MULTILINE)
+        if match is None:
             raise LogError(f"{meta}: names no cluster.id; the folder is damaged, choose another broker.data_dir")
-        return written[1].replace("\\", "")
+        return match[1].replace("\\", "")
     return new_id()
 
 
@@ -195,7 +195,7 @@ def server_properties(data_dir: Path, node: Node, sasl_users: Mapping[str, str])
 def _session_ms(log: Path) -> int:
     """Return after how long a silence the node is fenced, which takes its partitions from a node that stalls.
 
-    Nobody else could have them, so an hour. But a node that was killed is not let in again before the session that it
+    No other node could take them, so an hour. But a node that was killed is not let in again before the session that it
     had is over, and finds out how long that is when it starts.
     """
     was_killed = (log / "meta.properties").exists() and not (log / ".kafka_cleanshutdown").exists()
@@ -214,7 +214,7 @@ def _sasl(node: Node, users: Mapping[str, str]) -> dict[str, str]:
         **{f"user_{u}": p for u, p in passwords.items()},
     }
     module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-    quoted = " ".join(f'{name}="{_quoted(value)}"' for name, value in options.items())
+    quoted = " ".join(f'{name}="{_quote(value)}"' for name, value in options.items())
     return {
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
@@ -222,16 +222,16 @@ def _sasl(node: Node, users: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def as_properties(values: Mapping[str, str]) -> str:
     """Return the text of a properties file."""
-    return "".join(f"{key}={_escaped(value)}\n" for key, value in values.items())
+    return "".join(f"{key}={_escape(value)}\n" for key, value in values.items())
 
 
-def _escaped(value: str) -> str:
+def _escape(value: str) -> str:
     """Return a value for a properties file, which Java reads as Latin-1 with its own escapes."""
     utf16 = value.replace("\\", "\\\\").encode("utf-16-be")
     units = (int.from_bytes(utf16[i : i + 2], "big") for i in range(0, len(utf16), 2))

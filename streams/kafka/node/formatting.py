@@ -1,10 +1,10 @@
-"""The format of a new folder: what Kafka's StorageTool writes there, kept for the next one.
+"""The format of a new folder: the files of Kafka's StorageTool, cached for the next one.
 
     the first folder of these jars ──► StorageTool (a Java of its own) ──► log/ ──► ~/.cache/streamward
-    every later one ──► the kept bootstrap.checkpoint, and a meta.properties of its own
+    every later one ──► the cached bootstrap.checkpoint, and a meta.properties of its own
 
-The checkpoint holds the features of this Kafka version at their newest levels, and nothing of the folder. Without the
-kept file (no home folder, a cache that cannot be written), every new folder is formatted by Java.
+The checkpoint holds the features of this Kafka version at their newest levels, and nothing of the folder. Without
+the cached file (no home folder, a cache that cannot be written), Java formats every new folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMIT_S = 120.0
 
 def format_folder(data_dir: Path, java: list[str], classpath: str, cluster_id: str) -> None:
     """Format the folder of a node, whose server.properties are there. Raises LogError with what Java says."""
-    cached = _kept(classpath)
+    cached = _cached_checkpoint(classpath)
     target = data_dir / "log"
     if cached is not None and cached.exists():
         target.mkdir(exist_ok=True)
@@ -55,8 +55,8 @@ def format_folder(data_dir: Path, java: list[str], classpath: str, cluster_id: s
         _keep(target / CHECKPOINT, cached)
 
 
-def _kept(classpath: str) -> Path | None:
-    """Return where the checkpoint of these jars is kept; None where nothing can be."""
+def _cached_checkpoint(classpath: str) -> Path | None:
+    """Return the cached checkpoint of these jars, which may not exist yet; None without a cache folder."""
     try:
         files = [(jar.name, jar.stat().st_size) for jar in jvm.jars(classpath)]
         return cache_folder("java") / f"format-{hashlib.sha256(repr(files).encode()).hexdigest()[:16]}.checkpoint"
@@ -64,9 +64,9 @@ def _kept(classpath: str) -> Path | None:
         return None
 
 
-def _keep(written: Path, cached: Path) -> None:
+def _keep(checkpoint: Path, cached: Path) -> None:
     with contextlib.suppress(OSError):
         cached.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=cached.parent, delete=False) as copy:
-            copy.write(written.read_bytes())
+            copy.write(checkpoint.read_bytes())
         Path(copy.name).replace(cached)

@@ -84,7 +84,7 @@ def kafka_classpath() -> str:
         return str(libs / "*")
     home_folder()  # where jgo reads its configuration
     try:
-        return os.pathsep.join(str(jar) for jar in _fetched_jars())
+        return os.pathsep.join(str(jar) for jar in _fetch_jars())
     except Exception as exc:  # jgo has no error tree of its own: requests', OSError, RuntimeError, parse errors
         raise LogError(
             f"the jars of {KAFKA_COORDINATES} are not here and could not be fetched: {exc}; {_WAYS_OUT}"
@@ -130,14 +130,14 @@ def _java_version(path: Path) -> int:
 class _WholeDownloads(PythonResolver):  # type: ignore[misc]  # jgo imports it in a circle: Any to mypy
     """jgo's resolver, without the half of a file that it leaves in the cache when a download breaks off."""
 
-    said = False
+    is_announced = False
 
     def download(self, artifact: Artifact) -> Path | None:
         path = artifact.cached_path
         existed = path is not None and path.exists()
-        if not self.said:
+        if not self.is_announced:
             logger.info("fetching the jars of Apache Kafka, once")
-            self.said = True
+            self.is_announced = True
         logger.debug("fetching %s", artifact.filename)
         try:
             fetched: Path | None = super().download(artifact)
@@ -148,7 +148,7 @@ class _WholeDownloads(PythonResolver):  # type: ignore[misc]  # jgo imports it i
             raise
 
 
-def _fetched_jars() -> list[Path]:
+def _fetch_jars() -> list[Path]:
     """Return Kafka's jars in the order of jgo, fetching what is missing. One process at a time; the others wait."""
     config = GlobalSettings.load()
     context = MavenContext(

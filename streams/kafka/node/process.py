@@ -107,7 +107,7 @@ def start(
         data_dir.chmod(0o700)  # the log holds everything that was asked and answered
     with _hold(data_dir) as lock:
         java = _java(data_dir, settings.heap_mb)
-        before = node.remembered(data_dir)
+        before = node.read_node(data_dir)
         for attempt in range(1, ATTEMPTS + 1):
             chosen = node.choose(data_dir, before, port, sasl=bool(sasl_users))
             config = {**node.server_properties(data_dir, chosen, sasl_users or {}), **(properties or {})}
@@ -165,7 +165,7 @@ def stop(settings: Broker, timeout_s: float = 30.0) -> bool:
 def status(settings: Broker) -> RunningBroker | None:
     """Return the node of this folder if it runs; it may not answer yet. None if another process has its pid now."""
     data_dir = Path(os.path.expanduser(settings.data_dir)).resolve()
-    saved = node.remembered(data_dir)
+    saved = node.read_node(data_dir)
     if saved is None or not _is_node(saved.pid, data_dir):
         return None
     return RunningBroker(saved.bootstrap, saved.pid, data_dir, data_dir / LOG_FILE)
@@ -234,7 +234,7 @@ def _sign(lock: int, pid: int) -> None:
 
 def _holder(data_dir: Path, lock: int) -> str | None:
     """Describe the holder of the lock; None for a process that has just ended, whose lock the kernel will release."""
-    saved = node.remembered(data_dir)
+    saved = node.read_node(data_dir)
     if saved is not None and _is_node(saved.pid, data_dir):
         return (
             f"a Kafka node runs here already: pid {saved.pid}, bootstrap {saved.bootstrap}; use it, or stop it first "
@@ -299,7 +299,7 @@ def _java(data_dir: Path, heap_mb: int) -> _Java:
         "-XX:+ExitOnOutOfMemoryError",
         f"-XX:ErrorFile={data_dir}/hs_err_%p.log",
         "-Djava.awt.headless=true",
-        f"-Djava.io.tmpdir={_emptied(data_dir / 'tmp')}",
+        f"-Djava.io.tmpdir={_empty(data_dir / 'tmp')}",
         f"-Dlog4j2.configurationFile={data_dir}/log4j2.properties",
         "-cp",
         classpath,
@@ -307,7 +307,7 @@ def _java(data_dir: Path, heap_mb: int) -> _Java:
     return _Java(command, archiving, classpath)
 
 
-def _emptied(folder: Path) -> Path:
+def _empty(folder: Path) -> Path:
     """Empty a folder, and return it: a node that was killed leaves its native libraries there."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
@@ -355,7 +355,7 @@ def _await_ready(running: RunningBroker, deadline: float) -> None:
 
     Raises LogError, with the end of the node's log, if it ends or does not answer by `deadline` (monotonic clock).
     """
-    saved = node.remembered(running.data_dir)
+    saved = node.read_node(running.data_dir)
     client: AdminClient | None = None
     while time.monotonic() < deadline:
         if saved is None or not _is_node(running.pid, running.data_dir):

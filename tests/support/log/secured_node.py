@@ -90,7 +90,7 @@ def running_node(
 
 def _grant(data_dir: Path, rights: Mapping[str, Iterable[Right]]) -> None:
     """Give users their rights, as the node's own user."""
-    known = node.remembered(data_dir)
+    known = node.read_node(data_dir)
     assert known is not None
     client = admin.AdminClient({"bootstrap.servers": known.bootstrap, **known.client})
     acls = [

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from streams.engines.vllm.launch import command, environment, free_port, python_with_vllm, wait_until_up
+from streams.engines.vllm.launch import command, environment, python_with_vllm, wait_until_up
 from streams.errors import SettingsError
-from streams.processes.child import ChildProcess
+from streams.processes.child import ChildProcess, free_port
 from tests import skips
 
 
