@@ -1,8 +1,8 @@
-"""The demo: a model learns one-digit sums, or to act in an environment, from tasks that are made from a seed.
+"""The demo: a model learns one-digit sums, or to act in an environment, from tasks that are generated from a seed.
 
-    seed ──► train tasks, as many as are wanted ──► the loop ──► the score on 35 held-out ones, every second version
+    seed ──► train tasks, as many as needed ──► the loop ──► the score on 35 held-out ones, every second version
 
-Everything is stored in one folder of its own, the Kafka node included.
+Everything is stored in one folder, the Kafka node included.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from streams.stages.tasks.generators import TaskSpec, generate
 
 POLICY = "demo"
 HELD_OUT_TASKS = 35
-"""Questions asked of each evaluated version: of sums, every held-out one of two one-digit numbers."""
+"""Questions for each evaluated version: of sums, every held-out one of two one-digit numbers."""
 LEARNS_BEST = {
     "calculator": {"batches.groups": "8"},
     "lookup": {"batches.groups": "8"},
     "guess": {"trainer.learning_rate": "4e-4"},
 }
-"""Settings beside those of all tasks (docs/experiments.md)."""
+"""Settings by task, in addition to those of all tasks (docs/experiments.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions(Plan):
-    """What a run of the demo may change."""
+    """Options of a run of the demo."""
 
     command: ClassVar[str] = "demo"
     done_hint: ClassVar[str] = "all steps are done: give more --steps to continue, or --fresh to start over"
@@ -66,17 +66,17 @@ class DemoOptions(Plan):
 
     @property
     def folder(self) -> Path:
-        """The folder of everything."""
+        """The folder of all files."""
         return self.data_dir
 
     @property
-    def embedded(self) -> bool:
-        """It has a node of its own."""
+    def starts_node(self) -> bool:
+        """The demo has a node of its own."""
         return True
 
     @property
     def shows_page(self) -> bool:
-        """It is there to be looked at."""
+        """The demo is for looking at."""
         return True
 
     @property
@@ -90,7 +90,7 @@ class DemoOptions(Plan):
         return any(override.startswith("policy.servers=") for override in self.overrides)
 
     def settings(self, bootstrap: str | None = None) -> Settings:
-        """Return the user's settings, in folders of its own; what they leave open is as one machine learns best.
+        """Return the user's settings, with folders of the demo's own; the rest is set as one machine learns best.
 
         Raises SettingsError if an override does not fit.
         """
@@ -118,7 +118,7 @@ class DemoOptions(Plan):
         return load(file=self.file, overrides=[*chosen, *self.overrides])
 
     def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
-        """Return the train tasks that are not in the log yet, for ever."""
+        """Return the train tasks that are not in the log yet, without end."""
         spec = TaskSpec(
             family=self.task, count=sys.maxsize, seed=self.seed, purpose="train", policy=POLICY, options=self.options
         )

@@ -1,4 +1,4 @@
-"""What a run of the loop is asked to do: `streamward demo` and `streamward up` have a plan each.
+"""The plan of a run of the loop: `streamward demo` and `streamward up` have one each.
 
 Plan ──► settings, train tasks, held-out questions, when to stop ──► run.py
 """
@@ -20,7 +20,7 @@ from streams.settings.load import ENV_CONFIG
 from streams.settings.model import Settings
 
 THREADS = min(os.cpu_count() or 1, 4)
-"""For the policy and for the trainer, which take turns; a model this small gains nothing from more."""
+"""For the policy and for the trainer, which take turns; a small model gains nothing from more."""
 ONE_MACHINE = {
     "policy.threads": str(THREADS),
     "trainer.threads": str(THREADS),
@@ -36,12 +36,12 @@ ONE_MACHINE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC):
-    """One run: what it may change, and what it is asked."""
+    """One run: its settings, tasks and held-out questions, and when it stops."""
 
     command: ClassVar[str]
-    """Of streamward, that makes such a plan."""
+    """The streamward command that makes such a plan."""
     done_hint: ClassVar[str]
-    """What to say when there is nothing left to do."""
+    """The message when there is nothing left to do."""
 
     steps: int | None
     """Adapter versions after which to stop; None: when all tasks are done."""
@@ -60,8 +60,8 @@ class Plan(ABC):
 
     @property
     @abstractmethod
-    def embedded(self) -> bool:
-        """Whether the log is the embedded node's, which the run then starts and keeps up."""
+    def starts_node(self) -> bool:
+        """Whether the log is on the embedded node, which the run starts and keeps up."""
 
     @abstractmethod
     def settings(self, bootstrap: str | None = None) -> Settings:
@@ -76,11 +76,11 @@ class Plan(ABC):
 
     @abstractmethod
     def suite(self) -> Suite | None:
-        """Return the held-out questions; None if no version is asked any."""
+        """Return the held-out questions; None: versions are not evaluated."""
 
     @abstractmethod
     def to_continue(self) -> list[str] | None:
-        """Return the arguments of a run that goes further than this one, if there is an obvious one."""
+        """Return the arguments of a run that continues this one, if there is an obvious one."""
 
     @property
     def in_environment(self) -> bool:
@@ -94,12 +94,12 @@ class Plan(ABC):
 
     @property
     def owns_node(self) -> bool:
-        """Whether the embedded node is there for this run alone, and is stopped even if it ran before."""
+        """Whether the embedded node belongs to this run, which stops it even if it ran before."""
         return True
 
     @property
     def endless(self) -> bool:
-        """Whether the run waits for tasks of others when its own are done."""
+        """Whether the run waits for other tasks when its own are done."""
         return False
 
     @property
@@ -109,11 +109,11 @@ class Plan(ABC):
 
     @property
     def by(self) -> str:
-        """What wrote this run's files."""
+        """The program named in this run's files."""
         return f"streamward {self.command}"
 
     @property
     def file(self) -> Path | None:
-        """The settings file to read. What a run left in this folder is none: its options were for that run."""
-        nothing = ENV_CONFIG not in os.environ and is_left_here()
-        return self.config or (Path(os.devnull) if nothing else None)
+        """The settings file to read; one that a run left in this folder is ignored: its options were for that run."""
+        ignores_files = ENV_CONFIG not in os.environ and is_left_here()
+        return self.config or (Path(os.devnull) if ignores_files else None)

@@ -1,9 +1,9 @@
 """Show a run: live while it runs, and afterwards as tables, a plot, a line of JSON and commands to try.
 
-    Progress ──► Display: a rich panel drawn four times a second; where there is no terminal, one line per change
-             ──► held-out score by adapter version, records per topic, what to try next
+    Progress ──► Display: a rich panel drawn four times a second; without a terminal, one line per change
+             ──► held-out score by adapter version, records per topic, commands to try next
 
-One seed is one seed: docs/experiments.md has several.
+A run has one seed; docs/experiments.md compares several.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Display:
 
     def _line(self, progress: Progress, now: float) -> str:
         responses, _ = self._rates()
-        of = "" if self._steps is None else f"/{self._steps}"
-        shown = [(name, what) for name, what in waits(progress) if name != "scoring" or progress.paused()]
-        doing = "; ".join(f"{name}: {what}" for name, what in shown)
+        total = "" if self._steps is None else f"/{self._steps}"
+        is_paused = bool(progress.pause_reasons())
+        activities = [f"{name}: {activity}" for name, activity in waits(progress) if name != "scoring" or is_paused]
         return (
-            f"{now - self._started_at:6.1f} s  v{progress.versions}{of}  {self._score(progress)}  "
+            f"{now - self._started_at:6.1f} s  v{progress.versions}{total}  {self._score(progress)}  "
             f"{progress.counts['responses']} responses ({responses:.0f}/s), {progress.counts['groups']} groups, "
-            f"{progress.batches} batches  |  {doing}"
+            f"{progress.batches} batches  |  {'; '.join(activities)}"
         )
 
     def _score(self, progress: Progress) -> str:
@@ -104,10 +104,10 @@ class Display:
 
     def _panel(self, progress: Progress, now: float, memory_bytes: int) -> RenderableType:
         responses, groups = self._rates()
-        of = "" if self._steps is None else f" of {self._steps}"
+        total = "" if self._steps is None else f" of {self._steps}"
         head = Text.assemble(
             (f"{now - self._started_at:.0f} s", "bold"),
-            f"   adapter v{progress.primary} serves, v{progress.versions}{of} trained   ",
+            f"   adapter v{progress.primary} serves, v{progress.versions}{total} trained   ",
             f"{responses:.0f} responses/s   {groups:.1f} groups/s   {memory_bytes / 2**30:.1f} GiB",
         )
         places = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
@@ -115,8 +115,8 @@ class Display:
             places.add_column(place, justify="right", min_width=9)
         places.add_row(*(str(progress.places[place]) for place in PLACES))
         doing = Table.grid(padding=(0, 2))
-        for name, what in waits(progress):
-            doing.add_row(Text(name, "bold"), what)
+        for name, activity in waits(progress):
+            doing.add_row(Text(name, "bold"), activity)
         parts: list[RenderableType] = [head, Text(), places, Text(), self._trend(progress), Text(), doing]
         if progress.counts["dead-letters"]:
             parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward dlq list"))
@@ -144,7 +144,7 @@ def _latest(held_out: dict[int, HeldOut]) -> HeldOut | None:
 # --- when it has ended ------------------------------------------------------------------------------------------------
 
 
-def of(
+def summarize(
     progress: Progress,
     *,
     loop_s: float,
@@ -231,18 +231,18 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
         + (f" ({reasons})" if reasons else ""),
         highlight=False,
     )
-    for error in progress.paused():
+    for error in progress.pause_reasons():
         console.print(f"scoring: {error}", highlight=False)
     if result["held_out"]:
         console.print(f"Plot: {config.parent / 'learning.png'}", highlight=False)
     if not result["finished"]:
-        why = "Stopped" if result["interrupted"] else "The time is over (--minutes)"
-        console.print(f"{why}. Everything is in the log: run the same command again to resume.")
-    found = finds_settings(config)
-    if found:
+        ending = "Stopped" if result["interrupted"] else "The time is over (--minutes)"
+        console.print(f"{ending}. Everything is in the log: run the same command again to resume.")
+    finds_config = finds_settings(config)
+    if finds_config:
         console.print("\n./streamward.toml now has these settings, for commands typed in this folder.", highlight=False)
     console.print("\nTry next:", style="bold")
-    for command in _next_commands(None if found else config, plan):
+    for command in _next_commands(None if finds_config else config, plan):
         console.print(f"  {command}", highlight=False, soft_wrap=True)
 
 
@@ -299,5 +299,5 @@ def _next_commands(config: Path | None, plan: Plan) -> list[str]:
 def _program() -> str:
     """Return what to type for this program: its name where a shell finds it by that, else how it was called."""
     called = sys.argv[0]
-    found = Path(called).name != "streamward" or shutil.which("streamward") == called
-    return "streamward" if found else called
+    is_on_path = Path(called).name != "streamward" or shutil.which("streamward") == called
+    return "streamward" if is_on_path else called

@@ -58,16 +58,16 @@ PROCESSES: dict[str, tuple[str, ...]] = {
     "policy": ("policy",),
     "train": ("train",),
 }
-"""By name, what is typed behind `streamward`."""
+"""Arguments of `streamward` by process."""
 CONTROLLER = ("jobs", "run")
-"""Runs the jobs of a loop that waits for work of others."""
+"""Runs the jobs of a loop that waits for other work."""
 STOPS_LAST = ("serve", "vllm")
-"""What others need to finish their work, in the order in which it is stopped."""
+"""Processes that others need to finish their work, in the order in which they are stopped."""
 
 
 @dataclass
 class LoopRun:
-    """One run of the loop: its plan, and what it has seen."""
+    """One run of the loop: its plan, and its state."""
 
     plan: Plan
     settings: Settings
@@ -79,9 +79,9 @@ class LoopRun:
     started_at: float
     stopping: SignalledEvent = field(default_factory=SignalledEvent)
     peak_bytes: dict[str, int] = field(default_factory=dict)
-    given: int = 0
+    sent: int = 0
     """Train tasks that are in the log or were sent."""
-    all_given: bool = False
+    all_sent: bool = False
     """Whether there is no further train task."""
 
     @property
@@ -89,10 +89,10 @@ class LoopRun:
         """Whether there is a model to train; the scripted engine has none."""
         return self.settings.policy.engine != "scripted"
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Return whether all steps or all tasks are done, and the version they end with was scored."""
         progress = self.progress
-        return self._worked_off() and (self.suite is None or self.last_version() in progress.held_out)
+        return self._has_done_all() and (self.suite is None or self.last_version() in progress.held_out)
 
     def last_version(self) -> int | None:
         """Return the version that this run ends with; None if that is not known yet."""
@@ -100,7 +100,7 @@ class LoopRun:
             return 0
         return self.progress.versions if self.all_done() else self.plan.steps
 
-    def _worked_off(self) -> bool:
+    def _has_done_all(self) -> bool:
         steps = self.plan.steps
         done = self.progress.versions if self.trains else self.progress.batches
         return (steps is not None and done >= steps) or self.all_done()
@@ -110,9 +110,9 @@ class LoopRun:
         progress, places = self.progress, self.progress.places
         under_way = places["waiting"] + places["sampled"] + places["scored"]
         under_way += places["batched"] if self.trains else 0
-        read = sum(progress.train_tasks.values()) >= self.given
+        read = sum(progress.train_tasks.values()) >= self.sent
         waiting = progress.window() < self.settings.batches.groups
-        return self.all_given and read and under_way == 0 and waiting
+        return self.all_sent and read and under_way == 0 and waiting
 
 
 def run(plan: Plan, console: Console) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def run(plan: Plan, console: Console) -> dict[str, Any]:
 @contextmanager
 def _log(plan: Plan, settings: Settings, console: Console) -> Iterator[str]:
     """Start the embedded node, if it is to be used, and yield the address of the log."""
-    if not plan.embedded:
+    if not plan.starts_node:
         yield settings.kafka.bootstrap
         return
     console.print(f"starting Apache Kafka in {settings.broker.data_dir} …", style="dim")
@@ -162,18 +162,18 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
         run = LoopRun(plan, settings, suite, Progress(settings), processes, display, producer, started_at)
         _catch_up(reader, run.progress)
         tasks = plan.tasks(settings, run.progress)
-        run.given = sum(run.progress.train_tasks.values())
+        run.sent = sum(run.progress.train_tasks.values())
         with _interruptible(run.stopping):
             if run.progress.counts["tasks"]:
                 display.say(
                     f"resuming: {run.progress.counts['tasks']} tasks and {run.progress.versions} adapters in the log"
                 )
             _feed(run, tasks)
-            if run.finished():
+            if run.is_finished():
                 display.say(plan.done_hint)
             else:
                 _start(run, config)
-                with _node_kept_up(run):
+                with _keep_node_up(run):
                     _work(run, reader, tasks)
         interrupted = run.stopping.is_set()
         if processes.children:
@@ -182,13 +182,13 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
         for name in STOPS_LAST:
             processes.stop([name] if name in processes.children else [])
         _catch_up(reader, run.progress)
-    result = report.of(
+    result = report.summarize(
         run.progress,
         loop_s=time.monotonic() - started_at,
         data_dir=plan.folder,
         peak_bytes=run.peak_bytes,
         interrupted=interrupted,
-        finished=run.finished(),
+        finished=run.is_finished(),
     )
     report.write(result, run.progress, plan.folder)
     report.show(result, run.progress, console, config, plan)
@@ -221,7 +221,7 @@ def _start(run: LoopRun, config: Path) -> None:
 
 
 def _port_of_page(settings: Settings) -> int:
-    """Return the port of the settings; if somebody listens there already, a free one."""
+    """Return the port of the settings; if another program listens there, a free one."""
     try:
         with socket.create_server((settings.page.host, settings.page.port)) as listening:
             return int(listening.getsockname()[1])
@@ -230,18 +230,18 @@ def _port_of_page(settings: Settings) -> int:
 
 
 def commands(plan: Plan, settings: Settings, *, trains: bool) -> dict[str, tuple[str, ...]]:
-    """Return the processes of a run, and what is typed for each."""
+    """Return the processes of a run, with the arguments of each."""
     left_out = {name for name, needed in (("train", trains), ("policy", plan.asks_prompts)) if not needed}
-    wanted = {name: words for name, words in PROCESSES.items() if name not in left_out}
+    processes = {name: words for name, words in PROCESSES.items() if name not in left_out}
     if plan.endless:
-        wanted |= {"jobs": CONTROLLER}
+        processes |= {"jobs": CONTROLLER}
     if plan.in_environment:
-        wanted |= {"serve": PLAYERS["serve"], "agents": (*PLAYERS["agents"], settings.serve.url)}
-    return wanted
+        processes |= {"serve": PLAYERS["serve"], "agents": (*PLAYERS["agents"], settings.serve.url)}
+    return processes
 
 
 def _catch_up(reader: PartitionReader, progress: Progress) -> None:
-    """Fold everything that is in the log by now. Raises LogError if the broker does not answer."""
+    """Fold every record of the log so far. Raises LogError if the broker does not answer."""
     ends = {tp: end for tp, (_, end) in admin.offsets(progress.settings, LABELS).items()}
     reader.assign(reader.position, ends)
     for records in reader.batches(outage=None):
@@ -251,15 +251,15 @@ def _catch_up(reader: PartitionReader, progress: Progress) -> None:
 
 
 @contextmanager
-def _node_kept_up(run: LoopRun) -> Iterator[None]:
+def _keep_node_up(run: LoopRun) -> Iterator[None]:
     """Restart the embedded node whenever it has ended, from a thread; writers wait for it."""
-    if not run.plan.embedded:
+    if not run.plan.starts_node:
         yield
         return
-    over = threading.Event()
+    ended = threading.Event()
 
     def watch() -> None:
-        while not over.wait(NODE_CHECK_S):
+        while not ended.wait(NODE_CHECK_S):
             if broker.status(run.settings.broker) is None:
                 run.display.say("kafka ended; restarting it")
                 broker.ensure(run.settings.broker)
@@ -269,7 +269,7 @@ def _node_kept_up(run: LoopRun) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join()
 
 
@@ -278,7 +278,7 @@ def _work(run: LoopRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
     next_memory = 0.0
     minutes = run.plan.minutes
     deadline = math.inf if minutes is None else run.started_at + minutes * 60
-    while not run.stopping.is_set() and not run.finished() and time.monotonic() < deadline:
+    while not run.stopping.is_set() and not run.is_finished() and time.monotonic() < deadline:
         for record in reader.poll(5000, TICK_S):
             run.progress.fold(record)
         _feed(run, tasks)
@@ -295,14 +295,14 @@ def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
     progress, steps = run.progress, run.plan.steps
     now_ms = times.now_ms()
     if steps is None or progress.versions < steps:
-        unread = run.given - sum(progress.train_tasks.values())
-        wanted = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"] - unread
-        if wanted >= run.settings.batches.groups // 2:
-            sent = list(itertools.islice(tasks, wanted))
+        unread = run.sent - sum(progress.train_tasks.values())
+        room = WAITING_BATCHES * run.settings.batches.groups - progress.places["waiting"] - unread
+        if room >= run.settings.batches.groups // 2:
+            sent = list(itertools.islice(tasks, room))
             for task in sent:
                 run.producer.send(task)
-            run.given += sum(task.purpose == "train" for task in sent)
-            run.all_given = len(sent) < wanted and not run.plan.endless
+            run.sent += sum(task.purpose == "train" for task in sent)
+            run.all_sent = len(sent) < room and not run.plan.endless
     if run.suite is not None:
         last = run.last_version()
         due = {0, *([] if last is None else [last])}
@@ -311,15 +311,15 @@ def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
             if version > progress.primary and not run.all_done():  # answered in its turn
                 continue
             progress.evaluations.add(version)
-            policy, asked = run.settings.policy.name, progress.asked[version, run.suite.name]
+            policy, submitted = run.settings.policy.name, progress.submitted[version, run.suite.name]
             for task in evaluate.evaluation(run.suite, policy=policy, version=version, now_ms=now_ms):
-                if task.task_id not in asked:
+                if task.task_id not in submitted:
                     run.producer.send(task)
     run.producer.flush()
 
 
 def _measure(run: LoopRun) -> None:
-    node = broker.status(run.settings.broker) if run.plan.embedded else None
+    node = broker.status(run.settings.broker) if run.plan.starts_node else None
     now = {run.plan.command: memory_of_this_process(), **run.processes.memory_bytes()}
     if node is not None:
         now["kafka"] = memory_bytes(node.pid)

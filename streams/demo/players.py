@@ -1,4 +1,4 @@
-"""Who answers tasks that are episodes: the server for agents, and the built-in agent, as child processes.
+"""Answer tasks that are episodes: the server for agents, and the built-in agent, as child processes.
 
 tasks ──► `agents run --environments` ── HTTP ──► `serve` ──► turns, responses
 """
@@ -15,27 +15,27 @@ from streams.demo.restarts import RestartedProcesses
 from streams.processes.child import free_port
 
 PLAYERS: dict[str, tuple[str, ...]] = {"serve": ("serve",), "agents": ("agents", "run", "--environments", "--server")}
-"""By name, what is typed behind `streamward`; the address of the server follows the last."""
+"""Arguments of `streamward` by process; the address of the server follows the last."""
 CHILD = {"TOKENIZERS_PARALLELISM": "false", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 """Set in the environment of every child process."""
 
 
 def child_env() -> dict[str, str]:
-    """Return the environment of a child: what it shall do is in its settings file alone."""
+    """Return the environment of a child, without STREAMWARD_ variables: its settings are in its file alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("STREAMWARD_")} | CHILD
 
 
 def command(config: Path, words: Sequence[str]) -> list[str]:
-    """Return what runs `streamward` with a settings file."""
+    """Return the command that runs `streamward` with a settings file."""
     return [sys.executable, "-m", "streams.cli", "--config", str(config), *words]
 
 
 @contextmanager
 def playing(config: Path) -> Iterator[Callable[[], list[str]]]:
-    """Have the episodes of a log played while the block runs; what they print is in `logs` beside its settings file.
+    """Play the episodes of a log while the block runs; output goes to `logs` in the folder of its settings file.
 
-    Yields what restarts whoever ended and says so, to be called now and then; it raises StreamwardError with the last
-    output of one that does not stay up.
+    Yields a function to call now and then: it restarts processes that ended and returns a line for each, and raises
+    StreamwardError with the last output of one that does not stay up.
     """
     port = free_port()
     serve, (*agents, server) = PLAYERS["serve"], PLAYERS["agents"]

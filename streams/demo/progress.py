@@ -57,7 +57,7 @@ class HeldOut:
 
 @dataclass
 class TurnCounts:
-    """What agents did."""
+    """Turns of agents, counted."""
 
     turns: int = 0
     delivered: int = 0
@@ -74,7 +74,7 @@ class TurnCounts:
         return f"{self.turns} turns ({delivered:.0%} delivered), {self.tool_calls} tool calls{usable}"
 
     def take(self, observed: Observed | None) -> None:
-        """Count what an environment said of the action before."""
+        """Count an environment's report on the action before."""
         if observed is not None and observed.ok is not None:
             self.judged += 1
             self.unusable += not observed.ok
@@ -83,7 +83,7 @@ class TurnCounts:
 
 @dataclass
 class Progress:
-    """What the log holds of one policy, counted."""
+    """The records of one policy, counted."""
 
     settings: Settings
     counts: Counter[str] = field(default_factory=Counter)
@@ -101,10 +101,10 @@ class Progress:
     """Train tasks by scenario."""
     eval_open: int = 0
     failed: int = 0
-    """Responses that are errors: nobody scores them."""
+    """Responses that are errors and get no score."""
     evaluations: set[int] = field(default_factory=set)
     """Versions for which all tasks of a suite were submitted."""
-    asked: dict[tuple[int, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    submitted: dict[tuple[int, str], set[str]] = field(default_factory=lambda: defaultdict(set))
     """Held-out tasks that were submitted, by version and suite."""
     batches: int = 0
     turns: TurnCounts = field(default_factory=TurnCounts)
@@ -165,8 +165,8 @@ class Progress:
         """Return how many groups wait in the window of the next batch."""
         return self.places["grouped"]
 
-    def paused(self) -> list[str]:
-        """Return why scorers are paused: those that gave no score since. A score of a mix may be any scorer's."""
+    def pause_reasons(self) -> list[str]:
+        """Return the errors of paused scorers: those without a score since. A score of a mix may be any scorer's."""
         return [
             error
             for scorer, (paused_ms, error) in self._pauses.items()
@@ -180,7 +180,7 @@ class Progress:
 
     def _task(self, task: Task) -> None:
         if task.purpose == "eval":
-            self._held_out_task(task)
+            self._count_held_out(task)
             if task.task_id not in self._eval_tasks and task.task_id not in self._grouped:
                 self._eval_tasks.add(task.task_id)
                 self.eval_open += 1
@@ -188,14 +188,14 @@ class Progress:
             self.train_tasks[task.scenario] += 1
             self._counts(self._in_flight(task.task_id))
 
-    def _held_out_task(self, task: Task) -> None:
-        """Count it; a version whose suite was cut short, by whoever was killed as it was sent, is still to be asked."""
+    def _count_held_out(self, task: Task) -> None:
+        """Count a held-out task; a version is evaluated once its suite is complete, also after a sender was killed."""
         if task.adapter_version is None:
             return
-        asked = self.asked[task.adapter_version, task.metadata.get("suite", "")]
-        asked.add(task.task_id)
+        submitted = self.submitted[task.adapter_version, task.metadata.get("suite", "")]
+        submitted.add(task.task_id)
         size = task.metadata.get("suite_size", "")
-        if len(asked) >= (int(size) if size.isdecimal() else 1):
+        if len(submitted) >= (int(size) if size.isdecimal() else 1):
             self.evaluations.add(task.adapter_version)
 
     def _response(self, response: Response) -> None:
@@ -243,19 +243,19 @@ class Progress:
         """Move the groups of each batch whose groups have all been read."""
         groups = next(topic.name for topic in self._labels.values() if topic.label == "groups")
         for batch in list(self._early):
-            at = self._at_offset.get((groups, batch.groups_partition), {})
-            if batch.sequence >= self.batches and any(offset not in at for offset in batch.groups_offsets):
+            group_at = self._at_offset.get((groups, batch.groups_partition), {})
+            if batch.sequence >= self.batches and any(offset not in group_at for offset in batch.groups_offsets):
                 continue
             self._early.remove(batch)
             if batch.sequence < self.batches:
                 continue  # delivered twice
             self.batches = batch.sequence + 1
-            self._batched[batch.sequence] = [at.pop(offset) for offset in batch.groups_offsets]
+            self._batched[batch.sequence] = [group_at.pop(offset) for offset in batch.groups_offsets]
             for task_id in self._batched[batch.sequence]:
                 self._move(self._open[task_id], "batched")
             for dropped in batch.dropped:
-                if dropped.offset in at:
-                    self._leave(at.pop(dropped.offset), dropped.reason)
+                if dropped.offset in group_at:
+                    self._leave(group_at.pop(dropped.offset), dropped.reason)
         self._take_versions()
 
     def _adapter(self, event: AdapterEvent) -> None:
@@ -280,7 +280,7 @@ class Progress:
         self._move(self._open.pop(task_id), "left out")
 
     def _in_flight(self, task_id: str) -> TaskProgress | None:
-        """Return what is known of a task; None if it has left already."""
+        """Return the progress of a task; None if it has left already."""
         if task_id in self._grouped:
             return self._open.get(task_id)
         return self._open.setdefault(task_id, TaskProgress())
@@ -300,7 +300,7 @@ class Progress:
 
 
 def waits(progress: Progress) -> list[tuple[str, str]]:
-    """Return, for each process, what it works on or waits for."""
+    """Return what each process works on or waits for, by name."""
     rule, places = progress.settings.batches, progress.places
     ahead = places["sampled"] + places["scored"] + places["grouped"] + places["batched"]
     if not progress.counts["responses"] and (progress.eval_open or places["waiting"]):
@@ -315,7 +315,7 @@ def waits(progress: Progress) -> list[tuple[str, str]]:
         policy = "waits for tasks"
     unscored = max(progress.counts["responses"] - progress.failed - progress.counts["rewards"], 0)
     scoring = f"{unscored} responses to score" if unscored else "waits for responses"
-    scoring = "; ".join(progress.paused()) or scoring
+    scoring = "; ".join(progress.pause_reasons()) or scoring
     if progress.batches > progress.versions:
         trainer = f"trains version {progress.versions + 1}"
     else:

@@ -1,9 +1,9 @@
-"""How commands typed in a folder find the log of the run that was started there.
+"""The settings file that a run leaves in the working folder, so that later commands there find its log.
 
-    FOLDER/streamward.toml, for the run's own processes ──► ./streamward.toml, for what is typed in this folder next
+    FOLDER/streamward.toml, for the run's own processes ──► ./streamward.toml, for commands typed in this folder
 
 A `streamward.toml` that no run left is the user's: it is read like any other settings file and never overwritten. A run
-does not read what one left, or the options of one run would silently become those of the next.
+ignores the file of an earlier run, or its options would silently become those of the next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from streams.settings.load import CONFIG_FILE, ENV_CONFIG
 
-_OURS = "# Written by `streamward "
+_MARK = "# Written by `streamward "
 
 
 def is_left_here() -> bool:
@@ -27,10 +27,10 @@ def leave_settings(config: Path) -> bool:
 
     Returns whether commands without --config now use them, as `finds_settings` does.
     """
-    here = Path(CONFIG_FILE)
-    if _is_ours(here) or not os.path.lexists(here):
+    local_file = Path(CONFIG_FILE)
+    if _is_ours(local_file) or not os.path.lexists(local_file):
         try:
-            here.write_text(_for_this_folder(config))
+            local_file.write_text(_for_this_folder(config))
         except OSError:  # a folder that cannot be written to: the commands are then printed with --config
             return False
     return finds_settings(config)
@@ -46,13 +46,13 @@ def finds_settings(config: Path, env: Mapping[str, str] = os.environ) -> bool:
 
 def _for_this_folder(config: Path) -> str:
     head, _, settings = config.read_text().partition("\n")
-    by = head.removeprefix(_OURS).partition("`")[0]
-    why = "so that commands typed here find its log. The next run here overwrites it unless this line is gone."
-    return f"{_OURS}{by}` {why}\n{settings}"
+    program = head.removeprefix(_MARK).partition("`")[0]
+    reason = "so that commands typed here find its log. The next run here overwrites it unless this line is gone."
+    return f"{_MARK}{program}` {reason}\n{settings}"
 
 
 def _is_ours(path: Path) -> bool:
     try:
-        return path.read_text().startswith(_OURS)
+        return path.read_text().startswith(_MARK)
     except (OSError, UnicodeDecodeError):
         return False

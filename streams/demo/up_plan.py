@@ -42,7 +42,7 @@ class UpPlan(Plan):
     environments: tuple[str, ...] = ()
     """References named on the command line: they may be opened, their modules also from the working folder."""
     held_out: tuple[Task, ...] = ()
-    """Asked of every second version, and never trained on."""
+    """Questions for every second version, never trained on."""
 
     @property
     def folder(self) -> Path:
@@ -51,12 +51,12 @@ class UpPlan(Plan):
 
     @property
     def owns_node(self) -> bool:
-        """It is that of the folder."""
+        """The node belongs to the folder."""
         return False
 
     @property
     def endless(self) -> bool:
-        """Whether it has no tasks of its own."""
+        """Whether the plan has no tasks of its own."""
         return self.train is None
 
     @property
@@ -66,18 +66,18 @@ class UpPlan(Plan):
 
     @property
     def asks_prompts(self) -> bool:
-        """Whether some of its tasks are none, or others may submit such."""
+        """Whether some of its tasks are prompts, or others may submit some."""
         return self.endless or any(task.environment is None for task in (*(self.train or ()), *self.held_out))
 
     @property
-    def embedded(self) -> bool:
+    def starts_node(self) -> bool:
         """Whether no Kafka was named, or the one that was is this folder's node."""
         settings, origins = load_with_origins(file=self.file, overrides=self.overrides)
         node = read_node(settings.broker.data_dir)
         return BOOTSTRAP not in origins or (node is not None and node.bootstrap == settings.kafka.bootstrap)
 
     def settings(self, bootstrap: str | None = None) -> Settings:
-        """Return the user's settings; what they leave open is as one machine learns best."""
+        """Return the user's settings; the rest is set as one machine learns best."""
         settings, origins = load_with_origins(file=self.file, overrides=self.overrides)
         chosen = dict(ONE_MACHINE)
         if settings.policy.engine == "scripted":
@@ -93,13 +93,13 @@ class UpPlan(Plan):
 
     def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
         """Return the tasks that are not in the log yet, in their order."""
-        there = known_ids(settings, [task.task_id for task in self.train or ()])
-        return (task for task in self.train or () if task.task_id not in there)
+        submitted = known_ids(settings, [task.task_id for task in self.train or ()])
+        return (task for task in self.train or () if task.task_id not in submitted)
 
     def suite(self) -> Suite | None:
         """Return the held-out questions."""
         return suites.of_tasks("held-out", self.held_out) if self.held_out else None
 
     def to_continue(self) -> None:
-        """There is no obvious one."""
+        """Return None: there is no obvious command."""
         return None

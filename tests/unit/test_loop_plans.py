@@ -177,9 +177,9 @@ def test_a_scorer_named_to_up_may_be_imported_unless_the_user_says_which_may() -
 
 
 def test_up_starts_the_node_of_the_folder_unless_a_kafka_is_named() -> None:
-    assert UpPlan(steps=None, minutes=None).embedded
+    assert UpPlan(steps=None, minutes=None).starts_node
     named = UpPlan(steps=None, minutes=None, overrides=("kafka.bootstrap=kafka:9092",))
-    assert not named.embedded
+    assert not named.starts_node
     assert named.settings().kafka.bootstrap == "kafka:9092"
 
 

@@ -241,12 +241,12 @@ def test_a_scorer_is_paused_until_it_gives_a_score_again_and_has_dropped_nothing
         (9, paused("b:b")),
     ]
     progress = at_times(*log)
-    assert [error.partition(". ")[0] for error in progress.paused()] == [
+    assert [error.partition(". ")[0] for error in progress.pause_reasons()] == [
         "caps:caps is paused: exception: it raised", "b:b is paused: exception: it raised"
     ]  # fmt: skip
     assert dict(waits(progress))["scoring"].startswith("caps:caps is paused: exception: it raised. It failed 20 times")
     assert not progress.reasons
-    assert len(at_times((5, works), *log).paused()) == 1, "in whatever order the topics are read"
+    assert len(at_times((5, works), *log).pause_reasons()) == 1, "in whatever order the topics are read"
 
 
 def test_the_score_of_a_version_is_what_its_evaluation_says() -> None:
@@ -268,7 +268,7 @@ def test_a_suite_that_was_cut_short_as_it_was_sent_is_still_to_be_asked() -> Non
         return task(task_id=f"q{number}", purpose="eval", group_size=1, adapter_version=4, metadata=size)
 
     cut, whole = folded(of_suite(0), of_suite(0)), folded(of_suite(0), of_suite(1))
-    assert (cut.evaluations, cut.asked[4, "held-out"]) == (set(), {"q0"})
+    assert (cut.evaluations, cut.submitted[4, "held-out"]) == (set(), {"q0"})
     assert whole.evaluations == {4}
 
 
