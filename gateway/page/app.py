@@ -107,23 +107,26 @@ def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None) -> list[
 
         return Route(path, answer)
 
+    def by_path(find: Callable[..., object], **options: Any) -> ReadView:
+        return lambda log, request: find(log, **request.path_params, **options)
+
     return [
-        page("/", "overview.html", lambda log, _: overview.read_overview(log)),
+        page("/", "overview.html", by_path(overview.read_overview)),
         page("/groups", "groups.html", _groups),
-        page("/tasks/{task_id:path}", "task.html", partial(_task, texts=texts)),
-        page("/tokens/{partition:int}/{offset:int}", "tokens.html", partial(_tokens, texts=texts)),
-        page("/policies", "policies.html", lambda log, _: policy_versions.list_policies(log)),
+        page("/tasks/{task_id:path}", "task.html", by_path(explanation.find_explained, texts=texts)),
+        page("/tokens/{partition:int}/{offset:int}", "tokens.html", by_path(answer_tokens.find_tokens, texts=texts)),
+        page("/policies", "policies.html", by_path(policy_versions.list_policies)),
         page("/policies/{policy:path}", "policy.html", _policy),
         Route("/curves", partial(_curves, view)),
         page("/runs", "runs.html", lambda log, request: agent_runs.list_runs(log, _first(request))),
-        page("/runs/{trajectory_id:path}", "run.html", _run),
+        page("/runs/{trajectory_id:path}", "run.html", by_path(agent_runs.find_run)),
         Route("/jobs", partial(_jobs, view, renderer)),
         Route("/jobs/{job_id:path}", partial(_job, view, renderer)),
         page("/dead-letters", "letters.html", _letters),
-        page("/live", "live.html", lambda log, _: record_line.newest_records(log)),
+        page("/live", "live.html", by_path(record_line.newest_records)),
         Route("/live/events", live.LiveLog(view).stream),
         Route("/sql", partial(_sql, view, renderer)),
-        page("/records/{label}/{partition:int}/{offset:int}", "record.html", _record),
+        page("/records/{label}/{partition:int}/{offset:int}", "record.html", by_path(log_record.find_record)),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
 
@@ -161,28 +164,12 @@ def _groups(log: LogSnapshot, request: Request) -> task.GroupList:
     return task.list_groups(log, chosen, _first(request))
 
 
-def _task(log: LogSnapshot, request: Request, texts: TokenTexts | None) -> explanation.ExplainedTask:
-    return explanation.find_explained(log, request.path_params["task_id"], texts)
-
-
-def _tokens(log: LogSnapshot, request: Request, texts: TokenTexts | None) -> answer_tokens.AnswerTokens:
-    return answer_tokens.find_tokens(log, **request.path_params, texts=texts)
-
-
 def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory:
     return policy_versions.find_policy(log, request.path_params["policy"], _first(request))
 
 
-def _run(log: LogSnapshot, request: Request) -> agent_runs.RunHistory:
-    return agent_runs.find_run(log, request.path_params["trajectory_id"])
-
-
 def _letters(log: LogSnapshot, request: Request) -> dead_letters.LetterList:
     return dead_letters.list_letters(log, _first(request))
-
-
-def _record(log: LogSnapshot, request: Request) -> log_record.LogRecord:
-    return log_record.find_record(log, **request.path_params)
 
 
 # --- those that read no snapshot, or render no template ---------------------------------------------------------------
