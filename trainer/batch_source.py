@@ -5,7 +5,7 @@
     FleetBatches    many: the partitions that the group assigns, from their first record ────┘    by policy, sequence
                     group trainer-@FLEET shares the policies between processes
 
-A commit is only for people who look at lag; no decision depends on it. A trainer of one policy resumes where its
+A commit only shows lag; no decision depends on it. A trainer of one policy resumes where its
 checkpoint says, without waiting for the group to miss a process that died. For a fleet the log says what is done: batch
 s of a policy is, once its version s + 1 is in `adapters`. So whatever was committed, a partition is read from its first
 record when it is assigned, and settings that were wrong for a day lose nothing.
@@ -60,7 +60,7 @@ class WaitingBatch(NamedTuple):
 
 
 class BatchQueue:
-    """What waits, by policy and sequence. Of a sequence that is in the log twice the first record counts."""
+    """The waiting batches, by policy and sequence. Of a sequence that is in the log twice the first record counts."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[int, WaitingBatch]] = {}
@@ -271,7 +271,7 @@ class FleetBatches:
     """The batches of every policy of the fleet whose partition this process owns."""
 
     def __init__(self, settings: Settings, producer: Producer, outage: BrokerOutage, stack: ExitStack) -> None:
-        """What it opens is closed with `stack`."""
+        """`stack` closes its clients."""
         self._settings, self._producer, self._outage, self._stack = settings, producer, outage, stack
         self.queue = BatchQueue()
         self._adapters = AdapterFollower(settings, outage, settings.fleet.serves)

@@ -11,8 +11,7 @@ again from its first batch, which takes time and changes no byte.
 
 A fleet sets aside a policy that cannot be trained now (locked by another process, of another base model, a checkpoint
 that does not fit, a batch that is missing) with its reason, and tries it again later; the others continue. For one
-policy alone the same reason ends the process. What ends a trainer for another reason, as an unreachable log or a full
-disk, ends the fleet.
+policy alone the same reason ends the process. An unreachable log or a full disk ends a fleet, too.
 
 Not covered: more processes than `batches` has partitions: those beyond have nothing to do.
 """

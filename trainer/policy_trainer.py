@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainerIO:
-    """What a trainer talks to."""
+    """The clients of a trainer."""
 
     producer: Producer
     outage: BrokerOutage
@@ -98,8 +98,8 @@ class PolicyTrainer:
         return self._learner.next_offset
 
     def resume(self) -> None:
-        """Resume from the newest complete checkpoint, and announce its version if that was not done; or from a version
-        that was trained elsewhere, if the checkpoint is not one behind it.
+        """Resume from the newest complete checkpoint, and announce its version if that was not done; or from an
+        imported version, if no checkpoint is newer.
 
         Raises SettingsError if it is of another model, RefusedError if it is of another log, has other bytes than the
         log says, or the policy is tuned.

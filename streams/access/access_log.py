@@ -4,8 +4,8 @@
     sw_<id>_<secret> ──► find ──► AccessKey        access token ──► find ──► User        anything else ──► why not
     create, revoke ──► event ──► access ──► own fold has passed it ──► answer
 
-Whoever follows knows of a revocation as soon as its record is read. Once the log cannot be read, `find` raises: what
-cannot hear of revocations lets nobody in.
+A follower knows of a revocation as soon as it has read its record. Once the log cannot be read, `find` raises: a
+gateway that cannot hear of revocations refuses all callers.
 
 Not covered: revocations during an outage. Until the broker answers again, all is judged by what was read before.
 """
@@ -92,7 +92,7 @@ class AccessLog(FollowedTopic):
         return self._sessions.get(session_id)
 
     def find(self, sent: str) -> AccessKey | User | str:
-        """Return whose key or access token it is, or why it is none. Raises LogError once the log cannot be read."""
+        """Return the owner of a key or access token, or why it is none. Raises LogError once the log cannot be read."""
         self._raise_error()
         if not tokens.looks_like_one(sent):
             return keys.find(self._keys, sent, times.now_ms())

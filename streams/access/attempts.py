@@ -1,9 +1,9 @@
-"""How often somebody may try to log in: a token bucket for each name, and one for each address.
+"""Limits of login attempts: a token bucket for each name, and one for each address.
 
     name, address ──► Attempts.wait_ms ──► 0, or milliseconds             a login that succeeds ──► give_back_tokens
 
-Both have to have a token, so that an address cannot try
-many names, nor many addresses one name. A name that does not exist has a bucket, too.
+Both need a token, so that one address cannot try many names, nor many addresses one name. A name that does not exist
+has a bucket, too.
 
 Not covered: other gateways, each of which counts for itself. Behind a proxy all people have its address, so there the
 bucket of an address is that of everyone together.
@@ -63,7 +63,7 @@ class Attempts:
             return 0
 
     def give_back_tokens(self, name: str, address: str, now_ms: int) -> None:
-        """Give back the tokens of a login that succeeded: who knows the password is not guessing."""
+        """Give back the tokens of a login that succeeded: a user with the right password is not guessing."""
         with self._lock:
             for key, rule in _keys(name, address):
                 bucket = give_back(self._buckets.pop(key, None), now_ms / 1000, rate=rule.rate, burst=rule.size)

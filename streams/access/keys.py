@@ -3,7 +3,7 @@
     new_secret ──► sw_<id>_<secret>, shown once       SHA-256 of the secret ──► AccessEvent ──► access
     access ──► folded ──► AccessKey of each           sw_<id>_<secret> ──► find ──► AccessKey, or why not
 
-A secret is 256 random bits, so nobody finds it by trying, and one SHA-256 is enough to keep it out of the log. Slow
+A secret is 256 random bits, so it cannot be guessed, and one SHA-256 is enough to keep it out of the log. Slow
 hashes such as argon2 make guessing dear where there are few guesses, as with the passwords that people choose; here
 they would cost every request a tenth of a second and protect nothing.
 
@@ -33,7 +33,7 @@ _SECRET = re.compile(r"(swr?_[0-9a-f]{16})_[A-Za-z0-9_-]+|(eyJ[A-Za-z0-9_-]{0,8}
 SECRET_BYTES = 32
 ID_BYTES = 8
 NO_DIGEST = "0" * 64
-"""What a secret is compared with if there is no such key, so that both take as long."""
+"""Compared with a secret if there is no such key, so that both take as long."""
 
 
 class NewSecret(NamedTuple):
@@ -44,7 +44,7 @@ class NewSecret(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What a client sends. Nothing but the terminal of who made it may ever show it."""
+        """The text that a client sends. Only the terminal of its creator may ever show it."""
         return f"sw_{self.key_id}_{self.secret}"
 
     def __repr__(self) -> str:
@@ -67,17 +67,17 @@ class AccessKey:
 
     @property
     def who(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"key {self.key_id}"
 
     @property
     def subject_id(self) -> str:
-        """What events of its requests call it."""
+        """Its id in events of its requests."""
         return self.key_id
 
     @property
     def roles(self) -> tuple[AccessRole, ...]:
-        """What it may do, as a person may have several."""
+        """Its role; a person may have several."""
         return (self.role,)
 
     def why_refused(self, now_ms: int) -> str | None:
@@ -92,7 +92,7 @@ class AccessKey:
 
 
 def new_secret() -> NewSecret:
-    """Return a secret that nobody has, with the id of its key."""
+    """Return a new secret, with the id of its key."""
     return NewSecret(secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES))
 
 
@@ -106,7 +106,7 @@ def mask(text: str) -> str:
 
 
 def printable_id(key_id: str) -> str:
-    """Return an id as messages may repeat it: who gives a whole key in its place must not find it in a log."""
+    """Return an id as messages may repeat it: a whole key that was given in its place must not end in a log."""
     return key_id if _ID.fullmatch(key_id) else "of that name (an id has 16 hexadecimal digits)"
 
 
@@ -187,8 +187,8 @@ def revocation_event(key_id: str, *, actor: str, reason: str, now_ms: int) -> Ac
 def fold(before: AccessKey | None, event: AccessEvent) -> AccessKey | None:
     """Return a key after one more event about it.
 
-    The first `key_created` counts: whoever may write a second cannot put another secret behind a known id. A revoked
-    key stays so, and its first revocation says since when. What is revoked before it was made changes nothing.
+    The first `key_created` counts: a second one cannot give another secret to a known id. A revoked key stays revoked,
+    since its first revocation. A revocation before the creation changes nothing.
     """
     if event.kind == "key_revoked":
         if before is None or before.revoked_at is not None:
@@ -209,9 +209,9 @@ def fold(before: AccessKey | None, event: AccessEvent) -> AccessKey | None:
 
 
 def find(keys: Mapping[str, AccessKey], sent: str, now_ms: int) -> AccessKey | str:
-    """Return the key that a client sent, or why it is none; the reason never repeats what was sent.
+    """Return the key that a client sent, or why it is none; the reason never repeats the text that was sent.
 
-    Who does not know the secret is told the same for an id that exists and for one that does not.
+    With a wrong secret the reason is the same for an id that exists and for one that does not.
     """
     parts = _KEY.fullmatch(sent)
     if parts is None:

@@ -1,13 +1,13 @@
-"""Log in by way of an issuer of OpenID Connect: its discovery, its answer, and what that makes of a person here.
+"""Log in by way of an issuer of OpenID Connect: its discovery, its answer, and the user here that results.
 
     browser ──► begin ──► the issuer's page, with state, nonce and a PKCE challenge       OIDC Core 1.0, RFC 7636
     browser ──► finish(code, state) ──► token endpoint ──► ID token ──► verify_id_token ──► identity_of ──► Vouched
 
-What belongs together (state, nonce, the challenge's verifier) is kept by the browser, in a cookie, so any gateway can
-finish what another began. The issuer's keys are fetched for each login: there are few, and a key that is new is known.
+The browser keeps state, nonce and the verifier of the challenge in a cookie, so any gateway can finish a login that
+another began. The issuer's keys are fetched for each login: there are few, and a key that is new is known.
 
-Not covered: more than one issuer, and logging out there. What the issuer says is looked at when somebody logs in, so a
-role that it takes away is lost here at the next login; `streamward access users disable` is at once.
+Not covered: more than one issuer, and logging out there. The issuer's claims are read at each login, so a role
+that it takes away is lost here at the next one; `streamward access users disable` is at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _BegunState(NamedTuple):
 
 
 class Issuer:
-    """Who says who somebody is. Methods wait for its answers, and may be called from any thread."""
+    """An OIDC issuer. Methods wait for its answers, and may be called from any thread."""
 
     def __init__(self, rule: Login, *, transport: httpx.BaseTransport | None = None) -> None:
         self._rule, self._transport = rule, transport
@@ -212,7 +212,7 @@ def identity_of(claims: Mapping[str, Any], rule: Login) -> Vouched:
 
 
 def is_safe(url: str) -> bool:
-    """Return whether nobody on the way can read or change what is asked there: TLS, or this machine."""
+    """Return whether requests there are private: TLS, or this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"))
 
@@ -228,5 +228,5 @@ def _within(claims: Mapping[str, Any], path: str) -> Any:
 
 
 def _word(text: str) -> str:
-    """Return what somebody else says as one short line of ordinary characters."""
+    """Return text of another system as one short line of ordinary characters."""
     return "".join(sign if sign.isascii() and sign.isprintable() else "?" for sign in text[:200])

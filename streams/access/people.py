@@ -1,11 +1,11 @@
 """How people are made, log in, and log out.
 
     name, password ──► attempts left? ──► argon2id ──► session_begun ──► access token, refresh token
-    what an issuer says of somebody ──► user_created or roles_set, if need be ──► session_begun ──► the same
+    claims that an issuer makes ──► user_created or roles_set, if need be ──► session_begun ──► the same
     refresh token ──► session_refreshed ──► the next two          an old one ──► session_ended
     a change to a user ──► event ──► access ──► own fold has passed it ──► is it so? ──► answer
 
-Whoever is refused a login hears the same for a name that does not exist, a wrong password and a disabled user.
+A refused login has the same message for a name that does not exist, a wrong password and a disabled user.
 
 Not covered: attempts at other gateways, since each counts for itself.
 """
@@ -39,13 +39,13 @@ LATER_MS = 1_000
 
 
 class TokenPair(NamedTuple):
-    """What somebody has who logged in. It is for the client alone."""
+    """The tokens of a login. They are for the client alone."""
 
     access_token: str
     refresh_token: str
     expires_in_s: int
     user: User
-    """Who has them."""
+    """Their owner."""
 
     def __repr__(self) -> str:
         return "TokenPair()"
@@ -86,10 +86,10 @@ class KeyFile:
 
 
 class Logins:
-    """Who logs in at a gateway. Methods wait for the broker, and may be called from any thread."""
+    """The logins at a gateway. Methods wait for the broker, and may be called from any thread."""
 
     def __init__(self, log: AccessLog, rule: Login, key_file: KeyFile, *, issuer: str) -> None:
-        """`issuer` is what tokens call whoever made them. Raises SettingsError, LogError."""
+        """`issuer` is the `iss` of tokens. Raises SettingsError, LogError."""
         self._log, self._rule, self._key_file, self._issuer = log, rule, key_file, issuer
         self._attempts = Attempts()
         self._blinding = secrets.token_bytes(32)
@@ -100,7 +100,7 @@ class Logins:
             raise SettingsError(f"login.signing_key: {problem}; give this gateway the file that the others have")
 
     def log_in(self, name: str, password: str, address: str) -> TokenPair:
-        """Return tokens for who knows a password. Raises LoginRefused, LogError."""
+        """Return tokens for a user with the right password. Raises LoginRefused, LogError."""
         subject = self._log_subject(name)
         with self.attempt(name, address, subject):
             user = self._log.users.get(name)
@@ -120,9 +120,9 @@ class Logins:
         self._attempts.give_back_tokens(name, address, now)
 
     def _log_subject(self, name: str) -> str:
-        """Return what the log of requests calls whom a login names.
+        """Return the subject of a login in the log of requests.
 
-        People type passwords where their name belongs, so a name that nobody has is not kept: only a short digest, by
+        People type passwords where their name belongs, so the name of no user is not kept: only a short digest, by
         which one sees the same name again. Its key is this gateway's, and is forgotten with it.
         """
         if (user := self._log.users.get(name)) is not None:
@@ -130,7 +130,7 @@ class Logins:
         return f"no user ({hmac.digest(self._blinding, name.encode(errors='replace'), 'sha256').hex()[:8]})"
 
     def log_in_from_issuer(self, identity: Vouched) -> TokenPair:
-        """Return tokens for whom an issuer vouches; what they may do is what it says. Raises LoginRefused, LogError."""
+        """Return tokens for a person of an issuer, whose claims decide the roles. Raises LoginRefused, LogError."""
         user_id = users.id_from_issuer(identity.issuer, identity.subject)
         if not identity.roles:
             raise LoginRefused(
@@ -159,7 +159,7 @@ class Logins:
             )
             user = self._log.user(user_id)
             if set(user.roles) != set(identity.roles):
-                raise LoginRefused("roles were changed by somebody else at once; log in again", wait_ms=LATER_MS)
+                raise LoginRefused("roles were changed by another writer at once; log in again", wait_ms=LATER_MS)
         return self._begin(user, "oidc")
 
     def refresh(self, refresh_token: str) -> TokenPair:
@@ -271,7 +271,7 @@ def enable(log: AccessLog, name: str, *, actor: str, reason: str) -> User:
 
 
 def rotate(log: AccessLog, path: Path, *, actor: str, reason: str, revoke: bool) -> SigningKey:
-    """Return a new signing key: its public half is in the log, its private one in a file that nobody else can read.
+    """Return a new signing key: its public half is in the log, its private one in a file that no other user can read.
 
     `revoke`: no token of an earlier key is accepted any more. Raises SettingsError, LogError.
     """
@@ -305,5 +305,5 @@ def _change(log: AccessLog, before: User, event: AccessEvent) -> User:
 def _check_user(log: AccessLog, user_id: str, is_so: Callable[[User], bool]) -> User:
     user = log.user(user_id)
     if not is_so(user):
-        raise RefusedError(f"user {user_id} was changed by somebody else at the same time; look at it, and try again")
+        raise RefusedError(f"user {user_id} was changed by another writer at the same time; look at it, and try again")
     return user

@@ -1,14 +1,14 @@
-"""What was asked of the server, and whether it was allowed, as events: written beside the answers, never before them.
+"""The requests of the server, and whether they were allowed, as events: written in parallel with the answers.
 
     requests ──► write: a queue of MOST_WAITING ──► a thread ──► Producer ──► requests
-                        full, or given up ──► lost: counted, and said by the next event
+                        full, or given up ──► lost: counted in the next event
 
 Answers do not wait for it. With serve.requests=lossy an unreachable broker costs events, and nothing else. With
-`required` the server refuses what it is asked while the queue is full, or nothing was acknowledged for
-serve.acknowledge_s: then what no event tells of is what was asked in that time, and no more.
+`required` the server refuses requests while the queue is full, or nothing was acknowledged for serve.acknowledge_s:
+then only requests of that time have no event.
 
-Who asks without a valid key, as all do who log in, or beyond its limits, leaves FLOOD_PER_S events a second at most, so
-that nobody fills the topic by being refused; the next event says how many were skipped.
+Callers without a valid key (logins, too) or beyond their limits leave FLOOD_PER_S events a second at most, so that
+refused requests cannot fill the topic; the next event says how many were skipped.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from streams.settings.model import Settings
 MOST_WAITING = 10_000
 """Events in the queue, and as many with the producer; each has some hundred bytes."""
 FLOOD_PER_S, FLOOD_BURST = 10.0, 100.0
-"""Events of refusals that anybody can cause, for each who does."""
+"""Events of refusals that any caller can cause, for each caller."""
 FLOODS = (401, 429)
-"""The statuses of these; whatever nobody in particular asks counts, too."""
+"""The statuses of these; anonymous requests count, too."""
 LINGER_MS = 50
 LOOK_S = 0.05
 PAUSE_S = 1.0

@@ -1,6 +1,6 @@
-"""What each role may do, in one table and one function.
+"""The rights of each role, in one table and one function.
 
-    key or person, action, tenant and agent of what is asked for ──► decide ──► Decision: allowed or not, and why
+    principal, action, tenant and agent of the object ──► decide ──► Decision: allowed or not, and why
 
 Five roles, twenty actions and a rule each about tenants and agents are one set per role: the whole table is on one
 screen. casbin was measured for it: 195 µs a decision, where the set takes 0.1 µs, so its answers would be kept in a
@@ -56,19 +56,19 @@ ALLOWED: dict[AccessRole, frozenset[Action]] = {
     "promoter": _LOOKS | {"adapters.promote"},
     "admin": frozenset(ACTIONS),
 }
-"""`code.run` is for whoever names an entry point or an environment by reference: what it names is executed."""
+"""`code.run` is needed to name an entry point or an environment by reference, which is then executed."""
 
 
 class Principal(Protocol):
-    """Who asks: an AccessKey, or a User who logged in."""
+    """The principal of a request: an AccessKey, or a User who logged in."""
 
     @property
     def who(self) -> str:
-        """What messages call it: key ID, or user NAME."""
+        """Its name in messages: key ID, or user NAME."""
 
     @property
     def subject_id(self) -> str:
-        """What events of its requests call it: the id of a key, or user NAME."""
+        """Its id in events of its requests: the id of a key, or user NAME."""
 
     @property
     def roles(self) -> tuple[AccessRole, ...]:
@@ -76,7 +76,7 @@ class Principal(Protocol):
 
     @property
     def tenant(self) -> str | None:
-        """Whose jobs and files it sees; None: all of them."""
+        """The tenant whose jobs and files it sees; None: all tenants."""
 
     @property
     def agent_id(self) -> str | None:
@@ -84,17 +84,17 @@ class Principal(Protocol):
 
 
 class Decision(NamedTuple):
-    """Whether somebody may do something, and why."""
+    """Whether a principal may do something, and why."""
 
     allowed: bool
     why: str
 
 
 def decide(principal: Principal, action: Action, *, tenant: str | None = None, agent_id: str | None = None) -> Decision:
-    """Return whether somebody may do `action` to what belongs to `tenant`, as agent `agent_id`; None: to no one's in
+    """Return whether a principal may do `action` to an object of `tenant`, as agent `agent_id`; None: of no tenant in
     particular.
 
-    Whether a key is revoked, or a login has ended, is not asked here: such a one is none (`AccessLog.find`).
+    Whether a key is revoked, or a login has ended, is not checked here: `AccessLog.find` returns no such principal.
     """
     description = f"{principal.who} has {'role' if len(principal.roles) == 1 else 'roles'} {', '.join(principal.roles)}"
     if action not in actions_of(principal):
@@ -108,5 +108,5 @@ def decide(principal: Principal, action: Action, *, tenant: str | None = None, a
 
 
 def actions_of(principal: Principal) -> frozenset[Action]:
-    """Return every action that somebody may do."""
+    """Return every action of a principal's roles."""
     return frozenset().union(*(ALLOWED[role] for role in principal.roles))

@@ -4,9 +4,9 @@
     refresh with the newest ──► refreshed: the next one        with an older one ──► ended, the whole family
     access ──► folded ──► LoginSession of each ──► find ──► LoginSession, Reused, or why not
 
-A refresh token that is used twice was copied: either its thief or its owner has used it already, and nobody can say
-who, so both have to log in again (RFC 9700 section 4.14.2). Two gateways that are sent the same one write two events of
-one number; the second with another secret ends the family, whoever folds it.
+A refresh token that is used twice was copied: either its thief or its owner has used it already, and it cannot be known
+which, so both have to log in again (RFC 9700 section 4.14.2). Two gateways that are sent the same one write two events
+of one number; the second with another secret ends the family, in every fold.
 
 Not covered: a client whose answer was lost on the way and that sends the old one again has to log in again, too.
 """

@@ -4,7 +4,7 @@
     remove ──► rights taken from the broker, then tenant_changed, tenant_removed ──► access
 
 What the broker allows is never more than what is recorded: a right is recorded before it is given, and taken before it
-is recorded as taken. Whoever is interrupted runs the same command again. Topics and records are touched by none of it.
+is recorded as taken. After an interruption the same command finishes it. No topic and no record is changed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from streams.settings.model import Settings
 
 
 class GrantPlan(NamedTuple):
-    """What a command changes."""
+    """The changes of a command."""
 
     tenant: str
     recorded: TenantLog | None
-    """What was recorded when it was made."""
+    """The record that the plan is based on."""
     principals: tuple[str, ...]
-    """Who is recorded afterwards."""
+    """The recorded principals afterwards."""
     gives: tuple[AclRight, ...]
     keeps: tuple[AclRight, ...]
     """Rights that are there already."""
@@ -48,7 +48,7 @@ def states(log: AccessLog, settings: Settings) -> list[TenantState]:
 
 
 def plan_to_create(log: AccessLog, settings: Settings, tenant: str, principals: Iterable[str]) -> GrantPlan:
-    """Return what gives principals a tenant's log, beside those that have it.
+    """Return what gives more principals a tenant's log.
 
     Raises SettingsError for what can be no tenant or principal, RefusedError if one is another tenant's; and as
     `acls.every_right`.
@@ -126,4 +126,4 @@ def carry_out(log: AccessLog, settings: Settings, plan: GrantPlan, *, actor: str
 
 def _check_unchanged(log: AccessLog, tenant: str, expected: TenantLog | None) -> None:
     if log.tenant_logs.get(tenant) != expected:
-        raise RefusedError(f"tenant {tenant} was changed by somebody else at the same time; look at it, and try again")
+        raise RefusedError(f"tenant {tenant} was changed by another writer at the same time; look at it, and try again")

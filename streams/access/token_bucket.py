@@ -1,7 +1,7 @@
 """How often something may happen: a token bucket, as a pure function.
 
 A bucket holds `burst` tokens at most and gains `rate` a second, so in any t seconds no more happens than
-burst + rate * t. What is refused takes no token.
+burst + rate * t. A refusal takes no token.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ROUNDING = 1e-6
-"""A token that lacks so little is whole: who waited as long as was said gets it."""
+"""A token that lacks so little is whole: a caller that waited as long as told gets it."""
 
 
 class TokenBucket(NamedTuple):
-    """What is left of a bucket, at a time."""
+    """The rest of a bucket, at a time."""
 
     tokens: float
     at_s: float

@@ -1,16 +1,16 @@
-"""Access tokens: JSON Web Tokens that any gateway, and whoever has the public keys, can verify.
+"""Access tokens: JSON Web Tokens that any gateway, and any holder of the public keys, can verify.
 
     signing key (a file of the gateways) ──► signed ──► ES256 JWT of 15 minutes                RFC 7519, RFC 9068
     public keys (the log) ──► accepted ──► verified ──► Claims ──► the session and the user that the log has of them
                                       └──► /.well-known/jwks.json                              RFC 7517
 
-A token says who has it until when, and which login it is of. What that person may do, and whether the login still
-holds, is looked up in the log at each request, so nobody waits 15 minutes for a revocation.
+A token names its user, its login and its end. The rights of the user, and whether the login still holds, are looked up
+in the log at each request, so a revocation takes effect at once, and not after 15 minutes.
 
 A key signs until the next one is made, and GRACE_MS longer, since files take a while to be on every machine. Its tokens
 are accepted for as long as they last. A key that may have been copied is revoked, and with it every token.
 
-Not covered: `iss` is not compared here, since each log has its own keys; whoever else verifies compares it.
+Not covered: `iss` is not compared here, since each log has its own keys; other verifiers compare it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REQUIRED = ("iss", "sub", "aud", "exp", "iat", "jti", "sid")
 
 
 class Claims(NamedTuple):
-    """What a token says that was verified."""
+    """The content of a verified token."""
 
     user_id: str
     session_id: str

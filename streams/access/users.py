@@ -4,7 +4,7 @@
     access ──► folded ──► User of each ──► decide, as for a key
 
 Each change has the number that follows the last one that its writer knew. Of two changes with one number the first
-counts, so who writes looks afterwards whether the user is now as wanted. A person either has a password here, or an
+counts, so a writer looks afterwards whether the user is now as intended. A person either has a password here, or an
 issuer (OIDC) vouches for them; the id of the latter is made of the issuer and its own id.
 """
 
@@ -45,12 +45,12 @@ class User:
 
     @property
     def who(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"user {self.user_id}"
 
     @property
     def subject_id(self) -> str:
-        """What events of its requests call it; no key has such an id."""
+        """Its id in events of its requests; no key has such an id."""
         return self.who
 
     @property
@@ -68,7 +68,7 @@ class User:
 
 
 def checked_name(name: str) -> str:
-    """Return what somebody logs in with. Raises SettingsError."""
+    """Return a valid name of a user. Raises SettingsError."""
     if not _NAME.fullmatch(name) or name.startswith(FROM_ISSUER):
         raise SettingsError(
             f"{name[:LONGEST]!r} cannot be the name of a user; expected up to {LONGEST} small letters, digits and "

@@ -1,4 +1,4 @@
-"""All that the topic `jobs` says: every job, and what every tenant spent in every month.
+"""The fold of the topic `jobs`: every job, and what every tenant spent in every month.
 
 a record ──► its job before and after it, or a month that is closed
 """
@@ -32,7 +32,7 @@ class FoldedEvent(NamedTuple):
 
 
 class AllJobs:
-    """The fold of `jobs`, as far as it was read."""
+    """The fold of the records of `jobs` that were read."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions

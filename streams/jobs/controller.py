@@ -8,7 +8,7 @@ then asks for has the same ids. Of tasks it first looks which are in the log, si
 an event that is written twice has one effect, as events of a job compare and swap. Several controllers share the jobs.
 
 One job of a policy at a time: the next begins when the one before has ended. One that is paused has not. Jobs that tune
-have their turn, too, and are carried out elsewhere (streams/jobs/tuning/job_tuner.py).
+have their turn, too, and run elsewhere (streams/jobs/tuning/job_tuner.py).
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class JobController:
         position = self._reader.position
         return all(position[tp] >= end for tp, end in self._ends.items() if tp in position)
 
-    # --- whose job it is ----------------------------------------------------------------------------------------------
+    # --- ownership --------------------------------------------------------------------------------------------------
 
     def _is_ours(self, job: JobState | JobEvent) -> bool:
         return self._members.has(job.job_id)
@@ -223,7 +223,7 @@ class JobController:
             versions = self._versions(state.job.policy)
             try:
                 self._write(state.job, job_reducer.due(state, versions, self._month(state)))
-            except (EncodeError, EventError) as exc:  # whoever wrote its order checked no task
+            except (EncodeError, EventError) as exc:  # an order that no gateway has checked
                 log.warning("job %s: %s", state.job.job_id, cut(str(exc)))
                 self._write(state.job, [job_reducer.unaskable(state, versions, cut(str(exc)))])
         self._producer.flush()

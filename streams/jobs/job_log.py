@@ -1,4 +1,4 @@
-"""All jobs as the log has them, and the commands of people.
+"""All jobs as the log has them, and the commands of users.
 
     jobs ──► a thread that follows ──► JobState of each
     start, pause, resume, cancel ──► event with the sequence it expects ──► jobs ──► own fold has passed it ──► answer
@@ -38,7 +38,7 @@ JobCommandKind = Literal["paused", "resumed", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCommand:
-    """What somebody wants of a job."""
+    """A command of a user about a job."""
 
     kind: JobCommandKind
     actor: str
@@ -101,7 +101,7 @@ class JobLog(FollowedTopic):
             return list(self._events.get(job_id, ()))
 
     def wait(self, job_id: str, seen: int) -> tuple[list[JobEvent], bool]:
-        """Return the events of a job that took effect, behind the first `seen`, and whether it has ended.
+        """Return the events of a job that took effect, after the first `seen`, and whether it has ended.
 
         Without any it waits for POLL_S at most. Raises LogError once the log cannot be read.
         """
@@ -216,7 +216,7 @@ class JobLog(FollowedTopic):
             self._events.setdefault(folded.event.job_id, []).append(folded.event)
 
 
-# --- who can be asked for ---------------------------------------------------------------------------------------------
+# --- policies and agents ---------------------------------------------------------------------------------------------
 
 
 def known_policies(settings: Settings) -> set[str]:

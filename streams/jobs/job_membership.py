@@ -1,8 +1,8 @@
-"""Whose job it is: the members of a consumer group over `jobs` share its partitions.
+"""Which process owns a job: the members of a consumer group over `jobs` share its partitions.
 
     members ──► consumer group over `jobs` ──► the partitions that are owned ──► has: is this job ours?
 
-What the partitions hold is read elsewhere, from the beginning: nothing is committed.
+The records are read elsewhere, from the beginning: nothing is committed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class JobMembership(GroupConsumer):
         super().__init__(settings, group, ["jobs"], outage, OnAssignment(self._gain, self._lose, self._lose))
 
     def has(self, job_id: str) -> bool:
-        """Return whether what has this key is ours."""
+        """Return whether a job is ours."""
         return partition_of(job_id, self._of) in self._owned
 
     def _gain(self, partitions: list[TopicPartition]) -> None:

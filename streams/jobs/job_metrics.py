@@ -1,4 +1,4 @@
-"""What a controller says of its jobs: how many, how far, how long without an event, and what they cost.
+"""The metrics of a controller: how many jobs, how far, how long without an event, and at what cost.
 
 jobs of the partitions owned ──► figures ───┐
 what tenants may spend in this month ──► month_figures ──► a value by metric and labels ──► gauges, once a second
@@ -19,13 +19,13 @@ from streams.observability.metrics import Meter
 
 LOOK_EVERY_S = 1.0
 OF_RUNNING = (catalog.JOB_AGE, catalog.JOB_ITERATIONS, catalog.JOB_DONE, catalog.JOB_BUDGET)
-"""What is said of the job of a policy that runs: there is one at most."""
+"""The metrics of the running job of a policy: there is one at most."""
 
 Figures = Mapping[tuple[Metric, tuple[str, ...]], float]
 
 
 class WatchedJob(NamedTuple):
-    """A job, and what is known of it beyond its fold."""
+    """A job, the time of its newest event, and its cost until now."""
 
     job: JobState
     event_ms: int

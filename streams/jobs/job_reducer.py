@@ -6,8 +6,8 @@
 
     baseline ──► iteration 1: tasks until a batch is full ──► its version ──► … ──► every n-th: evaluation ──► the end
 
-`due` is a function of the state: no clock, no I/O. Whoever folds the same log asks for the same events, with the same
-ids, so a controller that is killed anywhere is continued by the next, and two of them do nothing twice.
+`due` is a function of the state: no clock, no I/O. Every process that folds the same log asks for the same events, with
+the same ids, so a controller that is killed anywhere is continued by the next, and two of them do nothing twice.
 
 An iteration ends with the next version of its policy. A task whose group no batch will take (dropped, stale, or of
 equal rewards where those are dropped) is replaced by another draw. When MOST_DRAWS times a batch were drawn in vain

@@ -4,7 +4,7 @@
     month_closed ──► its figures, and by partition of `jobs` the offset up to which records are in them
 
 What a job used between two of its events is in the month of the later one. A month is closed by one record, and never
-changes afterwards: an event that stands behind the offsets which that record names counts in the next month that is
+changes afterwards: an event after the offsets which that record names counts in the next month that is
 open, whatever its time. So the figures are the same in whatever order partitions are read.
 
 Jobs without a tenant are those of one more, whose name is empty. What a job without prices used has no cost.
@@ -22,7 +22,7 @@ from streams.jobs.state import JobState, JobUsage, cost_usd, usage_of
 
 MONTH_CLOSED = "month_closed"
 LAST_MS = 253_402_300_799_999
-"""The end of the year 9999: anybody may write any time."""
+"""The end of the year 9999: any client may write any time."""
 CLOSES_AFTER_MS = 3_600_000
 """How long after its end a month is closed: clocks differ, and what a batch cost is known once it was trained on."""
 
@@ -167,7 +167,7 @@ class TenantMonths:
 
     @property
     def tenants(self) -> Collection[str]:
-        """Everybody who has ordered a job."""
+        """Every tenant that has ordered a job."""
         return self._spent.keys()
 
     def is_closed(self, tenant: str, month: str) -> bool:

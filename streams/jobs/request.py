@@ -1,4 +1,4 @@
-"""Turn what somebody asks for into a job, or say which parameter is wrong.
+"""Turn a request into a job, or say which parameter is wrong.
 
     {"agent_id", "training_queries", "config"} ──► JobRequest ──► JobSpec, checked against the settings in force
                                                        └──► JobRequestError(parameter)
@@ -100,23 +100,23 @@ class JobConfig(RequestPart):
     max_tokens: int = Field(256, ge=1, le=2**31 - 1, description="most tokens of an answer")
     temperature: float = Field(1.0, gt=0, le=2)
     reward_sources: tuple[RewardSourceConfig, ...] = Field(
-        (RewardSourceConfig(name="exact"),), min_length=1, description="who judges the answers"
+        (RewardSourceConfig(name="exact"),), min_length=1, description="scorers of the answers"
     )
     prices: PricesConfig | None = Field(None, description="default: jobs.prices of the settings, if they are set")
 
 
 class JobRequest(RequestPart):
-    """What somebody asks for."""
+    """A request for a job."""
 
     agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
     training_queries: tuple[TrainingQuery, ...] = Field(min_length=1, max_length=MOST_QUERIES)
     config: JobConfig
-    tenant: str | None = Field(None, min_length=1, description="who pays")
+    tenant: str | None = Field(None, min_length=1, description="tenant that pays")
 
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
-    """A request that can be carried out."""
+    """A valid request."""
 
     policy: str
     tenant: str | None

@@ -1,4 +1,4 @@
-"""What jobs have cost, as a view of the fold of their events.
+"""The cost of jobs, as a view of the fold of their events.
 
 TenantMonths ──► what each event used, in the month that it counts in ──► rows by any of NAMES
 """

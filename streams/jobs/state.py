@@ -59,7 +59,7 @@ ENDED: frozenset[JobStatus] = frozenset({"completed", "failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """What was used, which the job's prices turn into a cost."""
+    """The tokens and seconds that a job used; its prices turn them into a cost."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -167,7 +167,10 @@ def refusal(state: JobState | None, kind: JobKind, sequence: int) -> str | None:
         return f"the job is {status or 'unknown'}; {kind} needs {allowed}"
     expected = 0 if state is None else state.sequence
     if sequence != expected:
-        return f"it was decided when {sequence} events had taken effect, and there are {expected}; look and decide anew"
+        return (
+            f"it was decided when {sequence} events had taken effect, and there are {expected}; look at the job and "
+            "decide again"
+        )
     return None
 
 

@@ -1,11 +1,11 @@
-"""Files of questions or examples that were uploaded, kept beside the adapters.
+"""Uploaded files of questions or examples, in the store of the adapters.
 
     bytes ──► each line is a JSON object ──► STORE/_files/file-SHA256/{content, file.json} ──► read back, hash compared
 
 A file is named by the sha256 of its bytes, a tenant's by that of the tenant and its bytes: the same bytes are the same
-file, whoever of the tenant uploads them, another tenant's are another, and a file never changes. In a folder it appears
-by one rename; in an object store `file.json` is written last, and a file without it does not exist. No policy can be
-called `_files`.
+file, whichever user of the tenant uploads them, another tenant's are another, and a file never changes. In a folder it
+appears by one rename; in an object store `file.json` is written last, and a file without it does not exist. No policy
+can be called `_files`.
 
 A job has its questions in its order, so a file may be deleted once the job is created. One that tunes reads its
 examples from here, so that file has to stay until it has ended.
@@ -34,12 +34,12 @@ CONTENT, ABOUT = "content", "file.json"
 FILE_ID = re.compile(r"file-[0-9a-f]{64}")
 LONGEST_NAME = 255
 PURPOSE = "fine-tune"
-"""What OpenAI's clients say a file is for."""
+"""The purpose that OpenAI's clients give a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFile:
-    """What is known of an uploaded file."""
+    """The metadata of an uploaded file."""
 
     file_id: str
     filename: str
@@ -48,7 +48,7 @@ class TrainingFile:
     """Milliseconds since the epoch."""
     purpose: str
     tenant: str | None = None
-    """Whose it is."""
+    """Its owner."""
 
 
 class FileLine(NamedTuple):
@@ -119,8 +119,8 @@ def put(store: str, raw: bytes, *, filename: str, purpose: str, now_ms: int, ten
 
 
 def find(store: str, file_id: str, tenant: str | None = None) -> TrainingFile:
-    """Return what is known of a file of `tenant`; None: of any. Raises NotFoundError; SettingsError if the store cannot
-    be used.
+    """Return the metadata of a file of `tenant`; None: of any tenant. Raises NotFoundError; SettingsError if the store
+    cannot be used.
     """
     with _open_folder(store, f"{file_id} cannot be read") as (fs, root):
         file = _about(fs, root, file_id)
@@ -194,7 +194,7 @@ _FIELDS = {"file_id": str, "filename": str, "size_bytes": int, "created_at": int
 
 
 def _put_folder(root: Path, name: str, contents: dict[str, bytes]) -> None:
-    """Write beside the target, then rename."""
+    """Write to a temporary folder, then rename it."""
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(".uploading-*"):  # by an upload that was killed
         if left.stat().st_mtime < time.time() - ABANDONED_S:

@@ -343,7 +343,7 @@ def test_of_two_who_change_a_tenant_at_once_the_second_is_refused_and_gives_noth
             tenant_grants.plan_to_create(log, operator, "grey", [name]) for name in ("User:grey", "User:other")
         )
         tenant_grants.carry_out(log, operator, first, actor="ann", reason="")
-        with pytest.raises(RefusedError, match="changed by somebody else"):
+        with pytest.raises(RefusedError, match="changed by another writer"):
             tenant_grants.carry_out(log, operator, second, actor="bob", reason="")
         assert "User:other" not in {right.principal for right in acls.every_right(operator)}
         gone = tenant_grants.plan_to_remove(log, operator, "grey")

@@ -509,7 +509,7 @@ def test_two_imports_at_once_are_one_and_a_refusal(
 
     monkeypatch.setattr(announce, "_publish", second)
     done = imported(settings, adapter, recipe(settings, tmp_path / "out"))
-    assert done.exit_code == 4 and "version 1 of default was made by somebody else meanwhile" in done.stderr
+    assert done.exit_code == 4 and "version 1 of default was made by another process meanwhile" in done.stderr
 
 
 def test_a_version_needs_the_batch_whose_place_it_takes(settings: Settings, base: Base, tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def test_a_version_that_somebody_else_made_meanwhile_is_the_one_that_counts(
         return event
 
     monkeypatch.setattr(announce, "_publish", second)
-    with pytest.raises(RefusedError, match="version 1 of default was made by somebody else meanwhile"):
+    with pytest.raises(RefusedError, match="version 1 of default was made by another process meanwhile"):
         made(settings, "sft")
 
 

@@ -78,7 +78,7 @@ def test_the_same_order_has_the_same_digest_and_another_file_has_another() -> No
         ("sft", None, {"colour": 1}, "config.colour", "there is no such parameter"),
         ("ppo", None, {}, "method", "'sft' or 'dpo'"),
         ("sft", None, {"epochs": 0}, "config.epochs", "greater than or equal to 1"),
-        ("sft", None, {"beta": 0.1}, "config.beta", "dpo holds on to its start"),
+        ("sft", None, {"beta": 0.1}, "config.beta", "the KL strength of dpo"),
         ("dpo", None, {"min_reward": 1.0}, "config.min_reward", "config.min_reward and config.all choose answers"),
         ("sft", None, {"margin": 0.5}, "config.margin", "it needs dpo"),
         ("sft", None, {"since": "yesterday"}, "config.since", "expected a time"),

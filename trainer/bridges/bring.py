@@ -38,16 +38,16 @@ from trainer.versions.announce import WhenLate, announce
 
 LATE = WhenLate(
     stored=" yet: a trainer of this policy is about to announce it, or was killed before. Let it finish, and import "
-    "behind its version; a folder that nobody will announce can be deleted",
+    "after its version; a folder that no trainer will announce can be deleted",
     announced="train from that version, and import again",
 )
-"""What to do if somebody was faster."""
+"""What to do if another process was faster."""
 SHAPE = ("trainer.lora_rank", "trainer.lora_alpha", "trainer.lora_targets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOrder:
-    """What is to become a version."""
+    """The adapter to import, and as which version."""
 
     policy: str
     parent: int
@@ -58,7 +58,7 @@ class ImportOrder:
 
 @dataclass(frozen=True, slots=True)
 class ImportedVersion:
-    """What was made."""
+    """The imported version."""
 
     event: AdapterEvent
     left_out: list[str]
@@ -68,7 +68,7 @@ class ImportedVersion:
 
 
 def bring(settings: Settings, order: ImportOrder) -> ImportedVersion:
-    """Make the adapter in a folder the version behind `order.parent`. The same again changes nothing.
+    """Make the adapter in a folder the version after `order.parent`. The same order again changes nothing.
 
     Raises NotFoundError for a missing file or parent; RefusedError for an adapter of another base, shape or policy, one
     that is not finite, a parent that is no longer the newest version, or whose batch is not in the log, or if a trainer

@@ -31,7 +31,7 @@ RECIPE_FILE = "recipe.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOrder:
-    """What to write."""
+    """Which batches to write, and how."""
 
     policy: str
     format: BatchFormat
@@ -42,7 +42,7 @@ class BatchOrder:
 
 @dataclass(frozen=True, slots=True)
 class ExportedBatches:
-    """What was written."""
+    """The exported batches."""
 
     folder: str
     batches: list[dict[str, Any]]

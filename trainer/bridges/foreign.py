@@ -1,11 +1,11 @@
-"""An adapter that somebody else trained: what it says of itself, checked before anything is written.
+"""An adapter of another training framework: its config and weights, checked before anything is written.
 
-    recipe.json ──► ForeignRecipe: who, with what, on which batches
+    recipe.json ──► ForeignRecipe: author, framework, batches
     folder ──► config as peft writes it, weights ──► the same shape as the policy's own? finite? of this base? ──► the
                files that are published: the weights as they came, under peft's names, and a config as ours is written
 
 Two adapters of one shape are exchangeable, so whatever decides how an adapter computes has to be as the settings make
-it: rank, alpha, modules, and everything that peft can switch on besides. A base is known by the digest of its weights,
+it: rank, alpha, modules, and every other option of peft. A base is known by the digest of its weights,
 which the recipe of an exported batch has; without it by the name in the config.
 """
 
@@ -49,7 +49,7 @@ TEXT = Field(min_length=1, max_length=200)
 
 
 class ForeignRecipe(BaseModel):
-    """Who trained an adapter, and how. `streamward export --format verl` writes the start of one."""
+    """The origin of an adapter; `streamward export --format verl` writes the start of one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -108,7 +108,7 @@ class ForeignAdapter(NamedTuple):
 
     @property
     def other_files(self) -> list[str]:
-        """Names of what is in its folder besides."""
+        """Names of the other files in its folder."""
         adapter_files = {CONFIG_FILE, WEIGHTS_FILE, *LEFT_OUT}
         return sorted(path.name for path in self.folder.iterdir() if path.name not in adapter_files)
 
@@ -150,7 +150,7 @@ def check_base(settings: Settings, base: Base, adapter: ForeignAdapter, recipe: 
 
 
 def write(settings: Settings, base: Base, adapter: ForeignAdapter, target: Path) -> None:
-    """Write to `target`, which is created, what is published of an adapter. `base.model` gets one beside its weights.
+    """Write to `target`, which is created, what is published of an adapter. `base.model` gets an adapter, too.
 
     Raises RefusedError for an adapter that cannot take the place of the policy's own, saying what differs.
     """

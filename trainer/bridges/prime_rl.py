@@ -1,6 +1,6 @@
 """A batch as the micro batches that prime-rl's trainer reads from a folder.
 
-    TrainingBatch ──► rows, packed one behind the other ──► micro batches, dealt to ranks ──► rollouts/step_N/rank_R.bin
+    TrainingBatch ──► rows, packed one after another ──► micro batches, dealt to ranks ──► rollouts/step_N/rank_R.bin
 
 Its file transport has a file for each data-parallel rank and step: a list of micro batches in msgpack, each an array of
 its fields, in the order in which they are declared (version 0.8 of prime-rl; later fields have defaults and are left
@@ -30,7 +30,7 @@ RESERVED_NAMES = ("", "all")
 
 
 class MicroBatch(NamedTuple):
-    """Rows one behind the other, in the order of the wire; all but two are per token."""
+    """Rows one after another, in the order of the wire; all but two are per token."""
 
     input_ids: list[int]
     loss_mask: list[bool]

@@ -83,7 +83,7 @@ class Ranks:
     def end(self) -> None:
         """Tell them that the run is over, as far as they can be reached."""
         if not dist.is_initialized():
-            return  # they never joined; whoever started them ends them
+            return  # they never joined; their launcher ends them
         for rank in self._peers:
             with suppress(LostProcessError):
                 _send(torch.tensor([OVER]), rank, HOME_S)

@@ -136,7 +136,7 @@ class RankRun:
         return self._is_stopping
 
     def silent_s(self) -> float:
-        """Return for how many seconds nobody has looked."""
+        """Return the seconds since rank 0 last looked."""
         return time.monotonic() - self._heard_at
 
     def code(self) -> int | None:

@@ -9,7 +9,7 @@ Every version on the way is compared, and the first that differs is the last: la
 is the one in each version's event, not this machine's settings. Where it changes between two versions, training
 continues as it does for a trainer restarted with other settings: adapter, optimizer state and RNG are carried over
 through a checkpoint. Tuned versions are made again by trainer/reproduce/tuned.py. One that was trained elsewhere
-cannot be made again; what was trained here behind it can, from its files in the store.
+cannot be made again; later versions that were trained here can, from its files in the store.
 
 It only reads: nothing is written to the log or committed, and no group is joined. What it needs is looked up before the
 first step, so that a range which retention has deleted is reported at once, and not after hours.
@@ -103,7 +103,7 @@ def _behind_imports(
         raise RefusedError(
             f"version {version} of {policy} was trained elsewhere ({origin}) and imported, so it cannot be recomputed "
             "here: the log has its files with their sha256, and what its recipe says, but not the program that made "
-            f"it. Versions that were trained here behind it can be reproduced (--from-version {version})"
+            f"it. Later versions that were trained here can be reproduced (--from-version {version})"
         )
     imported = [number for number, event in events.items() if trained_elsewhere(event.recipe) is not None]
     newest = max((number for number in imported if number < version), default=None)
@@ -238,7 +238,7 @@ def _folder(into: Path | None, policy: str) -> Iterator[Path]:
 
 
 class _Reproduction:
-    """A plan that is being carried out."""
+    """A running reproduction."""
 
     def __init__(
         self,

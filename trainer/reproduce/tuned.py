@@ -72,7 +72,7 @@ def tuned_plan(
 
 
 def _chain(events: Mapping[int, AdapterEvent], version: int, start: int) -> list[AdapterEvent]:
-    """Return the events from the one behind `start` to `version`."""
+    """Return the events from the one after `start` to `version`."""
     chain = [events[version]]
     while (tuning := _tuning_of(chain[0])).start_policy is None and tuning.start_version not in (0, start):
         chain.insert(0, events[tuning.start_version])
@@ -89,7 +89,7 @@ def _tuning_of(event: AdapterEvent) -> Tuning:
     if event.tuning is None:
         raise RefusedError(
             f"version {event.version} of {event.policy} is on the way, and its event says neither batches nor tuning; "
-            "such a version cannot be made again. Start behind it with --from-version"
+            "such a version cannot be made again. Start after it with --from-version"
         )
     return event.tuning
 

@@ -5,9 +5,9 @@
 
 Responses are in group order, then slot order, as recorded; nothing is tokenized, sorted or cut. An agent's response has
 its chains one after another in its row of the loss, so that it counts once in every mean, and has one ratio in gspo,
-however many chains it has. The model runs each chain behind its context, and what chains share once
-(trainer/step/prefix_tree.py). Whether a group belongs in
-its batch (age, duplicates, zero variance) was decided by the batches stage.
+however many chains it has. The model runs each chain after its context, and what chains share once
+(trainer/step/prefix_tree.py). The batches stage has decided whether a group belongs in its batch (age, duplicates, zero
+variance).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GroupOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Micro:
-    """What goes through the model together: B responses of one temperature, T the tokens of the longest."""
+    """One pass through the model: B responses of one temperature, T the tokens of the longest."""
 
     rows: tuple[Row, ...]  # a chain each; `place` is in the flat [B * T]
     completion_ids: Tensor  # [B, T] int64, padded right

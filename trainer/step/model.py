@@ -123,7 +123,9 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
 
 
 def recipe(settings: Settings) -> dict[str, str]:
-    """Return what decides the bytes of an adapter besides the batches. Call `pin` first: the thread count is read."""
+    """Return everything but the batches that decides the bytes of an adapter. Call `pin` first: the thread count is
+    read.
+    """
     chosen = {
         key: str(value)
         for key, value in flatten(settings)

@@ -45,7 +45,7 @@ class PrefixTrees(NamedTuple):
 
     tokens: Tensor  # [N] int64
     positions: Tensor  # [N] int64, depth in the tree
-    paths: Paths  # who sees whom
+    paths: Paths  # which node sees which
     heads: Tensor  # [U] int64, nodes whose next token is needed
     target_heads: Tensor  # [M] int64 into heads
     target_ids: Tensor  # [M] int64, vocabulary

@@ -2,7 +2,7 @@
 
     runs of nodes ──► Paths: blocks of runs of about equal size ──► queries × (ancestors, own keys), a block at a time
 
-A run is what one row adds to the tree: nodes that follow each other, behind the path of their ancestors. Nodes of
+A run is what one row adds to the tree: nodes that follow each other, after the path of their ancestors. Nodes of
 different runs never meet but on a path, so N nodes cost the sum over runs of queries times path, not N². Eight
 trajectories that share a prompt of 128 tokens and add 256 each take 0.8 million products in place of 4.7.
 
@@ -50,7 +50,7 @@ class Block(NamedTuple):
 
 
 class Paths(NamedTuple):
-    """Who sees whom among N nodes."""
+    """Which of N nodes sees which."""
 
     blocks: tuple[Block, ...]
     places: Tensor  # [N] int64, of each node's query in those of all blocks, padding included

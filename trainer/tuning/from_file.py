@@ -5,8 +5,8 @@
     {"input": {"messages": [...]}, "preferred_output": [...], ...}         dpo, as OpenAI has it
         ──► the model's chat template and tokenizer ──► TunedExample, or which line is wrong and why
 
-In `messages` the loss is on what the assistant says, every time, except where its `weight` is 0; what everybody else
-says, tools included, is context. In a pair it is on all that follows the prompt. The tokens of an answer begin where
+In `messages` the loss is on what the assistant says, every time, except where its `weight` is 0; all other messages,
+tools included, are context. In a pair it is on all that follows the prompt. The tokens of an answer begin where
 the conversation with it leaves the one that ends before it, as in TRL. Nothing is cut: a line that does not fit is an
 error. `streamward export` writes such files; other keys of a line are ignored.
 """

@@ -40,7 +40,7 @@ class TokenLimits:
 
 @dataclass(slots=True)
 class ChosenGroups:
-    """What was chosen, and what was not."""
+    """The chosen groups, and why others were not chosen."""
 
     policy: str
     partition: int

@@ -47,16 +47,16 @@ from trainer.versions.announce import WhenLate, announce
 
 ACTOR = "tune"
 JOB = "job"
-"""In the metadata of `trained`: which job asked for the version."""
+"""In the metadata of `trained`: the job that ordered the version."""
 REPORT_EVERY = 20
-"""Steps between two lines of the log, besides the first and the last."""
+"""Steps between two lines of the log; the first and the last step always have one."""
 Report = Callable[[int, int, Sequence[TunedExample], TuningStep], None]
 LATE = WhenLate(
     stored=": another tuning of this policy is under way on another machine, or one was killed before its event. Run "
     "that same command again to finish it, or delete the folder",
     announced="run the command again for the next version",
 )
-"""What to do if somebody was faster."""
+"""What to do if another process was faster."""
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class TunedJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningOrder:
-    """What is asked for."""
+    """An order to tune."""
 
     policy: str
     steps: TuningSteps
@@ -108,7 +108,7 @@ class TuningOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedVersion:
-    """What was made."""
+    """The tuned version."""
 
     event: AdapterEvent
     looked_at: int | None = None

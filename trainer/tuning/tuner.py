@@ -39,7 +39,7 @@ TUNING_VERSION = "1"
 BETA = 0.1
 """TRL's."""
 USED = frozenset({"seed", "threads", "learning_rate", "max_grad_norm", "lora_rank", "lora_alpha", "lora_targets"})
-"""Settings of the trainer that tuning has; those of GRPO's loss and of its batches change nothing here."""
+"""Settings of the trainer that tuning uses; those of GRPO's loss and of its batches change nothing here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class TuningSteps:
     batch: int = 8
     """Examples of a step."""
     beta: float = BETA
-    """dpo: how strongly the reference holds."""
+    """dpo: KL strength, how close to stay to the start model."""
 
     def check(self) -> None:
         """Raise SettingsError for numbers without a meaning."""
@@ -88,7 +88,7 @@ class TuningSteps:
 
 
 class TuningStep(NamedTuple):
-    """What a step came to."""
+    """The numbers of a step."""
 
     loss: float
     grad_norm: float
@@ -209,7 +209,7 @@ class Tuner:
         return torch.cat(logps).view(-1, 2)
 
     def _plain(self, rows: Sequence[Row], places: int) -> Tensor:  # [places] float32, nats; 0 where there is no loss
-        """Return logprobs by one pass over whole rows, for a model whose prefixes cannot be shared."""
+        """Return logprobs by one pass of whole rows, for a model whose prefixes cannot be shared."""
         device = self._model.device
         ids = torch.nn.utils.rnn.pad_sequence(
             [torch.tensor(row.tokens) for row in rows], batch_first=True, padding_value=self._pad
@@ -253,7 +253,7 @@ class Tuner:
 
 
 def recipe_of(settings: Settings, steps: TuningSteps) -> dict[str, str]:
-    """Return what decides the bytes of a tuned adapter besides its examples and its start. Call `pin` first."""
+    """Return everything but examples and start that decides the bytes of a tuned adapter. Call `pin` first."""
     entries = recipe(settings)
     relevant = {
         key: value

@@ -1,8 +1,8 @@
-"""Announce a version that no trainer made of a batch: one that was tuned, or trained elsewhere.
+"""Announce a version that no batch made: one that was tuned, or trained elsewhere.
 
     event, folder ──► adapter store ──► adapters[policy] ──► read back: the first event of a version counts
 
-Nobody holds a version's number before its event is in the log, so somebody on another machine may be faster.
+No process holds a version's number before its event is in the log, so one on another machine may be faster.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from streams.settings.model import Settings
 
 @dataclass(frozen=True, slots=True)
 class WhenLate:
-    """What to say to who was not the first."""
+    """The way out in the errors of a process that was not the first."""
 
     stored: str
-    """Behind "is stored with other bytes, and the log does not know it"."""
+    """After "is stored with other bytes, and the log does not know it"."""
     announced: str
-    """Behind "was made by somebody else meanwhile, so this one counts for nothing; "."""
+    """After "was made by another process meanwhile, so this one counts for nothing; "."""
 
 
 def announce(settings: Settings, event: AdapterEvent, folder: Path, when_late: WhenLate) -> AdapterEvent:
     """Put the adapter in `folder` into the store, and its event into the log; return the event with its files.
 
-    Raises RefusedError if the version is stored with other bytes, or somebody else's event is its first; LogError.
+    Raises RefusedError if the version is stored with other bytes, or the event of another process is its first;
+    LogError.
     """
     whole = _publish(settings, event, folder, when_late)
     with Producer(settings) as producer:
@@ -41,7 +42,7 @@ def announce(settings: Settings, event: AdapterEvent, folder: Path, when_late: W
     first = read_history(settings, event.policy).made(event.version)
     if first is None or first.files != whole.files:
         raise RefusedError(
-            f"version {event.version} of {event.policy} was made by somebody else meanwhile, so this one counts for "
+            f"version {event.version} of {event.policy} was made by another process meanwhile, so this one counts for "
             f"nothing; {when_late.announced}"
         )
     return whole

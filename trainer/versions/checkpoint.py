@@ -46,7 +46,7 @@ ADAPTER_FOLDER = "adapter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a checkpoint holds besides tensors."""
+    """The part of a checkpoint that is not tensors."""
 
     policy: str
     version: int

@@ -29,13 +29,13 @@ from trainer.step.model import CONFIG_FILE
 
 @dataclass(frozen=True, slots=True)
 class ExportedAdapter:
-    """What was written."""
+    """The exported adapter."""
 
     policy: str
     version: int
     folder: str
     base: str
-    """What the folder needs to be loaded: a hub id or an absolute path; empty: nothing, it is merged."""
+    """The base that loading the folder needs: a hub id or an absolute path; empty: nothing, it is merged."""
     files: tuple[str, ...]
 
 

@@ -3,10 +3,10 @@
     adapters: trained, imported ──► newest ──► its files, from the store ──► Learner, at that version ──► the next batch
                                                                                  the optimizer's state is fresh
 
-Such a version takes the place of the batch of its parent's number, so the next batch is that of its own. Nobody has the
-optimizer's state that it was trained with; the step behind it begins with a fresh one, and its recipe says so. A
-checkpoint of an earlier version is of no use then, and one of the same version is of a course that the log did not
-take.
+Such a version takes the place of the batch of its parent's number, so the next batch is that of its own. Its
+optimizer's state is unknown, so the step after it begins with a fresh one, and the recipe of that step says so. A
+checkpoint of an earlier version is then of no use, and one of the same version belongs to a history that the log did
+not take.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def begin(settings: Settings, policy: str, learner: Learner, imported: Version) 
 
 
 def with_fresh_optimizer(state: State, imported: Version | None) -> State:
-    """Return the state of a step with that in its recipe, if it was the one behind an imported version."""
+    """Return the state of a step with that in its recipe, if it is the first after an imported version."""
     if imported is None or state.version != imported.version + 1:
         return state
     words = f"fresh behind version {imported.version}, which was trained elsewhere"

@@ -200,7 +200,7 @@ class Learner:
         )
 
     def exchange(self, state: TrainingState) -> TrainingState:
-        """Train `state` from now on, of which nobody else may keep the tensors; return what was trained until now.
+        """Train `state` from now on, whose tensors the caller gives up; return what was trained until now.
 
         Tensors change places and are not copied, so the next step has the bytes it would have had anyway.
         """

@@ -1,4 +1,4 @@
-"""Tenants that have a log of their own, as the log of access has them: who has rights on its topics.
+"""Tenants that have a log of their own, as the log of access has them: the principals of each.
 
     created, changed, removed ──► AccessEvent ──► access ──► folded ──► TenantLog of each
 
@@ -21,7 +21,7 @@ class TenantLog:
 
     tenant: str
     principals: tuple[str, ...]
-    """Who has rights on its topics, as the broker calls them; none once it was removed."""
+    """Principals with rights on its topics, as the broker calls them; none once it was removed."""
     created_at: int
     changed_at: int
     sequence: int = 0

@@ -5,7 +5,7 @@
 A tenant's name has no dot, so what stands before the first dot says whose a name is, and no two tenants can mean the
 same one.
 
-A tenant with a log of its own has its topics, groups and transactional ids behind the same name and dot:
+The names of its topics, groups and transactional ids begin with the same name and dot, if it has a log of its own:
 
     streamward., red ──► streamward.red.tasks, streamward.red.streams …      divided by the broker (tenant_rights.py)
 
@@ -22,9 +22,9 @@ from streams.kafka.offsets import GROUPS
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 SEPARATOR = "."
 EXPERIMENT = "experiment"
-"""Behind topics.prefix and this the logs of experiments begin (streams/tools/replay/experiments.py)."""
+"""The logs of experiments begin with topics.prefix and this (streams/tools/replay/experiments.py)."""
 _OF_GROUPS = tuple(group for group in GROUPS if group.endswith("-"))
-"""How groups of a deployment begin whose names go on with a policy or an agent, which may have a dot."""
+"""How groups of a deployment begin whose names continue with a policy or an agent, which may have a dot."""
 
 
 def why_no_name(tenant: str) -> str | None:
@@ -38,7 +38,7 @@ def why_no_name(tenant: str) -> str | None:
 def why_no_log(tenant: str) -> str | None:
     """Return why a tenant of this name can have no log of its own; None if it can.
 
-    What begins with the name and a dot has to be the tenant's alone, whatever else the deployment calls its own.
+    Every name that begins with the tenant's and a dot has to be the tenant's alone.
     """
     if (problem := why_no_name(tenant)) is not None:
         return problem

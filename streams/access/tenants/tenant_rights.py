@@ -1,12 +1,12 @@
-"""What a tenant with a log of its own may do at the broker, and how that differs from what the broker allows.
+"""The rights of a tenant with a log of its own at the broker, and how the broker's ACLs differ from them.
 
     topics.prefix, tenant, principals ──► rights_of ──► AclRight of each
     what is recorded, what the broker has ──► compared ──► a TenantState of each tenant: missing, more, reached by
 
 A tenant reads and writes its topics, creates them, and commits for its groups. It deletes and changes none, and has no
-right on the cluster, so it gives rights to nobody.
+right on the cluster, so it can give no rights.
 
-Not covered: super users of the broker, which it names to nobody, and a broker with allow.everyone.if.no.acl.found.
+Not covered: super users of the broker, which it does not list, and a broker with allow.everyone.if.no.acl.found.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class TenantState(NamedTuple):
     missing: tuple[AclRight, ...]
     """Recorded, and not on the broker."""
     unrecorded: tuple[AclRight, ...]
-    """On the tenant's names alone, and of nobody that is recorded for it; or a right of all."""
+    """On the tenant's names alone, of principals that are not recorded for it; or of all."""
     beyond: tuple[AclRight, ...]
     """Of its principals, and not among what a tenant gets."""
     denied: tuple[AclRight, ...]
-    """What is denied to its principals, or to all, on its names."""
+    """Denials for its principals, or for all, on its names."""
     reached_by: tuple[str, ...]
     """Other principals whose rights are on more than this tenant: the operator's."""
 
     @property
     def differences(self) -> list[str]:
-        """What is not as recorded, in words."""
+        """The differences from the record, in words."""
         return [
             *(f"{describe(right)} is missing" for right in self.missing),
             *(f"{describe(right)} is not recorded" for right in self.unrecorded),
@@ -61,7 +61,7 @@ class TenantState(NamedTuple):
 
     @property
     def status(self) -> str:
-        """What a table says of it."""
+        """Its status in a table."""
         if not self.principals:
             return "not recorded"
         return "differs" if self.differences else "enforced"
@@ -72,7 +72,7 @@ def checked_principal(principal: str) -> str:
     is_plain = _PRINCIPAL.fullmatch(principal) and not any(unicodedata.category(sign) == "Cc" for sign in principal)
     if not is_plain or len(principal) > MOST_PRINCIPAL:
         raise SettingsError(
-            f"--principal {principal[:80]!r}: expected User: and the name that somebody logs in to Kafka with, e.g. "
+            f"--principal {principal[:80]!r}: expected User: and the name of a login to Kafka, e.g. "
             "User:acme, or User:CN=acme,O=Acme for a certificate"
         )
     if principal == EVERYONE:

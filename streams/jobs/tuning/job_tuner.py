@@ -1,13 +1,13 @@
-"""Carry out the jobs that tune: supervised training and preferences.
+"""Run the jobs that tune: supervised training and preferences.
 
     jobs ──► JobLog ──► the oldest job of each policy that tunes, and is ours ──► trainer/tuning ──► adapters: trained
     between two steps: cancelled, paused, over its budget? ──► nothing is written      iteration, completed ──► jobs
     each step ──► tuning_metrics.py ──► /metrics, /healthz
 
-One job at a time. A job is done once, by the version that it announces: `trained` names the job, so who finds it in
-`adapters` only writes the job's end. A process that is killed before has left nothing, and the next one makes the same
-bytes again: the version to start from and the end of the groups are in the job's `started`. Members of one consumer
-group share the jobs.
+One job at a time. A job is done once, by the version that it announces: `trained` names the job, so a process that
+finds it in `adapters` only writes the job's end. A process that is killed before has left nothing, and the next one
+makes the same bytes again: the version to start from and the end of the groups are in the job's `started`. Members of
+one consumer group share the jobs.
 
 Not covered: continuing a tuning that was paused or interrupted; it begins again, and what the first attempt took is in
 no bill.
@@ -59,7 +59,7 @@ ACTIONS: dict[type[StreamwardError], str] = {
     SettingsError: "correct what the reason names, and order it again",
     RefusedError: "do what the reason says, and order it again",
 }
-"""What to do about a job that failed, by its error."""
+"""The suggested action of a failed job, by its error."""
 
 log = logging.getLogger("streamward.jobs")
 
@@ -69,7 +69,7 @@ class _EndedBetweenSteps(Exception):
 
 
 def run(settings: Settings, *, stop: threading.Event) -> None:
-    """Carry out jobs until `stop` is set; one that is under way is then given up, and begun again by the next process.
+    """Run jobs until `stop` is set; the next process begins again a job that is then under way.
 
     Raises NotFoundError for a missing topic, LogError if the broker refuses or does not answer, SettingsError if
     metrics.port is taken.
@@ -100,7 +100,7 @@ class TuningWorker:
         self._members.close()
 
     def step(self) -> bool:
-        """Carry out a job that is due; return whether there was one. Raises LogError."""
+        """Run a job that is due; return whether there was one. Raises LogError."""
         self.metrics.wait()
         self._members.poll(timeout_s=0.0)
         for job in self._log.next_of_each_policy():
@@ -202,7 +202,7 @@ class TuningWorker:
 
 
 class _Between:
-    """What happens between two steps of a job."""
+    """Reports and checks between two steps of a job."""
 
     def __init__(self, worker: TuningWorker, job: JobState) -> None:
         self._worker, self._job = worker, job

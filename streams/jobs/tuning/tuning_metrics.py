@@ -1,4 +1,4 @@
-"""What a process says of the job that it carries out: how far it is, how long its newest step is ago, and how it goes.
+"""The metrics of the job that a process runs: how far it is, the age of its newest step, loss and gradient.
 
     taken up ──► begin ──► step, after each ──► end           ──► gauges, counters, /healthz
                                                               ──► the age of the newest step, at each scrape
@@ -20,12 +20,12 @@ TuningOutcome = Literal["completed", "failed", "stopped"]
 
 
 class TuningMetrics:
-    """Reports the job of one process. For the thread that carries it out."""
+    """Reports the job of one process. For the thread that runs it."""
 
     def __init__(self, meter: Meter = OFF) -> None:
         self._meter = meter
         self._newest: tuple[str, float] | None = None
-        """Policy, and the time of time.monotonic of its newest step; None while nothing is carried out."""
+        """Policy, and the time of time.monotonic of its newest step; None while no job runs."""
         meter.collect(self._report)
 
     def wait(self) -> None:

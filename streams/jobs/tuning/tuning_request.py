@@ -1,9 +1,9 @@
-"""Turn what somebody asks for into a job that tunes: supervised training or preferences, instead of questions.
+"""Turn a request into a job that tunes: supervised training or preferences, instead of questions.
 
     {"policy", "method", "config"}, a file that was uploaded or none ──► TuningRequest ──► JobOrder, or JobRequestError
 
-What a line of the file has to be is checked here as far as it can be without the model's chat template; the rest is
-found when the job is carried out, before its first step.
+The lines of the file are checked here where that needs no chat template of the model; all else is checked when the job
+runs, before its first step.
 """
 
 from __future__ import annotations
@@ -50,10 +50,14 @@ class TuningConfig(RequestPart):
 
     epochs: int = Field(1, ge=1, le=10_000, description="how often each example is seen")
     batch: int = Field(8, ge=1, le=2**31 - 1, description="examples of a step")
-    beta: float | None = Field(None, gt=0, description="dpo: how strongly the start is held on to; default: 0.1")
+    beta: float | None = Field(
+        None, gt=0, description="dpo: KL strength (beta), how close to stay to the start model; default: 0.1"
+    )
     start: str | None = Field(None, description="[POLICY:]VERSION; default: the newest when the job begins")
-    groups_of: str | None = Field(None, min_length=1, description="without a file: whose groups; default: the policy's")
-    purpose: Purpose = Field("train", description="of the tasks whose groups are looked at")
+    groups_of: str | None = Field(
+        None, min_length=1, description="without a file: take groups of this policy; default: the job's own"
+    )
+    purpose: Purpose = Field("train", description="of the tasks of these groups")
     min_reward: float | None = Field(None, description="sft: only answers with at least this reward")
     all: bool = Field(False, description="sft: every answer that is good enough, not only the best")
     margin: float = Field(0.0, ge=0, description="dpo: only pairs whose rewards differ by more")
@@ -65,12 +69,12 @@ class TuningConfig(RequestPart):
 
 
 class TuningRequest(RequestPart):
-    """What somebody asks for."""
+    """A request for a job that tunes."""
 
-    policy: str = Field(min_length=1, description="whose next version; it may be a new one")
+    policy: str = Field(min_length=1, description="policy to tune; it may be a new one")
     method: TuningMethod
     config: TuningConfig = TuningConfig()
-    tenant: str | None = Field(None, min_length=1, description="who pays")
+    tenant: str | None = Field(None, min_length=1, description="tenant that pays")
 
 
 def read_request(body: Any) -> TuningRequest:
@@ -149,7 +153,7 @@ def start_of(tuning: JobTuning, policy: str, base_version: int) -> tuple[str, in
 def _tuning(request: TuningRequest, file: TrainingFile | None, now_ms: int) -> JobTuning:
     config = request.config
     if config.beta is not None and request.method == "sft":
-        raise JobRequestError("config.beta says how strongly dpo holds on to its start: leave it out", "config.beta")
+        raise JobRequestError("config.beta is the KL strength of dpo, and sft has none: leave it out", "config.beta")
     start = None if config.start is None else START.fullmatch(config.start)
     if config.start is not None and start is None:
         raise JobRequestError(
