@@ -33,9 +33,9 @@ from streams.kafka.record import Record, partition_of
 from streams.kafka.topics import topic_of
 from streams.settings.model import Batches, Settings
 from streams.stages.policy import response_writer as written
-from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts import rollout_stage as rollouts
 from streams.stages.rollouts.state import RolloutState
-from streams.stages.scoring import agent as scoring
+from streams.stages.scoring import scoring_agent as scoring
 from streams.stages.tasks import generators
 from streams.tools.replay import driver
 

@@ -30,7 +30,7 @@ from streams.adapters.versions import Version, read_state
 from streams.kafka import admin
 from streams.kafka.client import client_config
 from streams.kafka.consumer import GroupConsumer, OnAssignment
-from streams.kafka.lag import LagMeter
+from streams.kafka.lag_meter import LagMeter
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record, TopicPartition, dead_letter, partition_of

@@ -135,13 +135,13 @@ def _follow(look: Audit, listen: str, every_s: float) -> None:
     from streams import output as show
     from streams.errors import LogError, SettingsError
     from streams.observability.http_server import serve
-    from streams.tools.audit import metrics
+    from streams.tools.audit import audit_metrics
 
     log = logging.getLogger("streamward.audit")
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal():
         raise SettingsError(f"--listen {listen}: expected HOST:PORT, e.g. 127.0.0.1:9465")
-    board = metrics.Board(fresh_s=max(60.0, 5 * every_s))
+    board = audit_metrics.Board(fresh_s=max(60.0, 5 * every_s))
     before = 0
     with until_stopped() as stop, contextlib.ExitStack() as stack:
         try:

@@ -1,7 +1,7 @@
 """The commands of environments: list, try, replay.
 
 name, seed ──► episodes/trial_episode.py ──► the same episode twice, or an error
-tasks, trajectories, turns ──► tools/episodes.py ──► equal to the recorded episode, or the difference
+tasks, trajectories, turns ──► tools/episode_replay.py ──► equal to the recorded episode, or the difference
 """
 
 from __future__ import annotations
@@ -117,16 +117,16 @@ def environments_replay(call: AppContext, name: str | None, replay_all: bool, ou
     from streams import output as show
     from streams.environments.environment_pool import EnvironmentPool
     from streams.errors import EventError, NotFoundError, SettingsError
-    from streams.tools import episodes
+    from streams.tools import episode_replay
 
     if (name is None) != replay_all:
         raise SettingsError("name a task or a trajectory, or give --all")
-    recorded = episodes.recorded(call.settings, name)
+    recorded = episode_replay.recorded(call.settings, name)
     if not recorded:
         problem = "no episode is in the log" if name is None else f"no episode begins with {name!r}"
         raise NotFoundError(f"{problem}; `streamward agents list environment` shows the runs of the built-in agent")
     with closing(EnvironmentPool(call.settings.environments)) as pool:
-        runs = list(episodes.replayed(recorded, pool.open))
+        runs = list(episode_replay.replayed(recorded, pool.open))
     differ = [run for run in runs if run.differs is not None]
     skipped = [run for run in runs if run.skipped is not None]
     for run in differ:

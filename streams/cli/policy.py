@@ -34,8 +34,8 @@ def policy(call: AppContext, ctx: click.Context, fleet: bool, on: str | None, re
         begin(call, f"policy agent of {policies} ({call.settings.policy.engine})", "tasks")
         with importing():
             from streams.engines.build import import_libraries
-            from streams.stages.policy import agent
+            from streams.stages.policy import policy_agent
 
             import_libraries(call.settings)
 
-        agent.run(call.settings, stop=stop, fleet=fleet)
+        policy_agent.run(call.settings, stop=stop, fleet=fleet)

@@ -34,9 +34,9 @@ def scoring(call: AppContext, ctx: click.Context, on: str | None, replicas: int 
         ctx.exit(on_ray.agents(call, ["scoring"], replicas or 1))
     with until_stopped() as stop:
         begin(call, "scoring agent", "responses")
-        from streams.stages.scoring import agent
+        from streams.stages.scoring import scoring_agent
 
-        agent.run(call.settings, stop=stop)
+        scoring_agent.run(call.settings, stop=stop)
 
 
 @scoring.command("try")
@@ -78,8 +78,8 @@ def _task(call: AppContext, place: str, options: TaskFileOptions) -> Task:
     """Return the task in a line of a file. Raises NotFoundError, EventError."""
     from streams.errors import EventError, NotFoundError
     from streams.kafka.times import now_ms
+    from streams.stages.tasks.file_rows import SEPARATED, rows
     from streams.stages.tasks.lines import Reading, check_rows
-    from streams.stages.tasks.rows import SEPARATED, rows
 
     name, colon, number = place.rpartition(":")
     file, line = (Path(name), int(number)) if colon and number.isdecimal() else (Path(place), None)

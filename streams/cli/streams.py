@@ -29,7 +29,7 @@ def streams(call: AppContext, ctx: click.Context, driver: str | None) -> None:
     begin(call, "stream worker", "tasks, responses, rewards, groups and adapters")
     with importing():
         from streams.stages import batches
-        from streams.stages.rollouts import stage as rollouts
+        from streams.stages.rollouts import rollout_stage as rollouts
         from streams.stages.tasks import suites
 
     rollouts_register = partial(rollouts.register, suite=suites.of_guard(call.settings))

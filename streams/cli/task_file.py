@@ -130,7 +130,7 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     Raises EventError if a line is bad, unless `options` skip bad lines, NotFoundError if there is no such file.
     """
     from streams.kafka.times import now_ms
-    from streams.stages.tasks import lines, rows
+    from streams.stages.tasks import file_rows, lines
 
     reading = lines.Reading(
         now_ms=now_ms(),
@@ -139,7 +139,7 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
         names=options.fields_of_columns(),
     )
     stdin = str(file) == "-"
-    entries = rows.json_lines(click.get_binary_stream("stdin")) if stdin else rows.rows(file, options.split)
+    entries = file_rows.json_lines(click.get_binary_stream("stdin")) if stdin else file_rows.rows(file, options.split)
     checked = lines.check_rows(entries, "stdin" if stdin else file.name, reading)
     for message in lines.by_kind(checked.problems):
         click.echo(message, err=True)

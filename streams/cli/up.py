@@ -136,7 +136,7 @@ def _episodes(
 
     from streams.environments.environment_pool import EnvironmentPool
     from streams.scorers import named_sources
-    from streams.stages.tasks.episodes import EpisodeSpec, train_and_held_out
+    from streams.stages.tasks.episode_tasks import EpisodeSpec, train_and_held_out
 
     spec = EpisodeSpec(
         name=name,

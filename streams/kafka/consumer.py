@@ -23,7 +23,7 @@ import confluent_kafka as ck
 
 from streams.errors import LogError, SettingsError
 from streams.kafka.client import POLL_S, unreachable
-from streams.kafka.lag import LagMeter
+from streams.kafka.lag_meter import LagMeter
 from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, MISSING_S, NOTICE_S, TICK_S, TRANSIENT, BrokerOutage

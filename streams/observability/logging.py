@@ -1,8 +1,8 @@
 """The log lines of a process on stderr, as text or JSON, with coordinates and a rate limit.
 
     logging.getLogger(__name__).warning("...", extra=record.log_extra)
-        ──► 11:47:38 warning streams.stages.scoring.agent: streamward.rewards[3]@1041: ...
-        ──► {"time": "2026-11-22T11:47:38.120Z", "level": "warning", "logger": "streams.stages.scoring.agent",
+        ──► 11:47:38 warning streams.stages.scoring.scoring_agent: streamward.rewards[3]@1041: ...
+        ──► {"time": "2026-11-22T11:47:38.120Z", "level": "warning", "logger": "streams.stages.scoring.scoring_agent",
              "message": "...", "topic": "streamward.rewards", "partition": 3, "offset": 1041, "trace_id": "4bf9..."}
 
 Our own loggers print from the chosen level up; libraries only from warning up, even though mode sets the root logger

@@ -23,8 +23,8 @@ from streams.kafka.topics import topics
 from streams.scorers import ScoreOutcome, Scorers
 from streams.scorers.execution import JUDGE_THREADS
 from streams.settings.model import Settings
-from streams.stages.scoring.agent import STAGE, reward_of
 from streams.stages.scoring.breaker import PAUSED_REASON
+from streams.stages.scoring.scoring_agent import STAGE, reward_of
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.dead_letters import letters as dead_letters
 from streams.tools.dead_letters.letters import Letter, Matching

@@ -27,7 +27,7 @@ from streams.kafka.record import Record
 from streams.output import moment
 from streams.settings.load import to_env
 from streams.settings.model import Settings
-from streams.tools.audit.metrics import IMBALANCE
+from streams.tools.audit.audit_metrics import IMBALANCE
 from streams.tools.audit.reading import commits
 from tests.support.log.whole_run import SETTINGS, event_of, whole_log
 from tests.support.processes import command, environment, until

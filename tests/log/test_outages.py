@@ -31,8 +31,8 @@ from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.settings.model import Broker, Kafka, Policy as PolicySettings, Serve, Settings, Topics
-from streams.stages.policy import agent as policy
-from streams.stages.scoring import agent as scoring
+from streams.stages.policy import policy_agent as policy
+from streams.stages.scoring import scoring_agent as scoring
 from tests.support.factories import reward
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import command, environment, running, said, until
@@ -263,7 +263,7 @@ FREEZES_ITSELF = """
 import os, signal
 from streams.cli.runtime import until_stopped
 from streams.settings.load import load
-from streams.stages.policy import agent
+from streams.stages.policy import policy_agent
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 
 class Freezes(ScriptedEngine):
@@ -276,7 +276,7 @@ class Freezes(ScriptedEngine):
         return answers
 
 with until_stopped() as stop:
-    agent.run(load(), stop=stop, engine=Freezes())
+    policy_agent.run(load(), stop=stop, engine=Freezes())
 """
 
 

@@ -47,7 +47,7 @@ from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topic_of, topics
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Policy as PolicySettings, Settings
-from streams.stages.policy import agent as policy
+from streams.stages.policy import policy_agent as policy
 from streams.stages.tasks.submit import submit
 from streams.stages.tasks.suites import generated
 from streams.tools.dead_letters.refusals import Refusals

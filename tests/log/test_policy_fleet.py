@@ -21,7 +21,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.settings.model import Batches, Fleet, Policy, Settings
-from streams.stages.policy import agent
+from streams.stages.policy import policy_agent
 from tests.support import factories
 from tests.support.beside import running_beside
 from tests.support.processes import until
@@ -89,7 +89,9 @@ def answered(settings: Settings) -> Counter[str]:
 @contextmanager
 def running(settings: Settings, engine: ScriptedEngine | None = None) -> Iterator[None]:
     """Run a fleet beside the test. Leaving stops it, and raises what it raised."""
-    with running_beside(lambda stop: agent.run(settings, stop=stop, engine=engine or ScriptedEngine(), fleet=True)):
+    with running_beside(
+        lambda stop: policy_agent.run(settings, stop=stop, engine=engine or ScriptedEngine(), fleet=True)
+    ):
         yield
 
 

@@ -18,7 +18,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.stages.scoring import agent as scoring
+from streams.stages.scoring import scoring_agent as scoring
 from tests.support.factories import reward
 from tests.support.log.members import member_of
 

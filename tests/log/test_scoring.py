@@ -25,11 +25,11 @@ from streams.kafka.record import partition_of
 from streams.kafka.retry import BrokerOutage, StoppedReading
 from streams.kafka.topics import topics
 from streams.settings.model import Scoring, Settings
-from streams.stages.scoring import agent as scoring
+from streams.stages.scoring import scoring_agent as scoring
 from streams.stages.scoring.task_lookup import TaskLookup
+from streams.stages.tasks.file_rows import json_lines
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import Reading, check_rows
-from streams.stages.tasks.rows import json_lines
 from streams.stages.tasks.submit import submit
 from tests.support.beside import running_beside
 from tests.support.doubles.judge import judging, says

@@ -18,8 +18,8 @@ from streams.errors import SettingsError
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
-from streams.stages.policy import agent as policy
-from streams.tools.audit import metrics as audit_metrics
+from streams.stages.policy import policy_agent as policy
+from streams.tools.audit import audit_metrics
 from streams.tools.audit.reading import Audit
 from tests import skips
 from tests.support import factories

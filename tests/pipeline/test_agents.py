@@ -22,7 +22,7 @@ from streams.cli.root import cli
 from streams.errors import EventError, SettingsError
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
-from streams.stages.scoring import agent as scoring
+from streams.stages.scoring import scoring_agent as scoring
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.submit import submit
 from streamward import AgentManager, ConversationTracker

@@ -30,7 +30,7 @@ from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
 from streams.settings.model import Fleet, Model, Settings
-from streams.stages.policy.agent import PolicyAgent
+from streams.stages.policy.policy_agent import PolicyAgent
 from tests.support.factories import task
 from tests.support.models.tiny import sampled_logps
 from tests.support.models.tiny_log import manifests_of, settings_in, write

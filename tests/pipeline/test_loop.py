@@ -35,7 +35,7 @@ from streams.kafka.retry import BrokerUnreachable
 from streams.kafka.topics import LABELS
 from streams.settings.load import load
 from streams.settings.model import Kafka, Settings, Topics
-from streams.stages.policy import agent as policy
+from streams.stages.policy import policy_agent as policy
 from tests.support.log.shared_node import own_prefix
 from tests.support.models.tiny import save_tiny
 from tests.support.processes import command, environment, read, records, running, until

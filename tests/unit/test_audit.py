@@ -17,10 +17,10 @@ from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams import advantage_formulas
 from streams.kafka.record import Record, dead_letter
 from streams.settings.model import Fleet, Settings
+from streams.tools.audit.audit_metrics import text
 from streams.tools.audit.facts import Reach
-from streams.tools.audit.groups import expected_numbers
-from streams.tools.audit.metrics import text
 from streams.tools.audit.recount import Ledger, recount
+from streams.tools.audit.recount_group import expected_numbers
 from tests.support.factories import T0, control, response, reward, task
 from tests.support.log.whole_run import (
     BY_NAME,

@@ -18,7 +18,7 @@ from schemas.serde import encode
 from streams.adapters.serving import answers
 from streams.adapters.versions import empty, fold
 from streams.settings.model import Canary
-from streams.stages.rollouts import canary, stage as rollouts
+from streams.stages.rollouts import canary, rollout_stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
 from tests.support.factories import T0, group, state_after, trained
 from tests.support.thoroughness import examples

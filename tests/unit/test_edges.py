@@ -77,7 +77,7 @@ WITHOUT_TRY = {
     "streams/stages/agents/runs/entry_point.py::main json.loads": OWN,
     "streams/stages/agents/runs/supervisor.py::main json.loads": OWN,
     "streams/stages/agents/runs/agent_runner.py::_look result": IN_THREAD,
-    "streams/stages/scoring/agent.py::_collect result": IN_THREAD,
+    "streams/stages/scoring/scoring_agent.py::_collect result": IN_THREAD,
     "streams/stages/tasks/generators.py::_kept json.loads": OWN,
     "streams/stages/tasks/suites.py::_lines yaml.scan": TRANSLATED,
     "streams/worker/table_rows.py::unpack json.loads": OWN,

@@ -12,7 +12,7 @@ from schemas.events import Response, ResponseTurn, RewardSource
 from schemas.serde import decode, encode
 from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Scoring
-from streams.stages.scoring.agent import reward_of
+from streams.stages.scoring.scoring_agent import reward_of
 from tests.support.factories import response, task
 
 

@@ -16,7 +16,7 @@ from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.episodes.environment import Action, Environment
 from streams.errors import SettingsError
 from streams.settings.model import Settings
-from streams.stages.tasks.episodes import HELD_OUT_TASKS, EpisodeSpec, train_and_held_out
+from streams.stages.tasks.episode_tasks import HELD_OUT_TASKS, EpisodeSpec, train_and_held_out
 from tests.support.factories import task
 
 SPEC = EpisodeSpec(name="mine:Game", settings="{}", count=3, policy="p", group_size=4)

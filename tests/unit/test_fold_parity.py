@@ -25,10 +25,10 @@ from streams.adapters import versions as adapters
 from streams.adapters.router import VersionRouter
 from streams.adapters.serving import DECISIONS, TRANSITIONS, Serving, refusal, step
 from streams.kafka.record import Record
-from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts import rollout_stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of
-from streams.tools.audit.versions import reigns
+from streams.tools.audit.recount_versions import reigns
 from streams.tools.query.views import KNOWN, ROLLOUT
 from streams.tools.views import policy_versions
 from tests.support.thoroughness import examples

@@ -13,7 +13,7 @@ from schemas.events import AdapterEvent, Task
 from schemas.serde import decode, encode
 from streams.evaluation.suite import Suite
 from streams.settings.model import Guard
-from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts import rollout_stage as rollouts
 from streams.stages.rollouts.state import RolloutRule
 from streams.stages.tasks.suites import generated
 from tests.support.factories import evaluated, state_after, trained

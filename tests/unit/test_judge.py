@@ -20,7 +20,7 @@ from streams.observability.trace_context import Context
 from streams.scorers import ScoreError, ScoreOutcome, Scorers
 from streams.scorers.judge import JudgeOptions, parse, prompt
 from streams.settings.model import Scoring
-from streams.stages.scoring.agent import reward_of
+from streams.stages.scoring.scoring_agent import reward_of
 from tests.support.doubles.judge import JudgeServer, a_response, drips, judging, raw, says
 
 TASK = Task(

@@ -15,7 +15,7 @@ from streams.engines.protocol import Completion, SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.errors import SettingsError
 from streams.kafka import retry
-from streams.kafka.lag import LagMeter
+from streams.kafka.lag_meter import LagMeter
 from streams.observability import catalog, metrics
 from streams.observability.catalog import Metric
 from streams.observability.http_server import Site, serve

@@ -32,14 +32,14 @@ def as_before() -> Iterator[None]:
 def test_log_lines_carry_coordinates_and_leave_library_chatter_out(capsys: pytest.CaptureFixture[str]) -> None:
     program_log.set_up("info")
     logging.getLogger().setLevel(logging.DEBUG)  # as mode does
-    logging.getLogger("streams.stages.scoring.agent").warning(
+    logging.getLogger("streams.stages.scoring.scoring_agent").warning(
         "no %s", "scorer", extra={"at": Coordinates("r", 3, 1041)}
     )
-    logging.getLogger("streams.stages.scoring.agent").debug("too fine")
+    logging.getLogger("streams.stages.scoring.scoring_agent").debug("too fine")
     logging.getLogger("faust").info("chatter")
     logging.getLogger("faust").warning("trouble")
     lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert lines == ["warning streams.stages.scoring.agent: r[3]@1041: no scorer", "warning faust: trouble"]
+    assert lines == ["warning streams.stages.scoring.scoring_agent: r[3]@1041: no scorer", "warning faust: trouble"]
 
 
 def test_a_flood_of_the_same_line_is_counted_instead_of_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,14 +84,14 @@ def test_a_json_line_has_time_level_logger_coordinates_and_trace_id(capsys: pyte
     program_log.set_up("info")
     program_log.use_format("json")
     record = Record(AT, 0, b"t1", None, tuple(trace_context.headers_of(TRACE).items()))
-    log = logging.getLogger("streams.stages.scoring.agent")
+    log = logging.getLogger("streams.stages.scoring.scoring_agent")
     log.warning('no scorer "%s"\nhere', "é", extra=record.log_extra)
     log.info("ready")
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first.pop("time"))
     assert first == {
         "level": "warning",
-        "logger": "streams.stages.scoring.agent",
+        "logger": "streams.stages.scoring.scoring_agent",
         "message": 'no scorer "é"\nhere',
         "topic": "streamward.rewards",
         "partition": 3,

@@ -18,7 +18,7 @@ from streams.adapters.versions import empty, fold
 from streams.kafka.record import Record
 from streams.settings.model import Batches, Settings
 from streams.stages.batches import Cutter, dump, dump_offset, is_double, load
-from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts import rollout_stage as rollouts
 from streams.tools.replay import driver
 from tests.support.factories import T0, adapter_event, group, state_after, trained
 from tests.support.thoroughness import examples

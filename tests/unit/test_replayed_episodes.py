@@ -12,7 +12,7 @@ from schemas.events import EpisodeStart
 from streams.environments.episodes.environment import Action, Environment, Observation
 from streams.environments.episodes.running_episode import RunningEpisode
 from streams.environments.listed import open_listed
-from streams.tools.episodes import RecordedEpisode, ReplayedRun, replayed
+from streams.tools.episode_replay import RecordedEpisode, ReplayedRun, replayed
 from tests.support.agent_calls import Recorded, assistant
 from tests.support.factories import task, trajectory
 

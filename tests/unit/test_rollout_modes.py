@@ -14,7 +14,7 @@ from streams.adapters import versions as adapters
 from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
 from streams.settings.model import Canary, Guard, Rollouts, Settings
-from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts import rollout_stage as rollouts
 from streams.stages.rollouts.state import RolloutRule, RolloutState, rule_of
 from streams.stages.tasks.suites import generated, of_guard
 from tests.support import factories

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from schemas.events import AdapterEvent, AdapterFile
 from streams.adapters import serving, versions as adapters
-from streams.stages.rollouts import stage as rollouts
+from streams.stages.rollouts import rollout_stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from tests.support import factories
 from tests.support.factories import adapter_event, state_after

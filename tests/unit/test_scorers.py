@@ -17,7 +17,7 @@ from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict,
 from streams.scorers.registry import Scorer, _parts, parts
 from streams.scorers.verdict import MAX_RATIONALE, check_verdict
 from streams.settings.model import Scoring
-from streams.stages.scoring.agent import reward_of
+from streams.stages.scoring.scoring_agent import reward_of
 from tests import skips
 from tests.support.doubles.judge import a_response, a_task, outcome
 

@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 from schemas.events import EpisodeStart, Message, RewardSource, Sampling, Task, Tool, ToolCall
 from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Topics
+from streams.stages.tasks.file_rows import json_lines, rows
 from streams.stages.tasks.lines import (
     BadLine,
     Checked,
@@ -29,7 +30,6 @@ from streams.stages.tasks.lines import (
     check_rows,
     epochs,
 )
-from streams.stages.tasks.rows import json_lines, rows
 
 FORMAT = {"name": "format", "settings": {"shape": "bare_number"}}
 SHORT = {"prompt": "4 + 7 =", "answer": "11"}

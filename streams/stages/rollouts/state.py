@@ -3,7 +3,7 @@
     settings, guard.suite ──► RolloutRule          adapters ──► RolloutState ──► table row, one per policy
 
 The row is written at every event, so it is small: version numbers and short ids. Results of suites, which are larger,
-have rows of their own. What follows from the state is decided in `stage.py`.
+have rows of their own. What follows from the state is decided in `rollout_stage.py`.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ from streams.evaluation.suite_tasks import in_turns
 from streams.kafka import times
 from streams.scorers.verdict import nearest
 from streams.settings.model import Settings, Topics
+from streams.stages.tasks.file_rows import rows
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import Reading, RewardSourceLine, by_kind, check_rows, task_problems
-from streams.stages.tasks.rows import rows
 from streams.stages.tasks.submit import Submitted, submit
 
 MAX_TASKS = 1000

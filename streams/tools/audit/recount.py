@@ -11,10 +11,10 @@
     jobs                     = ended + open, each event decided when those before it had taken effect
     a closed month           = what its tenant's jobs had cost in it, up to where it was counted
 
-None of the stages' code is used: what follows from the events is implemented here a second time (`tasks.py`,
-`groups.py`, `policies.py`, `versions.py`, `trajectories.py`, `jobs.py`), and a test makes sure that nothing of theirs
-is imported. Every record that could not count must have its dead letter, and every dead letter its record; an offset
-without a record is a lost record, since no topic is compacted or written in transactions.
+None of the stages' code is used: what follows from the events is implemented here a second time (`recount_*.py`), and
+a test makes sure that nothing of theirs is imported. Every record that could not count must have its dead letter, and
+every dead letter its record; an offset without a record is a lost record, since no topic is compacted or written in
+transactions.
 
 Not covered: two records of one partition that changed places, where their order does not matter; and a record that was
 written in place of another to which nothing else in the log refers.
@@ -53,14 +53,14 @@ from streams.tools.audit.facts import (
     TurnFact,
     Unusable,
 )
-from streams.tools.audit.jobs import JobStory, recount_job, recount_months
-from streams.tools.audit.policies import PolicyLedger, recount_policy
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
+from streams.tools.audit.recount_job import JobStory, recount_job, recount_months
+from streams.tools.audit.recount_policy import PolicyLedger, recount_policy
+from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
+from streams.tools.audit.recount_trajectory import RunStory, recount_run
+from streams.tools.audit.recount_versions import VersionLedger
 from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.story import Story, TaskOutcome
-from streams.tools.audit.tasks import JOIN, SCORER, STREAMS, recount_task
-from streams.tools.audit.trajectories import RunStory, recount_run
-from streams.tools.audit.versions import VersionLedger
 
 DECISIONS = "dlq"
 """The stage of records in dead-letters that decide about others; they have no payload."""

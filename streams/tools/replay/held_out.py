@@ -29,8 +29,8 @@ from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
 from streams.stages.advantages.group_event import GroupRecord
-from streams.stages.policy import agent as policy
-from streams.stages.scoring import agent as scoring
+from streams.stages.policy import policy_agent as policy
+from streams.stages.scoring import scoring_agent as scoring
 from streams.stages.tasks import submit, suites
 from streams.tools.replay import driver, experiments
 from streams.tools.replay.regroup import partition_records

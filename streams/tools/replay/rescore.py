@@ -24,7 +24,7 @@ from streams.kafka.history import LogHistory
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.scorers import ScoreOutcome, Scorers
-from streams.stages.scoring.agent import reward_of, unwritable
+from streams.stages.scoring.scoring_agent import reward_of, unwritable
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.replay.replay_context import Replay
 from streams.tools.replay.selection import bounds

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from streams.kafka.lag import LagMeter, Positions
+from streams.kafka.lag_meter import LagMeter, Positions
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import Topic
 from streams.observability import catalog

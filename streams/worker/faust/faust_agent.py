@@ -20,7 +20,7 @@ from faust.types import TP
 
 from schemas import ids
 from streams.errors import EventError
-from streams.kafka.lag import LagMeter
+from streams.kafka.lag_meter import LagMeter
 from streams.kafka.topics import Topic
 from streams.observability import catalog
 from streams.worker.faust.faust_app import App, WriteDeadLetter, source

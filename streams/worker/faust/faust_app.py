@@ -27,7 +27,7 @@ from faust.types import TP
 from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
 from streams.errors import EventError, LogError, SettingsError
 from streams.kafka.client import unreachable
-from streams.kafka.lag import LagMeter
+from streams.kafka.lag_meter import LagMeter
 from streams.kafka.record import Record, dead_letter, encoded, trace_of
 from streams.kafka.topics import FRAMING_BYTES, Topic, row_bytes, topics
 from streams.observability import catalog

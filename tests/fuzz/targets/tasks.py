@@ -12,8 +12,8 @@ from tests.fuzz.target import Check, target
 
 
 def _lines(folder: Path, name: str) -> Check:
+    from streams.stages.tasks.file_rows import rows
     from streams.stages.tasks.lines import Reading, by_kind, check_rows
-    from streams.stages.tasks.rows import rows
 
     path = folder / name
     reading = Reading(now_ms=0, topic_settings=Topics(), defaults={"policy": "p"})

@@ -28,7 +28,7 @@ from streams.tools.audit.facts import (
     RewardFact,
     TaskFact,
 )
-from streams.tools.audit.groups import GroupCase, Slots, check_group
+from streams.tools.audit.recount_group import GroupCase, Slots, check_group
 from streams.tools.audit.story import Story, TaskOutcome
 
 JOIN, SCORER = "advantages", "scoring"

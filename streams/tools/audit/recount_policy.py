@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 from schemas.events import Coordinates, derive_id
 from streams.kafka.record import partition_of
 from streams.tools.audit.facts import AdapterFact, AuditFinding, AuditView, BatchFact, Category, GroupFact
+from streams.tools.audit.recount_task import STREAMS
 from streams.tools.audit.story import TaskOutcome
-from streams.tools.audit.tasks import STREAMS
 
 MOST_UNNAMED = 1000
 """A batch names this many of its dropped groups, and counts the rest."""
