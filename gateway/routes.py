@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import Literal
 
 from gateway.agents.feedback import FeedbackBox
-from gateway.agents.model_calls import ModelCalls
+from gateway.agents.protocols import ModelCalls
 from gateway.agents.runs import AgentRuns
 from gateway.http.application import DESCRIPTION
 from gateway.http.body import Answer
 from gateway.http.route import Route, RouteTable, routes_of
-from gateway.jobs.files import UploadedFiles
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
+from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PolicyVersions
 from gateway.log.groups import TaskGroups
 from gateway.log.rewards import OutsideRewards

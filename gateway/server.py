@@ -22,16 +22,15 @@ from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
 from gateway.agents.feedback import FeedbackBox
-from gateway.agents.model_calls import ModelCalls
+from gateway.agents.protocols import ModelCalls
 from gateway.agents.runs import AgentRuns
 from gateway.http.application import Application
-from gateway.http.limits import KeyLimits
-from gateway.http.time_limits import TimeLimits
+from gateway.http.limits import KeyLimits, TimeLimits
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, bound, quiet_server
-from gateway.jobs.files import UploadedFiles
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
+from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PolicyVersions
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog

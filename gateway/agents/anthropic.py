@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from gateway.agents.answer_forms import MessagesSchemaFormat, ToolsChoice, forced
-from gateway.agents.answers import MessageUsage, ModelMessage, TextContent
 from gateway.agents.caller import Caller
 from gateway.agents.parameters import (
     ADDRESS,
@@ -28,6 +27,7 @@ from gateway.agents.parameters import (
     TopP,
     joined,
 )
+from gateway.agents.protocol_answers import MessageUsage, ModelMessage, TextContent
 from gateway.http.body import Body, Ignored, Refused, Whole, compact, ignored
 from gateway.http.errors import MESSAGES
 from schemas import json_text

@@ -22,17 +22,6 @@ from gateway.agents.answer_forms import (
     ToolsChoice,
     forced,
 )
-from gateway.agents.answers import (
-    USAGE_EXAMPLE,
-    CachedTokens,
-    CallUsage,
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    ChatReply,
-    MadeCall,
-    MadeFunction,
-)
 from gateway.agents.caller import Caller
 from gateway.agents.parameters import (
     ADDRESS,
@@ -54,6 +43,17 @@ from gateway.agents.parameters import (
     TopP,
     joined,
     logprobs,
+)
+from gateway.agents.protocol_answers import (
+    USAGE_EXAMPLE,
+    CachedTokens,
+    CallUsage,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatReply,
+    MadeCall,
+    MadeFunction,
 )
 from gateway.http.body import Body, Ignored, Refused, Whole, compact, ignored
 from schemas.events import Message, Sampling, Tool, ToolCall

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from gateway.agents.answers import USAGE_EXAMPLE, TextChoice, TextCompletion, TextLogprobs
 from gateway.agents.caller import Caller
 from gateway.agents.chat import usage
 from gateway.agents.parameters import (
@@ -29,6 +28,7 @@ from gateway.agents.parameters import (
     Temperature,
     TopP,
 )
+from gateway.agents.protocol_answers import USAGE_EXAMPLE, TextChoice, TextCompletion, TextLogprobs
 from gateway.http.body import Body, Ignored, Refused, Whole, ignored
 from schemas.events import Sampling
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token

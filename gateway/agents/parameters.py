@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from gateway.agents.answers import SampledLogprob, TokenLogprob
+from gateway.agents.protocol_answers import SampledLogprob, TokenLogprob
 from gateway.http.body import Body, Ignored, Whole
 from schemas import json_text
 from streams.stages.agents.recording.calls import Token

@@ -12,9 +12,9 @@ from itertools import count
 from typing import Any
 
 from gateway.agents.answer_forms import FunctionChoice, ToolsChoice, forced
-from gateway.agents.answers import ModelResponse
 from gateway.agents.caller import Caller
 from gateway.agents.parameters import MAX_TOKENS, joined, logprobs
+from gateway.agents.protocol_answers import ModelResponse
 from gateway.agents.responses_body import FunctionCallOutputItem, MessageItem, ResponsesBody
 from gateway.http.body import Body, compact, ignored
 from schemas.events import Message, Sampling, Tool, ToolCall

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 from pydantic import ConfigDict, Field
 
 from gateway.http.body import Answer
 from gateway.http.errors import RpcFailure
 from schemas.events import AgentType, JobKind
+from streams.errors import CallError
 
 Status = Literal["queued", "running", "paused", "succeeded", "failed", "cancelled"]
 """In OpenAI's words."""
@@ -56,6 +58,25 @@ class PageAnswer(Answer):
     has_more: bool
     first_id: str | None
     last_id: str | None
+
+
+class HasId(Protocol):
+    """An item of a page."""
+
+    id: str
+
+
+def page(items: Sequence[HasId], after: str | None, limit: int) -> dict[str, Any]:
+    """Return the fields of a page: `limit` of the items after the one called `after`. Raises CallError (not_found)."""
+    start = 0
+    if after is not None:
+        ids = [item.id for item in items]
+        if after not in ids:
+            raise CallError("not_found", f"after: there is no {after[:80]!r} in this list; give an id of it", "after")
+        start = ids.index(after) + 1
+    data = items[start : start + limit]
+    ends = {"first_id": data[0].id if data else None, "last_id": data[-1].id if data else None}
+    return {"object": "list", "data": list(data), "has_more": start + limit < len(items)} | ends
 
 
 class FileList(PageAnswer):

@@ -19,7 +19,6 @@ from pydantic import Field
 from starlette.requests import Request
 
 from gateway.http.body import Body, PathQuery, read, read_query
-from gateway.http.pagination import page
 from gateway.http.route import IDEMPOTENCY_KEY, OPENAI, Route
 from gateway.jobs import fine_tuning_view as view, tuning_orders
 from gateway.jobs.answers import (
@@ -32,6 +31,7 @@ from gateway.jobs.answers import (
     FineTuningEventList,
     FineTuningJob,
     FineTuningJobList,
+    page,
 )
 from gateway.jobs.fine_tuning_body import CreateFineTuningBody, FineTuningOrder
 from gateway.jobs.tenant_jobs import TenantJobs, idempotency_key, jobs_of

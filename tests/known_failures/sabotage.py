@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gateway.agents import anthropic, chat
-from gateway.agents.model_calls import ModelCalls
+from gateway.agents.protocols import ModelCalls
 from gateway.http import body as bodies
 from schemas.events import Message, Tool, Turn
 from schemas.tokens import Logprobs, TokenIds

@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from gateway.agents.feedback import FeedbackBox
-from gateway.agents.model_calls import ModelCalls
+from gateway.agents.protocols import ModelCalls
 from gateway.http.application import Application
 from schemas.conventions import RatedAnswer
 from schemas.events import Coordinates, TrajectoryEvent, Turn

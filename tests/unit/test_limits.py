@@ -15,10 +15,9 @@ from pydantic import ValidationError
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp
 
-from gateway.agents.model_calls import ModelCalls
+from gateway.agents.protocols import ModelCalls
 from gateway.http.application import Application
-from gateway.http.limits import KeyLimits
-from gateway.http.time_limits import TimeLimits
+from gateway.http.limits import KeyLimits, TimeLimits
 from gateway.people.door import Door
 from gateway.routes import TABLE
 from gateway.server import job_rooms

@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.http.application import Application
-from gateway.jobs import files
+from gateway.jobs import uploaded_files as files
 from gateway.jobs.form_data import FormPart, parts
 from streams.errors import CallError, JobRequestError, NotFoundError, SettingsError
 from streams.jobs import training_files

@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.body import PathQuery
-from gateway.http.pagination import page
 from gateway.http.principal import tenant_of
 from gateway.http.route import OPENAI, Route
 from gateway.jobs import form_data
-from gateway.jobs.answers import DeletedFile, FileList, StoredFile
+from gateway.jobs.answers import DeletedFile, FileList, StoredFile, page
 from streams.errors import CallError
 from streams.jobs import training_files
 from streams.jobs.training_files import TrainingFile

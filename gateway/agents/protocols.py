@@ -23,7 +23,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from gateway.agents import anthropic, chat, completions, responses
-from gateway.agents.answers import (
+from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, FindsAgents, read_model_call
+from gateway.agents.protocol_answers import (
     ChatCompletion,
     MessagesModelCard,
     MessagesModelList,
@@ -34,7 +35,6 @@ from gateway.agents.answers import (
     TextCompletion,
     TokenCount,
 )
-from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, FindsAgents, read_model_call
 from gateway.agents.responses_body import ResponsesBody
 from gateway.http import errors, sse
 from gateway.http.principal import may_ask, principal_of, sees
