@@ -14,7 +14,7 @@ from gateway.agents.protocols import ModelCalls
 from gateway.agents.runs import AgentRuns
 from gateway.http.application import DESCRIPTION
 from gateway.http.body import Answer
-from gateway.http.route import Route, RouteTable, routes_of
+from gateway.http.route import PLAIN, Route, RouteTable, routes_of
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
@@ -39,7 +39,7 @@ class HealthAnswer(Answer):
 class Health:
     """The route for probes."""
 
-    @Route("GET", "/healthz", may=None, refuses=(), example=HealthAnswer(status="ok"))
+    @PLAIN.get("/healthz", may=None, refuses=(), example=HealthAnswer(status="ok"))
     async def get_health(self) -> HealthAnswer:
         """Say that the server answers."""
         return HealthAnswer(status="ok")

@@ -16,7 +16,6 @@ from starlette.requests import Request
 from gateway.agents.caller import AGENT_ID, CALLS, FindsAgents, read_model_call
 from gateway.http.body import Answer, Body, Whole
 from gateway.http.principal import principal_of, sees
-from gateway.http.route import Route
 from schemas.conventions import FEEDBACK, RatedAnswer
 from schemas.events import MAX_REWARD, RATIONALE_CHARACTERS, Coordinates
 from streams.errors import CallError, LogError, RefusedError
@@ -74,10 +73,8 @@ class FeedbackBox:
     def __init__(self, recorder: FindsAnswers, write: WritesFeedback) -> None:
         self._recorder, self._write, self._writing = recorder, write, asyncio.Lock()
 
-    @Route(
-        "POST",
+    @CALLS.post(
         "/feedback",
-        CALLS,
         may="feedback.give",
         takes=FeedbackBody,
         parameters=(AGENT_ID,),

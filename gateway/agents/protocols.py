@@ -39,7 +39,7 @@ from gateway.agents.responses_body import ResponsesBody
 from gateway.http import errors, sse
 from gateway.http.principal import may_ask, principal_of, sees
 from gateway.http.request_record import RequestRecord, record_of
-from gateway.http.route import Reply, Route
+from gateway.http.route import Reply
 from schemas.events import Message
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
@@ -63,17 +63,12 @@ class AnswersCalls(FindsAgents, Protocol):
         """Return what can be asked for, the policy itself first."""
 
 
-def call_route(path: str, **declared: Any) -> Route:
-    """Return the route of a call that a model answers."""
-    return Route(
-        "POST",
-        path,
-        may="chat.call",
-        refuses=(404, 409, 500),
-        parameters=(AGENT_ID, CALL_KEY),
-        streams=True,
-        **{"interface": CALLS, **declared},
-    )
+MODEL_CALL: dict[str, Any] = {
+    "may": "chat.call",
+    "refuses": (404, 409, 500),
+    "parameters": (AGENT_ID, CALL_KEY),
+    "streams": True,
+}
 
 
 class ModelCalls:
@@ -83,7 +78,13 @@ class ModelCalls:
         """`shared`: the policy of every tenant."""
         self._recorder, self._shared = recorder, shared
 
-    @call_route("/chat/completions", takes=chat.ChatBody, sends={**QUESTION, "max_tokens": 64}, example=chat.EXAMPLE)
+    @CALLS.post(
+        "/chat/completions",
+        **MODEL_CALL,
+        takes=chat.ChatBody,
+        sends={**QUESTION, "max_tokens": 64},
+        example=chat.EXAMPLE,
+    )
     async def create_chat_completion(self, request: Request, raw: bytes) -> Reply[ChatCompletion] | StreamingResponse:
         """Answer a conversation."""
         body, caller = await read_model_call(request, chat.ChatBody, raw, self._recorder)
@@ -94,8 +95,9 @@ class ModelCalls:
         answers = await _finish(request, pieces)
         return Reply(chat.completion(begun, answers, created_s, with_logprobs=bool(body.logprobs)), _headers(begun))
 
-    @call_route(
+    @CALLS.post(
         "/completions",
+        **MODEL_CALL,
         takes=completions.CompletionsBody,
         sends={"model": "sums", "prompt": "1 + 1 ="},
         example=completions.EXAMPLE,
@@ -110,7 +112,7 @@ class ModelCalls:
         answers = await _finish(request, pieces)
         return Reply(completions.completion(body, begun, answers, created_s), _headers(begun))
 
-    @call_route("/responses", takes=ResponsesBody, sends={"model": "sums", "input": "1 + 1 ="})
+    @CALLS.post("/responses", **MODEL_CALL, takes=ResponsesBody, sends={"model": "sums", "input": "1 + 1 ="})
     async def create_response(self, request: Request, raw: bytes) -> Reply[ModelResponse] | StreamingResponse:
         """Answer a conversation, or continue one that the log has."""
         body, caller = await read_model_call(request, ResponsesBody, raw, self._recorder)
@@ -121,9 +123,9 @@ class ModelCalls:
         [done] = await _finish(request, pieces)
         return Reply(responses.response(body, begun, done, created_s), _headers(begun))
 
-    @call_route(
+    @MESSAGES.post(
         "/messages",
-        interface=MESSAGES,
+        **MODEL_CALL,
         takes=anthropic.MessagesBody,
         sends={**QUESTION, "max_tokens": 64},
         example=anthropic.EXAMPLE,
@@ -137,10 +139,8 @@ class ModelCalls:
         [done] = await _finish(request, pieces)
         return Reply(anthropic.message(begun, done), _headers(begun))
 
-    @Route(
-        "POST",
+    @MESSAGES.post(
         "/messages/count_tokens",
-        MESSAGES,
         may="chat.call",
         takes=anthropic.CountTokensBody,
         refuses=(404,),
@@ -154,10 +154,8 @@ class ModelCalls:
         call = self._check_model(request, anthropic.call(body, caller))
         return TokenCount(input_tokens=await self._recorder.count_tokens(call))
 
-    @Route(
-        "GET",
+    @CALLS.get(
         "/models",
-        CALLS,
         may="models.read",
         refuses=(),
         example=ModelList(
@@ -173,10 +171,8 @@ class ModelCalls:
         cards = [_messages_card(model) for model in models]
         return MessagesModelList(data=cards, has_more=False, first_id=first, last_id=last)
 
-    @Route(
-        "GET",
+    @CALLS.get(
         "/models/{name}",
-        CALLS,
         may="models.read",
         example=ModelCard(id="sums", object="model", created=1767225600, owned_by="streamward"),
     )

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from gateway.agents.caller import ObservedBody
 from gateway.http.body import Answer, Body
-from gateway.http.route import Interface, Route
+from gateway.http.route import Interface
 from schemas.events import MAX_GROUP_SIZE, Ending, Observed, Purpose, Sampling
 from streams.stages.agents.recording.conversations import Conversation
 from streams.stages.agents.recording.task_runs import RunOrder
@@ -86,10 +86,8 @@ class AgentRuns:
     def __init__(self, runs: BeginsAndEnds) -> None:
         self._runs = runs
 
-    @Route(
-        "POST",
+    @RUNS.post(
         "/begin",
-        RUNS,
         may="runs.write",
         sends={
             "task_id": "3d9b51f0-7a52-5e0e-8f2b-6a2b8f0a9c11",
@@ -108,10 +106,8 @@ class AgentRuns:
         fields = {**body.model_dump(), "sampling": sampling, "observed": _event(body.observed)}
         return _answer(await self._runs.begin(RunOrder(agent_id=agent_id, trajectory_id=trajectory_id, **fields)))
 
-    @Route(
-        "POST",
+    @RUNS.post(
         "/end",
-        RUNS,
         may="runs.write",
         sends={"ending": "completed", "reason": "it answered"},
         example=RunAnswer(trajectory_id="walk-1", adapter_version=7, metadata={}, ending="completed", turns=3),

@@ -1,6 +1,6 @@
 """A route is declared once, on the function that answers it; everything else is derived from that.
 
-    @Route("POST", "/adapters/{policy}/promote", REST, may="adapters.promote", sends={…}, example=DECISION)
+    @REST.post("/adapters/{policy}/promote", may="adapters.promote", sends={…}, example=DECISION)
     def promote_adapter(self, request: Request, policy: str, body: PromoteBody) -> AdapterDecisionAnswer:
         '''Make a version primary.'''
 
@@ -31,6 +31,8 @@ T = TypeVar("T", bound=Answer)
 H = TypeVar("H", bound=Callable[..., Any])
 LoginAction = Literal["auth.login", "auth.refresh", "auth.logout", "auth.oidc"]
 """Logins and logouts, which need no key; the event of such a request has it as action."""
+May = Action | LoginAction | None
+"""What a role has to allow; None: anybody may."""
 LOGIN_ACTIONS: tuple[LoginAction, ...] = get_args(LoginAction)
 Content = Mapping[str, Mapping[str, Any]]
 """A body by its media type, as OpenAPI has it, where it is not JSON of a model."""
@@ -40,11 +42,23 @@ DECLARED = "declared_route"
 
 @dataclass(frozen=True)
 class Interface:
-    """Where routes are, and how their errors are written."""
+    """Where routes are, and how their errors are written. Its methods declare one; `declared` are fields of Route."""
 
     prefixes: tuple[str, ...] = ("",)
     """Each route is below all of them; it is described below the first."""
     dialect: Dialect = errors.OPENAI
+
+    def get(self, path: str, *, may: May, **declared: Any) -> Route:
+        """Declare a route that reads."""
+        return Route("GET", path, self, may=may, **declared)
+
+    def post(self, path: str, *, may: May, **declared: Any) -> Route:
+        """Declare a route that takes something."""
+        return Route("POST", path, self, may=may, **declared)
+
+    def delete(self, path: str, *, may: May, **declared: Any) -> Route:
+        """Declare a route that deletes."""
+        return Route("DELETE", path, self, may=may, **declared)
 
 
 IDEMPOTENCY_KEY: Mapping[str, Any] = {
@@ -86,8 +100,7 @@ class Route:
     path: str
     interface: Interface = PLAIN
     _: KW_ONLY
-    may: Action | LoginAction | None
-    """What a role has to allow; None: anybody may."""
+    may: May
     takes: Any = None
     """The type of the body, or Content; default: that of the method's `body`."""
     query: type[PathQuery] | None = None

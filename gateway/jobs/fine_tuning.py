@@ -19,7 +19,7 @@ from pydantic import Field
 from starlette.requests import Request
 
 from gateway.http.body import Body, PathQuery, read, read_query
-from gateway.http.route import IDEMPOTENCY_KEY, OPENAI, Route
+from gateway.http.route import IDEMPOTENCY_KEY, OPENAI
 from gateway.jobs import fine_tuning_view as view, tuning_orders
 from gateway.jobs.answers import (
     FINE_TUNING_JOB,
@@ -103,7 +103,6 @@ def _with_status(status: str) -> FineTuningJob:
 
 COMMAND: dict[str, Any] = {
     "may": "jobs.command",
-    "interface": OPENAI,
     "answers": FineTuningJob,
     "refuses": (400, 404, 408, 409, 413),
     "parameters": (IDEMPOTENCY_KEY,),
@@ -147,10 +146,8 @@ class FineTuning:
         """`fleet`: a job may train any policy that the fleet serves; else that of the settings."""
         self._settings, self._jobs_of, self._fleet = settings, jobs_of(settings, log), fleet
 
-    @Route(
-        "POST",
+    @OPENAI.post(
         "/fine_tuning/jobs",
-        OPENAI,
         may="jobs.order",
         parameters=(IDEMPOTENCY_KEY,),
         sends={
@@ -178,10 +175,8 @@ class FineTuning:
         except JobRequestError as exc:  # more questions than a record holds
             raise CallError("invalid", str(exc).replace("training_queries", "training_file"), "training_file") from exc
 
-    @Route(
-        "GET",
+    @OPENAI.get(
         "/fine_tuning/jobs",
-        OPENAI,
         may="jobs.read",
         query=JobsQuery,
         example=FineTuningJobList(**page([FINE_TUNING_JOB], None, 20)),
@@ -194,18 +189,14 @@ class FineTuning:
         listed = [view.job(job, events) for job, events in jobs_with_events if metadata.fits(events)]
         return FineTuningJobList(**page(listed, query.after, query.limit))
 
-    @Route("GET", "/fine_tuning/jobs/{job_id}", OPENAI, may="jobs.read", example=FINE_TUNING_JOB)
+    @OPENAI.get("/fine_tuning/jobs/{job_id}", may="jobs.read", example=FINE_TUNING_JOB)
     def get_fine_tuning_job(self, request: Request, job_id: str) -> FineTuningJob:
         """Look at a job."""
         jobs = self._jobs_of(request)
         return _answer(jobs, jobs.whole(job_id))
 
-    @Route(
-        "GET",
-        "/fine_tuning/jobs/{job_id}/events",
-        OPENAI,
-        may="jobs.read",
-        example=FineTuningEventList(**page([EVENT], None, 20)),
+    @OPENAI.get(
+        "/fine_tuning/jobs/{job_id}/events", may="jobs.read", example=FineTuningEventList(**page([EVENT], None, 20))
     )
     def list_fine_tuning_events(self, request: Request, job_id: str, query: EventsQuery) -> FineTuningEventList:
         """List what happened to a job, the newest first."""
@@ -213,10 +204,8 @@ class FineTuning:
         events = [view.event(event) for event in reversed(jobs.events(jobs.whole(job_id)))]
         return FineTuningEventList(**page(events, query.after, query.limit))
 
-    @Route(
-        "GET",
+    @OPENAI.get(
         "/fine_tuning/jobs/{job_id}/checkpoints",
-        OPENAI,
         may="jobs.read",
         example=FineTuningCheckpointList(**page([CHECKPOINT], None, 10)),
     )
@@ -231,17 +220,17 @@ class FineTuning:
         checkpoints = view.checkpoints(job, jobs.events(job), usable)
         return FineTuningCheckpointList(**page(checkpoints, query.after, query.limit))
 
-    @Route("POST", "/fine_tuning/jobs/{job_id}/pause", **COMMAND, example=_with_status("paused"))
+    @OPENAI.post("/fine_tuning/jobs/{job_id}/pause", **COMMAND, example=_with_status("paused"))
     def pause_fine_tuning_job(self, request: Request, job_id: str, raw: bytes) -> FineTuningJob:
         """Pause a job."""
         return self._command(request, job_id, "paused", raw)
 
-    @Route("POST", "/fine_tuning/jobs/{job_id}/resume", **COMMAND, example=_with_status("queued"))
+    @OPENAI.post("/fine_tuning/jobs/{job_id}/resume", **COMMAND, example=_with_status("queued"))
     def resume_fine_tuning_job(self, request: Request, job_id: str, raw: bytes) -> FineTuningJob:
         """Resume a job."""
         return self._command(request, job_id, "resumed", raw)
 
-    @Route("POST", "/fine_tuning/jobs/{job_id}/cancel", **COMMAND, example=_with_status("cancelled"))
+    @OPENAI.post("/fine_tuning/jobs/{job_id}/cancel", **COMMAND, example=_with_status("cancelled"))
     def cancel_fine_tuning_job(self, request: Request, job_id: str, raw: bytes) -> FineTuningJob:
         """Cancel a job."""
         return self._command(request, job_id, "cancelled", raw)

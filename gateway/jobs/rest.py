@@ -20,7 +20,7 @@ from starlette.requests import Request
 from gateway.agents.parameters import ToolSchema
 from gateway.http.body import Body, Refused, Whole, compact
 from gateway.http.principal import AGENT_NAME
-from gateway.http.route import IDEMPOTENCY_KEY, REST, Route
+from gateway.http.route import IDEMPOTENCY_KEY, REST
 from gateway.jobs import tuning_orders
 from gateway.jobs.answers import (
     FINE_TUNING_JOB,
@@ -165,10 +165,8 @@ class TrainingJobs:
     def __init__(self, settings: Settings, log: JobLog) -> None:
         self._settings, self._jobs_of = settings, jobs_of(settings, log)
 
-    @Route(
-        "POST",
+    @REST.post(
         "/finetune/jobs",
-        REST,
         may="jobs.order",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
@@ -193,15 +191,13 @@ class TrainingJobs:
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
         return _training_job(jobs.start(order, key=key))
 
-    @Route("GET", "/finetune/jobs/{job_id}/status", REST, may="jobs.read", example=TRAINING_JOB)
+    @REST.get("/finetune/jobs/{job_id}/status", may="jobs.read", example=TRAINING_JOB)
     def get_training_job(self, request: Request, job_id: str) -> TrainingJob:
         """Look at a job."""
         return _training_job(self._jobs_of(request).whole(job_id))
 
-    @Route(
-        "POST",
+    @REST.post(
         "/finetune/peft",
-        REST,
         may="jobs.order",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
@@ -228,10 +224,8 @@ class TrainingJobs:
         )
         return _training_job(jobs.start(order, key=key))
 
-    @Route(
-        "POST",
+    @REST.post(
         "/rl/environments",
-        REST,
         may="code.run",
         refuses=(404,),
         at_once=1,  # each may take minutes, and a process of its own
@@ -250,10 +244,8 @@ class TrainingJobs:
                 raise CallError(KINDS.get(exc.reason, "invalid"), str(exc), parameter) from exc
         return _environment(body, episode)
 
-    @Route(
-        "POST",
+    @REST.post(
         "/rl/agents",
-        REST,
         may="agents.write",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
@@ -282,7 +274,7 @@ class TrainingJobs:
         )
         return _agent(register(self._settings, event, key=key))
 
-    @Route("GET", "/rl/training/{job_id}/metrics", REST, may="jobs.read", example=METRICS)
+    @REST.get("/rl/training/{job_id}/metrics", may="jobs.read", example=METRICS)
     def get_training_metrics(self, request: Request, job_id: str) -> TrainingMetrics:
         """Return the figures of a job, iteration by iteration."""
         jobs = self._jobs_of(request)

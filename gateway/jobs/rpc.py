@@ -22,7 +22,7 @@ from gateway.http import errors
 from gateway.http.body import Body
 from gateway.http.principal import principal_of
 from gateway.http.request_record import RecordedCall, RequestRecord, record_of
-from gateway.http.route import Interface, Route
+from gateway.http.route import Interface
 from gateway.jobs import jsonrpc
 from gateway.jobs.answers import RpcOutcome
 from gateway.jobs.jsonrpc import INVALID_PARAMS, RpcError, RpcMethod
@@ -221,10 +221,8 @@ class JsonRpc:
     def __init__(self, settings: Settings, log: JobLog) -> None:
         self._settings, self._jobs_of = settings, jobs_of(settings, log)
 
-    @Route(
-        "POST",
+    @RPC.post(
         "/jsonrpc",
-        RPC,
         may="models.read",  # what every role may; each call is decided for itself
         takes=RpcCall | Annotated[list[RpcCall], Field(min_length=1, max_length=jsonrpc.MOST_REQUESTS)],
         answers=RpcOutcome | list[RpcOutcome],

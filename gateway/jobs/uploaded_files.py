@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from gateway.http.body import PathQuery
 from gateway.http.principal import tenant_of
-from gateway.http.route import OPENAI, Route
+from gateway.http.route import OPENAI
 from gateway.jobs import form_data
 from gateway.jobs.answers import DeletedFile, FileList, StoredFile, page
 from streams.errors import CallError
@@ -65,24 +65,16 @@ class UploadedFiles:
     def __init__(self, store: str) -> None:
         self._store = store
 
-    @Route(
-        "POST",
-        "/files",
-        OPENAI,
-        may="files.write",
-        takes={"multipart/form-data": {"schema": FORM}},
-        refuses=(),
-        example=EXAMPLE,
+    @OPENAI.post(
+        "/files", may="files.write", takes={"multipart/form-data": {"schema": FORM}}, refuses=(), example=EXAMPLE
     )
     def upload_file(self, request: Request, raw: bytes) -> StoredFile:
         """Upload a file of questions or examples, in JSON lines."""
         form = form_data.parts(request.headers.get("content-type", ""), raw)
         return _answer(_put(self._store, form, tenant_of(request)))
 
-    @Route(
-        "GET",
+    @OPENAI.get(
         "/files",
-        OPENAI,
         may="files.read",
         example=FileList(object="list", data=[EXAMPLE], has_more=False, first_id=EXAMPLE.id, last_id=EXAMPLE.id),
     )
@@ -94,23 +86,19 @@ class UploadedFiles:
             answers.reverse()
         return FileList(**page(answers, query.after, query.limit))
 
-    @Route("GET", "/files/{file_id}", OPENAI, may="files.read", example=EXAMPLE)
+    @OPENAI.get("/files/{file_id}", may="files.read", example=EXAMPLE)
     def get_file(self, request: Request, file_id: str) -> StoredFile:
         """Look at a file."""
         return _answer(training_files.find(self._store, file_id, tenant_of(request)))
 
-    @Route("GET", "/files/{file_id}/content", OPENAI, may="files.read", answers=RAW, refuses=(404,))
+    @OPENAI.get("/files/{file_id}/content", may="files.read", answers=RAW, refuses=(404,))
     def get_file_content(self, request: Request, file_id: str) -> Response:
         """Return a file as it was uploaded."""
         content = training_files.content(self._store, file_id, tenant_of(request))
         return Response(content, media_type=BYTES)
 
-    @Route(
-        "DELETE",
-        "/files/{file_id}",
-        OPENAI,
-        may="files.write",
-        example=DeletedFile(id=EXAMPLE.id, object="file", deleted=True),
+    @OPENAI.delete(
+        "/files/{file_id}", may="files.write", example=DeletedFile(id=EXAMPLE.id, object="file", deleted=True)
     )
     def delete_file(self, request: Request, file_id: str) -> DeletedFile:
         """Delete a file. Jobs that were ordered with it have its questions."""

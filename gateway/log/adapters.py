@@ -19,7 +19,7 @@ from starlette.requests import Request
 from gateway.http.body import Answer, Body, PathQuery, Whole
 from gateway.http.principal import actor_of, tenant_of
 from gateway.http.request_record import denied
-from gateway.http.route import REST, Route
+from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE
 from schemas.events import AdapterKind
 from streams.access.tenants.tenant_names import SEPARATOR, is_of
@@ -156,16 +156,14 @@ class PolicyVersions:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    @Route("GET", "/adapters", REST, may="adapters.read", at_once=AT_ONCE)
+    @REST.get("/adapters", may="adapters.read", at_once=AT_ONCE)
     def list_adapters(self, request: Request, query: AdaptersQuery) -> AdapterList:
         """List policies, their versions, and who serves."""
         shared = self._settings.policy.name
         return visible_adapters(read_states(self._settings), tenant_of(request), shared, query.policy)
 
-    @Route(
-        "POST",
+    @REST.post(
         "/adapters/{policy}/promote",
-        REST,
         may="adapters.promote",
         sends={"version": 8, "expected": 7, "reason": "it answers more questions"},
         example=DECISION,
@@ -174,10 +172,8 @@ class PolicyVersions:
         """Make a version primary."""
         return self._decide(request, policy, "promoted", body)
 
-    @Route(
-        "POST",
+    @REST.post(
         "/adapters/{policy}/reject",
-        REST,
         may="adapters.promote",
         sends={"version": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rejected"}),
@@ -186,10 +182,8 @@ class PolicyVersions:
         """Take a version out of service, or keep it out."""
         return self._decide(request, policy, "rejected", body)
 
-    @Route(
-        "POST",
+    @REST.post(
         "/adapters/{policy}/rollback",
-        REST,
         may="adapters.promote",
         sends={"expected": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rolled_back"}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from gateway.http.principal import principal_of
-from gateway.http.route import REST, Route
+from gateway.http.route import REST
 from gateway.log.group_answer import GroupAnswer
 from gateway.log.open_log import OpenLog
 
@@ -19,10 +19,8 @@ class TaskGroups:
     def __init__(self, log: OpenLog) -> None:
         self._log = log
 
-    @Route(
-        "GET",
+    @REST.get(
         "/groups/{task_id}",
-        REST,
         may="groups.read",
         at_once=1,  # the view answers one after the other
     )

@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Answer, Body, Whole
 from gateway.http.errors import apart
-from gateway.http.route import REST, Route
+from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import serde
 from schemas.conventions import FEEDBACK, FEEDBACK_VERSION
@@ -144,10 +144,8 @@ class OutsideRewards:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._of_task: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    @Route(
-        "POST",
+    @REST.post(
         "/rewards",
-        REST,
         may="rewards.give",
         status=201,
         sends={"task_id": "sum-1", "slot": 0, "score": 1, "scoring_agent_id": "people:ann"},

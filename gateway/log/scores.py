@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Answer, Body
 from gateway.http.errors import apart
-from gateway.http.route import REST, Route
+from gateway.http.route import REST
 from gateway.log.named_code import check_named
 from schemas.events import Message, RewardSource, Task, derive_id
 from streams.errors import CallError, SettingsError
@@ -67,10 +67,8 @@ class ScorerTrials:
     def __init__(self, settings: Settings) -> None:
         self._settings, self._at_once = settings, asyncio.Semaphore(AT_ONCE)
 
-    @Route(
-        "POST",
+    @REST.post(
         "/score",
-        REST,
         may="scores.try",  # a scorer that is executed code takes code.run, too
         refuses=(),
         sends={"scorer": "exact", "texts": ["11", "12"], "answer": 11},

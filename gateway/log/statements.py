@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from gateway.http.principal import principal_of
 from gateway.http.request_record import denied
-from gateway.http.route import REST, Route
+from gateway.http.route import REST
 from gateway.log.open_log import OpenLog
 from gateway.log.query_body import QueryAnswer, QueryBody
 
@@ -17,10 +17,8 @@ class Statements:
     def __init__(self, log: OpenLog) -> None:
         self._log = log
 
-    @Route(
-        "POST",
+    @REST.post(
         "/query",
-        REST,
         may="log.query",
         refuses=(),
         sends={"sql": "SELECT task_id, policy FROM tasks", "limit": 2},

@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Answer, Body, read_as_json
 from gateway.http.principal import actor_of, tenant_of
-from gateway.http.route import REST, Route
+from gateway.http.route import REST
 from gateway.log.named_code import check_named
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import serde
@@ -115,10 +115,8 @@ class SentTasks:
     def __init__(self, settings: Settings, log: OpenLog) -> None:
         self._settings, self._log = settings, log
 
-    @Route(
-        "POST",
+    @REST.post(
         "/tasks",
-        REST,
         may="tasks.submit",  # a scorer or an environment that is executed code takes code.run, too
         takes=TaskBody,
         status=201,

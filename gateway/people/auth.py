@@ -23,7 +23,7 @@ from gateway.http.body import Answer, SecretBody
 from gateway.http.errors import UNAUTHORIZED, ErrorAnswer, ErrorDetails, apart, json_response
 from gateway.http.principal import principal_of
 from gateway.http.request_record import record_of
-from gateway.http.route import ANYWHERE, Reply, Route
+from gateway.http.route import ANYWHERE, PLAIN, Reply
 from schemas.events import AccessRole
 from streams.access import passwords, roles, users
 from streams.access.people import Logins, TokenPair
@@ -81,8 +81,7 @@ TOKENS = TokensAnswer(access_token="eyJ…", token_type="Bearer", expires_in=900
 class OwnPermissions:
     """The route that tells a principal what it may do."""
 
-    @Route(
-        "GET",
+    @PLAIN.get(
         "/auth/permissions",
         may="models.read",  # what every role may
         refuses=(),
@@ -107,8 +106,7 @@ class PasswordLogins:
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
 
-    @Route(
-        "POST",
+    @PLAIN.post(
         "/auth/login",
         may="auth.login",
         refuses=(401, 429, *ANYWHERE),
@@ -120,8 +118,7 @@ class PasswordLogins:
         """Log in with a password."""
         return await give_tokens(request, self._logins.log_in, body.username, body.password, address_of(request))
 
-    @Route(
-        "POST",
+    @PLAIN.post(
         "/auth/tokens/refresh",
         may="auth.refresh",
         refuses=(401, *ANYWHERE),
@@ -133,8 +130,7 @@ class PasswordLogins:
         """Exchange a refresh token for the next tokens. One that is used twice ends the login."""
         return await give_tokens(request, self._logins.refresh, body.refresh_token)
 
-    @Route(
-        "POST",
+    @PLAIN.post(
         "/auth/logout",
         may="auth.logout",
         status=204,
@@ -147,7 +143,7 @@ class PasswordLogins:
         user = await apart(self._logins.log_out, body.refresh_token)
         record_login(request, user, logout_decision(user))
 
-    @Route("GET", "/.well-known/jwks.json", may=None, refuses=())
+    @PLAIN.get("/.well-known/jwks.json", may=None, refuses=())
     async def list_public_keys(self) -> Reply[JwksAnswer]:
         """Return the keys that verify access tokens (RFC 7517)."""
         return Reply(JwksAnswer(keys=self._logins.public_keys()), {"Cache-Control": "public, max-age=60"})

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 
 from gateway.http.errors import apart, json_response
 from gateway.http.notice import PREFIX, plain_page
-from gateway.http.route import ANYWHERE, Route
+from gateway.http.route import ANYWHERE, PLAIN
 from gateway.people.auth import (
     LOGGED_IN,
     NOT_STORED,
@@ -64,7 +64,7 @@ class OidcLogins:
         """`login_cookie`: how a browser keeps the login on the page."""
         self._issuer, self._logins, self._login_cookie = issuer, logins, login_cookie
 
-    @Route("GET", "/auth/oidc/login", may="auth.oidc", status=302, parameters=(TO,), refuses=ANYWHERE)
+    @PLAIN.get("/auth/oidc/login", may="auth.oidc", status=302, parameters=(TO,), refuses=ANYWHERE)
     async def begin_oidc_login(self, request: Request) -> Response:
         """Send a browser to the issuer."""
         begun = await apart(self._issuer.begin)
@@ -82,8 +82,7 @@ class OidcLogins:
         )
         return response
 
-    @Route(
-        "GET",
+    @PLAIN.get(
         CALLBACK,
         may="auth.oidc",
         answers=TokensAnswer,

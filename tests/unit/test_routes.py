@@ -13,7 +13,7 @@ from starlette.requests import Request
 from gateway.http.application import Application
 from gateway.http.body import Answer, Body, PathQuery
 from gateway.http.limits import KeyLimits
-from gateway.http.route import REST, Reply, Route, RouteTable, routes_of
+from gateway.http.route import PLAIN, REST, Reply, RouteTable, routes_of
 from gateway.people.door import Door
 from gateway.routes import ROOMS, ROUTES
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
@@ -44,8 +44,7 @@ class EchoAnswer(Answer):
 class Scratch:
     """A room that no other file knows."""
 
-    @Route(
-        "POST",
+    @PLAIN.post(
         "/echoes/{name}",
         may="tasks.submit",
         interface=REST,
