@@ -24,12 +24,11 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http import errors, openapi
 from gateway.http.body import read, read_query, sent
+from gateway.http.request_record import CLIENT_LEFT
 from gateway.http.route import Reply, Route, RouteTable, routes_of
 from streams.errors import CallError
 
 TITLE = "Streamward"
-CLIENT_LEFT = 499
-"""The status of a response that has no reader any more."""
 DESCRIPTION = Route("GET", "/openapi.json", may="models.read")
 
 

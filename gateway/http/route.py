@@ -34,8 +34,6 @@ LoginAction = Literal["auth.login", "auth.refresh", "auth.logout", "auth.oidc"]
 May = Action | LoginAction | None
 """What a role has to allow; None: anybody may."""
 LOGIN_ACTIONS: tuple[LoginAction, ...] = get_args(LoginAction)
-Content = Mapping[str, Mapping[str, Any]]
-"""A body by its media type, as OpenAPI has it, where it is not JSON of a model."""
 DECLARED = "declared_route"
 """The attribute of a function that answers a route."""
 
@@ -102,13 +100,13 @@ class Route:
     _: KW_ONLY
     may: May
     takes: Any = None
-    """The type of the body, or Content; default: that of the method's `body`."""
+    """The type of the body, or what OpenAPI has by media type; default: that of the method's `body`."""
     query: type[PathQuery] | None = None
     """The type of the query; default: that of the method's `query`."""
     parameters: Sequence[Mapping[str, Any]] = ()
     """Those of header and query that are read one by one."""
     answers: Any = None
-    """The type of the answer, or Content; default: that which the method returns. None: no body."""
+    """The type of the answer, or what OpenAPI has by media type; default: what the method returns. None: no body."""
     status: int = 200
     refuses: Sequence[int] | None = None
     """Statuses in addition to those that every such route has; default: 404, and for a POST 409."""

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from gateway.http.application import Application
 from gateway.http.body import Answer, Body, PathQuery
 from gateway.http.limits import KeyLimits
-from gateway.http.route import PLAIN, REST, Reply, RouteTable, routes_of
+from gateway.http.route import REST, Reply, RouteTable, routes_of
 from gateway.people.door import Door
 from gateway.routes import ROOMS, ROUTES
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
@@ -44,13 +44,9 @@ class EchoAnswer(Answer):
 class Scratch:
     """A room that no other file knows."""
 
-    @PLAIN.post(
+    @REST.post(
         "/echoes/{name}",
         may="tasks.submit",
-        interface=REST,
-        takes=EchoBody,
-        query=EchoQuery,
-        answers=EchoAnswer,
         status=201,
         refuses=(404,),
         max_bytes=40,
