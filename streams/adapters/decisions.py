@@ -43,7 +43,7 @@ class AdapterHistory:
     """The event that made each version, with its coordinates; the base model has none."""
 
     @property
-    def refused(self) -> dict[str, str]:
+    def refusals(self) -> dict[str, str]:
         """Reasons, by id of the event that was refused."""
         return {refused.event.event_id: refused.reason for refused in self.state.refused}
 
@@ -57,17 +57,17 @@ class AdapterHistory:
             (place, event)
             for place, event in self.events
             if event.version == version
-            or (event.kind in SWAPS and event.expected_version == version and event.event_id not in self.refused)
+            or (event.kind in SWAPS and event.expected_version == version and event.event_id not in self.refusals)
         ]
 
-    def made(self, version: int) -> AdapterEvent | None:
+    def trained_event(self, version: int) -> AdapterEvent | None:
         """Return the event that made a version; None for the base model."""
         return self.trained[version][1] if version in self.trained else None
 
     def no_effect(self, place: Coordinates, event: AdapterEvent) -> str | None:
         """Return why an event had no effect; None if it had one. A forged `trained` may have the id of the true one."""
         made_it = event.kind == "trained" and self.trained.get(event.version, (None,))[0] == place
-        return None if made_it else self.refused.get(event.event_id)
+        return None if made_it else self.refusals.get(event.event_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def decide(settings: Settings, history: AdapterHistory, proposed: ProposedDecisi
         raise RefusedError(f"policy {state.policy}: nothing was written: {reason}{_hint(state, kind, version)}")
     place = _write(settings, event)
     after = follow(settings, history, place.offset + 1)
-    if (reason := after.refused.get(event.event_id)) is not None:
+    if (reason := after.refusals.get(event.event_id)) is not None:
         raise RefusedError(
             f"{place}: another decision came first, and this one has no effect: {reason}{_winner(history, after)}"
         )
@@ -227,7 +227,7 @@ def _effective(history: AdapterHistory) -> list[tuple[Coordinates, AdapterEvent]
     """Return the decisions that took effect; of an event that was recorded twice, the first."""
     first: dict[str, tuple[Coordinates, AdapterEvent]] = {}
     for place, event in history.events:
-        if event.kind not in NO_DECISIONS and event.event_id not in history.refused:
+        if event.kind not in NO_DECISIONS and event.event_id not in history.refusals:
             first.setdefault(event.event_id, (place, event))
     return list(first.values())
 

@@ -91,7 +91,7 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
     row = row_of(history.state, version)
     refusals = Refusals(call.settings, history.state.policy).look(history.state)
     row["refused"] = next((refusal._asdict() for refusal in refusals if refusal.version == version), None)
-    trained = history.made(version)
+    trained = history.trained_event(version)
     row |= {
         "recipe": dict(trained.recipe) if trained else {},
         "files": [
@@ -220,7 +220,7 @@ def adapters_export(
 
     history = read(call, policy)
     row_of(history.state, version)  # raises if there is none
-    trained = history.made(version)
+    trained = history.trained_event(version)
     if trained is None or history.state.versions[version].status == "retired":
         raise NotFoundError(f"version {version} of {history.state.policy} has no files in the store: it is retired")
     from trainer.versions.export_adapter import export

@@ -104,7 +104,7 @@ def steps(
     """
     chain = parents(life, version)
     pairs: list[tuple[int, int | None]] = list(pairwise(chain))
-    if (first_made := life.made(chain[-1])) is not None and first_made.tuning is not None:
+    if (first_made := life.trained_event(chain[-1])) is not None and first_made.tuning is not None:
         pairs.append((chain[-1], None))
     pairs = pairs[:last]
     if not pairs:
@@ -262,7 +262,7 @@ def difference(life: AdapterHistory, one: int, other: int) -> dict[str, Any]:
     Of a recipe only differences are listed. Raises NotFoundError if one of the versions does not exist.
     """
     versions = find_version(life.state, one), find_version(life.state, other)
-    events = [life.made(version.version) for version in versions]
+    events = [life.trained_event(version.version) for version in versions]
     recipes = [dict(event.recipe) if event is not None else {} for event in events]
     files = [{file.path: file for file in version.files} for version in versions]
     low, high = sorted(versions, key=lambda version: version.version)

@@ -274,7 +274,7 @@ def test_who_chats_can_say_what_the_answer_was_worth(server: Server) -> None:
     said = "/good\nhello\n/bad\nhello again\n/good well put\n"
     result = CliRunner().invoke(cli, ["chat"], input=said, env=to_env(server.settings))
     assert (result.exit_code, result.stdout) == (0, "hello\nhello again\n")
-    assert "no answer yet" in result.stderr
+    assert "no answer to rate yet" in result.stderr
     answers = {turn.turn_id: turn.reply.content for turn in server.turns("chat")}
     kept = [one for _, one in read(server.settings, Reward) if one.response_id in answers]
     assert [(answers[one.response_id], one.value, one.rationale) for one in kept] == [

@@ -97,7 +97,7 @@ def _import(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) -> 
         folder = scratch / "adapter"
         foreign.write(settings, base, adapter, folder)
         event = _event(settings, order, base)
-        if (existing := history.made(event.version)) is not None:
+        if (existing := history.trained_event(event.version)) is not None:
             _check_same(existing, event, folder)
             return ImportedVersion(existing, adapter.other_files, again=True)
         _check_next(settings, history, order)
@@ -123,7 +123,7 @@ def _check_recipe(order: ImportOrder) -> None:
 
 def _check_shape(settings: Settings, history: AdapterHistory, parent: int) -> None:
     """Raise SettingsError if the settings make another adapter than the parent's recipe did."""
-    parent_event = history.made(parent)
+    parent_event = history.trained_event(parent)
     for name in SHAPE if parent_event is not None else ():
         section, _, key = name.partition(".")
         setting = str(getattr(getattr(settings, section), key))

@@ -247,7 +247,7 @@ def _start_event(settings: Settings, state: AdapterHistory, start: StartVersion)
             f"version {start.version} of {start.policy} has no files in the store: it is retired; name another one "
             "with --start"
         )
-    return history.made(start.version)
+    return history.trained_event(start.version)
 
 
 def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base: Base, history: History) -> _Examples:

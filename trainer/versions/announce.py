@@ -39,7 +39,7 @@ def announce(settings: Settings, event: AdapterEvent, folder: Path, when_late: W
     with Producer(settings) as producer:
         producer.send(whole)
         producer.flush()
-    first = read_history(settings, event.policy).made(event.version)
+    first = read_history(settings, event.policy).trained_event(event.version)
     if first is None or first.files != whole.files:
         raise RefusedError(
             f"version {event.version} of {event.policy} was made by another process meanwhile, so this one counts for "

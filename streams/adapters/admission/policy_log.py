@@ -2,7 +2,7 @@
 
     adapters ──► AdapterFollower ──► which version answers ──┐
     batches, groups ──► Admission ──► how many tasks may start ──┴─► PolicyState of each policy ◄── PolicyLog
-    responses [of the agent's partitions] ──► look_up ──► answered: tasks that need no answer any more
+    responses [of the agent's partitions] ──► look_up ──► answered_tasks, which need no answer any more
 
 A PolicyLog follows one policy, or for a fleet all of them, with one client. The first three topics are keyed by policy,
 so one partition of each holds everything about one. Adapters and batches are read from the start, groups from the first
@@ -122,7 +122,7 @@ class PolicyLog:
         self._polled = time.monotonic()
 
     def look_up(self, committed: Mapping[TopicPartition, int], now_ms: int) -> None:
-        """Read from `responses` which tasks have a complete sampling, for `answered` of these partitions of `tasks`.
+        """Read from `responses` the tasks that have a complete sampling, for `answered_tasks` of these partitions.
 
         A task and its responses have the same key, hence the same partition number. `responses` is read from the time
         of the first uncommitted task, and from where samplings may be in flight: not before a group that is open now
@@ -141,7 +141,7 @@ class PolicyLog:
         for sampling in _complete_samplings(read(self._settings, starts, ends, outage=self.outage), self._serves):
             self._samplings[sampling.partition].append(sampling)
 
-    def answered(self, policy: str, partitions: Iterable[int]) -> dict[int, set[str]]:
+    def answered_tasks(self, policy: str, partitions: Iterable[int]) -> dict[int, set[str]]:
         """Return, by partition, the tasks of a policy that had a complete sampling when it was last looked up.
 
         An agent that died between an answer and its commit finds the answer here. On the way, samplings that a batch to

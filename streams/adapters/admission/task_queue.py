@@ -147,7 +147,7 @@ class TaskQueue:
         partitions = [partition for _, partition in self._tasks.take_assigned()]
         if not partitions:
             return
-        answered = self._log.answered(self._settings.policy.name, partitions)
+        answered = self._log.answered_tasks(self._settings.policy.name, partitions)
         self._answered |= {partition: RecentTasks(task_ids) for partition, task_ids in answered.items()}
         self._aside = deque(entry for entry in self._aside if self._consumer.owns(entry))
 

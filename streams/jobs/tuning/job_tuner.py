@@ -156,7 +156,7 @@ class TuningWorker:
     def _version_event(self, job: JobState, tuning: JobTuning) -> AdapterEvent:
         """Return the event of the job's version, made now or found. Raises what `tune` does, and _EndedBetweenSteps."""
         base, version = job.base_version or 0, (job.base_version or 0) + 1
-        existing = read_history(self._settings, job.policy).made(version)
+        existing = read_history(self._settings, job.policy).trained_event(version)
         if existing is not None and existing.metadata.get(JOB) == job.job_id:
             return existing
         with Scratch("job") as folder:

@@ -105,10 +105,10 @@ def shape_problem(request: SamplingRequest, completions: Sequence[Completion]) -
 
 
 @contextlib.contextmanager
-def at_most(seconds: float, what: str) -> Iterator[None]:
+def at_most(seconds: float, label: str) -> Iterator[None]:
     """End this process with EXIT_RESTART if the block takes longer; 0 seconds: never."""
     if not seconds:
         yield
         return
-    with Watchdog(seconds, f"{what} has taken over {seconds:g} s"):
+    with Watchdog(seconds, f"{label} has taken over {seconds:g} s"):
         yield

@@ -4,13 +4,12 @@
                                                                                       │ tokens, reply
                             Done ◄── turn_recording: the broker has acknowledged it ◄─┘
 
-What the log has is never rendered or tokenized again: the prompt of a call begins with the tokens of the turn that its
-history ends with. A call whose body was answered before, sent again as a retry, gets the same answer, or shares the one
-in progress if it has a key of its client. If every reader of an answer leaves, its rows are cancelled, and the turn is
-recorded as not delivered.
+No recorded token is rendered or tokenized again: the prompt of a call begins with the tokens of the turn that its
+history ends with. A retry, which is a call with the body of one that was answered before, gets the same answer; with a
+key of its client it also shares an answer in progress. If every reader of an answer leaves, its rows are cancelled, and
+the turn is recorded as not delivered.
 
-One server belongs to one agent at a time: two on the same log would give the same
-number to turns of the same trajectory.
+Not covered: two servers on one log. They would give the same number to turns of the same trajectory.
 """
 
 from __future__ import annotations
