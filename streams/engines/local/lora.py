@@ -54,7 +54,7 @@ class LoraPair(NamedTuple):
 
 
 Span = tuple[slice, Mapping[str, LoraPair]]
-"""Neighbouring tokens of a pass, and what is added to the modules for them, by name."""
+"""Neighbouring rows or tokens of a pass, and what is added to the modules for them, by name."""
 
 
 def read_lora(folder: Path, model: nn.Module) -> dict[str, LoraPair]:
@@ -114,88 +114,64 @@ def _bad(folder: Path, error: str, remedy: str) -> EventError:
     return EventError(f"adapter {folder}: {error}; {remedy}", reason="bad_adapter")
 
 
-class Lora:
-    """An adapter applied to a model, until removed."""
-
-    def __init__(self, model: nn.Module, pairs: Mapping[str, LoraPair]) -> None:
-        self._hooks = [model.get_submodule(name).register_forward_hook(_adding(pair)) for name, pair in pairs.items()]
-
-    def remove(self) -> None:
-        """Restore the model."""
-        for hook in self._hooks:
-            hook.remove()
-
-
 class BatchedLora:
-    """Several adapters side by side in a padded batch: each changes its own rows [rows, tokens, d], until removed."""
+    """Adapters side by side in a batch [rows, tokens, d]: each changes its own rows, until removed."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._hooks: dict[str, Any] = {}
         self._spans: Sequence[Span] = ()
 
-    def use(self, rows: Sequence[Span]) -> None:
-        """Apply these from now on: which rows of the batch, and what is added to the modules for them."""
-        self._spans = rows
-        for name in {name for _, pairs in rows for name in pairs} - self._hooks.keys():
-            module = self._model.get_submodule(name)
-            self._hooks[name] = module.register_forward_hook(self._adding(name))
-
-    def remove(self) -> None:
-        """Restore the model."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
-
-    def _adding(self, name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            for rows, pairs in self._spans:
-                if name in pairs:
-                    _add(pairs[name], inputs[0][rows], output[rows])
-            return output
-
-        return hook
-
-
-class PackedLora:
-    """Several adapters side by side in a packed pass: each changes the tokens of its own rows."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._head = model.get_output_embeddings()
-        self._hooks: dict[str, Any] = {}
-        self._spans: Sequence[Span] = ()
-        self._head_spans: Sequence[Span] = ()
-
-    def use(self, tokens: Sequence[Span], logits: Sequence[Span]) -> None:
-        """Apply these from now on: to which tokens of the pass, and to which of those that logits are computed for."""
-        self._spans, self._head_spans = tokens, logits
-        changed = {name for _, pairs in tokens for name in pairs}
+    def use(self, spans: Sequence[Span]) -> None:
+        """Apply these from now on: rows of the batch, and what is added to the modules for them."""
+        self._spans = spans
+        changed = {name for _, pairs in spans for name in pairs}
         for name in self._hooks.keys() - changed:
             self._hooks.pop(name).remove()
         for name in changed - self._hooks.keys():
-            module = self._model.get_submodule(name)
-            self._hooks[name] = module.register_forward_hook(self._adding(name))
+            self._hooks[name] = self._model.get_submodule(name).register_forward_hook(self._hook(name))
 
-    def _adding(self, name: str) -> Any:
+    def remove(self) -> None:
+        """Restore the model."""
+        self.use(())
+
+    def _hook(self, name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            for span, pairs in self._head_spans if module is self._head else self._spans:
+            for span, pairs in self._spans_of(module):
                 if name in pairs:
-                    _add(pairs[name], inputs[0][0, span], output[0, span])
+                    _add(pairs[name], self._rows(inputs[0]), self._rows(output), span)
             return output
 
         return hook
 
+    def _spans_of(self, module: nn.Module) -> Sequence[Span]:
+        return self._spans
 
-def _adding(pair: LoraPair) -> Any:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        _add(pair, inputs[0], output)
-        return output
-
-    return hook
+    def _rows(self, batch: Tensor) -> Tensor:
+        return batch
 
 
-def _add(pair: LoraPair, inputs: Tensor, output: Tensor) -> None:
-    """Add, in place, what the adapter makes of `inputs`."""
-    low = inputs.reshape(-1, pair.a.shape[0]) @ pair.a
-    output.view(-1, pair.b.shape[1]).addmm_(low, pair.b)
+class PackedLora(BatchedLora):
+    """Adapters side by side in a packed pass [1, tokens, d]: each changes the tokens of its own rows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._head = model.get_output_embeddings()
+        self._head_spans: Sequence[Span] = ()
+
+    def use_packed(self, tokens: Sequence[Span], logits: Sequence[Span]) -> None:
+        """Apply these from now on: to which tokens of the pass, and to which of those that logits are computed for."""
+        self._head_spans = logits
+        self.use(tokens)
+
+    def _spans_of(self, module: nn.Module) -> Sequence[Span]:
+        return self._head_spans if module is self._head else self._spans
+
+    def _rows(self, batch: Tensor) -> Tensor:
+        return batch[0]
+
+
+def _add(pair: LoraPair, inputs: Tensor, output: Tensor, span: slice) -> None:
+    """Add to `span` of the output, in place, what the adapter makes of the same part of the inputs."""
+    low = inputs[span].reshape(-1, pair.a.shape[0]) @ pair.a
+    output[span].view(-1, pair.b.shape[1]).addmm_(low, pair.b)

@@ -148,7 +148,7 @@ class PackedDecoder:
     def close(self) -> None:
         """Restore the model."""
         self.clear()
-        self._lora.use((), ())
+        self._lora.remove()
 
     def counts(self) -> EngineCounts:
         """Return what it is doing; any thread may call this."""
@@ -261,7 +261,7 @@ class PackedDecoder:
         ready = [row for row, count in pieces if count == row.pending]
         ends = [end for end, (row, count) in zip(accumulate(counts), pieces, strict=True) if count == row.pending]
         ids = np.concatenate([row.tokens[row.cache.length :][:count] for row, count in pieces])
-        self._lora.use(_spans(pieces), _spans([(row, 1) for row in ready]))
+        self._lora.use_packed(_spans(pieces), _spans([(row, 1) for row in ready]))
         packed = PackedPass([row.cache for row, _ in pieces], counts)
         device = self._shape.device
         logits = packed.run(

@@ -10,7 +10,7 @@ stay in memory, so that two that take turns are swapped without reading files. W
 slot and step (decoding_row.py), not on its neighbours.
 
 A round may have requests of several versions, of one policy or of several: rows of one version stand together, and each
-version's factors are applied to its own rows (`sample_mixed`). The weights are read once for all of them, which is what
+version's factors are applied to its own rows (lora.py). The weights are read once for all of them, which is what
 a step takes its time for; a row draws from the distribution that it would have alone, to rounding.
 
 Requests do not join a running round: the policy agent hands over the next round when this one is done (continuous.py
@@ -34,7 +34,7 @@ from transformers.cache_utils import DynamicCache
 from streams.engines.base_model import Base, load_base
 from streams.engines.local.decoding_row import DecodingRow, draw_next
 from streams.engines.local.key_values import CacheShape
-from streams.engines.local.lora import BatchedLora, Lora, LoraPair, read_lora
+from streams.engines.local.lora import BatchedLora, LoraPair, read_lora
 from streams.engines.local.self_check import check_decoding
 from streams.engines.local.shared_prefix import ATTENTION, FanOut
 from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed_slot, failed_slots
@@ -70,7 +70,7 @@ class ResidentVersion:
     last_prompt: tuple[int, ...] = ()
 
 
-class MixedVersions(NamedTuple):
+class RoundVersions(NamedTuple):
     """The versions of a round, and which of them answers each request."""
 
     lora: BatchedLora
@@ -107,7 +107,7 @@ class TransformersEngine:
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self.served_version = 0
         self._model: Any = base.model
-        self._lora: Lora | None = None
+        self._lora = BatchedLora(self._model)
         self._served, self._capacity = ResidentVersion(None, {}), capacity
         self._resident: dict[tuple[int, Path | None], ResidentVersion] = {(0, None): self._served}
         """In the order in which they were last served. Several policies may have a version of one number."""
@@ -119,11 +119,7 @@ class TransformersEngine:
 
     def serve(self, version: int, adapter: Path | None) -> None:
         """Serve `version` from now on. Raises EventError (bad_adapter) and keeps the old one if it cannot be used."""
-        resident = self._load(version, adapter)
-        if self._lora is not None:
-            self._lora.remove()
-        self._lora, self._served = Lora(self._model, resident.pairs), resident
-        self.served_version = version
+        self._served, self.served_version = self._load(version, adapter), version
 
     def _load(self, version: int, adapter: Path | None) -> ResidentVersion:
         """Return a version that is in memory from now on; the one unused for longest leaves. Raises EventError."""
@@ -138,28 +134,26 @@ class TransformersEngine:
 
     def close(self) -> None:
         """Restore the model."""
-        self.serve(0, None)
+        self._lora.remove()
         self._model.config._attn_implementation = self._plain_attention
 
     def sample(self, requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         """Answer every slot of every request; see `Engine.sample`."""
-        return self._answer(requests, None)
+        return self._answer(requests, self._one_version(len(requests)))
 
     def sample_mixed(self, parts: Sequence[EnginePart]) -> list[list[list[Completion]]]:
         """Answer requests of several versions in one round; see `MixedEngine`."""
         versions = [self._load(part.version, part.adapter) for part in parts]
         version_of = [index for index, part in enumerate(parts) for _ in part.requests]
-        if self._lora is not None:
-            self._lora.remove()
-        mixed = MixedVersions(BatchedLora(self._model), versions, version_of)
-        try:
-            answers = iter(self._answer([request for part in parts for request in part.requests], mixed))
-        finally:
-            mixed.lora.remove()
-            self._lora = Lora(self._model, self._served.pairs)
+        requests = [request for part in parts for request in part.requests]
+        answers = iter(self._answer(requests, RoundVersions(self._lora, versions, version_of)))
         return [list(itertools.islice(answers, len(part.requests))) for part in parts]
 
-    def _answer(self, requests: Sequence[SamplingRequest], mixed: MixedVersions | None) -> list[list[Completion]]:
+    def _one_version(self, requests: int) -> RoundVersions:
+        """Return a round in which the served version answers so many requests."""
+        return RoundVersions(self._lora, [self._served], [0] * requests)
+
+    def _answer(self, requests: Sequence[SamplingRequest], versions: RoundVersions) -> list[list[Completion]]:
         answers: list[list[Completion]] = [[] for _ in requests]
         rows: list[DecodingRow] = []
         for index, request in enumerate(requests):
@@ -173,10 +167,10 @@ class TransformersEngine:
             for slot in range(request.task.group_size):
                 rows.append(DecodingRow(index, slot, prompt, sampling, request.draw_key, room))
         # stable: the slots of a request stay adjacent, and so do the requests of a version
-        rows.sort(key=lambda row: (0 if mixed is None else mixed.version_of[row.request], len(row.prompt)))
+        rows.sort(key=lambda row: (versions.version_of[row.request], len(row.prompt)))
         for batch in self._batches(rows):
             with torch.inference_mode():
-                self._decode(batch, mixed)
+                self._decode(batch, versions)
             for row in batch:
                 answers[row.request].append(self._completion(row))
         return answers
@@ -200,18 +194,15 @@ class TransformersEngine:
             yield batch
 
     def _begin(
-        self, prompts: Sequence[tuple[int, ...]], mixed: MixedVersions | None = None, requests: Sequence[int] = ()
+        self, prompts: Sequence[tuple[int, ...]], versions: RoundVersions, requests: Sequence[int]
     ) -> tuple[Tensor, DynamicCache, Tensor]:
-        """Run each prompt once: return the logits after it [tasks, V], the caches, and their mask [tasks, P].
+        """Run the prompt of each request once.
 
-        In a mixed round, `requests` are those of the prompts.
+        Return the logits after it [tasks, V], the caches, and their mask [tasks, P].
         """
         device = self._model.device
-        if mixed is None:
-            shared, cache = self._begin_shared(prompts, [(self._served, len(prompts))])
-        else:
-            shared, cache = self._begin_shared(prompts, mixed.counts(requests), mixed.lora)
-            mixed.apply(requests)
+        shared, cache = self._begin_shared(prompts, versions.counts(requests))
+        versions.apply(requests)
         rests = [prompt[len(shared) :] for prompt in prompts]
         longest = max(map(len, rests))
         ids = torch.tensor([[0] * (longest - len(rest)) + list(rest) for rest in rests], device=device)
@@ -228,14 +219,11 @@ class TransformersEngine:
         return logits, cache, mask
 
     def _begin_shared(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        versions: Sequence[tuple[ResidentVersion, int]],
-        lora: BatchedLora | None = None,
+        self, prompts: Sequence[tuple[int, ...]], versions: Sequence[tuple[ResidentVersion, int]]
     ) -> tuple[tuple[int, ...], DynamicCache]:
         """Return the beginning that all prompts share, and its cache, expanded to one row per prompt.
 
-        `versions`: those of the prompts, each with the number of its own; several need `lora`.
+        `versions`: those of the prompts, each with the number of its own.
         """
         last_prompts = [version.last_prompt for version, _ in versions if version.last_prompt]
         shared = _common([*prompts, *last_prompts])
@@ -250,15 +238,12 @@ class TransformersEngine:
         shared = next((beginning for beginning in begun if _is_nearly(beginning, shared)), shared)
         fresh = [version for version, _ in versions if version.beginning != shared]
         if fresh:
-            self._run_shared(shared, fresh, lora)
+            self._run_shared(shared, fresh)
         return shared, _expand([(version.cache, count) for version, count in versions if version.cache is not None])
 
-    def _run_shared(
-        self, shared: tuple[int, ...], versions: Sequence[ResidentVersion], lora: BatchedLora | None
-    ) -> None:
+    def _run_shared(self, shared: tuple[int, ...], versions: Sequence[ResidentVersion]) -> None:
         """Run a beginning once for each of these versions, in one pass."""
-        if lora is not None:
-            lora.use([(slice(row, row + 1), version.pairs) for row, version in enumerate(versions)])
+        self._lora.use([(slice(row, row + 1), version.pairs) for row, version in enumerate(versions)])
         caches = DynamicCache()
         ids = torch.tensor([shared] * len(versions), device=self._model.device)
         self._model(input_ids=ids, past_key_values=caches, logits_to_keep=1)
@@ -269,17 +254,16 @@ class TransformersEngine:
 
     # --- decoding ----------------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: Sequence[DecodingRow], mixed: MixedVersions | None = None) -> None:
-        """Decode `rows`; those of one request must be adjacent, and those of one version in a mixed round."""
+    def _decode(self, rows: Sequence[DecodingRow], versions: RoundVersions) -> None:
+        """Decode `rows`; those of one request must be adjacent, and those of one version."""
         first = [index for index, row in enumerate(rows) if index == 0 or rows[index - 1].request != row.request]
         ends = [*first[1:], len(rows)]
         counts = torch.tensor([end - start for start, end in zip(first, ends, strict=True)], device=self._model.device)
         task_of_row = torch.arange(len(first), device=counts.device).repeat_interleave(counts)
         requests = [rows[index].request for index in first]
-        logits, cache, mask = self._begin([rows[index].prompt for index in first], mixed, requests)
+        logits, cache, mask = self._begin([rows[index].prompt for index in first], versions, requests)
         live = list(rows)
-        if mixed is not None:
-            mixed.apply([row.request for row in live])
+        versions.apply([row.request for row in live])
         positions = torch.tensor([len(row.prompt) for row in rows], device=counts.device)
         fanout = FanOut(cache, mask, task_of_row)
         tokens = draw_next(live, logits[task_of_row].float(), self._prompts)
@@ -291,8 +275,7 @@ class TransformersEngine:
                 places = torch.tensor(unfinished, device=counts.device)
                 fanout.keep(places)
                 live, tokens, positions = [live[index] for index in unfinished], tokens[places], positions[places]
-                if mixed is not None:
-                    mixed.apply([row.request for row in live])
+                versions.apply([row.request for row in live])
             tokens = draw_next(live, self._step(fanout, tokens, positions).float(), self._prompts)
             positions = positions + 1
 
@@ -328,7 +311,7 @@ class TransformersEngine:
 
         def decode(prompts: list[tuple[int, ...]], answers: Tensor, task_of_row: Tensor) -> Tensor:
             self._model.config._attn_implementation = ATTENTION
-            logits, cache, mask = self._begin(prompts)
+            logits, cache, mask = self._begin(prompts, self._one_version(len(prompts)), range(len(prompts)))
             fanout, steps = FanOut(cache, mask, task_of_row), [logits[task_of_row]]
             positions = torch.tensor([len(prompts[task]) for task in task_of_row.tolist()], device=answers.device)
             for step in range(answers.shape[1]):

@@ -59,9 +59,10 @@ class Probe:
 
     def logprobs(self, adapter: Path) -> list[float]:
         """Return the logprob of each token but the first under the adapter. Raises EventError (bad_adapter)."""
-        from streams.engines.local.lora import Lora, read_lora
+        from streams.engines.local.lora import BatchedLora, read_lora
 
-        lora = Lora(self._model, read_lora(adapter, self._model))
+        lora = BatchedLora(self._model)
+        lora.use([(slice(None), read_lora(adapter, self._model))])
         try:
             return self._logprobs()
         finally:
