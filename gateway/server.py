@@ -45,8 +45,8 @@ from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
 from gateway.routes import TABLE, Health
 from streams.access.access_log import AccessLog
+from streams.access.logins import KeyFile, Logins
 from streams.access.oidc import Issuer
-from streams.access.people import KeyFile, Logins
 from streams.access.request_log import RequestLog
 from streams.adapters import signing
 from streams.engines.build import build_tokens

@@ -43,7 +43,7 @@ from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action
 from streams.environments.episodes.trial_episode import TrialEpisode, try_twice
 from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
-from streams.jobs import job_log, request as requests, view
+from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState
 from streams.output import moment
@@ -284,7 +284,7 @@ class TrainingJobs:
             id=job.job_id,
             type=_type(job),
             status=job.status,
-            metrics=JobFigures(**view.metrics(job)),
+            metrics=JobFigures(**job_view.metrics(job)),
             usage=job.usage.metrics(job.spec.prices),
             iterations=[_figures(event) for event in events if event.kind == "iteration"],
             evaluations=[_figures(event) for event in events if event.kind == "evaluated"],
@@ -312,13 +312,13 @@ def _figures(event: JobEvent) -> IterationFigures:
 
 
 def _training_job(job: JobState) -> TrainingJob:
-    config = {"agent_id": job.spec.agent or job.policy, "n_iterations": job.spec.iterations, **view.order(job)}
+    config = {"agent_id": job.spec.agent or job.policy, "n_iterations": job.spec.iterations, **job_view.order(job)}
     return TrainingJob(
         id=job.job_id,
         type=_type(job),
         status=job.status,
         config=OrderedConfig.model_validate(config),
-        metrics=JobProgress(iteration=job.iteration, cost_usd=job.cost_usd, **view.metrics(job)),
+        metrics=JobProgress(iteration=job.iteration, cost_usd=job.cost_usd, **job_view.metrics(job)),
         created_at=moment(job.created_at),
         updated_at=moment(job.updated_at),
         reason=job.reason,

@@ -32,7 +32,7 @@ from streams.access.roles import Action, Principal, decide
 from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import suite_tasks as evaluation
-from streams.jobs import request as requests, view
+from streams.jobs import job_view, request as requests
 from streams.jobs.job_answers import JobAnswers, answers
 from streams.jobs.job_log import JobCommandKind, JobLog
 from streams.jobs.questions import suite, suite_name
@@ -266,6 +266,6 @@ def _read(model: type[P], parameters: dict[str, Any]) -> P:
 
 def _job_row(job: JobState) -> dict[str, Any]:
     """Return a job as clients read it."""
-    row = view.row(job)
+    row = job_view.row(job)
     moments = {name: moment(row[name]) for name in ("created_at", "updated_at")}
-    return row | moments | {"metrics": {**view.metrics(job), "tool_accuracy": None}}
+    return row | moments | {"metrics": {**job_view.metrics(job), "tool_accuracy": None}}

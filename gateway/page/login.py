@@ -22,7 +22,7 @@ from gateway.page.render import Renderer
 from gateway.people.auth import LOGGED_IN, NOT_STORED, address_of, logout_decision, record_login, refusal_decision
 from gateway.people.cookie import LoginCookie, is_own_path, refresh_token_of
 from streams.access import passwords, users
-from streams.access.people import WRONG, Logins
+from streams.access.logins import WRONG, Logins
 from streams.errors import LoginRefused
 
 

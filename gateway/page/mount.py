@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.notice import PREFIX, plain_page
 from gateway.people.cookie import LoginCookie
-from streams.access.people import Logins
+from streams.access.logins import Logins
 from streams.settings.model import Settings
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from gateway.http.request_record import record_of
 from gateway.http.route import ANYWHERE, PLAIN, Reply
 from schemas.events import AccessRole
 from streams.access import passwords, roles, users
-from streams.access.people import Logins, TokenPair
+from streams.access.logins import Logins, TokenPair
 from streams.access.roles import Action, Decision
 from streams.access.users import User
 from streams.errors import LoginRefused

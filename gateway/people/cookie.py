@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.notice import PREFIX, plain_page
 from gateway.http.route import Route
 from streams.access.keys import AccessKey
-from streams.access.people import TokenPair
+from streams.access.logins import TokenPair
 from streams.access.users import User
 from streams.errors import LogError, LoginRefused
 from streams.settings.model import Settings

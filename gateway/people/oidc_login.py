@@ -30,8 +30,8 @@ from gateway.people.auth import (
     refusal_decision,
 )
 from gateway.people.cookie import LOGIN, LoginCookie
+from streams.access.logins import Logins, TokenPair
 from streams.access.oidc import CALLBACK, Issuer
-from streams.access.people import Logins, TokenPair
 from streams.access.roles import Decision
 from streams.errors import LoginRefused
 

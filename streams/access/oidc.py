@@ -26,7 +26,7 @@ import jwt
 
 from schemas import json_text
 from schemas.events import AccessRole
-from streams.access.people import Vouched
+from streams.access.logins import Vouched
 from streams.errors import LogError, LoginRefused
 from streams.http_client import AnswerTooLarge, fetch, new_client
 from streams.kafka import times

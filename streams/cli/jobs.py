@@ -197,21 +197,21 @@ def jobs_show(call: AppContext, /, job_id: str, output: str) -> None:
     one.
     """
     from streams import output as show
-    from streams.jobs import view
+    from streams.jobs import job_view
     from streams.jobs.job_log import JobLog
 
     with JobLog(call.settings) as log:
         job = log.get(job_id)
     if output == "json":
-        print(show.json_line(view.whole(job)))
+        print(show.json_line(job_view.whole(job)))
         return
-    show.record(view.row(job) | view.order(job), "table")
+    show.record(job_view.row(job) | job_view.order(job), "table")
     if job.evaluations:
         print()
         columns = [show.Column(name, name) for name in ("iteration", "version")]
         columns += [show.Column("success", lambda row: f"{row['success']:.3f}")]
         columns += [show.Column("gain", lambda row: show.with_interval(row, "success_gain"))]
-        show.rows([view.evaluation(evaluation) for evaluation in job.evaluations], columns, "table")
+        show.rows([job_view.evaluation(evaluation) for evaluation in job.evaluations], columns, "table")
 
 
 def _command(call: AppContext, job_id: str, kind: JobCommandKind, reason: str, key: str | None, output: Output) -> None:
@@ -223,7 +223,7 @@ def _command(call: AppContext, job_id: str, kind: JobCommandKind, reason: str, k
 
 def _show(states: list[Any], output: Output) -> None:
     from streams import output as show
-    from streams.jobs import view
+    from streams.jobs import job_view
 
     columns = [
         show.Column("job", lambda row: row["job_id"][:8]),
@@ -234,7 +234,7 @@ def _show(states: list[Any], output: Output) -> None:
         show.Column("USD", lambda row: None if row["cost_usd"] is None else f"{row['cost_usd']:.4f}", right=True),
         show.Column("reason", "reason"),
     ]
-    show.rows([view.row(job) for job in states], columns, output)
+    show.rows([job_view.row(job) for job in states], columns, output)
 
 
 reason_option = click.option("--reason", default="asked for", show_default=True, help="Reason to record.")
@@ -290,7 +290,7 @@ def jobs_watch(call: AppContext, /, job_id: str, output: Output) -> None:
     """
     from streams import output as show
     from streams.errors import StreamwardError
-    from streams.jobs import view
+    from streams.jobs import job_view
     from streams.jobs.job_log import JobLog
 
     call.working = True
@@ -302,7 +302,7 @@ def jobs_watch(call: AppContext, /, job_id: str, output: Output) -> None:
             show.check_reader()
             for event in new:
                 line = f"{show.moment(event.created_at)}  {event.kind:<15}  {event.reason}"
-                print(show.json_line(view.event(event)) if output == "jsonl" else line, flush=True)
+                print(show.json_line(job_view.event(event)) if output == "jsonl" else line, flush=True)
             count += len(new)
         job = log.get(job_id)
     if job.status == "failed":

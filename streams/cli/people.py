@@ -42,12 +42,12 @@ def access_users() -> None:
 @pass_call
 def users_create(call: AppContext, /, name: str, roles: Any, tenant: str | None, output: Output) -> None:
     """Create a user. The password is prompted for, or is the first line of stdin."""
-    from streams.access import people, users
+    from streams.access import logins, users
 
     users.checked_name(name)
     password = _password()
     _change_user(
-        call, output, lambda log: people.create_user(log, name, password, roles, actor=user_name(), tenant=tenant)
+        call, output, lambda log: logins.create_user(log, name, password, roles, actor=user_name(), tenant=tenant)
     )
 
 
@@ -83,10 +83,10 @@ def users_set_password(call: AppContext, /, name: str, reason: str, output: Outp
 
     The password is prompted for, or is the first line of stdin.
     """
-    from streams.access import people
+    from streams.access import logins
 
     password = _password()
-    _change_user(call, output, lambda log: people.set_password(log, name, password, actor=user_name(), reason=reason))
+    _change_user(call, output, lambda log: logins.set_password(log, name, password, actor=user_name(), reason=reason))
 
 
 @access_users.command("set-roles")
@@ -97,9 +97,9 @@ def users_set_password(call: AppContext, /, name: str, reason: str, output: Outp
 @pass_call
 def users_set_roles(call: AppContext, /, name: str, roles: Any, reason: str, output: Output) -> None:
     """Replace the roles of a user."""
-    from streams.access import people
+    from streams.access import logins
 
-    _change_user(call, output, lambda log: people.set_roles(log, name, roles, actor=user_name(), reason=reason))
+    _change_user(call, output, lambda log: logins.set_roles(log, name, roles, actor=user_name(), reason=reason))
 
 
 @access_users.command("disable")
@@ -109,9 +109,9 @@ def users_set_roles(call: AppContext, /, name: str, roles: Any, reason: str, out
 @pass_call
 def users_disable(call: AppContext, /, name: str, reason: str, output: Output) -> None:
     """Disable a user and end the user's sessions."""
-    from streams.access import people
+    from streams.access import logins
 
-    _change_user(call, output, lambda log: people.disable(log, name, actor=user_name(), reason=reason))
+    _change_user(call, output, lambda log: logins.disable(log, name, actor=user_name(), reason=reason))
 
 
 @access_users.command("enable")
@@ -121,9 +121,9 @@ def users_disable(call: AppContext, /, name: str, reason: str, output: Output) -
 @pass_call
 def users_enable(call: AppContext, /, name: str, reason: str, output: Output) -> None:
     """Enable a disabled user."""
-    from streams.access import people
+    from streams.access import logins
 
-    _change_user(call, output, lambda log: people.enable(log, name, actor=user_name(), reason=reason))
+    _change_user(call, output, lambda log: logins.enable(log, name, actor=user_name(), reason=reason))
 
 
 @click.group("signing-key")
@@ -143,7 +143,7 @@ def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: O
     the file automatically; if each has a copy, replace all copies within 5 minutes.
     """
     from streams import output as show
-    from streams.access import people
+    from streams.access import logins
     from streams.access.access_log import AccessLog
     from streams.errors import SettingsError
 
@@ -154,7 +154,7 @@ def signing_key_rotate(call: AppContext, /, revoke: bool, reason: str, output: O
             "login.signing_key is not set; name the file, e.g. --set login.signing_key=/etc/streamward/signing.pem"
         )
     with AccessLog(settings) as log:
-        key = people.rotate(log, path, actor=user_name(), reason=reason, revoke=revoke)
+        key = logins.rotate(log, path, actor=user_name(), reason=reason, revoke=revoke)
     show.record({"kid": key.kid, "file": str(path), "earlier": "revoked" if revoke else "expire"}, output)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from streams.access.access_log import AccessLog
-from streams.access.people import create_user
+from streams.access.logins import create_user
 from streams.access.tokens import new_private_key
 from streams.processes.child import free_port
 from streams.settings.model import Login, Serve, Settings

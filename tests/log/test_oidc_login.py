@@ -19,8 +19,8 @@ from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
 from gateway.routes import TABLE
 from streams.access.access_log import AccessLog
+from streams.access.logins import KeyFile, Logins, disable, enable, set_password
 from streams.access.oidc import Issuer
-from streams.access.people import KeyFile, Logins, disable, enable, set_password
 from streams.access.tokens import new_private_key
 from streams.errors import RefusedError
 from streams.kafka import admin

@@ -13,7 +13,7 @@ import pytest
 
 from schemas.events import AdapterEvent, DeadLetter, Event, RequestEvent, derive_id
 from streams.access.access_log import AccessLog
-from streams.access.people import create_user
+from streams.access.logins import create_user
 from streams.access.tokens import new_private_key
 from streams.kafka import admin
 from streams.kafka.producer import Producer

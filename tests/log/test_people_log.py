@@ -25,7 +25,7 @@ from gateway.routes import TABLE
 from streams.access import tokens
 from streams.access.access_log import AccessLog
 from streams.access.attempts import A_NAME
-from streams.access.people import KeyFile, Logins
+from streams.access.logins import KeyFile, Logins
 from streams.access.request_log import RequestLog
 from streams.access.tokens import AUDIENCE
 from streams.cli.root import cli

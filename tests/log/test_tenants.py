@@ -26,7 +26,7 @@ from streamward_client import ApiError, AsyncClient
 from gateway.http.errors import ACTIONS
 from gateway.jobs import rpc as jobs
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
-from streams.access import people
+from streams.access import logins
 from streams.access.access_log import AccessLog
 from streams.cli.root import cli
 from streams.kafka import admin
@@ -106,8 +106,8 @@ def tenants(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> I
     with AccessLog(settings) as person:
         keys = {who: person.create(role="admin", actor="ann", tenant=who).text for who in ("red", "blue")}
         keys["operator"] = person.create(role="admin", actor="ann").text
-        people.rotate(person, folder / "signing.pem", actor="ann", reason="asked for", revoke=False)
-        people.create_user(person, "rita", PASSWORD, ["admin"], actor="ann", tenant="red")
+        logins.rotate(person, folder / "signing.pem", actor="ann", reason="asked for", revoke=False)
+        logins.create_user(person, "rita", PASSWORD, ["admin"], actor="ann", tenant="red")
     with serving(settings) as url:
         entered = httpx.post(f"{url}/auth/login", json={"username": "rita", "password": PASSWORD})
         made = Tenants(settings, url, {**keys, "rita": entered.json()["access_token"]}, NOBODYS)

@@ -28,7 +28,7 @@ from streams.stages.tasks.submit import submit
 from streamward import AgentManager, ConversationTracker
 from tests.support.agent_server import serving, settings_of, turns
 from tests.support.processes import command, environment, read, running, said, until
-from trainer.step.chains import chains
+from trainer.step.token_chains import chains
 
 pytestmark = pytest.mark.kafka
 

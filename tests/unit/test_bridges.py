@@ -22,8 +22,8 @@ from tests.support.models.tiny_log import batch_of
 from tests.unit.test_tree_of_turns import trajectories, with_branches
 from trainer.bridges import foreign, prime_rl, verl
 from trainer.bridges.batch_rows import TrainingBatch
-from trainer.step.chains import chains
 from trainer.step.collate import scale_advantages
+from trainer.step.token_chains import chains
 
 AT = Coordinates("batches", 0, 0)
 BRIDGES = needs("msgspec", "make setup-test")

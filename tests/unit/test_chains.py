@@ -17,7 +17,7 @@ from tests.support.factories import group, member, response, reward, task
 from tests.support.log.join_partition import Log
 from tests.support.thoroughness import examples
 from tests.unit.test_agent_fold import of_run, runs
-from trainer.step.chains import chains
+from trainer.step.token_chains import chains
 
 
 def run_of(slot: int) -> st.SearchStrategy[Recorded]:

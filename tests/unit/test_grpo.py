@@ -19,10 +19,10 @@ from streams.settings.model import Trainer
 from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, sampled_logps, tiny_group, tiny_model, tiny_tokenizer
 from trainer.step import prefix_tree
-from trainer.step.chains import chains
 from trainer.step.grpo import LogGRPOTrainer
 from trainer.step.model import wrap
 from trainer.step.prefix_tree import Row
+from trainer.step.token_chains import chains
 
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 

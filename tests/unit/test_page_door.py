@@ -24,7 +24,7 @@ from gateway.routes import TABLE
 from schemas.events import AccessRole
 from streams.access import users
 from streams.access.keys import AccessKey
-from streams.access.people import TokenPair
+from streams.access.logins import TokenPair
 from streams.access.roles import ALLOWED, ROLES
 from streams.access.users import User
 from streams.errors import LogError, LoginRefused, NotFoundError, RefusedError, SettingsError

@@ -18,7 +18,7 @@ from schemas.events import AccessEvent, problems
 from streams.access import passwords, sessions, tokens, users
 from streams.access.attempts import A_NAME, AN_ADDRESS, Attempts
 from streams.access.keys import NewSecret
-from streams.access.people import KeyFile
+from streams.access.logins import KeyFile
 from streams.access.sessions import LoginSession, Reused
 from streams.access.token_bucket import ROUNDING
 from streams.errors import SettingsError

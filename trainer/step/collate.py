@@ -27,8 +27,8 @@ from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
 from schemas.tokens import LossMask, TokenIds
 from streams.advantage_formulas import mean_and_std
 from streams.errors import ContradictoryEvent
-from trainer.step.chains import TokenChain, chains, tokens_of
 from trainer.step.prefix_tree import Row
+from trainer.step.token_chains import TokenChain, chains, tokens_of
 
 MICRO_TOKENS = 2048
 """Tokens of one micro-batch, a prompt counted once per group. A pass keeps about 2 MB per token for the backward pass

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from schemas.events import AdvantagedGroup
-from trainer.step.chains import tokens_of
+from trainer.step.token_chains import tokens_of
 
 
 class Share(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from schemas.events import AdvantagedGroup, GroupResponse
 from schemas.tokens import LossMask, TokenIds
-from trainer.step.chains import chains
+from trainer.step.token_chains import chains
 
 
 class TunedChain(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streams.errors import NotFoundError
-from streams.jobs import spending, view as job_view
+from streams.jobs import job_view, spending
 from streams.jobs.all_jobs import AllJobs
 from streams.kafka.topics import topics
 from streams.tools.archive import history
