@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
-from schemas.tokens import PerToken
 from streams.errors import SettingsError
 
 Output = Literal["table", "jsonl"]
@@ -185,7 +184,7 @@ def _plain(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return dict(value)
-    return list(value) if isinstance(value, PerToken) else str(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, bytes) else str(value)
 
 
 def _finite(value: Any) -> Any:
@@ -227,7 +226,7 @@ def cell(value: Any, *, as_sql: bool = False) -> str:
             return printable(json.dumps(value, ensure_ascii=False, default=str))
         case Mapping():
             return ", ".join(f"{key} {cell(item)}" for key, item in value.items())
-        case list() | tuple() | PerToken():
+        case Sequence() if not isinstance(value, str | bytes):
             return ", ".join(cell(item) for item in value)
         case _:
             return printable(str(value))

@@ -69,6 +69,32 @@ def between_folders() -> dict[str, set[str]]:
     return graph
 
 
+def between_packages() -> dict[str, set[str]]:
+    """Return the graph of the packages: a part of the program with all that is inside it.
+
+    These are each folder of streams/, each stage, gateway, trainer and schemas; the loose modules of streams/ are one.
+    A reader who climbs from the log to the command line passes these floors. Folders inside a package are rooms of the
+    same floor, whose order `between_folders` shows.
+    """
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        targets = graph.setdefault(package_of(module), set())
+        targets |= {package_of(name) for name in ours(module)} - {package_of(module)}
+    return graph
+
+
+def package_of(module: str) -> str:
+    """Return the package of a module, as a path: `gateway`, `streams/kafka`, `streams/stages/policy`."""
+    folders = folder_of(module).split("/")
+    if folders[:2] == ["streams", "stages"]:
+        depth = 3
+    elif folders[0] == "streams":
+        depth = 2
+    else:
+        depth = 1
+    return "/".join(folders[:depth])
+
+
 def between_rooms(folder: str) -> dict[str, set[str]]:
     """Return the graph inside `folder`: the modules directly in it and its folders, each with all that it holds."""
     graph: dict[str, set[str]] = {}
