@@ -92,7 +92,7 @@ def _archive() -> tuple[bytes, bytes, bytes]:
         empty = b"".join(path.read_bytes() for path in sorted(log.iterdir()))
         writer = RangeWriter(Settings(), store, "rewards", 0)
         writer.add(side_by_side("streamward.rewards", records))
-        (file,) = writer.closed(0, 5)
+        (file,) = writer.write_files(0, 5)
         state = table.load()
         assert state is not None and table.commit(state, Change(added=(file,), nexts={0: 5}))
         begun, _, added = (path.read_bytes() for path in sorted(log.iterdir()))

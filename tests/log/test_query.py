@@ -143,7 +143,7 @@ def test_what_the_log_has_lost_is_read_from_the_archive(own: Settings) -> None:
     write(own, "d")
     with Session(own) as session:
         assert answer(session, "SELECT task_id FROM tasks ORDER BY 1") == [["a"], ["b"], ["c"], ["d"]]
-        assert session.gaps({"tasks"}) == []
+        assert session.omissions({"tasks"}) == []
     with Session(own.model_copy(update={"kafka": Kafka(bootstrap="127.0.0.1:1")}), source="archive") as session:
         assert answer(session, "SELECT task_id FROM tasks ORDER BY 1") == [["a"], ["b"], ["c"]]
 

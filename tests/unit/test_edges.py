@@ -92,7 +92,7 @@ WITHOUT_TRY = {
     "streams/tools/replay/regroup.py::_join_all result": IN_THREAD,
     "streams/tools/replay/rescore.py::rescore result": IN_THREAD,
     "streams/tools/replay/rescore.py::result result": IN_THREAD,
-    "streams/worker/faust/fixes.py::settled result": "asked for its exception first",
+    "streams/worker/faust/fixes.py::on_settled result": "asked for its exception first",
     "trainer/versions/checkpoint.py::_read json_text.parse": CALLER,
     "trainer/versions/checkpoint.py::restore load_file": "its sha256 is the manifest's",
     "trainer/versions/export_adapter.py::_with_tokenizer json.loads": OWN,

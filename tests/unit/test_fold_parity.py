@@ -29,7 +29,7 @@ from streams.stages.rollouts import rollout_stage as rollouts
 from streams.stages.rollouts.state import RolloutState
 from streams.tools.audit.records import fact_of
 from streams.tools.audit.recount_versions import reigns
-from streams.tools.query.views import KNOWN, ROLLOUT
+from streams.tools.query.views import KNOWN_VERSIONS, ROLLOUT
 from streams.tools.views import policy_versions
 from tests.support.thoroughness import examples
 
@@ -161,7 +161,8 @@ def by_query(many: Sequence[Sequence[AdapterEvent]]) -> list[tuple[list[Now], li
         con.execute("CREATE SCHEMA whole")
         con.execute("CREATE VIEW whole.adapters AS FROM memory.main.adapters")
         found = con.sql(
-            f"SELECT policy, primary_version, candidate_version, share, effect FROM ({KNOWN}{ROLLOUT}) ORDER BY _offset"  # noqa: S608
+            "SELECT policy, primary_version, candidate_version, share, effect "
+            f"FROM ({KNOWN_VERSIONS}{ROLLOUT}) ORDER BY _offset"
         ).fetchall()
     after: dict[str, tuple[list[Now], list[str]]] = {f"p{which}": ([], []) for which in range(len(many))}
     for policy, primary, candidate, share, effect in found:

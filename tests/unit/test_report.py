@@ -47,7 +47,7 @@ def progress(tmp_path: Path) -> Progress:
 
 def result(progress: Progress, **changes: Any) -> dict[str, Any]:
     whole: dict[str, Any] = {"loop_s": 61.26, "data_dir": Path("demo"), "peak_bytes": {"kafka": 340}}
-    return report.of(progress, **{**whole, "interrupted": False, "finished": True, **changes})
+    return report.summarize(progress, **{**whole, "interrupted": False, "finished": True, **changes})
 
 
 def shown(progress: Progress, **changes: Any) -> str:

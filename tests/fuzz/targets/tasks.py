@@ -148,7 +148,7 @@ def recipes(folder: Path) -> Check:
 @target("node", "json", light=200)
 def node(folder: Path) -> Check:
     """What an embedded node remembers of itself is read, or taken as nothing."""
-    from streams.kafka.node.config import NODE_FILE, remember, remembered
+    from streams.kafka.node.config import NODE_FILE, read_node, remember
     from streams.settings.load import load
 
     path = folder / NODE_FILE
@@ -156,11 +156,11 @@ def node(folder: Path) -> Check:
     def check(data: bytes) -> str | None:
         path.write_bytes(data)
         load(env={}, overrides=[f"broker.data_dir={folder}"])
-        found = remembered(folder)
+        found = read_node(folder)
         if found is None:
             return "nothing"
         remember(folder, found)
-        assert remembered(folder) == found
+        assert read_node(folder) == found
         return None
 
     return check

@@ -22,6 +22,7 @@ from schemas import events
 from streams.errors import EventError, StreamwardError
 from streams.kafka.topics import Topic
 from streams.settings.load import load
+from streams.settings.model import Settings
 from streams.worker.faust import faust_agent, faust_app as apps
 from streams.worker.faust.faust_table import stale
 
@@ -29,11 +30,11 @@ ANSWERS = 4
 PARTITIONS = 4
 
 
-def topic(label: str, conf: load.Settings) -> Topic:
+def topic(label: str, conf: Settings) -> Topic:
     return Topic(label, conf.topics.prefix + label, events.Task, "task_id", PARTITIONS, {})
 
 
-def build(conf: load.Settings) -> apps.App:
+def build(conf: Settings) -> apps.App:
     patience = {
         "stuck_s": float(os.environ.get("JOIN_STUCK_S", 60)),
         "frozen_s": float(os.environ.get("JOIN_FROZEN_S", 30)),
