@@ -161,7 +161,7 @@ def by_query(many: Sequence[Sequence[AdapterEvent]]) -> list[tuple[list[Now], li
         con.execute("CREATE SCHEMA whole")
         con.execute("CREATE VIEW whole.adapters AS FROM memory.main.adapters")
         found = con.sql(
-            "SELECT policy, primary_version, candidate_version, share, effect "
+            "SELECT policy, primary_version, candidate_version, share, effect "  # noqa: S608
             f"FROM ({KNOWN_VERSIONS}{ROLLOUT}) ORDER BY _offset"
         ).fetchall()
     after: dict[str, tuple[list[Now], list[str]]] = {f"p{which}": ([], []) for which in range(len(many))}
