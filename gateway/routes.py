@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gateway.agents.feedback import FeedbackBox
-from gateway.agents.protocols import ModelCalls
+from gateway.agents.protocols import AgentProtocols
 from gateway.agents.runs import AgentRuns
 from gateway.http.application import DESCRIPTION
 from gateway.http.body import Answer
@@ -19,7 +19,7 @@ from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.uploaded_files import UploadedFiles
-from gateway.log.adapters import PolicyVersions
+from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
@@ -46,9 +46,9 @@ class Health:
 
 
 ROOMS: tuple[type, ...] = (
-    *(ModelCalls, FeedbackBox, Health, AgentRuns),
+    *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs),
-    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, Statements, PolicyVersions),
+    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, Statements, PublishedAdapters),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
 from gateway.agents.feedback import FeedbackBox
-from gateway.agents.protocols import ModelCalls
+from gateway.agents.protocols import AgentProtocols
 from gateway.agents.runs import AgentRuns
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits, TimeLimits
@@ -31,7 +31,7 @@ from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.uploaded_files import UploadedFiles
-from gateway.log.adapters import PolicyVersions
+from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
 from gateway.log.rewards import OutsideRewards
@@ -178,7 +178,7 @@ def make_application(settings: Settings, rooms: Sequence[object], *, keys: bool 
 
 def agent_rooms(settings: Settings, recorder: Recorder) -> list[object]:
     """Return the rooms that agents call."""
-    calls = ModelCalls(recorder, settings.policy.name)
+    calls = AgentProtocols(recorder, settings.policy.name)
     feedback = FeedbackBox(recorder, partial(give_feedback, settings))
     return [calls, feedback, Health(), AgentRuns(recorder.runs)]
 
@@ -201,7 +201,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         ScorerTrials(settings),
         TaskGroups(log),
         Statements(log),
-        PolicyVersions(settings),
+        PublishedAdapters(settings),
     ]
 
 

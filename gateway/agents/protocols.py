@@ -71,7 +71,7 @@ MODEL_CALL: dict[str, Any] = {
 }
 
 
-class ModelCalls:
+class AgentProtocols:
     """The calls that models answer, and the models."""
 
     def __init__(self, recorder: AnswersCalls, shared: str = "") -> None:

@@ -150,7 +150,7 @@ DECISION = AdapterDecisionAnswer(
 )
 
 
-class PolicyVersions:
+class PublishedAdapters:
     """Versions of policies, and decisions about them. Methods wait for the broker."""
 
     def __init__(self, settings: Settings) -> None:

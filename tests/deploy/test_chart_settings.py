@@ -69,7 +69,7 @@ BAD = [
     ({"settings": {"trainer": {"learning_rate": "abc"}}}, "'abc'"),
     ({"trainer": {"settings": {"trainer": {"learning_rate": -1}}}}, "-1"),
     ({"settings": {"trainr": {"learning_rate": 1}}}, "'trainr'"),
-    ({"settings": {"trainer": {"loss": "ppo"}}}, "'dapo'"),
+    ({"settings": {"trainer": {"loss": "ppo"}}}, "dapo"),
     ({"settings": {"topics": {"partitions": 0}}}, "partitions"),
     ({"settings": {"topics": {"partitions": "many"}}}, "partitions"),
     ({"audit": {"settings": {"guard": {"max_failed": "1.5"}}}}, "'1.5'"),

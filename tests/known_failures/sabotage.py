@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gateway.agents import anthropic, chat
-from gateway.agents.protocols import ModelCalls
+from gateway.agents.protocols import AgentProtocols
 from gateway.http import body as bodies
 from schemas.events import Message, Tool, Turn
 from schemas.tokens import Logprobs, TokenIds
@@ -234,7 +234,7 @@ def responses_are_not_continued(patch: pytest.MonkeyPatch) -> None:
     async def conversation(*_: Any) -> tuple[Message, ...]:
         return ()
 
-    patch.setattr(ModelCalls, "_conversation", conversation)
+    patch.setattr(AgentProtocols, "_conversation", conversation)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def test_jobs_are_ordered_by_the_command_line_and_carried_out_by_the_command(
         return CliRunner().invoke(cli, ("jobs", *words), env=to_env(settings))
 
     refused = command("start", "default", "--method", "sft", "--iterations", "3")
-    assert refused.exit_code == 2 and "sft has --examples" in refused.stderr
+    assert refused.exit_code == 2 and "sft takes --examples" in refused.stderr
     found = command(
         "start", "default", "--method", "sft", "--examples", str(tmp_path / "a.jsonl"), "--output", "jsonl",
         "--config", '{"epochs": 2}',

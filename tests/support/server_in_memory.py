@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from gateway.agents.feedback import FeedbackBox
-from gateway.agents.protocols import ModelCalls
+from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from schemas.conventions import RatedAnswer
 from schemas.events import Coordinates, TrajectoryEvent, Turn
@@ -201,7 +201,7 @@ def serving(
             for event in log.events(TrajectoryEvent, Turn):
                 of_policy.take(event)
             recorder = Recorder(settings, engine, rendering, versions, writer, conversations)
-            rooms = [ModelCalls(recorder), FeedbackBox(recorder, refuses)]
+            rooms = [AgentProtocols(recorder), FeedbackBox(recorder, refuses)]
             app = Application(rooms, version="1", max_body_bytes=int(settings.serve.max_body_mb * 1_000_000))
             server = ServerInMemory(app, recorder, engine, log)
             try:

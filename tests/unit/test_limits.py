@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp
 
-from gateway.agents.protocols import ModelCalls
+from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
 from gateway.http.limits import KeyLimits, TimeLimits
 from gateway.people.door import Door
@@ -153,7 +153,7 @@ def asked(app: ASGIApp, path: str, body: AsyncIterator[bytes] | bytes) -> httpx.
 
 def application() -> Application:
     nothing: Any = None
-    return Application([ModelCalls(nothing), *job_rooms(Settings(), nothing)], version="0", max_body_bytes=1_000)
+    return Application([AgentProtocols(nothing), *job_rooms(Settings(), nothing)], version="0", max_body_bytes=1_000)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -337,8 +337,8 @@ def test_without_the_packages_an_endpoint_is_refused_with_the_way_out(monkeypatc
 def test_without_an_endpoint_nothing_of_it_is_imported() -> None:
     code = (
         "import sys\n"
-        "from streams.stages.policy import agent\n"
-        "from streams.stages.scoring import agent\n"
+        "from streams.stages.policy import policy_agent\n"
+        "from streams.stages.scoring import scoring_agent\n"
         "from streams.stages.tasks import submit\n"
         "from streams.observability.tracing import tracer as tracing\n"
         "from streams.settings.model import Settings\n"

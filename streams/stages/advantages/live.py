@@ -22,7 +22,7 @@ from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.leaving import count, group_trace
 from streams.stages.advantages.rows import GroupRows, load
-from streams.stages.advantages.stage import STAGE, AdvantageStage, Decision
+from streams.stages.advantages.stage import STAGE, AdvantageStage, GroupDecision
 from streams.stages.advantages.state import Effect, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
 from streams.worker.faust.faust_agent import agent_of_many
@@ -66,7 +66,7 @@ class LiveAdvantages:
             # rows that were written while a rebalance began are not kept, so nothing may be decided without them
             events = [event for event in events if not stale(self._app, event)]
             changed: dict[str, tuple[Any, GroupState]] = {}
-            decisions: list[Decision] = []
+            decisions: list[GroupDecision] = []
             poison: list[DeadLetter] = []
             for event in events:
                 record = record_of(event)
@@ -87,7 +87,7 @@ class LiveAdvantages:
 
     def _reduce(
         self, faust_event: Any, record: Record, changed: dict[str, tuple[Any, GroupState]]
-    ) -> Decision | DeadLetter:
+    ) -> GroupDecision | DeadLetter:
         """Note the state after one event in `changed`, with the event; return what was decided."""
         self._timers.record_read(record.timestamp_ms, now_ms())
         event = self._stage.decode(record)
@@ -97,9 +97,9 @@ class LiveAdvantages:
         after, effects = self._stage.reduce(before, event, record)
         if after is not before:
             changed[event.task_id] = (faust_event, after)
-        return Decision(record, before, effects)
+        return GroupDecision(record, before, effects)
 
-    async def _results(self, decisions: Sequence[Decision]) -> list[Awaitable[None]]:
+    async def _results(self, decisions: Sequence[GroupDecision]) -> list[Awaitable[None]]:
         """Return what writes the results; what they lack is fetched in one go."""
         missing = [
             coordinates

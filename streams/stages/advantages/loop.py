@@ -23,7 +23,7 @@ from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.advantages.incoming import FIELDS, Incoming
 from streams.stages.advantages.leaving import count, group_trace
 from streams.stages.advantages.rows import closed_ms, dump, load
-from streams.stages.advantages.stage import STAGE, AdvantageStage, Decision
+from streams.stages.advantages.stage import STAGE, AdvantageStage, GroupDecision
 from streams.stages.advantages.state import Effect, EmitGroup, GroupState, OpenGroup
 from streams.stages.advantages.timers import DeadlineTimers
 from streams.worker.batched.loop_agent import TopicReading
@@ -142,7 +142,7 @@ class LoopAdvantages:
     def _handle(self, records: Sequence[Record]) -> None:
         """Reduce records of one topic, and send what follows."""
         self._timers.record_read(min(record.timestamp_ms for record in records), now_ms())
-        decisions: list[Decision] = []
+        decisions: list[GroupDecision] = []
         missing: list[Coordinates] = []
         for record, event in zip(records, self._decode(records), strict=True):
             if (decision := self._reduce(record, event)) is not None:
@@ -162,7 +162,7 @@ class LoopAdvantages:
         columns = decode_values(kind, payloads, FIELDS[kind]) if kind in FIELDS else decode_events(kind, payloads)
         return self._stage.incoming(records, *columns)
 
-    def _reduce(self, record: Record, event: Incoming | DeadLetter) -> Decision | None:
+    def _reduce(self, record: Record, event: Incoming | DeadLetter) -> GroupDecision | None:
         """Note the state after one record, and return what follows from it, if anything."""
         if isinstance(event, DeadLetter):
             self._outlet.write(event)
@@ -176,7 +176,7 @@ class LoopAdvantages:
             raise
         if after is not before:
             self._table.decide(number, event.task_id, after)
-        return Decision(record, before, effects) if effects else None
+        return GroupDecision(record, before, effects) if effects else None
 
     def _emit(self, effect: Effect, output: GroupRecord | DeadLetter, before: GroupState) -> None:
         if isinstance(output, DeadLetter):

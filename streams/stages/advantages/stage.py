@@ -34,7 +34,7 @@ Place = tuple[int, int]
 """Partition and offset in the responses topic."""
 
 
-class Decision(NamedTuple):
+class GroupDecision(NamedTuple):
     """What follows from one record."""
 
     record: Record

@@ -107,7 +107,7 @@ class Digests(NamedTuple):
         return Digests(prefixes(messages), tools_digest(tools))
 
 
-class History(NamedTuple):
+class CallHistory(NamedTuple):
     """Digests of the first 0, 1, … messages of a history."""
 
     digests: list[bytes]
@@ -155,7 +155,7 @@ class Chains:
                 return Placement(*_continuity_after(parent, new, prefix_digests[count:]), parent.turn, new)
         system = _system_messages(messages)
         continuity, reason = self._place_root(
-            Kind(prefix_digests[system], offered), History(prefix_digests, system), messages
+            Kind(prefix_digests[system], offered), CallHistory(prefix_digests, system), messages
         )[:2]
         return Placement(continuity, reason, None, tuple(messages))
 
@@ -203,7 +203,7 @@ class Chains:
 
     def _new_root(self, turn: Turn) -> PlacedTurn:
         if turn.messages:
-            history = History(prefixes(turn.messages), _system_messages(turn.messages))
+            history = CallHistory(prefixes(turn.messages), _system_messages(turn.messages))
             kind = Kind(history.digests[history.system], tools_digest(turn.tools))
         else:
             history, kind = _history_of_tokens(turn.prompt_token_ids), _TOKENS
@@ -262,7 +262,7 @@ class Chains:
         return Placement(*_continuity_after(parent, (), [parent.end]), parent.turn, (), parent.length)
 
     def _place_root(
-        self, kind: Kind, history: History, messages: Sequence[Message]
+        self, kind: Kind, history: CallHistory, messages: Sequence[Message]
     ) -> tuple[Continuity, str, PlacedTurn | None]:
         """Return what a call without a parent is, why, and the newest turn whose reply it repeats."""
         if self._main is None:
@@ -284,7 +284,7 @@ class Chains:
             return "first", "another system prompt or other tools: the chain of a sub-agent", None
         return "auxiliary", "another system prompt, and no tools", None
 
-    def _what_changed(self, kind: Kind, history: History, shared: int, count: int) -> str:
+    def _what_changed(self, kind: Kind, history: CallHistory, shared: int, count: int) -> str:
         like = self._prefixes.get(history.digests[shared]) if shared else None
         if kind == _TOKENS:
             return "a prompt of tokens that continues none before"
@@ -346,9 +346,9 @@ _TOKENS = Kind(b"tokens", b"")
 """Of calls without messages, whose prompt is tokens."""
 
 
-def _history_of_tokens(prompt: TokenIds) -> History:
+def _history_of_tokens(prompt: TokenIds) -> CallHistory:
     """Return the digests of a prompt that was given as tokens: there is one beginning, all of it."""
-    return History([b"", sha256(prompt.data).digest()], 0)
+    return CallHistory([b"", sha256(prompt.data).digest()], 0)
 
 
 def _newest(candidates: Iterable[PlacedTurn]) -> PlacedTurn | None:
