@@ -161,7 +161,7 @@ def _merge(settings: Settings, archive: ArchiveReader, label: str, partition: in
     """Write the ranges as one, in the newest columns, and put it in their place unless another process was first."""
     name = topics(settings.topics)[label].name
     removed = tuple(file for span in spans for file in span.files)
-    archive.table(label).widen()
+    archive.table(label).upgrade()
     archive.refresh()
     state = archive.state(label)
     if state is None or not set(removed) <= set(state.extents[partition].segments):

@@ -142,6 +142,6 @@ def _statistics(table: pa.Table) -> tuple[dict[str, Any], dict[str, Any], dict[s
     nulls = {name: table.column(name).null_count for name in COUNTED}
     for name in COUNTED:
         span = pc.min_max(table.column(name))
-        if name != "_bad" and span["min"].is_valid:
+        if span["min"].is_valid:
             smallest[name], largest[name] = span["min"].as_py(), span["max"].as_py()
     return smallest, largest, nulls

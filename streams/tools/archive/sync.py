@@ -237,8 +237,8 @@ class TopicSync:
         state = self._archive.state(self._label)
         if state is None or not bounds.keys() <= state.extents.keys():
             self._table.create({partition: low for partition, (low, _) in bounds.items()})
-        elif any(state.extents[partition].next < high for partition, (_, high) in bounds.items()):
-            self._table.widen()
+        else:
+            self._table.upgrade()
         self._archive.refresh()
 
     def _extent(self, partition: int) -> ArchiveExtent:

@@ -39,8 +39,13 @@ SPLIT_BY = ("_partition", "_day")
 KEPT_HOURS = 24
 """A file that is no longer part of its table is removed after so long: a reader may have begun before it was."""
 COUNTED = ("_offset", "_timestamp", "_schema_id", "_bad")
-"""The columns that have statistics in the log, by which queries leave files out: among the first 32, as Delta wants."""
-PROPERTIES = {"delta.deletedFileRetentionDuration": f"interval {KEPT_HOURS} hours"}
+"""The columns that have statistics in the log, by which queries leave files out."""
+PROPERTIES = {
+    "delta.deletedFileRetentionDuration": f"interval {KEPT_HOURS} hours",
+    "delta.dataSkippingStatsColumns": ",".join(COUNTED),
+}
+"""Of each table. Without the second, Delta's driver takes a column without statistics for one without values, and a
+filter on it leaves out every file."""
 FOOTER_DIGITS = 16
 """Of the sha256 of a Parquet file's footer, in its name: a quick look compares it."""
 _NAME = re.compile(
@@ -155,14 +160,19 @@ class ArchiveTable:
             if not new or self.commit(state, Change(nexts=new)):
                 return
 
-    def widen(self) -> None:
-        """Add the fields that events have gained since the table was written last."""
+    def upgrade(self) -> None:
+        """Add the fields that events have gained since the table was written last, and the properties that it lacks."""
         with self._translate_errors("it cannot be written"):
             table = self._open()
             fields = {field.name: field for field in table.schema().fields}
-            if any(fields.get(field.name) != field for field in self._schema.fields):
-                with contextlib.suppress(CommitFailedError):  # another process did it meanwhile
+            has_fields = all(fields.get(field.name) == field for field in self._schema.fields)
+            has_properties = PROPERTIES.items() <= table.metadata().configuration.items()
+            with contextlib.suppress(CommitFailedError):  # another process did it meanwhile
+                if not has_fields:
                     table.alter.add_columns(list(self._schema.fields))
+                if not has_properties:
+                    table.alter.set_table_properties(PROPERTIES)
+            if not (has_fields and has_properties):
                 self._table = None
 
     def commit(self, state: TableState, change: Change) -> bool:
