@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
+from urllib.parse import quote, unquote
 
 from pydantic import (
     BaseModel,
@@ -20,6 +21,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -79,10 +81,34 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def path_of(text: str) -> str:
+    """Return the path that a file URL names; any other text as it is. Raises ValueError for a URL without a path.
+
+    >>> path_of("file:///data/my%20archive")
+    '/data/my archive'
+    """
+    if not text.startswith("file:"):
+        return text
+    path = unquote(text.removeprefix("file:").removeprefix("//").removeprefix("localhost"), errors="strict")
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(
+            "a file URL is file:// and an absolute path, e.g. file:///data/archive; or give the path alone"
+        )
+    return path
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys, and passwords in URLs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _decode_file_url(cls, value: object, info: ValidationInfo) -> object:
+        """A store, a folder or a file may be given as a URL; a folder must not have a second name, with escapes."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        is_path = info.field_name == "store" or Path in (annotation, *get_args(annotation))
+        return path_of(value) if is_path and isinstance(value, str) else value
 
     @field_validator("*")
     @classmethod
@@ -617,6 +643,14 @@ class Archive(Section):
         description="maximum of payload bytes per file; writing one takes four times as much memory",
     )
     follow_s: float = Field(60.0, gt=0, description="with --follow: seconds between two syncs")
+
+    @field_validator("store")
+    @classmethod
+    def _url_ends_with_its_path(cls, value: str) -> str:
+        """Delta's driver would leave out what follows."""
+        if "://" in value and (wrong := re.search("[?#]", value)):
+            raise ValueError(f"{wrong[0]} ends the path of a URL; write {quote(wrong[0])} for one in a name")
+        return value
 
 
 class Schemas(Section):

@@ -142,6 +142,37 @@ def test_a_path_in_a_file_is_relative_to_the_file_and_elsewhere_to_the_current_f
     assert load(file=file, env={}).model.base == "smollm2-135m-instruct"
 
 
+@pytest.mark.parametrize("name", ["plain", "my archive #1 (50% für Ulm)", "a+b?c=d&e", "100%25"])
+@pytest.mark.parametrize("key", ["archive.store", "adapters.store", "trainer.checkpoints"])
+def test_a_file_url_names_the_same_folder_as_its_path(key: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    file = tmp_path / "streamward.toml"
+    section, _, setting = key.partition(".")
+    file.write_text(f'{section}.{setting} = "{path.as_uri()}"\n')
+    for loaded in (
+        load(overrides=[f"{key}={path.as_uri()}"]),
+        load(overrides=[f"{key}={path.as_uri().replace('file://', 'file://localhost')}"]),
+        load(overrides=[f"{key}={path.as_uri().replace('file://', 'file:')}"]),
+        load(env={f"STREAMWARD_{section}__{setting}".upper(): path.as_uri()}),
+        load(file=file),
+    ):
+        assert dict(flatten(loaded))[key] == dict(flatten(load(overrides=[f"{key}={path}"])))[key]
+    if "%25" not in name:
+        assert str(dict(flatten(load(overrides=[f"{key}=file://{path}"])))[key]) == str(path)
+
+
+@pytest.mark.parametrize("url", ["file://data/archive", "file:archive", "file:///data/%00", "file:///data/%ff"])
+def test_a_file_url_without_a_path_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"archive\.store, from --set"):
+        load(overrides=[f"archive.store={url}"])
+
+
+@pytest.mark.parametrize(("url", "escape"), [("s3://bucket/my archive #1", "%23"), ("gs://bucket/a?b", "%3F")])
+def test_what_ends_the_path_of_an_archive_s_url_is_refused(url: str, escape: str) -> None:
+    with pytest.raises(SettingsError, match=f"archive.store, .* write {escape}"):
+        load(overrides=[f"archive.store={url}"])
+
+
 def test_saved_paths_mean_the_same_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path.cwd()
     overrides = ["broker.data_dir=mine/kafka", "adapters.store=mine/adapters", "archive.store=s3://bucket/archive"]

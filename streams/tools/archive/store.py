@@ -252,7 +252,7 @@ def _options(url: str) -> dict[str, str]:
 
 def _open(url: str, options: dict[str, str]) -> tuple[Any, str]:
     """Return the files, and what their names begin with. Raises SettingsError for a URL that no driver knows."""
-    if "://" not in url or url.startswith("file://"):
+    if "://" not in url:
         return LocalFileSystem(), LocalFileSystem._strip_protocol(url)
     root = url.rstrip("/")
     try:
