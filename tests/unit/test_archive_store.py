@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from schemas.events import Reward
 from streams.errors import LogError, SettingsError
+from streams.tools.archive.columns import table_schema
 from streams.tools.archive.store import HALF, Store
+from streams.tools.archive.tables import ArchiveTable
 from tests.support.doubles.object_store import bucket
 
 
@@ -89,3 +92,26 @@ def test_credentials_are_those_of_the_environment_or_of_the_file_that_it_names(
 def test_a_url_without_a_driver_is_a_wrong_setting() -> None:
     with pytest.raises(SettingsError, match=r"archive\.store=nosuch://x: .*use a folder"):
         Store("nosuch://x")
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a^b", "a|b", "a\\b", "a\tb", "my%20archive"])
+def test_a_folder_that_delta_s_driver_does_not_take_is_a_wrong_setting(name: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    for folder in (name, f"{name}/archive", "link"):
+        with pytest.raises(SettingsError, match=r"Delta's driver takes no folder with .* name another one"):
+            Store(str(tmp_path / folder))
+
+
+@pytest.mark.parametrize("name", [*"""!"#$%&'()*+,-.:;<=>?@_`{}~""", "my archive #1 (50% für Ulm)"])
+def test_an_archive_s_files_and_its_log_are_in_the_one_folder_that_its_setting_names(name: str, tmp_path: Path) -> None:
+    store = Store(str(tmp_path / f"a{name}b"))
+    assert store.create("t/x", b"1") and _create_table(store)
+    assert [path.name for path in tmp_path.iterdir()] == [f"a{name}b"]
+    assert store.names("t") == ["_delta_log", "x"]
+
+
+def _create_table(store: Store) -> bool:
+    table = ArchiveTable(store, "t", "rewards", table_schema(Reward))
+    table.create({0: 0})
+    state = table.load()
+    return state is not None and sorted(state.extents) == [0]

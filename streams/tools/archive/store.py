@@ -17,6 +17,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ from streams.files import Scratch
 HALF = ".half-"
 """Prefix of files that are being written; their writer holds a lock on them."""
 CHUNK_BYTES = 1 << 20
+_REFUSED = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
+"""What Delta's driver ends the process for in a folder's path, or takes for another folder."""
 _KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
@@ -251,9 +254,14 @@ def _options(url: str) -> dict[str, str]:
 
 
 def _open(url: str, options: dict[str, str]) -> tuple[Any, str]:
-    """Return the files, and what their names begin with. Raises SettingsError for a URL that no driver knows."""
+    """Return the files, and what their names begin with. Raises SettingsError for what no driver takes."""
     if "://" not in url:
-        return LocalFileSystem(), LocalFileSystem._strip_protocol(url)
+        folder = LocalFileSystem._strip_protocol(url)
+        if refused := _REFUSED.search(os.path.realpath(folder)):
+            raise SettingsError(
+                f"archive.store={url}: Delta's driver takes no folder with {refused[0]!r} in its path; name another one"
+            )
+        return LocalFileSystem(), folder
     root = url.rstrip("/")
     try:
         return _Objects(root, options), root
