@@ -49,9 +49,9 @@ TRAINER_FORMATS = ("verl", "prime-rl")
     type=click.Choice(["sft", "preference", "prompts", "openai", "openai-preference", *RUN_FORMATS, *TRAINER_FORMATS]),
     default="sft",
     show_default=True,
-    help="sft: the best response of each group; preference: best and worst; prompts: every response with its reward; "
-    "conversations: whole responses and agents' runs, with tools; interactions: one line per question and answer; "
-    "verl, prime-rl: training batches with tokens, logprobs and advantages.",
+    help="sft: the best response of each group whose rewards differ; preference: best and worst; prompts: every "
+    "response with its reward; conversations: whole responses and agents' runs, with tools; interactions: one line per "
+    "question and answer; verl, prime-rl: training batches with tokens, logprobs and advantages.",
 )
 @click.option(
     "--batch", default=None, metavar="N[-M]", help="verl, prime-rl: batches to export; 4, 4-9, or 4- to the newest."

@@ -76,8 +76,19 @@ def test_the_best_answer_of_each_group_is_an_example_to_imitate(tmp_path: Path) 
     write(_log(TWO), ExportOptions(**ALL_TRAIN), tmp_path / "d")
     assert [(line["messages"], line["reward"], line["task_id"]) for line in _lines(tmp_path / "d/train.jsonl")] == [
         ([{"role": "user", "content": "4 + 7 ="}, {"role": "assistant", "content": "11"}], 1.0, "t1"),
-        ([{"role": "user", "content": "4 + 7 ="}, {"role": "assistant", "content": "5"}], 0.3, "t2"),
     ]
+
+
+@pytest.mark.parametrize("form", ["sft", "openai", "preference", "openai-preference"])
+def test_a_group_of_equal_rewards_has_no_best_answer_as_in_tuning(tmp_path: Path, form: Any) -> None:
+    alone = [*TWO, ("t3", [("7", 1.0)]), ("t4", [("wrong", 0.0), ("worse", 0.0)])]
+    counts = write(_log(alone), ExportOptions(**ALL_TRAIN, format=form), tmp_path / "d")
+    assert (counts.examples, counts.left_out) == (1, {"all rewards are equal": 3})
+
+
+def test_a_least_reward_says_which_answer_of_equal_ones_is_good(tmp_path: Path) -> None:
+    write(_log(TWO), ExportOptions(**ALL_TRAIN, min_reward=0.3), tmp_path / "d")
+    assert [line["messages"][-1]["content"] for line in _lines(tmp_path / "d/train.jsonl")] == ["11", "5"]
 
 
 def test_a_least_reward_leaves_groups_out_and_the_manifest_counts_them(tmp_path: Path) -> None:
@@ -97,7 +108,12 @@ def test_a_preference_pair_is_best_against_worst_and_a_group_without_difference_
     (line,) = _lines(tmp_path / "d/train.jsonl")
     assert (line["chosen"][0]["content"], line["rejected"][0]["content"]) == ("11", "no")
     assert (line["chosen_reward"], line["rejected_reward"], line["rejected_at"]) == (1.0, 0.0, "responses[0]@2")
-    assert counts.left_out == {"best and worst are too close": 1}
+    assert counts.left_out == {"all rewards are equal": 1}
+
+
+def test_a_margin_leaves_out_pairs_that_are_too_close(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"\(1 best and worst are too close, 1 all rewards are equal\)"):
+        write(_log(TWO), ExportOptions(**ALL_TRAIN, format="preference", margin=1.0), tmp_path / "d")
 
 
 def test_prompts_carry_every_completion_with_its_reward(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ Format = Literal["sft", "preference", "prompts", "openai", "openai-preference"]
 Row = Mapping[str, Any]
 Example = dict[str, Any]
 
+EQUAL_REWARDS = "all rewards are equal"
+"""Why a group has no best response, in the words of `tune`."""
 MESSAGES = (
     "STRUCT(role VARCHAR, content VARCHAR, name VARCHAR, tool_call_id VARCHAR, "
     "tool_calls STRUCT(id VARCHAR, type VARCHAR, function STRUCT(name VARCHAR, arguments VARCHAR))[])[]"
@@ -87,6 +89,8 @@ def _single(group: list[Row], options: ExportOptions) -> list[Example] | str:
     good = [row for row in group if floor is None or row["reward"] >= floor]
     if not good:
         return "below the least reward"
+    if floor is None and not options.all_responses and _best(group)["reward"] == _worst(group)["reward"]:
+        return EQUAL_REWARDS
     chosen = good if options.all_responses else [_best(good)]
     return [{"messages": [*_messages(row), _answer(row)], "reward": row["reward"], **_origin(row)} for row in chosen]
 
@@ -100,6 +104,8 @@ def _openai(group: list[Row], options: ExportOptions) -> list[Example] | str:
 def _preference(group: list[Row], options: ExportOptions) -> list[Example] | str:
     """Best against worst of a group, as TRL's conversational preference format: {prompt, chosen, rejected, …}."""
     best, worst = _best(group), _worst(group)
+    if best["reward"] == worst["reward"]:
+        return EQUAL_REWARDS
     if best["reward"] - worst["reward"] <= options.margin:
         return "best and worst are too close"
     if best["text"] == worst["text"]:
