@@ -315,6 +315,20 @@ def test_a_group_written_twice_counts_once(told: tuple[Settings, Written], own: 
         assert answer(session, "SELECT count(*), count(DISTINCT response_id) FROM lineage") == [[18, 18]]
 
 
+def test_a_task_written_again_as_by_a_retry_of_its_dead_letter_counts_once_in_a_join(own: Settings) -> None:
+    records = finished_run.log().records
+    tasks = [record for record in records if label_of(record) == "tasks" and record.payload != b"{}"]
+    finished_run.put(own, records)
+    finished_run.put(own, tasks[:2])
+    count = "SELECT count(*) FROM group_responses JOIN {} USING (task_id)"
+    with Session(own) as session:
+        assert answer(session, count.format("tasks"))[0][0] > 24
+        assert answer(session, count.format("unique_tasks")) == [[24]]
+        assert answer(session, "SELECT count(*), count(DISTINCT task_id) FROM unique_tasks") == answer(
+            session, "SELECT count(DISTINCT task_id), count(DISTINCT task_id) FROM tasks"
+        )
+
+
 # --- what cannot be read ----------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@
                                                        adapters, folded          ──► rollout
                                                        trajectories + turns      ──► runs
                                                        groups + responses        ──► spans
+                                                       tasks                     ──► unique_tasks
 
 A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
 in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Records that were
@@ -253,6 +254,12 @@ SELECT r.subject_id AS key_id, any_value(k.name) AS name, any_value(r.role) AS r
 FROM once AS r LEFT JOIN made AS k USING (subject_id) LEFT JOIN ended AS e USING (subject_id) GROUP BY r.subject_id
 """
 
+UNIQUE_TASKS = """
+WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.tasks GROUP BY _partition, task_id)
+FROM tasks SEMI JOIN first USING (_partition, _offset)
+"""
+"""`dlq retry` and a producer's retry write a task again, to its partition."""
+
 JOINS = (
     SqlView(
         "group_responses", "groups", "one row per response in a group, with its reward", GROUP_RESPONSES, ("responses",)
@@ -273,6 +280,7 @@ JOINS = (
         RUNS,
         ("turns", "rewards"),
     ),
+    SqlView("unique_tasks", "tasks", "one row per task, however often it was written: its first record", UNIQUE_TASKS),
     SqlView("key_use", "requests", "one row per key: what it asked, was refused, and used", KEY_USE, ("access",)),
 )
 

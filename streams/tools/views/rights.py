@@ -78,6 +78,7 @@ def _tenant_definitions(tenant: str) -> str:
     run = f"{own_task} OR {own_agent}"
     conditions: dict[str, str] = {
         "tasks": f"{own_task} AND ({is_own})",
+        "unique_tasks": f"{own_task} AND ({is_own})",
         "trajectories": run,
         "turns": run,
         "runs": run,
@@ -98,7 +99,7 @@ def _tenant_definitions(tenant: str) -> str:
 
 def _filters(conditions: Mapping[str, str]) -> str:
     """Return definitions of names by the condition that their rows meet."""
-    joins = ("runs", "rollout", "key_use", "lineage", "spans", "group_responses")
+    joins = ("runs", "rollout", "key_use", "lineage", "spans", "group_responses", "unique_tasks")
     return ", ".join(
         f"{name} AS (SELECT * FROM {'main' if name in joins else 'whole'}.{name} WHERE {condition})"  # noqa: S608
         for name, condition in conditions.items()
