@@ -249,3 +249,48 @@ def test_nothing_good_enough_says_why(tmp_path: Path) -> None:
 def test_options_without_effect_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         check(ExportOptions(policy="default", **changes))
+
+
+def _examples_with_late_calls(form: Any) -> Iterator[tuple[str, str]]:
+    """Yield lines of which only the last have tool calls, feedback and an agent, each with the id of its task."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 4, "b": [1]}}}
+    late = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "11", "tool_call_id": "c1"},
+    ]
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "add", "description": "", "parameters": parameters}}
+    for number in range(400):
+        messages = [{"role": "user", "content": f"{number} + 7 ="}, {"role": "assistant", "content": "11"}]
+        messages[1:1] = late if number >= 300 else []
+        example: dict[str, Any] = {"messages": messages}
+        if form == "conversations":
+            example["tools"] = [tool] if number >= 300 else []
+            example |= {"reward": 1.0 if number >= 320 else None, "feedback": 0.5 if number >= 350 else None}
+            example |= {"task_id": str(number), "agent_id": "calc" if number >= 300 else None, "chain": 0}
+        if form == "openai-preference":
+            example = {
+                "input": {"messages": messages[:-1]},
+                "preferred_output": messages[-1:],
+                "non_preferred_output": [{"role": "assistant", "content": "12"}],
+            }
+        yield json.dumps(example), str(number)
+
+
+@pytest.mark.parametrize("chunksize", [1, 10_000, 10 << 20])
+@pytest.mark.parametrize("form", ["sft", "conversations", "openai", "openai-preference"])
+def test_hugging_face_datasets_reads_calls_that_come_late_in_any_chunks(
+    tmp_path: Path, form: Any, chunksize: int
+) -> None:
+    from datasets import load_dataset
+
+    folder, counts = tmp_path / "d", Counts(examples=400)
+    lines = _examples_with_late_calls(form)
+    export.write_lines(lines, ExportOptions(**ALL_TRAIN, format=form), folder, counts, ranges=lambda: RANGES)
+    loaded = load_dataset(str(folder), cache_dir=str(tmp_path / "cache"), chunksize=chunksize)["train"]
+    assert loaded.to_list() == _lines(folder / "train.jsonl")
+
+
+def test_a_data_set_whose_lines_are_alike_needs_no_card(tmp_path: Path) -> None:
+    write(_log(TWO), ExportOptions(**ALL_TRAIN), tmp_path / "d")
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [MANIFEST, "train.jsonl"]

@@ -223,6 +223,18 @@ def test_a_file_that_was_cut_off_anywhere_is_completed_to_the_same_bytes(tmp_pat
     assert add(tmp_path / "whole" / "a.jsonl", log) == 2
 
 
+def test_hugging_face_datasets_reads_interactions_in_any_chunks(tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    run = chat()
+    path = tmp_path / "logs" / "agent_interactions.jsonl"
+    assert add(path, Appended(*answered(), *run.turns, opinion("chat-1", "chat-1", 1), end(run))) == 5
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for chunksize in (1, 10 << 20):
+        cache = str(tmp_path / f"cache {chunksize}")
+        assert load_dataset(str(path.parent), cache_dir=cache, chunksize=chunksize)["train"].to_list() == lines
+
+
 def test_a_file_of_something_else_or_of_another_process_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"task_id": "t1"}\n')

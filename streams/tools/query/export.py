@@ -9,7 +9,8 @@ the sha256 of each file. The task alone decides which split an example is in, so
 that was written twice counts once.
 
 JSON lines are written here, since in them a field that is not set is left out, as chat templates and OpenAI's API want
-it; DuckDB's COPY writes it as null. Parquet, where it is a null anyway, is COPY's.
+it; DuckDB's COPY writes it as null. Parquet, where it is a null anyway, is COPY's. Where lines differ, README.md has
+the types of their fields (dataset_card.py).
 
 Not covered: token ids. To train on those, train from the log (`streamward replay`).
 """
@@ -32,6 +33,7 @@ from streams.errors import NotFoundError, RefusedError
 from streams.files import sha256_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
+from streams.tools.query.dataset_card import DatasetCard
 from streams.tools.query.examples import COLUMNS, FORMATS, Example, ExportOptions, Row, check
 from streams.tools.query.views import identifier, literal
 
@@ -147,8 +149,9 @@ def write_lines(
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     halves = {split: folder / f".{split}.half" for split in (("train", "test") if options.test_share else ("train",))}
+    card = DatasetCard(options)
     try:
-        examples = _split_lines(lines, options, halves)
+        examples = _split_lines(lines, options, halves, card)
         if not counts.examples:
             raise NotFoundError(_no_examples(options, counts))
         files = []
@@ -163,10 +166,14 @@ def write_lines(
     finally:
         for left in folder.glob(".*.half"):
             left.unlink()
+    if options.files == "jsonl":
+        card.write(folder)
     (folder / MANIFEST).write_text(_manifest(options, counts, files, ranges()))
 
 
-def _split_lines(lines: Iterable[tuple[str, str]], options: ExportOptions, halves: Mapping[str, Path]) -> Counter[str]:
+def _split_lines(
+    lines: Iterable[tuple[str, str]], options: ExportOptions, halves: Mapping[str, Path], card: DatasetCard
+) -> Counter[str]:
     """Write each line to the file of its split; return how many are in each."""
     written: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
@@ -174,6 +181,7 @@ def _split_lines(lines: Iterable[tuple[str, str]], options: ExportOptions, halve
         for line, task_id in lines:
             split = split_of(task_id, options)
             files[split].write(line + "\n")
+            card.add(line)
             written[split] += 1
     return written
 

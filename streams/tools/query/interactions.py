@@ -27,6 +27,7 @@ from streams.kafka.history import History
 from streams.kafka.retry import StoppedWaiting
 from streams.output import moment
 from streams.stages.agents.trajectories.fold import TrajectoryStep
+from streams.tools.query.dataset_card import CARD, write_card
 from streams.tools.query.finished import Finished, FinishedReader
 
 FILE = "agent_interactions.jsonl"
@@ -102,7 +103,7 @@ class InteractionFile:
 
     def __init__(self, path: Path) -> None:
         """Open it, and mend its end. Raises RefusedError if it is not such a file, or another process writes it."""
-        self.path = path
+        self.path, self._card = path, path.with_name(CARD)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = path.open("a+b")
         self._ids: set[str] = set()
@@ -149,6 +150,8 @@ class InteractionFile:
                 line_id = line["metadata"]["id"]
                 if line_id not in self._ids:
                     self._ids.add(line_id)
+                    if not self._card.exists():
+                        write_card(self._card.parent, line, "--format interactions`")
                     self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                     added += 1
         self._file.flush()
