@@ -1,6 +1,7 @@
 """Scorers: functions that give a response its reward.
 
     exact  numeric  regex  format  length      the text itself                    (text)
+    math                                       formulas, by math-verify           (mathematics)
     mix                                        a weighted sum of others           (registry)
     reasoning-gym                              a dataset's own verifier           (gym)
     judge                                      a language model behind an API     (judge)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from schemas.events import MAX_REWARD, Response, RewardSource, Task
 from streams.errors import SettingsError
-from streams.scorers import episode, gym, judge, text
+from streams.scorers import episode, gym, judge, mathematics, text
 from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import (
     ScoreError,
@@ -35,6 +35,8 @@ from streams.scorers.verdict import (
 )
 
 Home = Literal["inline", "sandbox", "judge"]
+_COMPARES = ("exact", "math")
+"""Scorers that need an answer in the verifier, and take any text for one."""
 CACHED_CHARACTERS = 10_000
 """Longest settings that are kept once checked: a record may hold some of 4 MiB, and memory is bounded."""
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -81,7 +83,8 @@ SCORERS: dict[str, Scorer] = {
     scorer.name: scorer
     for scorer in (
         Scorer("exact", "exact/1", "inline", text.Exact, text.exact),
-        Scorer("numeric", "numeric/1", "inline", text.Numeric, text.numeric),
+        Scorer("numeric", "numeric/2", "inline", text.Numeric, text.numeric),
+        Scorer("math", "math/1", "sandbox", mathematics.Mathematics, mathematics.mathematics),
         Scorer("regex", "regex/1", "sandbox", text.Regex, text.regex),
         Scorer("format", "format/1", "inline", text.Format, text.format_),
         Scorer("environment", "environment/1", "inline", episode.EnvironmentOptions, episode.environment),
@@ -222,7 +225,9 @@ def source_problems(task: Task) -> Iterator[str]:
     for source in task.reward_sources:
         try:
             for part in parts(source):
-                if part.name in ("exact", "numeric"):
+                if part.name == "numeric":
+                    _ = text.numeric_answers(task)
+                elif part.name in _COMPARES or part.settings.get("shape") == "prefix":
                     _ = answers(task, part.name)
         except ScoreError as exc:
             yield str(exc)

@@ -6,23 +6,24 @@
     format    the shape of an answer, right or wrong              1 or 0
     length    1 up to a free length, then falling to 0 at a limit
 
-Format and length are for shaping, as small parts of a mix: they make wrong answers of a group differ in reward. For
-equivalence of meaning ("eleven") use reasoning-gym, an entry point or the judge.
+How numbers are read: numbers.py. Format and length are for shaping, as small parts of a mix: they make wrong answers of
+a group differ in reward. For formulas use `math`; for equivalence of meaning ("eleven") reasoning-gym, an entry point
+or the judge.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
+from streams.scorers.numbers import WrittenNumber, pick, read
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers
 
-_NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
 _SHAPES = {
     "bare_integer": re.compile(r"[-+]?\d+", re.ASCII),
     "bare_number": re.compile(r"[-+]?\d+(?:\.\d+)?", re.ASCII),
@@ -56,8 +57,8 @@ class Numeric(ScorerOptions):
     """Settings of `numeric`."""
 
     number: Literal["only", "first", "last"] = "only"
-    """Which number counts; `only` wants nothing else in the text. Rewarding the last number in a sentence teaches
-    sentences: a small model trained on sums that way ended in "The answer is N." for every question."""
+    """Which number counts; `only` wants nothing else in the text but a unit. Rewarding the last number in a sentence
+    teaches sentences: a small model trained on sums that way ended in "The answer is N." for every question."""
     tolerance: NotNegative = 0.0
     relative: NotNegative = 0.0
     """Further tolerance, as a share of the answer."""
@@ -66,35 +67,31 @@ class Numeric(ScorerOptions):
 def numeric(task: Task, response: Response, settings: Numeric) -> Verdict:
     """Return 1 if the number in the text is within `tolerance + relative * |answer|` of (one of) the answers, else 0.
 
-    Decimal arithmetic: 0.1 is 0.1, and 100 digits are compared to the last.
+    Exact arithmetic: 0.1 is 0.1, and 100 digits are compared to the last.
     """
-    text = response.text.strip()
-    numbers = [text] if settings.number == "only" and _NUMBER.fullmatch(text) else []
-    if settings.number != "only":
-        numbers = _NUMBER.findall(text)
-    right = [_decimal(answer) for answer in answers(task, "numeric")]
-    if None in right:
-        raise ScoreError(
-            f"task {task.task_id}: the answer in the verifier is no number; use exact, or write a number",
-            reason="bad_verifier",
-        )
-    number = _decimal(numbers[0 if settings.number == "first" else -1]) if numbers else None
-    return _yes(number is not None and any(_near(number, answer, settings) for answer in right if answer is not None))
+    right = numeric_answers(task)
+    number = read(response.text) if settings.number == "only" else pick(response.text, settings.number)
+    return _yes(number is not None and any(_near(number, answer, settings) for answer in right))
 
 
-def _decimal(text: str) -> Decimal | None:
-    try:
-        value = Decimal(text.strip().replace(",", "").replace("−", "-"))
-    except ArithmeticError:
-        return None
-    return value if value.is_finite() else None
+def numeric_answers(task: Task) -> list[WrittenNumber]:
+    """Return the answers of a task as numbers. Raises ScoreError(bad_verifier)."""
+    right = []
+    for answer in answers(task, "numeric"):
+        number = read(answer)
+        if number is None:
+            raise ScoreError(
+                f"task {task.task_id}: the answer {answer[:80]!r} in the verifier is no number; use exact or "
+                "math, or write a number and nothing else, e.g. 3.5, 3/4 or 12 km",
+                reason="bad_verifier",
+            )
+        right.append(number)
+    return right
 
 
-def _near(number: Decimal, answer: Decimal, settings: Numeric) -> bool:
-    try:
-        return abs(number - answer) <= Decimal(str(settings.tolerance)) + Decimal(str(settings.relative)) * abs(answer)
-    except ArithmeticError:  # an exponent beyond Decimal's: not near
-        return False
+def _near(number: WrittenNumber, answer: WrittenNumber, settings: Numeric) -> bool:
+    allowed = Fraction(str(settings.tolerance)) + Fraction(str(settings.relative)) * abs(answer.value)
+    return number.has_unit_of(answer) and abs(number.value - answer.value) <= allowed
 
 
 class Regex(ScorerOptions):

@@ -116,6 +116,12 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
             f"got {_short(answer)}, expected a text, a number, or a list of these",
             reason="bad_verifier",
         )
+    if not all(str(text).strip() for text in right):
+        raise ScoreError(
+            f"task {task.task_id}: the answer in the verifier is empty, and {scorer} would reward silence; write "
+            "an answer",
+            reason="bad_verifier",
+        )
     return tuple(str(text) for text in right)
 
 
