@@ -183,7 +183,7 @@ class _EnvironmentProcess(WorkerProcess):
     def _request(self, method: str, arguments: dict[str, Any], limit_s: float) -> dict[str, Any]:
         request_id = token_hex(16)
         memory_bytes = self._limits.memory_mib * 1024**2
-        request = {"id": request_id, "do": method, "name": self._name, "limit_s": limit_s, "memory_bytes": memory_bytes}
+        request = {"id": request_id, "do": method, "name": self._name, "memory_bytes": memory_bytes}
         try:
             with _episode_errors():
                 self.write(self._name, json.dumps(request | arguments).encode(), limit_s)

@@ -6,7 +6,7 @@
 A worker is a fresh interpreter (no fork: the parent has threads). The worker trusts its parent, but its parent does not
 trust it: an answer is JSON with the id of its request, and anything else ends the worker. What a worker prints goes to
 stderr. A process that it forks has no part in this: it can neither read requests nor answer them. A worker whose parent
-died ends when its stdin closes.
+died ends when its stdin closes; one that still computes is killed by a process that watches for this.
 
 This contains accidents, not attackers: a worker runs with the rights of the user.
 """
@@ -24,13 +24,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from streams.processes.child import ChildProcess, describe_exit
 
 START_LIMIT_S = 60.0
 """To start an interpreter, and to import a user's module (sympy takes seconds); not part of a request's limit."""
+GRACE_S = 1.0
+"""From the parent's end to the kill of a worker that has not ended by itself."""
 MAX_ANSWER_BYTES = 1024 * 1024
 START_ID = ""
 """Id of the frame that says that a worker has started."""
@@ -172,6 +174,7 @@ class AnswerPipe:
 
 def serve(answer: Callable[[AnswerPipe, bytes], None]) -> None:
     """Call `answer` with each request on stdin, until stdin ends. What is printed meanwhile goes to stderr."""
+    _end_with_parent()
     requests, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     with open(os.devnull, "rb") as empty:
         os.dup2(empty.fileno(), 0)
@@ -184,14 +187,25 @@ def serve(answer: Callable[[AnswerPipe, bytes], None]) -> None:
         answer(pipe, _read(requests, _LENGTH.unpack(header)[0]))
 
 
-@contextlib.contextmanager
-def time_limit(limit_s: float) -> Iterator[None]:
-    """End this process when the block takes over twice its limit: its parent, which would have killed it, died."""
-    signal.setitimer(signal.ITIMER_REAL, 2 * limit_s + 1)  # unhandled: ends the process
+def _end_with_parent() -> None:
+    """Start a process that kills this one's group soon after the parent has gone, whatever this one does by then.
+
+    An alarm would not do: user's code may take it over, block it, or compute without end in C. The other end of stdin
+    is the parent's alone, so its closing tells. Forked twice: this process has no child that a user's code could find.
+    """
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
     try:
-        yield
+        if not os.fork():
+            os.closerange(1, os.sysconf("SC_OPEN_MAX"))
+            closing = select.poll()
+            closing.register(0, 0)  # no event but its end
+            closing.poll()
+            time.sleep(GRACE_S)
+            os.killpg(0, signal.SIGKILL)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        os._exit(0)
 
 
 def limit_memory(memory_bytes: int) -> None:

@@ -65,7 +65,7 @@ class Sandbox:
                     worker = ScorerProcess(self._folders)
                     self._alive.add(worker)
                 was_used, request_id = worker.scores > 0, token_hex(16)
-                body = (request_id, self.timeout_s, self._memory_bytes, name, settings, task, response)
+                body = (request_id, self._memory_bytes, name, settings, task, response)
                 try:
                     return worker.score(name, request_id, pickle.dumps(body), self.timeout_s)
                 except _ModuleChanged as exc:
@@ -89,7 +89,7 @@ class Sandbox:
         """Import the scorer called `name`, in a worker of its own. Raises ScoreError if that fails."""
         worker, request_id = ScorerProcess(self._folders), token_hex(16)
         try:
-            worker.load(name, request_id, pickle.dumps((request_id, 0.0, self._memory_bytes, name, {}, None, None)))
+            worker.load(name, request_id, pickle.dumps((request_id, self._memory_bytes, name, {}, None, None)))
         finally:
             worker.dispose()
 

@@ -1,6 +1,6 @@
 """The worker process of the sandbox: one score at a time, then the next.
 
-    stdin   pickle (id, limit, memory, name, settings, task, response)      from the parent, which is trusted
+    stdin   pickle (id, memory, name, settings, task, response)      from the parent, which is trusted
     stdout  JSON {"id", …} with "changed" | "prepared" | "value", … | "reason", "error", …
 
 The pipes are those of streams/processes/worker_pipe.py. A worker that imported a file which has changed since says so
@@ -15,7 +15,7 @@ import sys
 import sysconfig
 from typing import Any
 
-from streams.processes.worker_pipe import AnswerPipe, describe_exception, limit_memory, serve, time_limit
+from streams.processes.worker_pipe import AnswerPipe, describe_exception, limit_memory, serve
 from streams.scorers.registry import Scorer, load
 from streams.scorers.verdict import ScoreError
 
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def _answer(answers: AnswerPipe, request: bytes) -> None:
-    request_id, limit_s, memory_bytes, name, settings, task, response = pickle.loads(request)  # noqa: S301 - our parent's
+    request_id, memory_bytes, name, settings, task, response = pickle.loads(request)  # noqa: S301 - our parent's
     version = f"{name}/unknown"
     try:
         for file, changed_ns in _imported.items():
@@ -44,8 +44,7 @@ def _answer(answers: AnswerPipe, request: bytes) -> None:
         answers.send(request_id, {"prepared": version})
         if response is None:
             return  # it was only to be loaded
-        with time_limit(limit_s):
-            verdict = scorer(task, response, settings)
+        verdict = scorer(task, response, settings)
         answer: dict[str, Any] = {
             "value": verdict.value,
             "components": verdict.components,

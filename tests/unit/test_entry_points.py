@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -22,7 +25,7 @@ from streams.settings.model import Scoring
 from tests.support.doubles.judge import a_response, a_task, judging, outcome, says
 
 ENTRY_POINTS = """
-    import math, os, subprocess, sys, threading, time
+    import math, os, signal, subprocess, sys, threading, time
     from pathlib import Path
     from streams.scorers import ScoreError, Verdict, entry_point
 
@@ -44,6 +47,13 @@ ENTRY_POINTS = """
         Path(settings["pids"]).write_text(f"{os.getpid()} {child.pid}")
         while True:
             time.sleep(1)
+
+    @entry_point("deaf/1")
+    def deaf(task, response, settings):
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        Path(settings["pids"]).write_text(str(os.getpid()))
+        sum(range(10**12))
 
     @entry_point("raise/1")
     def raises(task, response, settings):
@@ -356,6 +366,32 @@ def test_a_worker_ends_itself_when_its_parent_is_gone(hasty: Scorers) -> None:
     worker._process.stdin.close()  # what the system does to the pipe when the parent is killed
     assert worker._process.wait(timeout=30) == 0
     worker.dispose()
+
+
+def test_a_scorer_that_is_deaf_to_signals_does_not_outlive_a_killed_agent(entry_points: None, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    source = RewardSource(name="my_scorers:deaf", settings=json.dumps({"pids": str(pids)}))
+    agent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import pickle, sys\n"
+            "from streams.scorers import Scorers\n"
+            "scoring, task, response, source = pickle.load(sys.stdin.buffer)\n"
+            "Scorers(scoring).score(task, response, source)",
+        ],
+        stdin=subprocess.PIPE,
+    )
+    scoring = Scoring(timeout_s=300.0, modules=MODULES)
+    assert agent.stdin is not None
+    with agent, agent.stdin as stdin:
+        stdin.write(pickle.dumps((scoring, a_task(), a_response("x"), source)))
+        stdin.close()
+        while not (pids.exists() and pids.read_text()):
+            assert agent.poll() is None
+            time.sleep(0.02)
+        agent.kill()
+    wait_until_gone(int(pids.read_text()))
 
 
 def wait_until_gone(pid: int) -> None:
