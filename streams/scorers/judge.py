@@ -3,7 +3,8 @@
     question, answer, reference, rubric ──► POST {judge_url}/chat/completions ──► {"score": 7, "reason": "…"} ──► 0 to 1
 
 The judge answers with exactly one JSON object, and its score must be within the given scale; anything else is a failed
-score, never a guess. The time limit covers the whole answer (streams/http_client.py).
+score, never a guess. What it thinks before it answers is no verdict. The time limit covers the whole answer
+(streams/http_client.py).
 
 A response can try to forge its verdict. The tags around it carry a boundary that is drawn for each request, so it
 cannot close them; an object that the response contains word for word is a quotation, and does not count. It can still
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from secrets import token_hex
 from typing import Any
 
@@ -24,7 +25,7 @@ from pydantic import Field, model_validator
 from schemas.events import Response, Task
 from streams.observability.trace_context import Context, http_headers_of
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object, storable
-from streams.settings.model import Scoring
+from streams.settings.model import JUDGE_PARAMETERS, Scoring
 
 TEMPLATE = """\
 You grade an answer. {rubric}
@@ -46,6 +47,11 @@ MAX_BRACES = 1000
 """Most opening braces in what the judge says: each may begin an object."""
 _PLACEHOLDER = re.compile(r"\{(boundary|rubric|question|answer|reference|low|high)\}")
 _AGAIN = {408, 409, 425, 429}
+_THOUGHT = re.compile(r"(?:\s*<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z))+", re.DOTALL | re.IGNORECASE)
+_NOT_TAKEN = re.compile(
+    r"unsupported|not supported|does not support|unrecognized|unknown|unexpected|not permitted|not allowed",
+    re.IGNORECASE,
+)
 
 
 class JudgeOptions(ScorerOptions):
@@ -61,6 +67,7 @@ class JudgeOptions(ScorerOptions):
     json_mode: bool = True
     """Ask the server for JSON (`response_format`); turn off if it does not support this."""
     max_tokens: int = Field(512, ge=1)
+    """Of the whole answer; a model that thinks needs some thousands."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> JudgeOptions:
@@ -84,7 +91,7 @@ def missing_setting(scoring: Scoring) -> str | None:
 class Judge:
     """A client of the judge's server, shared by threads. Raises ScoreError(bad_settings) if none is configured."""
 
-    version = "judge/2"
+    version = "judge/3"
 
     def __init__(self, scoring: Scoring) -> None:
         if scoring.judge_url is None or scoring.judge_model is None:
@@ -93,29 +100,34 @@ class Judge:
 
         key = scoring.judge_key.get_secret_value() if scoring.judge_key else None
         self._model = scoring.judge_model
+        self._parameters = scoring.parameters_of_judge
         self._timeout_s = scoring.timeout_s
         self._url = scoring.judge_url.rstrip("/") + "/chat/completions"
         self._client = new_client(headers={"Authorization": f"Bearer {key}"} if key else None)
-        self.version = f"judge/2 {self._model}"
+        self.version = f"judge/3 {self._model}"
 
     def score(self, task: Task, response: Response, settings: JudgeOptions, trace: Context | None = None) -> Verdict:
         """Return the judge's score, rescaled to 0 to 1; the component `score` is on its own scale.
 
         `trace` is passed on to a judge that is traced too.
 
-        Raises ScoreError: judge_unreachable, timeout, judge_refused, judge_answer.
+        Raises ScoreError: judge_unreachable, timeout, judge_refused, judge_parameter, judge_answer.
         """
+        values = {
+            "temperature": 0,
+            "max_tokens": settings.max_tokens,
+            "max_completion_tokens": settings.max_tokens,
+            "response_format": {"type": "json_object"} if settings.json_mode else None,
+        }
         body: dict[str, Any] = {
             "model": self._model,
             "messages": [{"role": "user", "content": prompt(task, response, settings, token_hex(8))}],
-            "temperature": 0,
-            "max_tokens": settings.max_tokens,
         }
-        if settings.json_mode:
-            body["response_format"] = {"type": "json_object"}
-        points, reason = parse(self._post(body, trace), settings, self._url, response.text)
+        body |= {name: values[name] for name in self._parameters if values[name] is not None}
+        answer = self._post(body, trace)
+        points, reason = parse(answer, settings, self._url, response.text)
         value = (points - settings.low) / (settings.high - settings.low)
-        return Verdict(value, {"score": points}, reason, self.version)
+        return Verdict(value, {"score": points, **_usage(answer)}, reason, self.version)
 
     def close(self) -> None:
         """Close the connections."""
@@ -147,6 +159,12 @@ class Judge:
                 reason="judge_unreachable",
                 again=True,
             ) from exc
+        if status in (400, 422) and (name := _refused_parameter(answer, body)) is not None:
+            raise ScoreError(
+                f"judge at {self._url} does not take the parameter {name} (HTTP {status}: {_start(answer)}); set "
+                f"scoring.judge_parameters without it, e.g. {_without(name, self._parameters)!r}",
+                reason="judge_parameter",
+            )
         if status != 200:
             raise ScoreError(
                 f"judge at {self._url} answered HTTP {status}: {_start(answer)}; check scoring.judge_url, "
@@ -178,6 +196,28 @@ def prompt(task: Task, response: Response, settings: JudgeOptions, boundary: str
     return storable(_PLACEHOLDER.sub(lambda match: fill[match[1]], settings.template))
 
 
+def _refused_parameter(answer: bytes, body: dict[str, Any]) -> str | None:
+    """Return the parameter of a request that the judge's server does not take; None if that is not what it says."""
+    text = answer.decode(errors="replace")
+    if not _NOT_TAKEN.search(text):
+        return None
+    names = (name for name in body if name in JUDGE_PARAMETERS)
+    return next((name for name in names if re.search(rf"\b{name}\b", text)), None)
+
+
+def _without(name: str, parameters: Sequence[str]) -> str:
+    """Return the parameters without one; the limit of tokens has two names."""
+    other = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}.get(name)
+    return ", ".join([*(kept for kept in parameters if kept != name), *([other] if other else [])])
+
+
+def _usage(answer: bytes) -> dict[str, float]:
+    """Return the tokens that an answer says it took, if it does."""
+    usage = json.loads(answer).get("usage")
+    names = ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ()
+    return {name: float(usage[name]) for name in names if type(usage.get(name)) is int}
+
+
 def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple[float, str | None]:
     """Return (score on the judge's scale, reason) from a chat completion about the response text `graded`.
 
@@ -185,11 +225,14 @@ def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple
     space aside); other text around it is ignored. Raises ScoreError(judge_answer); a retry may succeed.
     """
     try:
-        content = json.loads(answer)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError) as exc:
+        choice = json.loads(answer)["choices"][0]
+        content = choice["message"].get("content")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise _bad(f"judge at {url} sent no chat completion but {_start(answer)}") from exc
+    _check_end(choice.get("finish_reason"), settings, url)
     if not isinstance(content, str):
         raise _bad(f"judge at {url} sent a message without text")
+    content = _without_thought(content)
     quotable = "".join(graded.split())
     verdicts = [value for text, value in _scores(content, url) if "".join(text.split()) not in quotable]
     if len(verdicts) != 1:
@@ -202,6 +245,26 @@ def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple
     if isinstance(score, bool) or not isinstance(score, int | float) or not settings.low <= score <= settings.high:
         raise _bad(f"judge at {url} gave score {score!r}; expected a number from {settings.low:g} to {settings.high:g}")
     return float(score), reason if isinstance(reason, str) else None
+
+
+def _check_end(finish_reason: Any, settings: JudgeOptions, url: str) -> None:
+    """Raise ScoreError(judge_answer) for an answer that did not end by itself."""
+    if finish_reason == "length":
+        raise ScoreError(
+            f"judge at {url} was cut off after {settings.max_tokens} tokens (finish_reason length), with what it "
+            'thought; raise the reward source\'s setting "max_tokens"',
+            reason="judge_answer",
+        )
+    if finish_reason not in (None, "stop"):
+        raise _bad(f"judge at {url} ended with finish_reason {finish_reason!r}, expected 'stop'")
+
+
+def _without_thought(content: str) -> str:
+    """Return what the judge says after its thought, whose opening tag some servers leave out."""
+    if thought := _THOUGHT.match(content):
+        return content[thought.end() :]
+    after = content.rpartition("</think>")[2]
+    return after if "{" in after else content
 
 
 def _scores(content: str, url: str) -> Iterator[tuple[str, dict[str, Any]]]:

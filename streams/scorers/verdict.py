@@ -49,7 +49,7 @@ class Verdict:
 class ScoreError(EventError):
     """No verdict. `reason` is one of unknown_scorer, bad_settings, bad_verifier, timeout, too_slow, crashed, exception,
     memory, not_a_number, too_many_components, wrong_steps, no_environment, missing_package, module_not_listed,
-    judge_unreachable, judge_refused or judge_answer."""
+    judge_unreachable, judge_refused, judge_parameter or judge_answer."""
 
     reason = "exception"
 

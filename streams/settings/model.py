@@ -342,6 +342,9 @@ class Policy(Section):
         return tuple(dict.fromkeys(url for url in urls if url))
 
 
+JUDGE_PARAMETERS = ("temperature", "max_tokens", "max_completion_tokens", "response_format")
+
+
 class Scoring(Section):
     """The agent that judges responses."""
 
@@ -357,13 +360,39 @@ class Scoring(Section):
     pause_s: float = Field(10.0, gt=0, description="interval between retries of a paused scorer, seconds")
     modules: str = Field(
         "",
-        pattern=r"^[\w., ]*$",
         description="modules and packages whose functions tasks may name as scorers (module:function), comma "
         "separated; `.` also finds them in the working folder; empty: none",
     )
     judge_url: str | None = Field(None, description="OpenAI-compatible API of the LLM judge, up to /v1")
     judge_model: str | None = None
     judge_key: SecretStr | None = None
+    judge_parameters: str = Field(
+        "temperature, max_tokens, response_format",
+        description="parameters that requests to the judge have, comma separated; models that think want "
+        "max_completion_tokens in the place of max_tokens, and often no temperature",
+    )
+
+    @field_validator("modules")
+    @classmethod
+    def _modules_are_names(cls, modules: str) -> str:
+        for name in _split(modules):
+            if name != "." and not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(
+                    f"{name!r} is no name of a Python module, which has letters, digits and _ alone; rename the file"
+                )
+        return modules
+
+    @field_validator("judge_parameters")
+    @classmethod
+    def _parameters_exist(cls, names: str) -> str:
+        if unknown := [name for name in _split(names) if name not in JUDGE_PARAMETERS]:
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(JUDGE_PARAMETERS)}")
+        return names
+
+    @property
+    def parameters_of_judge(self) -> tuple[str, ...]:
+        """The parameters that requests to the judge have."""
+        return _split(self.judge_parameters)
 
     @property
     def importable(self) -> tuple[str, ...]:

@@ -162,7 +162,9 @@ def test_what_was_dropped_is_counted_by_reason_for_the_last_hour_only(made: Sett
 def test_a_paused_scorer_has_dropped_nothing_and_is_shown_until_what_it_holds_is_scored(made: Settings) -> None:
     write(made, response())
     record, _ = next(iter(read(made, Response)))
-    error = PAUSED.format(scorer="caps:caps", last="exception: it raised", count=20, pause_s=30)
+    error = PAUSED.format(
+        scorer="caps:caps", last="exception: it raised", cause="It failed 20 times in a row", pause_s=30
+    )
     write(made, dead_letter(record, stage="scoring", reason=PAUSED_REASON, error=error))
     found = shown(made)
     assert (found["dropped"], found["paused"]) == ([], [error])

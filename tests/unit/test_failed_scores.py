@@ -57,6 +57,11 @@ def test_a_trial_that_tells_nothing_about_the_scorer_is_followed_by_another() ->
     breaker.pass_over("another", now=11)
 
 
+def test_what_no_other_response_would_change_pauses_at_the_first_failure() -> None:
+    breaker = CircuitBreaker(Scoring(max_failures=20, pause_s=10))
+    assert breaker.note("judge", 0.0, failed=True, for_good=True) == "paused"
+
+
 def test_without_a_limit_no_scorer_is_paused() -> None:
     breaker = CircuitBreaker(Scoring(max_failures=0))
     assert {breaker.note("s", now=0, failed=True) for _ in range(100)} == {"failing", None}

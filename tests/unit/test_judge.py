@@ -80,7 +80,7 @@ def test_the_judge_gives_its_score_between_0_and_1_and_its_reason(judge: JudgeSe
     judge.answers = [says({"score": 7, "reason": "Nearly."})]
     found = score(judge)
     assert (found.value, found.components, found.rationale) == (0.7, {"score": 7.0}, "Nearly.")
-    assert found.version == "judge/2 small-judge"
+    assert found.version == "judge/3 small-judge"
 
 
 def test_the_judge_sees_question_answer_reference_and_rubric_and_braces_in_them_stay(judge: JudgeServer) -> None:
@@ -258,3 +258,77 @@ def test_the_judge_can_be_a_part_of_a_mix(judge: JudgeServer) -> None:
         found = scorers.score(TASK, RESPONSE, RewardSource(name="mix", settings=json.dumps(mix)))
     assert (found.value, found.rationale) == (0.5, "Half.")
     assert found.components == {"judge": 0.5, "judge.score": 5.0, "length": 0.5, "length.length": 3.0}
+
+
+# --- today's models ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '<think>{"score": 1} would be harsh, {"score": 9} kind</think>{"score": 5}',
+        '<thinking>{"score": 1}</thinking>\n<think></think>\n{"score": 5}',
+        'so {"score": 1}, or rather more</think>\n{"score": 5}',
+        '{"score": 5, "reason": "it wrote </think>"}',
+    ],
+)
+def test_what_the_judge_thinks_is_no_verdict(judge: JudgeServer, content: str) -> None:
+    judge.answers = [says(content)]
+    assert score(judge).value == 0.5
+
+
+@pytest.mark.parametrize("content", ['<think>{"score": 5}</think>', '<think>{"score": 5}'])
+def test_a_judge_that_only_thinks_has_given_no_verdict(judge: JudgeServer, content: str) -> None:
+    judge.answers = [says(content)]
+    assert score(judge).reason == "judge_answer"
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "message"),
+    [
+        ("length", "was cut off after 512 tokens (finish_reason length)"),
+        ("content_filter", "finish_reason 'content_filter'"),
+    ],
+)
+@pytest.mark.parametrize("content", [None, "", '{"score": 5}'])
+def test_a_judge_that_did_not_end_by_itself_is_named(
+    judge: JudgeServer, content: str | None, finish_reason: str, message: str
+) -> None:
+    choice = {"message": {"content": content, "reasoning_content": '{"score": 5}'}, "finish_reason": finish_reason}
+    judge.answers = [raw(json.dumps({"choices": [choice]}).encode())]
+    failed = score(judge)
+    assert failed.reason == "judge_answer" and message in str(failed.error)
+
+
+def test_the_judge_is_sent_the_parameters_of_the_settings_and_its_tokens_are_recorded(judge: JudgeServer) -> None:
+    answer = {"choices": [{"message": {"content": '{"score": 5}'}, "finish_reason": "stop"}]}
+    judge.answers = [raw(json.dumps({**answer, "usage": {"prompt_tokens": 70, "completion_tokens": 9}}).encode())]
+    scoring = Scoring(judge_url=judge.url, judge_model="m", judge_parameters="max_completion_tokens")
+    with Scorers(scoring) as scorers:
+        scored = scorers.score(TASK, RESPONSE, RewardSource(name="judge"))
+    assert scored.components == {"score": 5.0, "prompt_tokens": 70.0, "completion_tokens": 9.0}
+    assert set(judge.requests[0][2]) == {"model", "messages", "max_completion_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("error", "setting"),
+    [
+        (
+            "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead.",
+            "'temperature, response_format, max_completion_tokens'",
+        ),
+        ("Unsupported value: 'temperature' does not support 0 with this model.", "'max_tokens, response_format'"),
+    ],
+)
+def test_a_refused_parameter_is_named_with_the_setting_and_not_tried_again(
+    judge: JudgeServer, error: str, setting: str
+) -> None:
+    judge.answers = [raw(json.dumps({"error": {"message": error}}).encode(), 400)]
+    failed = score(judge, retries=3)
+    assert (failed.reason, failed.tries) == ("judge_parameter", 1)
+    assert f"set scoring.judge_parameters without it, e.g. {setting}" in str(failed.error)
+
+
+def test_a_parameter_that_does_not_exist_is_refused_when_settings_are_read() -> None:
+    with pytest.raises(ValueError, match="'max_token' is none of temperature, max_tokens"):
+        Scoring(judge_parameters="max_token")

@@ -218,7 +218,7 @@ def test_dead_letters_are_counted_by_reason() -> None:
 
 def paused(scorer: str, last: str = "exception: it raised") -> DeadLetter:
     record = Record(Coordinates("streamward.responses", 0, 0), 1, b"k", b"")
-    error = PAUSED.format(scorer=scorer, last=last, count=20, pause_s=30)
+    error = PAUSED.format(scorer=scorer, last=last, cause="It failed 20 times in a row", pause_s=30)
     return dead_letter(record, stage="scoring", reason=PAUSED_REASON, error=error)
 
 

@@ -118,7 +118,9 @@ def test_tasks_that_left_without_training_stand_with_their_reasons(progress: Pro
 
 
 def test_a_scorer_that_is_still_paused_is_named_below_the_tables(progress: Progress) -> None:
-    error = PAUSED.format(scorer="caps:caps", last="exception: it raised", count=20, pause_s=30)
+    error = PAUSED.format(
+        scorer="caps:caps", last="exception: it raised", cause="It failed 20 times in a row", pause_s=30
+    )
     record = Record(Coordinates("streamward.responses", 0, 0), 1, b"k", b"")
     letter = encode(dead_letter(record, stage="scoring", reason=PAUSED_REASON, error=error))
     progress.fold(Record(Coordinates("streamward.dead-letters", 0, 0), 1, b"k", letter))

@@ -24,9 +24,11 @@ FAILING = (
     "scorer %s fails: %s. Repair it, and try it with `streamward scoring try %s --task FILE:LINE --text TEXT`; a "
     "changed module is loaded again by itself, and `streamward rescore --failed` then writes what is missing"
 )
+FOR_GOOD = ("judge_parameter",)
+"""Reasons that no other response would change: the scorer is paused at its first failure."""
 PAUSED = (
-    "{scorer} is paused: {last}. It failed {count} times in a row (scoring.max_failures). What it should score is held "
-    "and not lost, and tried again every {pause_s:g} s; repair it, or what it needs"
+    "{scorer} is paused: {last}. {cause}. What it should score is held and not lost, and tried again every "
+    "{pause_s:g} s; repair it, or what it needs"
 )
 PAUSED_REASON = "scorer_paused"
 """Of the dead letter that says so."""
@@ -50,13 +52,21 @@ def paused_scorer(letter: DeadLetter) -> tuple[str, str]:
     return error.partition(" is paused: ")[0], error
 
 
+def pause_message(scorer: str, outcome: ScoreOutcome, scoring: Scoring) -> str:
+    """Return what is said when a scorer is paused for this outcome."""
+    cause = f"It failed {scoring.max_failures} times in a row (scoring.max_failures)"
+    if outcome.reason in FOR_GOOD:
+        cause = "It would fail on every response, until the setting is changed and the agent is started again"
+    return PAUSED.format(scorer=scorer, last=outcome.error, cause=cause, pause_s=scoring.pause_s)
+
+
 def is_tasks_fault(source: RewardSource, outcome: ScoreOutcome) -> bool:
     """Return whether a score failed for what the task says: a scorer that no module can bring, an endless pattern."""
     scorer = scorer_of(source)
     return (
         outcome.reason in TASKS_FAULT
         or (outcome.reason == "unknown_scorer" and ":" not in scorer)
-        or (outcome.reason in OUT_OF_TIME and scorer in ("regex", "reasoning-gym"))
+        or (outcome.reason in OUT_OF_TIME and scorer in ("regex", "math", "reasoning-gym"))
     )
 
 
@@ -93,8 +103,8 @@ class CircuitBreaker:
         state = self._states.get(scorer)
         return state is not None and state.paused
 
-    def note(self, scorer: str, now: float, *, failed: bool) -> Change | None:
-        """Note how a score ended; return what that changes.
+    def note(self, scorer: str, now: float, *, failed: bool, for_good: bool = False) -> Change | None:
+        """Note how a score ended; return what that changes. `for_good`: it would fail on any other response, too.
 
         `failing` is the first failure since the scorer worked for the first time, or again after a pause.
         """
@@ -108,7 +118,7 @@ class CircuitBreaker:
         if state.paused:
             state.on_trial, state.due = False, now + self._pause_s
             return None
-        if self._max_failures and state.failures >= self._max_failures:
+        if self._max_failures and (for_good or state.failures >= self._max_failures):
             state.paused, state.due = True, now + self._pause_s
             return "paused"
         first, state.reported = not state.reported, True

@@ -48,12 +48,13 @@ from streams.scorers import ScoreOutcome, Scorers
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import (
     FAILING,
-    PAUSED,
+    FOR_GOOD,
     PAUSED_REASON,
     Change,
     CircuitBreaker,
     counts,
     is_tasks_fault,
+    pause_message,
     scorer_of,
 )
 from streams.stages.scoring.siblings import Item, Siblings
@@ -254,7 +255,7 @@ class ScoringAgent:
         owned, failed = self._consumer.owns(item.taken), outcome.error is not None
         change, now = None, time.monotonic()
         if not failed or counts(source, outcome):
-            change = self._breaker.note(scorer_of(source), now, failed=failed)
+            change = self._breaker.note(scorer_of(source), now, failed=failed, for_good=outcome.reason in FOR_GOOD)
         else:
             self._breaker.pass_over(scorer_of(source), now)
         if failed:
@@ -280,11 +281,11 @@ class ScoringAgent:
 
     def _changed(self, change: Change, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
         """Say that a scorer fails, is paused, or works again; hold what it failed on, or let go what was held."""
-        scorer, pause_s = scorer_of(source), self._scoring.pause_s
+        scorer = scorer_of(source)
         if change == "failing":
             log.error(FAILING, source.name, outcome.error, source.name, extra=item.taken.record.log_extra)
         elif change == "paused":
-            error = PAUSED.format(scorer=scorer, count=self._scoring.max_failures, last=outcome.error, pause_s=pause_s)
+            error = pause_message(scorer, outcome, self._scoring)
             log.error("%s", error, extra=item.taken.record.log_extra)
             self._consumer.dead_letter(item.taken.record, PAUSED_REASON, error)
             for one in self._siblings.failed():

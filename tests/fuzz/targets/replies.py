@@ -24,7 +24,7 @@ def judge(folder: Path) -> Check:
     def check(data: bytes) -> str | None:
         said, reason = parse(data, options, "http://judge", "the answer is 5")
         assert options.low <= said <= options.high
-        verdict = check_verdict(Verdict(said, {"score": said}, reason, "judge/2"), "judge")
+        verdict = check_verdict(Verdict(said, {"score": said}, reason, "judge/3"), "judge")
         str(verdict).encode()
         return None
 
