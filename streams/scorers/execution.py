@@ -23,6 +23,7 @@ from schemas.events import Response, RewardSource, Task
 from streams.observability.trace_context import Context
 from streams.scorers.fair_threads import TurnPool
 from streams.scorers.judge import Judge, JudgeOptions, missing_setting
+from streams.scorers.module_names import check_module_names
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.sandbox import Sandbox
 from streams.scorers.verdict import (
@@ -78,7 +79,9 @@ class Scorers:
     """Every scorer, ready to run. Call `close` at the end: it may own processes and connections."""
 
     def __init__(self, scoring: Scoring) -> None:
+        """Raises SettingsError if a module of the working folder cannot be imported by its name."""
         self._scoring = scoring
+        check_module_names(scoring)
         folders = [os.getcwd()] if "." in scoring.importable else []
         self._sandbox = Sandbox(scoring.processes, scoring.timeout_s, folders=folders)
         self._working = TurnPool(scoring.processes, "scorer")

@@ -93,7 +93,7 @@ SCORERS: dict[str, Scorer] = {
         Scorer("length", "length/1", "inline", text.Length, text.length),
         Scorer("mix", "mix/1", "inline", Mix),
         Scorer("reasoning-gym", "reasoning-gym/1", "sandbox", gym.Gym, gym.gym),
-        Scorer("judge", "judge/2", "judge", judge.JudgeOptions),
+        Scorer("judge", "judge/3", "judge", judge.JudgeOptions),
     )
 }
 
@@ -129,17 +129,19 @@ def load(name: str) -> Scorer:
             "`.` to scoring.modules if it is in the working folder",
             reason="unknown_scorer",
         ) from exc
+    origin = f"module {module_name!r}, imported from {getattr(module, '__file__', None) or 'the interpreter'},"
     function = getattr(module, function_name, None)
     if function is None:
         marked = (attribute for attribute, value in vars(module).items() if hasattr(value, "scorer_version"))
         raise ScoreError(
-            f"module {module_name!r} has no function {function_name!r}; {nearest(function_name, marked)}",
+            f"{origin} has no function {function_name!r}; {nearest(function_name, marked)}",
             reason="unknown_scorer",
         )
     version = getattr(function, "scorer_version", None)
     if not callable(function) or not isinstance(version, str):
         raise ScoreError(
-            f"{name} is not marked as a scorer; write @streamward.entry_point('{function_name}/1') above it",
+            f"{origin} has {function_name!r}, which is not marked as a scorer; write "
+            f"@streamward.entry_point('{function_name}/1') above it",
             reason="unknown_scorer",
         )
     return Scorer(name, version, "sandbox", None, lambda task, *arguments: function(ScorerTask(task), *arguments))

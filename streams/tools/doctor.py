@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from streams.errors import LogError, SettingsError, StreamwardError
 from streams.output import size
+from streams.scorers.module_names import check_module_names
 from streams.settings.load import default_address
 from streams.settings.model import Settings
 
@@ -72,7 +73,24 @@ def examine(load: Callable[[], tuple[Settings, Mapping[str, str]]]) -> list[Doct
     reached = broker.state != "failed"
     topics = list(_topics(settings)) if reached else [DoctorFinding("topics", "skipped", "needs a broker that answers")]
     processes = _processes(settings) if all(finding.state in ("ok", "warning") for finding in topics) else []
-    return [broker, *topics, *processes, *_schemas(), *_registry(settings), *_model(settings), *disk(settings)]
+    return [
+        broker,
+        *topics,
+        *processes,
+        *_schemas(),
+        *_registry(settings),
+        *_scorers(settings),
+        *_model(settings),
+        *disk(settings),
+    ]
+
+
+def _scorers(settings: Settings) -> Iterator[DoctorFinding]:
+    """Yield the module of a scorer that is not the one its name imports."""
+    try:
+        check_module_names(settings.scoring)
+    except SettingsError as exc:
+        yield DoctorFinding("scorers", "failed", str(exc), exit_code=exc.exit_code)
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

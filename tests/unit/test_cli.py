@@ -703,10 +703,10 @@ def test_a_scorer_is_tried_on_a_line_of_a_table_whose_columns_are_mapped(capital
 @pytest.mark.parametrize(
     ("tasks", "scorer", "says"),
     [
-        ("capitals.csv", "capscore:capitol", "module 'capscore' has no function 'capitol'; did you mean capital?"),
+        ("capitals.csv", "capscore:capitol", "capscore.py, has no function 'capitol'; did you mean capital?"),
         ("capitals.csv", "capscores:capital", "scorer capscores:capital cannot be loaded: No module named 'capscores'"),
         ("capitals.csv", "broken:capital", "broken:capital raised ZeroDivisionError: division by zero"),
-        ("named.jsonl", "exact", "module 'capscore' has no function 'town'"),
+        ("named.jsonl", "exact", "capscore.py, has no function 'town'"),
         ("named.jsonl", "judge", "set scoring.judge_url"),
     ],
 )

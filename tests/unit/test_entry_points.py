@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from schemas.events import RewardSource
+from streams.errors import SettingsError
 from streams.scorers import ScoreError, ScoreOutcome, Scorers, find
 from streams.settings.model import Scoring
 from tests.support.doubles.judge import a_response, a_task, judging, outcome, says
@@ -188,7 +189,7 @@ def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> 
         ("text", "not_a_number", "gave value '1.0'"),
         ("none", "not_a_number", "gave value None"),
         ("unmarked", "unknown_scorer", "is not marked as a scorer; write @streamward.entry_point('unmarked/1')"),
-        ("goodd", "unknown_scorer", "module 'my_scorers' has no function 'goodd'; did you mean good? known: "),
+        ("goodd", "unknown_scorer", " has no function 'goodd'; did you mean good? known: "),
     ],
 )
 def test_a_scorer_that_fails_gives_its_reason_and_the_next_score_works(
@@ -425,3 +426,36 @@ def test_a_module_that_changed_on_disk_is_loaded_again_and_the_agent_says_so(
         said.write_text("VALUE = 0.25\n")
         assert outcome(running, "changing_scorers:fixed", "x", {}).value == 0.25
     assert caplog.messages == [f"{said} has changed on disk; scorers are loaded again from here on"]
+
+
+@pytest.mark.parametrize("name", ["statistics", "schemas"])
+def test_a_module_whose_name_is_taken_is_refused_with_the_file_that_would_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=rf"that name imports /.*{name}.*, not {tmp_path}/{name}.py; rename"):
+        Scorers(Scoring(modules=f"{name}, ."))
+    Scorers(Scoring(modules=name)).close()  # without `.`, the working folder says nothing
+
+
+def test_a_module_of_the_working_folder_whose_name_is_free_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "free_scorers.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    Scorers(Scoring(modules="free_scorers, free_scorers.sub, .")).close()
+
+
+def test_a_function_that_is_not_there_names_the_file_that_was_imported(entry_points: None) -> None:
+    with Scorers(Scoring(retries=0, modules="statistics")) as running:
+        missing = outcome(running, "statistics:short", "x", {}).error
+        unmarked = outcome(running, "statistics:mean", "x", {}).error
+    assert "statistics.py, has no function 'short'" in str(missing)
+    assert "statistics.py, has 'mean', which is not marked as a scorer" in str(unmarked)
+
+
+def test_a_module_that_python_cannot_name_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ValueError, match=r"'my-scorers' is no name of a Python module.*rename the file"):
+        Scoring(modules="my-scorers, .")

@@ -1,0 +1,39 @@
+"""Whether the modules of scoring.modules that lie in the working folder are the ones that are imported by these names.
+
+The working folder is looked through last, so a file there that is called like an installed module hides nothing: the
+installed one would be imported in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from pathlib import Path
+
+from streams.errors import SettingsError
+from streams.settings.model import Scoring
+
+
+def check_module_names(scoring: Scoring) -> None:
+    """Raise SettingsError for a listed module of the working folder whose name is taken, or is none."""
+    folder = Path.cwd()
+    packages = dict.fromkeys(name.partition(".")[0] for name in scoring.importable) if "." in scoring.importable else {}
+    for name in filter(None, packages):
+        local = [file for file in (folder / f"{name}.py", folder / name / "__init__.py") if file.exists()]
+        origin = _origin(name, folder) if local else None
+        if origin is not None and not any(os.path.exists(origin) and file.samefile(origin) for file in local):
+            raise SettingsError(
+                f"scoring.modules lists {name}, and that name imports {origin}, not {local[0]}; rename yours, and name "
+                "the new one in scoring.modules and in the tasks"
+            )
+
+
+def _origin(name: str, folder: Path) -> str | None:
+    """Return from where a worker process would import a module, the working folder aside; None: from nowhere else."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [entry for entry in sys.path if entry and (entry in named or Path(entry) != folder)]
+    for spec in (BuiltinImporter.find_spec(name), FrozenImporter.find_spec(name), PathFinder.find_spec(name, path)):
+        if spec is not None:
+            return spec.origin
+    return None
