@@ -63,6 +63,7 @@ WITHOUT_TRY = {
     "streams/engines/rendering/answer_form.py::of_schema json_text.parse": "the gateway read it and wrote it again",
     "streams/engines/rendering/chat_template.py::_as_function json_text.parse": CALLER,
     "streams/engines/rendering/chat_template.py::_as_dictionary json_text.parse": CALLER,
+    "streams/engines/rendering/control_tokens.py::_text_tokenizer json.loads": "the tokenizer wrote it",
     "streams/engines/rendering/template_rendering.py::__init__ json.loads": "the tokenizer wrote it",
     "streams/engines/rendering/template_rendering.py::_writes json.loads": OWN,
     "streams/engines/rendering/tool_calls.py::_read json_text.parse_first": CALLER,

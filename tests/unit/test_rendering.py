@@ -143,7 +143,7 @@ def test_smollm2_gets_its_own_tokens_again_and_the_prompts_that_transformers_mak
 def test_what_comes_behind_does_not_depend_on_the_length_of_history() -> None:
     render, tokenized = chat.rendering(chat.KEEPS), []
     encode = render._template.tokens
-    render._template.tokens = lambda text: tokenized.append(len(text)) or encode(text)  # type: ignore[method-assign, func-returns-value]
+    render._template.tokens = lambda text, sources=b"": tokenized.append(len(text)) or encode(text, sources)  # type: ignore[method-assign, func-returns-value]
     for turns in (1, 50):
         history = (*ASKS, said("Sunny.")) * turns
         render.extend((1,), True, history, MORE, ())

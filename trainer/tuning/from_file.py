@@ -206,10 +206,9 @@ Renderer = Callable[[Sequence[MessageIn], bool], tuple[int, ...]]
 def _renderer(template: ChatTemplate, tools: Sequence[Tool]) -> Renderer:
     def render(messages: Sequence[MessageIn], answer: bool) -> tuple[int, ...]:
         try:
-            text = template.render([message.message for message in messages], tools, answer=answer)
+            return template.ids([message.message for message in messages], tools, answer=answer)
         except Exception as exc:  # a template is a program, and a file chooses what it runs on: it may raise anything
             raise ValueError(f"the chat template refuses the messages: {exc}; check their roles and order") from exc
-        return template.tokens(text)
 
     return render
 

@@ -1,38 +1,132 @@
-"""A model's own chat template and tokenizer: the one place where messages become text, and text tokens."""
+"""A model's own chat template and tokenizer: the one place where messages become text, and text tokens.
+
+What messages say is data: the name of a control token in it stays text. Which characters of a rendered conversation
+messages have made is told by stand-ins (stand_ins.py); control_tokens.py makes tokens of it.
+
+Not covered: the prompt of a completion (/v1/completions). It is no conversation, but a text with all its tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from schemas import json_text
 from schemas.events import Message, Tool
+from streams.engines.rendering.control_tokens import ANSWER, MESSAGE, ControlTokens, RenderedText, any_of
+from streams.engines.rendering.stand_ins import StandIns, sources_of
 
 
 class ChatTemplate:
-    """Renders messages, and tokenizes text as it is."""
+    """Renders messages, and tokenizes what it rendered."""
 
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is one of transformers, with a chat template."""
         self.tokenizer = tokenizer
+        self._control = ControlTokens(tokenizer)
+        self._names = {source: self._control.names(source) for source in (MESSAGE, ANSWER)}
+        edges = any_of(name.strip()[place] for name in self._names[MESSAGE] for place in (0, -1))
+        self._edges = StandIns({MESSAGE: edges, ANSWER: edges}, "\n".join(self._names[MESSAGE]))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True) -> str:
         """Return the conversation as text; `answer`: up to where the next answer begins. Raises what the template does.
 
         Raises ValueError for tool calls or tools that are no JSON.
         """
-        return str(
-            self.tokenizer.apply_chat_template(
-                [_as_dictionary(message) for message in messages],
-                tools=[_as_function(tool) for tool in tools] or None,
-                add_generation_prompt=answer,
-                tokenize=False,
-            )
-        )
+        return self._text(_Chat.of(messages, tools, answer))
 
-    def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of `text`, none added."""
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def render_with_sources(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True
+    ) -> RenderedText:
+        """Return the conversation with the sources of its text. Raises as `render`.
+
+        First whatever a name may begin or end with has stand-ins, so that a name is found even where a template puts
+        its parts together. Templates that look for <think> and the like in a message then write something else: with
+        them only whole names have. Raises ValueError if a template looks for those, too.
+        """
+        chat = _Chat.of(messages, tools, answer)
+        text = self._text(chat)
+        if chat.with_stand_ins(self._edges) == chat:
+            return RenderedText(text)
+        sources = self._sources(text, chat, self._edges)
+        if sources is None:
+            sources = self._sources(text, chat, _stand_ins_for(self._names[MESSAGE], self._names[ANSWER]))
+        if sources is None:  # reasoning that a template takes out of an answer is where it looks for it
+            written = [name for name in self._names[ANSWER] if name in text]
+            of_answers = [name for name in written if self._is_separable(text, chat, (), (name,))]
+            sources = self._sources(text, chat, _stand_ins_for(self._names[MESSAGE], of_answers))
+        if sources is None:
+            written = [name for name in self._names[MESSAGE] if name in text]
+            names = [name for name in written if not self._is_separable(text, chat, (name,), ())]
+            raise ValueError(
+                f"it looks for {', '.join(sorted(names)) or 'a control token'} in what a message says, so that this "
+                "cannot be told from what it writes itself; leave it out of the messages"
+            )
+        return RenderedText(text, sources)
+
+    def ids(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answer: bool = True) -> tuple[int, ...]:
+        """Return the tokens of a conversation. Raises as `render_with_sources`."""
+        return self.tokens(*self.render_with_sources(messages, tools, answer=answer))
+
+    def tokens(self, text: str, sources: bytes = b"") -> tuple[int, ...]:
+        """Return the tokens of `text`, none added; without `sources` each name of a control token is one."""
+        return self._control.tokens(text, sources)
+
+    @cached_property
+    def inseparable(self) -> tuple[str, ...]:
+        """Names that a user cannot say, since the template looks for them in messages."""
+
+        def is_refused(*names: str) -> bool:
+            try:
+                self.render_with_sources([Message(role="user", content="x".join(("", *names, "")))])
+            except ValueError:
+                return True
+            except Exception:  # a template is a program: whatever it raises, it does so without names, too
+                return False
+            return False
+
+        names = sorted(self._names[MESSAGE])
+        return tuple(name for name in names if is_refused(name)) if is_refused(*names) else ()
+
+    def _text(self, chat: _Chat) -> str:
+        text = self.tokenizer.apply_chat_template(
+            chat.messages, tools=chat.tools or None, add_generation_prompt=chat.answer, tokenize=False
+        )
+        return str(text)
+
+    def _sources(self, text: str, chat: _Chat, stand_ins: StandIns) -> bytes | None:
+        """Return the sources of `text`; None if the template writes something else with these stand-ins."""
+        try:
+            return sources_of(text, self._text(chat.with_stand_ins(stand_ins)))
+        except Exception:  # a template is a program, and may refuse what it does not know
+            return None
+
+    def _is_separable(self, text: str, chat: _Chat, names: Iterable[str], answer_names: Iterable[str]) -> bool:
+        return self._sources(text, chat, _stand_ins_for(names, answer_names)) is not None
+
+
+class _Chat(NamedTuple):
+    """A conversation as chat templates take it."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    answer: bool
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> _Chat:
+        """Raises ValueError as `ChatTemplate.render`."""
+        return cls([_as_dictionary(message) for message in messages], [_as_function(tool) for tool in tools], answer)
+
+    def with_stand_ins(self, stand_ins: StandIns) -> _Chat:
+        """Return it with stand-ins for what messages and tools say."""
+        messages = [stand_ins.message(fields) for fields in self.messages]
+        return _Chat(messages, [stand_ins.value(tool) for tool in self.tools], self.answer)
+
+
+def _stand_ins_for(names: Iterable[str], answer_names: Iterable[str]) -> StandIns:
+    """Return stand-ins for whole names."""
+    return StandIns({MESSAGE: any_of(names), ANSWER: any_of(answer_names)})
 
 
 def _as_function(tool: Tool) -> dict[str, Any]:

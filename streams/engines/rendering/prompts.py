@@ -5,12 +5,15 @@ messages ──► chat template ──► prompt ids ──► (an engine draws
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from schemas.events import Message
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, SettingsError
+
+log = logging.getLogger("streamward.rendering")
 
 
 class StopMatch(NamedTuple):
@@ -29,6 +32,9 @@ class Prompts:
         if not tokenizer.chat_template:
             raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
+        if self._template.inseparable:
+            names = ", ".join(self._template.inseparable)
+            log.warning("the chat template looks for %s in messages; a message that says so is refused", names)
         windows = (getattr(model.config, "sliding_window", None), model.config.max_position_embeddings)
         self.context_tokens = min(window for window in windows if window)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
@@ -54,7 +60,7 @@ class Prompts:
 
     def render_tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
-        return self._template.tokens(self._template.render(messages))
+        return self._template.ids(messages)
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""

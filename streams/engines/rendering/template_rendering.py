@@ -20,18 +20,20 @@ Tokens are made for the new messages only. The text is rendered whole, since a t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from schemas.events import Message, Tool, ToolCall
 from streams.engines.rendering.answer_form import AnswerForm, grammar_of
 from streams.engines.rendering.chat_template import ChatTemplate
+from streams.engines.rendering.control_tokens import RenderedText
 from streams.engines.rendering.tool_calls import FORMATS, ToolCallFormat
 from streams.errors import EventError, SettingsError
 
+T = TypeVar("T")
 RULE = 1
 """Part of the template's digest; raise it when `extend` gives other tokens."""
 
@@ -69,7 +71,7 @@ class ChatRendering:
         """Return a conversation up to where the answer begins. Raises EventError if the template refuses it."""
         if tools or any(message.tool_calls for message in messages):
             self._check_calls()
-        return self._template.tokens(self._render(messages, tools))
+        return self._template.tokens(*self._apply(self._template.render_with_sources, messages, tools))
 
     def extend(
         self,
@@ -89,9 +91,9 @@ class ChatRendering:
         except EventError as exc:
             return str(exc)
         end = recorded[-1] if finished else next(iter(self._ends), None)
-        tokens = self._template.tokens(text)
+        tokens = self._template.tokens(*text)
         if end is not None and (not tokens or tokens[0] not in self._added):  # as it would be after the end of a turn
-            tokens = self._template.tokens(self._ends[end] + text)[1:]
+            tokens = self._template.tokens(*text.after(self._ends[end]))[1:]
         written = str(self._tokenizer.convert_ids_to_tokens(tokens[0])) if tokens else ""
         ends_twice = tokens and tokens[0] in self._added and (tokens[0] == end or close.startswith(written))
         return tokens[1:] if finished and ends_twice else tokens
@@ -139,18 +141,25 @@ class ChatRendering:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool = True) -> str:
         """Return a conversation as text. Raises EventError."""
+        return self._apply(self._template.render, messages, tools, answer=answer)
+
+    def _apply(
+        self, render: Callable[..., T], messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool = True
+    ) -> T:
+        """Return what `render`, of the template, returns. Raises EventError."""
         try:
-            return self._template.render(
-                [self._with_template_ids(message) for message in messages], tools, answer=answer
-            )
+            return render([self._with_template_ids(message) for message in messages], tools, answer=answer)
         except Exception as exc:  # a template is a program, and a client chooses what it runs on
             error = f"the chat template refuses the messages: {exc}; check their roles, order and tool calls"
             raise EventError(error, reason="template_refuses") from exc
 
-    def _text_after_answer(self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]) -> str:
+    def _text_after_answer(
+        self, before: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool]
+    ) -> RenderedText:
         """Return the text after the last message of `before`. Raises EventError if the text before it changes."""
         earlier, answer = before[:-1], before[-1]
-        prompt, whole = self._render(earlier, tools), self._render((*before, *new), tools)
+        rendered = self._apply(self._template.render_with_sources, (*before, *new), tools)
+        prompt, whole = self._render(earlier, tools), rendered.text
         place = next((n for n, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
         _check(whole.startswith(prompt), f"it writes {whole[place : place + 20]!r} for {prompt[place : place + 20]!r}")
         text_mark, call_mark = _two_marks(whole)
@@ -167,9 +176,9 @@ class ChatRendering:
             after = self._text_after_call(after, self._close(earlier, tools))
         length = len(whole) - len(prompt) - len(after)
         _check(length >= 0 and whole.endswith(after), "it writes new messages by what the answer says")
-        rendered = "".join(whole[len(prompt) : len(prompt) + length].split())
-        _check("".join(answer.content.split()) in rendered, "it leaves out a part of the answer")
-        return after
+        between = "".join(whole[len(prompt) : len(prompt) + length].split())
+        _check("".join(answer.content.split()) in between, "it leaves out a part of the answer")
+        return rendered.since(len(whole) - len(after))
 
     def _text_after_call(self, text: str, close: str) -> str:
         """Return `text` from where a turn ends that ends with a tool call. Raises EventError."""
