@@ -47,15 +47,18 @@ class ChatTemplate:
         """
         chat = _Chat.of(messages, tools, answer)
         text = self._text(chat)
-        if chat.with_stand_ins(self._edges) == chat:
+        with_edges = chat.with_stand_ins(self._edges)
+        if with_edges == chat:
             return RenderedText(text)
-        sources = self._sources(text, chat, self._edges)
+        sources = self._sources(text, with_edges)
         if sources is None:
-            sources = self._sources(text, chat, _stand_ins_for(self._names[MESSAGE], self._names[ANSWER]))
+            sources = self._sources(
+                text, chat.with_stand_ins(_stand_ins_for(self._names[MESSAGE], self._names[ANSWER]))
+            )
         if sources is None:  # reasoning that a template takes out of an answer is where it looks for it
             written = [name for name in self._names[ANSWER] if name in text]
             of_answers = [name for name in written if self._is_separable(text, chat, (), (name,))]
-            sources = self._sources(text, chat, _stand_ins_for(self._names[MESSAGE], of_answers))
+            sources = self._sources(text, chat.with_stand_ins(_stand_ins_for(self._names[MESSAGE], of_answers)))
         if sources is None:
             written = [name for name in self._names[MESSAGE] if name in text]
             names = [name for name in written if not self._is_separable(text, chat, (name,), ())]
@@ -95,15 +98,15 @@ class ChatTemplate:
         )
         return str(text)
 
-    def _sources(self, text: str, chat: _Chat, stand_ins: StandIns) -> bytes | None:
+    def _sources(self, text: str, with_stand_ins: _Chat) -> bytes | None:
         """Return the sources of `text`; None if the template writes something else with these stand-ins."""
         try:
-            return sources_of(text, self._text(chat.with_stand_ins(stand_ins)))
+            return sources_of(text, self._text(with_stand_ins))
         except Exception:  # a template is a program, and may refuse what it does not know
             return None
 
     def _is_separable(self, text: str, chat: _Chat, names: Iterable[str], answer_names: Iterable[str]) -> bool:
-        return self._sources(text, chat, _stand_ins_for(names, answer_names)) is not None
+        return self._sources(text, chat.with_stand_ins(_stand_ins_for(names, answer_names))) is not None
 
 
 class _Chat(NamedTuple):

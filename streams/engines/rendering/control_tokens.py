@@ -66,19 +66,20 @@ class ControlTokens:
 
     def tokens(self, text: str, sources: bytes = b"") -> tuple[int, ...]:
         """Return the tokens of `text`, none added. Raises ValueError for FENCE in it."""
+        encoding = self._tokenizer(text, add_special_tokens=False)
+        ids: list[int] = encoding["input_ids"]
         if not any(sources):
-            return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids, spans = encoding["input_ids"], encoding["offset_mapping"]
-        controls = [place for place, token in enumerate(ids) if token in self._names]
-        forged = {place for place in controls if self._is_forged(ids[place], sources[slice(*spans[place])])}
+            return tuple(ids)
+        spans = {place: encoding.token_to_chars(place) for place, token in enumerate(ids) if token in self._names}
+        forged = {place for place, span in spans.items() if self._is_forged(ids[place], sources[slice(*span)])}
         tokens = list[int]()
-        for before, after in pairwise([-1, *(place for place in controls if place not in forged), len(ids)]):
+        for before, after in pairwise([-1, *(place for place in spans if place not in forged), len(ids)]):
             if forged.isdisjoint(range(before + 1, after)):
                 tokens += ids[before + 1 : after]
             else:
-                start = spans[before][1] if before >= 0 else 0
-                tokens += self._text_tokens(text[start : spans[after][0] if after < len(ids) else None], start == 0)
+                start = spans[before].end if before >= 0 else 0
+                end = spans[after].start if after < len(ids) else len(text)
+                tokens += self._text_tokens(text[start:end], is_first=start == 0)
             tokens += ids[after : after + 1]
         return tuple(tokens)
 
@@ -88,7 +89,7 @@ class ControlTokens:
     def _is_forged(self, token: int, sources: bytes) -> bool:
         return any(self._is_barred(token, source) for source in sources)
 
-    def _text_tokens(self, text: str, is_first: bool) -> list[int]:
+    def _text_tokens(self, text: str, *, is_first: bool) -> list[int]:
         """Return the tokens of text that has no control tokens; `is_first`: no token comes before it."""
         encoding = self._text_tokenizer.encode(text if is_first else FENCE + text, add_special_tokens=False)
         ids: list[int] = encoding.ids if is_first else encoding.ids[1:]

@@ -17,6 +17,7 @@ from streams.engines.rendering.control_tokens import ANSWER, MESSAGE, Source
 
 FIRST: dict[Source, int] = {MESSAGE: 0xF0000, ANSWER: 0x100000}
 """Where the characters begin that stand in for the first 65,536 of Unicode."""
+SOURCES = {first: source for source, first in FIRST.items()}
 STAND_INS = re.compile("[\U000f0000-\U0010ffff]")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"})
 """Roles that a template may write into a control token of its own, as in <|user|>. Any other is what a message says."""
@@ -51,17 +52,19 @@ class StandIns(NamedTuple):
 
 def sources_of(text: str, with_stand_ins: str) -> bytes | None:
     """Return the source of each character of `text` that has a stand-in; None if the texts differ otherwise."""
-    if STAND_INS.sub(lambda match: text[match.start() : match.end()], with_stand_ins) != text:
+    if len(text) != len(with_stand_ins):
         return None
-    sources = bytearray(len(text))
+    sources, compared = bytearray(len(text)), 0
     for match in STAND_INS.finditer(with_stand_ins):
-        character, stand_in = text[match.start()], match[0]
-        for source, first in FIRST.items():
-            if ord(character) + first == ord(stand_in):
-                sources[match.start()] = source
-        if not sources[match.start()] and character != stand_in:  # not one that the message itself has
+        place, distance = match.start(), ord(match[0]) - ord(text[match.start()])
+        if text[compared:place] != with_stand_ins[compared:place]:
             return None
-    return bytes(sources)
+        if distance:  # 0: the message itself has this character
+            sources[place] = SOURCES.get(distance, 0)
+            if not sources[place]:
+                return None
+        compared = place + 1
+    return bytes(sources) if text[compared:] == with_stand_ins[compared:] else None
 
 
 def _replace(text: str, pattern: re.Pattern[str], source: Source) -> str:
