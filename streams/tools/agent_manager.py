@@ -19,6 +19,7 @@ from typing import Any
 
 from schemas.events import Message, Response, Sampling, Task, Turn, derive_id
 from schemas.serde import Poison
+from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, SettingsError
 from streams.kafka.admin import check_topics, offsets, read_topic
 from streams.kafka.reader import read
@@ -152,12 +153,13 @@ class AgentManager:
         sampling = Sampling(temperature=trainer.temperature, max_tokens=trainer.max_completion_length)
         tokenizer, runs = trainer.processing_class, self.deploy(prompts, sampling=sampling)
 
-        def asked(prompt: Prompt) -> list[int]:
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        template = ChatTemplate(tokenizer)
 
         return {
-            "prompt_ids": [list(one.prompt_ids) or asked(prompt) for prompt, one in zip(prompts, runs, strict=True)],
+            "prompt_ids": [
+                list(one.prompt_ids) or list(template.ids(_messages(prompt)))
+                for prompt, one in zip(prompts, runs, strict=True)
+            ],
             "completion_ids": [list(one.completion_ids) or [tokenizer.eos_token_id] for one in runs],
             "logprobs": [list(one.logprobs) or [0.0] for one in runs],
             "env_mask": [list(one.completion_mask) or [0] for one in runs],
@@ -186,7 +188,6 @@ class AgentManager:
         return RunEnd("completed", "it returned")
 
     def _task(self, prompt: Prompt, group_size: int, sampling: Sampling) -> Task:
-        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return Task(
             task_id=derive_id(self.agent_id, uuid.uuid4()),  # deployed again, it is another one
             created_at=now_ms(),
@@ -196,7 +197,7 @@ class AgentManager:
             group_size=group_size,
             sampling=sampling,
             agent=self.agent_id,
-            messages=tuple(map(_message, given)),
+            messages=_messages(prompt),
         )
 
     def _completions(self, tasks: Sequence[Task], starts: Mapping[tuple[str, int], int]) -> list[AgentCompletion]:
@@ -212,6 +213,11 @@ class AgentManager:
         said = conversations(_turns(one for one in records if one.at.topic == named["turns"].name))
         slots = [(task.task_id, slot) for task in tasks for slot in range(task.group_size)]
         return [_completion(*one, responses.get(one), said) for one in slots]
+
+
+def _messages(prompt: Prompt) -> tuple[Message, ...]:
+    """Return the messages of a prompt. Raises EventError as `_message`."""
+    return tuple(map(_message, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt))
 
 
 def _message(given: Mapping[str, Any]) -> Message:

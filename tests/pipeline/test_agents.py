@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner
 from openai import OpenAI
 
-from schemas.events import AdvantagedGroup, AgentEvent, Batch, Response, Reward, Task, TrajectoryEvent
+from schemas.events import AdvantagedGroup, AgentEvent, Batch, Message, Response, Reward, Task, TrajectoryEvent
 from streams.cli.root import cli
+from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, SettingsError
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Settings
@@ -27,6 +28,7 @@ from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.submit import submit
 from streamward import AgentManager, ConversationTracker
 from tests.support.agent_server import serving, settings_of, turns
+from tests.support.models.chat import KEEPS, chat_tokenizer
 from tests.support.processes import command, environment, read, running, said, until
 from trainer.step.token_chains import chains
 
@@ -229,16 +231,6 @@ def test_after_kill_9_of_the_manager_each_run_ends_once_and_none_that_ended_runs
     assert [task.agent for _, task in read(settings, Task)] == ["adder"]
 
 
-class Tokens:
-    """As much of a tokenizer as a run needs that failed."""
-
-    eos_token_id = 256
-
-    def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> list[int]:
-        assert [message["role"] for message in messages] == ["user"]
-        return [7]
-
-
 class Adder(AgentManager):
     """An agent that is a function of this process: two turns, or none for what is no sum."""
 
@@ -262,7 +254,8 @@ def test_prompts_come_back_as_conversations_with_the_tokens_of_the_log(
         found = by_function.deploy(["1 + 1 =", [{"role": "user", "content": "what?"}], "2 + 2 ="], group_size=2)
         by_command = AgentManager("other", command=agent[0], settings=settings, folder=tmp_path / "runs")
         [completion] = by_command.deploy(["3 + 3 ="])
-        trainer = SimpleNamespace(temperature=1.0, max_completion_length=64, processing_class=Tokens())
+        tokenizer = chat_tokenizer(KEEPS)
+        trainer = SimpleNamespace(temperature=1.0, max_completion_length=64, processing_class=tokenizer)
         rolled = by_function.rollout_func(["4 + 4 =", "what?"], trainer)
     assert [one.error for one in found] == [None, None, *["failed: ValueError: that is no sum"] * 2, None, None]
     assert [one.slot for one in found] == [0, 1] * 3
@@ -287,7 +280,13 @@ def test_prompts_come_back_as_conversations_with_the_tokens_of_the_log(
     assert set(first["env_mask"]) == {0, 1} and first["prompt_ids"]
     failed = {name: each[1] for name, each in rolled.items() if name != "trajectory_id"}
     assert failed.pop("error") == "failed: ValueError: that is no sum"
-    assert failed == {"prompt_ids": [7], "completion_ids": [256], "logprobs": [0.0], "env_mask": [0]}
+    prompt = list(ChatTemplate(tokenizer).ids([Message(role="user", content="what?")]))
+    assert failed == {
+        "prompt_ids": prompt,
+        "completion_ids": [tokenizer.eos_token_id],
+        "logprobs": [0.0],
+        "env_mask": [0],
+    }
 
 
 def test_a_manager_without_an_agent_or_with_an_odd_prompt_says_so(settings: Settings) -> None:
