@@ -6,6 +6,7 @@ Each function takes one measure away. Only what runs is changed, never a test.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -26,6 +27,9 @@ from schemas.tokens import Logprobs, TokenIds
 from streams import advantage_formulas
 from streams.engines.local import decoding_row
 from streams.engines.rendering import template_rendering as rendering
+from streams.engines.rendering.chat_template import ChatTemplate
+from streams.engines.rendering.control_tokens import ANSWER, MESSAGE, ControlTokens, RenderedText
+from streams.engines.rendering.stand_ins import StandIns
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.agents.recording import turn_recording
@@ -64,7 +68,7 @@ def all_text_is_tokenized_to_find_what_is_new(patch: pytest.MonkeyPatch) -> None
 
 def the_template_s_end_follows_the_sampled_one(patch: pytest.MonkeyPatch) -> None:
     def extend(self: ChatRendering, known: Any, finished: bool, before: Any, new: Any, tools: Any) -> tuple[int, ...]:
-        return self._template.tokens(self._text_after_answer(before, new, tools))
+        return self._template.tokens(*self._text_after_answer(before, new, tools))
 
     patch.setattr(ChatRendering, "extend", extend)
 
@@ -99,6 +103,23 @@ def digests_are_not_compared(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(call_chains, "_broken", broken)
     patch.setattr(CallPrompts, "_place", placed)
+
+
+def names_of_control_tokens_become_them(patch: pytest.MonkeyPatch) -> None:
+    def render_with_sources(self: ChatTemplate, *args: Any, **options: Any) -> RenderedText:
+        return RenderedText(self.render(*args, **options))
+
+    patch.setattr(ChatTemplate, "render_with_sources", render_with_sources)
+
+
+def whole_names_alone_are_text(patch: pytest.MonkeyPatch) -> None:
+    whole, names = StandIns.message, re.compile(r"<[|]\w+[|]>")
+    alone = StandIns({MESSAGE: names, ANSWER: names})
+    patch.setattr(StandIns, "message", lambda self, fields: whole(alone if self.inside else self, fields))
+
+
+def text_is_written_with_the_model_s_whole_vocabulary(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ControlTokens, "_without_names", lambda self, model: model)
 
 
 # --- tool calls -------------------------------------------------------------------------------------------------------

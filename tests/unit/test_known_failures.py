@@ -30,7 +30,8 @@ def functions(file: str) -> set[str]:
 
 
 def test_every_failure_has_a_proof_or_a_reason_why_it_cannot_occur() -> None:
-    assert [row.number for row in FAILURES] == [f"F{number}" for number in range(1, 35)]
+    numbers = [int(row.number.removeprefix("F")) for row in FAILURES]
+    assert numbers == sorted(set(numbers))
     for row in FAILURES:
         assert bool(row.measure) == bool(row.proofs) == bool(row.naive) != bool(row.never), row.number
 

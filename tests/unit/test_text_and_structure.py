@@ -107,7 +107,7 @@ def check(template: ChatTemplate, before: str, name: str, after: str) -> None:
 AROUND = st.text(alphabet="ab <|>\n/", max_size=6)
 
 
-@pytest.mark.parametrize("name", ["chatml", "strict", *TEMPLATES])
+@pytest.mark.parametrize("name", ["chatml", "strict", *TEMPLATES], ids=["chatml", "strict", *TEMPLATES])
 def test_no_name_of_a_control_token_in_a_message_becomes_one(name: str) -> None:
     template = template_of(name)
     marks = sorted(template.tokenizer.all_special_tokens)
