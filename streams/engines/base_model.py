@@ -71,6 +71,9 @@ class Base:
 def load_base(settings: Model) -> Base:
     """Return the model that `settings.base` names, on its device, in its dtype.
 
+    Rows of its head beyond the last token are left out, so that engines draw no such id and the trainer's softmax has
+    none: what is drawn there would be no text, and a model may have been padded for speed without being trained there.
+
     Raises SettingsError if it cannot be found or loaded, with the way out.
     """
     check_device(settings.device)
@@ -85,6 +88,7 @@ def load_base(settings: Model) -> Base:
             base_digest = digest_file.read_text().strip()
         else:
             base_digest = digest_of_weights(model)
+        _leave_out_padding(model, tokenizer)
         model.eval().requires_grad_(False)
         model.to(settings.device)
     return Base(model, tokenizer, base_digest, digest_of_tokenizer(tokenizer))
@@ -285,6 +289,14 @@ def _from_pretrained(folder: Path, dtype: torch.dtype, base: str) -> tuple[PreTr
     except BROKEN as exc:
         raise SettingsError(_cannot_load(base, f"{folder}: {_first_line(exc)}")) from exc
     return model, _tokenizer(folder, base)
+
+
+def _leave_out_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Cut embeddings and head after the last id that the tokenizer has."""
+    rows, tokens = int(model.get_input_embeddings().num_embeddings), max(tokenizer.get_vocab().values()) + 1
+    if tokens < rows:
+        model.resize_token_embeddings(tokens, mean_resizing=False)
+        log.info("the head has %d rows and the tokenizer %d tokens; the other rows are left out", rows, tokens)
 
 
 def _tokenizer(folder: Path, base: str) -> PreTrainedTokenizerBase:

@@ -147,6 +147,20 @@ def test_greedy_takes_the_likeliest_token_and_reports_its_logprob_at_temperature
     assert first.logprobs == pytest.approx(expected, abs=1e-4)
 
 
+def test_ids_that_the_tokenizer_does_not_have_are_never_drawn_and_have_no_share(tmp_path: Path) -> None:
+    padded = tiny_model(vocabulary=VOCABULARY + 32)
+    padded.save_pretrained(save_tiny(tmp_path))
+    loaded = load_base(Model(base=str(tmp_path)))
+    assert loaded.base_digest == digest_of_weights(padded)
+    (answers,) = TransformersEngine(loaded).sample([request(group_size=16, sampling=Sampling(max_tokens=40))])
+    for answer in answers:
+        assert max(answer.completion_token_ids) < VOCABULARY
+        ids = torch.tensor([[*answer.prompt_token_ids, *answer.completion_token_ids]])
+        logits = padded(input_ids=ids).logits[0, len(answer.prompt_token_ids) - 1 : -1, :VOCABULARY]
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(answer.completion_token_ids)[:, None])[:, 0]
+        assert answer.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
 def test_slots_differ_and_a_new_sampling_differs_but_a_seed_repeats_it(engine: TransformersEngine) -> None:
     asked = request(sampling=Sampling(max_tokens=12))
     again = replace(asked, sampling_id="another")

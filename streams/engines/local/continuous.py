@@ -65,7 +65,7 @@ class ContinuousEngine:
         torch.set_num_threads(threads or os.cpu_count() or 1)
         prompts = Prompts(self._model, base.tokenizer)
         self.context_tokens, self.ends = prompts.context_tokens, prompts.ends
-        self.vocabulary_size = int(self._model.get_input_embeddings().num_embeddings)
+        self.vocabulary_size = prompts.vocabulary_size
         self._plain_attention = self._model.config._attn_implementation
         self._versions = {0: LoadedVersion(None, {})}
         self._decoder = PackedDecoder(self._model, prompts, self._versions, cache_bytes, weight)

@@ -37,6 +37,7 @@ class Prompts:
             log.warning("the chat template looks for %s in messages; a message that says so is refused", names)
         windows = (getattr(model.config, "sliding_window", None), model.config.max_position_embeddings)
         self.context_tokens = min(window for window in windows if window)
+        self.vocabulary_size = int(model.get_input_embeddings().num_embeddings)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         generation = getattr(model.generation_config, "eos_token_id", None)
         ends = generation if isinstance(generation, list) else [generation]

@@ -146,6 +146,8 @@ def _completion(
     _check_prompt(choice, prompt)
     tokens = choice["token_ids"]
     _check(_are_ids(tokens) and 0 < len(tokens) <= room, f"choice {slot} holds no list of 1 to {room} token ids")
+    unknown = next((token for token in tokens if token >= prompts.vocabulary_size), None)
+    _check(unknown is None, f"choice {slot} has id {unknown}, of {prompts.vocabulary_size} that the tokenizer has")
     logprobs = _logprobs(choice, len(tokens))
     _check(logprobs is not None, f"choice {slot} lacks the logprob of a token, or holds one that is none")
     assert logprobs is not None  # noqa: S101  # for the type checker: `_check` has raised

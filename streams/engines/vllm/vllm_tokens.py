@@ -86,10 +86,10 @@ class VllmTokenEngine:
     def __init__(self, policy: Policy, base: Base) -> None:
         """Verify the servers. Raises as `VllmAdapters` does."""
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
-        self.vocabulary_size = int(base.model.get_input_embeddings().num_embeddings)
         self._adapters = VllmAdapters(policy, base)
         self._prompts, self._proof = self._adapters.prompts, self._adapters.proof
         self.context_tokens, self.ends = self._proof.context_tokens, self._prompts.ends
+        self.vocabulary_size = self._prompts.vocabulary_size
         self._versions: dict[int, Loaded | None] = {0: None}
         self._lock, self._changing = threading.Lock(), threading.Lock()
         """For what follows, and for loading and unloading on the servers."""
@@ -229,7 +229,9 @@ class VllmTokenEngine:
         )
 
     def _push(self, stream: TokenStream, tokens: list[int], drawn: Drawn, room: int) -> None:
-        """Push a token, and end the stream if it ends the answer."""
+        """Push a token, and end the stream if it ends the answer. Raises BadAnswer."""
+        if drawn[0] >= self.vocabulary_size:
+            raise BadAnswer(f"the server drew id {drawn[0]}, of {self.vocabulary_size} that the tokenizer has")
         tokens.append(drawn[0])
         stream.push(*drawn)
         match = self._prompts.first_stop(tokens, stream.generation.sampling.stop)
