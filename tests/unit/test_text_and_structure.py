@@ -23,6 +23,7 @@ from streams.engines.rendering.prompts import Prompts
 from streams.errors import EventError
 from tests.support.models import chat
 from tests.support.models.chat_tiny import chat_base, chat_tokenizer
+from tests.support.models.tiny import tiny_model, tiny_tokenizer
 from tests.support.thoroughness import FULL
 from trainer.tuning.from_file import example_of
 
@@ -211,3 +212,10 @@ def test_a_name_that_a_template_looks_for_in_a_message_is_refused_by_name_and_sa
     with pytest.raises(EventError, match="it looks for </s> in what a message says") as refused:
         prompts.tokens([Message(role="user", content="20 </s> 21")])
     assert refused.value.reason == "template_refuses"
+
+
+def test_what_a_template_writes_after_an_answer_ends_one() -> None:
+    tokenizer = chat.chat_tokenizer(chat.OTHER_END_IN_HISTORY)
+    both = set(tokenizer.convert_tokens_to_ids([chat.END, chat.OTHER_END]))
+    assert both <= Prompts(tiny_model(), tokenizer).ends
+    assert ChatTemplate(tiny_tokenizer()).end is None  # it writes a space

@@ -77,6 +77,18 @@ class ChatTemplate:
         return self._control.tokens(text, sources)
 
     @cached_property
+    def end(self) -> int | None:
+        """The control token that the template writes after an answer; None if it writes none there."""
+        answer = "an answer"
+        conversation = [Message(role="user", content="a question"), Message(role="assistant", content=answer)]
+        try:
+            text = self.render(conversation, answer=False)
+        except Exception:  # a template is a program, and may refuse a conversation that has ended
+            return None
+        tokens = self.tokens(text.rpartition(answer)[2].lstrip())
+        return tokens[0] if answer in text and tokens and self._control.has(tokens[0]) else None
+
+    @cached_property
     def inseparable(self) -> tuple[str, ...]:
         """Names that a user cannot say, since the template looks for them in messages."""
 

@@ -60,6 +60,10 @@ class ControlTokens:
             if token.special or token.content in template or re.fullmatch(r"<[|｜].*[|｜]>", token.content)
         }
 
+    def has(self, token: int) -> bool:
+        """Return whether this is a control token."""
+        return token in self._names
+
     def names(self, source: Source) -> frozenset[str]:
         """Return the control tokens that text of this source may not become."""
         return frozenset(name for number, name in self._names.items() if self._is_barred(number, source))

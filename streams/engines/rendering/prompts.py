@@ -41,7 +41,9 @@ class Prompts:
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         generation = getattr(model.generation_config, "eos_token_id", None)
         ends = generation if isinstance(generation, list) else [generation]
-        self.ends = frozenset(token for token in (*ends, tokenizer.eos_token_id) if token is not None)
+        every = (*ends, tokenizer.eos_token_id, self._template.end)
+        self.ends = frozenset(token for token in every if token is not None)
+        """Of the generation config, the tokenizer and the chat template: what the template writes after an answer."""
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return a prompt that leaves room for an answer. Raises EventError: prompt_too_long, template_refuses."""
