@@ -9,7 +9,6 @@ can mean the same. An agent that is registered for all keeps its name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
@@ -34,8 +33,6 @@ from streams.stages.tasks.lines import MessageLine, Reading, TaskLine, check_row
 from streams.stages.tasks.task_index import SubmittedTask
 
 ID_CHARACTERS = 200
-OF_COMMANDS = re.compile(r" To take it as that: --map \S+=\S+")
-"""What a message about an unknown field says to users of the command."""
 TENANTS_OWN = ("task_id", "agent", "thread")
 """Fields that name something of a tenant's own."""
 
@@ -88,9 +85,10 @@ def task_of(
         for name in TENANTS_OWN:
             if name in fields and fields[name] not in shared:
                 fields[name] = named(tenant, fields[name])
-    checked = check_rows([(1, fields)], actor, Reading(now_ms=now_ms, topic_settings=settings.topics, defaults={}))
+    reading = Reading(now_ms=now_ms, topic_settings=settings.topics, defaults={}, offers_map=False)
+    checked = check_rows([(1, fields)], actor, reading)
     if checked.problems:
-        raise CallError("invalid", OF_COMMANDS.sub("", checked.problems[0].error))
+        raise CallError("invalid", checked.problems[0].error)
     [task] = checked.tasks
     return replace(task, task_id=named(tenant, task.task_id), metadata={"source": actor, **(body.metadata or {})})
 

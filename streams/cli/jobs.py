@@ -154,24 +154,19 @@ def _content(file: Path) -> tuple[bytes, str]:
 
 
 def _queries(file: Path) -> list[Any]:
-    """Return the lines of a file. Raises JobRequestError, which names the first line that is not JSON."""
-    from schemas import json_text
+    """Return the lines of a file. Raises JobRequestError, which names the first line that is no JSON object."""
+    from schemas.file_text import FileTextError, json_objects
     from streams.errors import JobRequestError
 
     name = "stdin" if str(file) == "-" else str(file)
     try:
-        text = click.get_text_stream("stdin").read() if name == "stdin" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise JobRequestError(f"--queries {name}: {exc}", "training_queries") from exc
-    queries = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            queries.append(json_text.parse(line))
-        except ValueError as exc:
-            raise JobRequestError(f"{name}:{number}: not JSON: {exc}", "training_queries") from exc
-    return queries
+        raw = click.get_binary_stream("stdin").read() if name == "stdin" else file.read_bytes()
+        return [query for _, query in json_objects(raw)]
+    except OSError as exc:
+        message = f"--queries {name}: {exc.strerror}; name a file of JSON lines"
+        raise JobRequestError(message, "training_queries") from exc
+    except FileTextError as exc:
+        raise JobRequestError(exc.at(name), "training_queries") from exc
 
 
 @jobs.command("list")

@@ -227,15 +227,18 @@ def _recipe(file: Path | None) -> dict[str, Any]:
     """Return the settings in a recipe, by dotted key. Raises NotFoundError, SettingsError."""
     import tomllib
 
+    from schemas.file_text import FileTextError, whole_text
     from streams.errors import NotFoundError, SettingsError
 
     if file is None:
         return {}
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        data = tomllib.loads(whole_text(file.read_bytes()))
     except OSError as exc:
         raise NotFoundError(f"{file}: {exc.strerror}; give a TOML file with a section [trainer]") from exc
-    except (ValueError, RecursionError) as exc:  # also bytes that are not UTF-8, and endless nesting
+    except FileTextError as exc:
+        raise SettingsError(exc.at(file)) from exc
+    except (ValueError, RecursionError) as exc:  # also endless nesting
         raise SettingsError(f"{file}: not TOML: {exc}") from exc
     foreign = sorted(data.keys() - {"trainer"})
     if foreign:

@@ -131,6 +131,7 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     """
     from streams.kafka.times import now_ms
     from streams.stages.tasks import file_rows, lines
+    from streams.stages.tasks.columns import names_in_quotes
 
     reading = lines.Reading(
         now_ms=now_ms(),
@@ -140,11 +141,14 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     )
     stdin = str(file) == "-"
     entries = file_rows.json_lines(click.get_binary_stream("stdin")) if stdin else file_rows.rows(file, options.split)
-    checked = lines.check_rows(entries, "stdin" if stdin else file.name, reading)
+    name = "stdin" if stdin else file.name
+    checked = lines.check_rows(entries, name, reading)
     for message in lines.by_kind(checked.problems):
         click.echo(message, err=True)
     if checked.unused:
-        click.echo(f"not used: {', '.join(checked.unused)} (--map metadata.NAME=COLUMN keeps one)", err=True)
+        click.echo(f"not used: {names_in_quotes(checked.unused)} (--map metadata.NAME=COLUMN keeps one)", err=True)
+    for note in checked.notes:
+        click.echo(f"{name}: {note}", err=True)
     if checked.problems and not options.skip_bad:
         bad, good = len(checked.problems), len(checked.tasks)
         total = bad + good + checked.repeated

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from schemas import json_text
+from schemas.file_text import FileTextError, json_objects
 from streams.adapters.store import ABANDONED_S, is_local, open_store, rename_folder, sync
 from streams.errors import JobRequestError, NotFoundError, SettingsError
 
@@ -62,26 +63,10 @@ class FileLine(NamedTuple):
 def lines_of(raw: bytes) -> list[FileLine]:
     """Return the lines of a file. Raises JobRequestError with the number of the first that is no JSON object."""
     try:
-        text = raw.decode()
-    except UnicodeDecodeError as exc:
-        number = raw.count(b"\n", 0, exc.start) + 1
-        raise JobRequestError(f"line {number} is not UTF-8: {exc.reason}", "file") from exc
-    lines = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json_text.parse(line)
-            json.dumps(value, ensure_ascii=False).encode()  # JSON lets in half a surrogate pair, the log does not
-        except (ValueError, RecursionError) as exc:
-            raise JobRequestError(
-                f"line {number} is not JSON in UTF-8: {exc}; write one object a line", "file"
-            ) from exc
-        if not isinstance(value, dict):
-            raise JobRequestError(
-                f'line {number}: expected a JSON object, e.g. {{"messages": [...]}}, got {line.strip()[:40]}', "file"
-            )
-        lines.append(FileLine(number, value))
+        lines = [FileLine(number, fields) for number, fields in json_objects(raw)]
+    except FileTextError as exc:
+        place = "the file" if exc.line is None else f"line {exc.line}"
+        raise JobRequestError(f"{place}: {exc}", "file") from exc
     if not lines:
         raise JobRequestError("the file has no line; write one JSON object a line", "file")
     return lines

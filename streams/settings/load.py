@@ -25,6 +25,7 @@ from typing import Any, get_args
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from schemas import json_text
+from schemas.file_text import FileTextError, whole_text
 from streams.errors import SettingsError
 from streams.settings.model import Kafka, Settings, is_secret_name, without_user
 
@@ -224,10 +225,12 @@ def _from_file(file: Path | None, env: Mapping[str, str]) -> Iterator[tuple[str,
             return
         raise SettingsError(f"{path}: no such settings file; give an existing TOML file, or leave --config out")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(whole_text(path.read_bytes()))
     except OSError as exc:
         raise SettingsError(f"{path}: cannot be read: {exc.strerror}; give a TOML file, or leave --config out") from exc
-    except (ValueError, RecursionError) as exc:  # also bytes that are not UTF-8, and endless nesting
+    except FileTextError as exc:
+        raise SettingsError(exc.at(path)) from exc
+    except (ValueError, RecursionError) as exc:  # also endless nesting
         raise SettingsError(f"{path}: not TOML: {exc}") from exc
     for section, values in data.items():
         if not isinstance(values, dict):
@@ -269,8 +272,8 @@ def _is_file_variable(origin: str) -> bool:
 def _read(path: Path, variable: str) -> str:
     """Return the text of a file, without the line end that editors add."""
     try:
-        return path.read_text().removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as exc:
+        return whole_text(path.read_bytes()).removesuffix("\n").removesuffix("\r")
+    except (OSError, FileTextError) as exc:
         raise SettingsError(
             f"{variable}: {path} cannot be read: {exc}; name a file of text that holds the value"
         ) from exc

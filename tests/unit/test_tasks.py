@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def test_blank_lines_are_passed_over_and_count_as_lines() -> None:
             {"question": "x"},
             "there is no field question; did you mean prompt? To take it as that: --map prompt=question",
         ),
-        ({**SHORT, "max_tokens": 9}, "there is no field max_tokens; did you mean sampling.max_tokens?"),
+        ({**SHORT, "max_tokens": 9}, "there is no field max_tokens; read it with --map sampling.max_tokens=max_tokens"),
         ({**SHORT, "sampling": {"temprature": 1}}, "no field sampling.temprature; did you mean temperature?"),
         ({**SHORT, "reward_sources": [{"nam": "exact"}]}, "no field reward_sources.0.nam; did you mean name?"),
         ({"messages": [{"role": "user", "contents": "x"}]}, "no field messages.0.contents; did you mean content?"),
@@ -211,6 +212,95 @@ def test_any_line_is_a_task_or_a_problem_and_never_an_exception(line: Any) -> No
 def test_a_bad_line_does_not_hide_the_good_ones() -> None:
     checked = check(SHORT, "{", {**SHORT, "answer": "12"})
     assert (len(checked.tasks), [type(bad) for bad in checked.problems]) == (2, [BadLine])
+
+
+# --- the shapes of data sets ------------------------------------------------------------------------------------------
+
+ASKS = {"role": "user", "content": "4 + 7 ="}
+GSM8K = {"question": "4 + 7 =", "answer": "4 and 7 are <<4+7=11>>11.\n#### 11"}
+CONVERSATIONS = [
+    {"from": "system", "value": "Add."},
+    {"from": "human", "value": "4 + 7 ="},
+    {"from": "gpt", "value": "11"},
+]
+VERL = {
+    "data_source": "sums",
+    "prompt": [ASKS],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "11"},
+    "extra_info": {"index": 3, "split": "train"},
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        (VERL, "--map messages=prompt --map answer=reward_model.ground_truth"),
+        ({"prompt": [ASKS], "solution": "11"}, "--map messages=prompt --map answer=solution"),
+        ({"prompt": "4 + 7 =", "ground_truth": 11}, "--map answer=ground_truth"),
+        ({"prompt": [ASKS], "completion": [{"role": "assistant", "content": "11"}]},
+         "--map messages=prompt --map answer=completion.-1.content"),
+        ({"messages": [ASKS], "reference_answer": "11"}, "--map answer=reference_answer"),
+        ({"messages": [ASKS, {"role": "assistant", "content": "11"}]},
+         "--map messages=messages.:-1 --map answer=messages.-1.content"),
+        ({"id": "7", "conversations": CONVERSATIONS},
+         "--map messages=conversations.:-1 --map answer=conversations.-1.value"),
+        ({"instruction": "4 + 7 =", "input": "", "output": "11"}, "--map prompt=instruction+input --map answer=output"),
+        (GSM8K, "--map prompt=question --map 'answer=answer.####'"),
+        ({"problem": "4 + 7 =", "level": "Level 1", "type": "Algebra", "solution": "It is $\\boxed{11}$."},
+         "--map prompt=problem --map answer=solution.boxed"),
+        ({"problem": "4 + 7 =", "solution": "It is $\\boxed{11}$.", "answer": "11", "unique_id": "a/1.json"},
+         "--map prompt=problem"),
+        ({"Question Text": "?", "prompt": "4 + 7 =", "target": "11", "n": 4}, "--map answer=target --map group_size=n"),
+    ],
+)  # fmt: skip
+def test_the_first_error_gives_the_map_that_reads_a_known_shape(row: dict[str, Any], options: str) -> None:
+    assert problem(check(row)).endswith(f"; read it with {options}")
+    names = dict(option.split("=", 1) for option in shlex.split(options) if option != "--map")
+    for checked in (check(row, how=reading(names)), check_rows([(1, row)], "table", reading(names))):
+        assert only(checked).messages[-1] == Message(role="user", content="4 + 7 =")
+        assert str(json.loads(only(checked).verifier)["answer"]) == "11"
+        assert only(checked).reward_sources == (RewardSource(name="exact"),)
+
+
+def test_no_map_is_offered_that_would_leave_a_mistake_in_or_that_the_entrance_does_not_have() -> None:
+    assert "--map" not in problem(check({**SHORT, "samplng": {"max_tokens": 9}}))
+    how = dataclasses.replace(reading(), offers_map=False)
+    assert "--map" not in problem(check(VERL, how=how)) + problem(check({"question": "x"}, how=how))
+
+
+def test_a_path_is_followed_and_numbers_become_text_where_the_field_is_text() -> None:
+    names = {"messages": "prompt", "answer": "reward_model.ground_truth", "metadata.index": "extra_info.index"}
+    task = only(check(VERL, how=reading({**names, "scenario": "data_source"})))
+    assert (task.metadata["index"], task.scenario, json.loads(task.verifier)) == ("3", "sums", {"answer": "11"})
+    assert "this line has no reward_model.truth; did you mean ground_truth?" in problem(
+        check(VERL, how=reading({**names, "answer": "reward_model.truth"}))
+    )
+    assert "this line has no extra_info.index.0: there is no 0 in '3'" in problem(
+        check(VERL, how=reading({**names, "answer": "extra_info.index.0"}))
+    )
+    number = only(check({**SHORT, "prompt": 7, "task_id": 5, "metadata": {"index": 0, "share": 0.5, "note": None}}))
+    assert (number.messages[0].content, number.task_id) == ("7", "5")
+    assert number.metadata == {"source": "sums.jsonl:1", "index": "0", "share": "0.5"}
+
+
+def test_what_a_table_writes_as_null_inside_a_message_is_absent() -> None:
+    turn = {**ASKS, "name": None, "tool_calls": None, "tool_call_id": None}
+    assert only(check({"messages": [turn], "answer": 1})).messages == (Message(role="user", content="4 + 7 ="),)
+
+
+def test_lines_that_ask_the_same_under_another_id_or_with_another_answer_are_counted_and_named() -> None:
+    lines = [{**SHORT, "metadata": {"index": n}} for n in range(7)] + [
+        {**SHORT, "answer": "12"},
+        {"prompt": "?", "answer": 1},
+    ]
+    checked = check(*lines)
+    assert (len(checked.tasks), checked.problems) == (9, [])
+    assert checked.notes == (
+        "6 lines repeat an earlier question, differing in task_id or metadata alone: "
+        "2 (as 1), 3 (as 1), 4 (as 1), 5 (as 1), 6 (as 1), …",
+        "1 line repeats an earlier question, with another answer: 8 (as 1)",
+    )
 
 
 # --- ids --------------------------------------------------------------------------------------------------------------
@@ -352,12 +442,47 @@ def test_numbers_and_objects_in_a_csv_file_are_json_and_all_else_is_text(tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("To be, or not,yes\n", 2, "3 cells, expected 2 as in the header (prompt, answer)"),
+        ("To be\n", 2, "1 cells, expected 2"),
+        ('"a\nb",1\n"x"y,1\n', 4, "not CSV: ',' expected after '\"'"),
+        ('"a\nb,1\nc,"2"\n', 2, "not CSV: ',' expected after '\"': a quote opens in it, and what follows up to line 4"),
+        ("\udcff,1\n", 2, "not UTF-8: byte 0xff"),
+        (",1\n", 2, "give either prompt or messages; empty in this row: prompt"),
+        ("x,\n", 2, "[{name: exact}]; empty in this row: answer"),
+    ],
+)
+def test_a_fault_belongs_to_the_row_it_is_in_and_the_others_are_read(
+    text: str, line: int, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(f"prompt,answer\n{text}2 + 2?,4\n".encode(errors="surrogateescape"))
+    checked = check_rows(rows(file), file.name, reading())
+    assert [(task.messages[0].content) for task in checked.tasks][-1] == "2 + 2?"
+    assert str(checked.problems[0]).startswith(f"a.csv:{line}: ") and message in checked.problems[0].error
+
+
+def test_a_quote_that_is_open_at_the_end_of_the_file_is_named_where_it_opens(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('prompt,answer\n1 + 1?,2\n"2 + 2?,4\n' + "3 + 3?,6\n" * 50)
+    checked = check_rows(rows(tmp_path / "a.csv"), "a.csv", reading())
+    assert len(checked.tasks) == 1
+    assert "a.csv:3: not CSV: unexpected end of data: a quote opens in it" in str(checked.problems[0])
+
+
+def test_a_cell_may_be_as_long_as_a_record(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"prompt,answer\n{'x' * 1_000_000},4\n")
+    assert len(only(check_rows(rows(tmp_path / "a.csv"), "a.csv", reading())).messages[0].content) == 1_000_000
+
+
+@pytest.mark.parametrize(
     ("name", "content", "kind", "message"),
     [
-        ("a.csv", b"prompt,answer\nTo be, or not,yes\n", EventError, "a.csv:2: 3 cells, expected 2 as in the header"),
-        ("a.csv", b"prompt,answer\nTo be\n", EventError, "a.csv:2: 1 cells, expected 2"),
-        ("a.csv", b"prompt,answer\n\xff,1\n", EventError, "not UTF-8"),
-        ("a.csv", b'prompt,answer\n"x"y,1\n', EventError, "not CSV after line 1"),
+        ("a.csv", b"prompt,answer,prompt\n", EventError, "a.csv:1: the column prompt is there twice; rename or remove"),
+        ("a.csv", b'{"prompt": "x", "answer": "y"}\n', EventError, "JSON lines need a name that ends in .jsonl"),
+        ("a.csv", b'"prompt,answer\n', EventError, "a.csv:1: the header is not CSV"),
+        ("a.tsv", b"PAR1", EventError, "a.tsv: it is Parquet; a table of tasks needs a name that ends in .parquet"),
+        ("c.jsonl", b"PK\x03\x04", EventError, "c.jsonl: it is a ZIP archive or a spreadsheet"),
         ("a.parquet", b"prompt", EventError, "not Parquet"),
         ("a/nothing.of.use", b"", NotFoundError, "not the folder of a data set"),
         ("b.jsonl", b"", NotFoundError, "No such file"),

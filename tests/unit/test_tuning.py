@@ -185,7 +185,7 @@ def test_the_digest_tells_examples_apart_that_differ_in_any_token_mask_or_order(
     ("method", "line", "said"),
     [
         ("sft", "{", r"f.jsonl:2: not JSON"),
-        ("sft", "[1]", r"f.jsonl:2: expected a JSON object, .*; got list"),
+        ("sft", "[1]", r"f.jsonl:2: expected an object, .*got \[1\]"),
         ("sft", '{"text": "hello"}', r"messages: expected a list of messages, as in .*; the line has text"),
         ("sft", '{"messages": []}', r"messages: expected a list of messages"),
         ("sft", '{"messages": "hello"}', r"got str"),

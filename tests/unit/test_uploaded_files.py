@@ -103,12 +103,12 @@ def test_pages_follow_each_other_in_either_order(store: str) -> None:
     [
         (b"", "the file has no line"),
         (b"\n \n", "the file has no line"),
-        (b"question,answer\n", "line 1 is not JSON in UTF-8"),
-        (b'{"a": 1}\n{"a": 1\n', "line 2 is not JSON in UTF-8"),
-        (b'{"a": 1}\n{"a": "\\ud800"}\n', "line 2 is not JSON in UTF-8: .*surrogates not allowed"),
-        (b'{"a": 1}\n\n[1]\n', r"line 3: expected a JSON object.*got \[1\]"),
-        (b'{"a": 1}\n{"a": "\xff"}\n', "line 2 is not UTF-8"),
-        (b'{"a": ' + b"[" * 5000 + b"]" * 4000 + b"}", "line 1 is not JSON in UTF-8"),
+        (b"question,answer\n", "line 1: not JSON"),
+        (b'{"a": 1}\n{"a": 1\n', "line 2: not JSON"),
+        (b'{"a": 1}\n{"a": "\\ud800"}\n', "line 2: not JSON: unexpected end of hex escape"),
+        (b'{"a": 1}\n\n[1]\n', r"line 3: expected an object.*got \[1\]"),
+        (b'{"a": 1}\n{"a": "\xff"}\n', "line 2: not UTF-8"),
+        (b'{"a": ' + b"[" * 5000 + b"]" * 4000 + b"}", "line 1: not JSON"),
     ],
 )
 def test_a_file_that_is_no_json_lines_is_refused_with_the_line(store: str, content: bytes, says: str) -> None:

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall, TuningMethod
+from schemas.file_text import FileTextError, json_object, text_lines
 from schemas.tokens import LossMask, TokenIds
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, SettingsError
@@ -123,15 +124,17 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
     except OSError as exc:
         raise NotFoundError(f"{path}: {exc.strerror}; name a file of JSON lines") from exc
     examples, problems = [], []
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    try:
+        lines = list(text_lines(data))
+    except FileTextError as exc:
+        raise SettingsError(exc.at(path)) from exc
+    for number, line in lines:
         try:
             example = example_of(line, method, template)
             if (longest := max(answer.longest for answer in example)) > context_tokens:
                 raise ValueError(f"it has {longest} tokens, and the model's context {context_tokens}; shorten it")
         except ValueError as exc:
-            problems.append(f"{path}:{number}: {_error_text(exc)}")
+            problems.append(f"{path}:{number}: {exc}")
         else:
             examples.append(example)
     if problems:
@@ -145,9 +148,7 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
 
 def example_of(line: bytes, method: TuningMethod, template: ChatTemplate) -> TunedExample:
     """Return the example in a line. Raises ValueError, with what was expected and found."""
-    fields = json_text.parse(line)
-    if not isinstance(fields, dict):
-        raise ValueError(f"expected a JSON object, {_EXPECTED[method]}; got {type(fields).__name__}")
+    fields = json_object(line)
     render = _renderer(template, _tools(fields.get("tools")))
     return (_assistant_answer(fields, render),) if method == "sft" else _pair(fields, render)
 
@@ -270,7 +271,3 @@ def _tools(tools: Any) -> list[Tool]:
 
 def _json(value: str | dict[str, Any]) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _error_text(exc: ValueError) -> str:
-    return f"not JSON: {exc}" if isinstance(exc, json.JSONDecodeError | UnicodeDecodeError) else str(exc)

@@ -2,25 +2,30 @@
 
     FILE.jsonl  FILE.csv  FILE.parquet  FOLDER ──► (number, row), (number, row), …
 
-A row of JSON lines is its text, and the others are mappings. What a table leaves empty, its row does not have. All
-cells of a CSV file are text; in those of fields that are numbers or objects, JSON is expected; a column without a name,
-as pandas writes its index, is left out. Numbers count from 1 and are those of the file's lines, where it has lines.
+A row of JSON lines is its text, and the others are mappings, in which an empty cell is None. All cells of a CSV file
+are text; in those of fields that are numbers or objects, JSON is expected; a column without a name, as pandas writes
+its index, is left out. Numbers count from 1 and are those of the line that a row begins in, where a file has lines. A
+row that cannot be read is its error, and does not hide the others.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from schemas import json_text
+from schemas.file_text import FileTextError, open_table, text_lines, undecoded
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers.verdict import nearest
+from streams.stages.tasks.columns import in_quotes, names_in_quotes
 from streams.stages.tasks.lines import Row
 
 SEPARATED = (".csv", ".tsv")
 """Files of cells, whose first line is the header."""
+LONGEST_CELL = 2**31 - 1
+"""Characters: whether a record holds the task is checked once it is one."""
 VALUES = ("metadata", "group_size", "created_at", "deadline_at", "adapter_version", "sampling", "verifier", "messages")
 """Fields whose cells in a CSV file are JSON; all others are taken as they are."""
 
@@ -34,14 +39,16 @@ def rows(path: Path, split: str | None = None) -> Iterator[tuple[int, Row]]:
         raise SettingsError(f"--split {split}: {path} is not the folder of a data set, and only those have splits")
     try:
         if path.is_dir():
-            yield from enumerate(map(_without_empty, _data_set(path, split)), 1)
+            yield from enumerate(_data_set(path, split), 1)
         elif path.suffix.lower() == ".parquet":
-            yield from enumerate(map(_without_empty, _parquet(path)), 1)
+            yield from enumerate(_parquet(path), 1)
         elif path.suffix.lower() in SEPARATED:
             yield from _csv(path)
         else:
             with path.open("rb") as lines:
-                yield from json_lines(lines)
+                yield from json_lines(lines, path)
+    except FileTextError as exc:
+        raise EventError(exc.at(path)) from exc
     except OSError as exc:
         raise NotFoundError(
             f"{path}: {exc.strerror or exc}; give a file of JSON lines, .csv or .parquet, the folder of a data set, or "
@@ -49,37 +56,66 @@ def rows(path: Path, split: str | None = None) -> Iterator[tuple[int, Row]]:
         ) from exc
 
 
-def json_lines(lines: Iterable[bytes | str]) -> Iterator[tuple[int, Row]]:
-    """Yield (number, text) of each line that is not blank."""
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+def json_lines(lines: Iterable[bytes | str], file: Path | str = "stdin") -> Iterator[tuple[int, Row]]:
+    """Yield (number, text) of each line that is not blank. Raises EventError for a file in another encoding."""
+    try:
+        yield from text_lines(lines)
+    except FileTextError as exc:
+        raise EventError(exc.at(file)) from exc
 
 
 def _csv(path: Path) -> Iterator[tuple[int, Row]]:
+    with open_table(path) as file:
+        head = file.readline()
+        file.seek(0)
+        # spreadsheets of many countries separate with semicolons
+        cells = csv.reader(file, delimiter=max(",;\t", key=head.count), strict=True)
+        csv.field_size_limit(LONGEST_CELL)
+        try:
+            header = next(cells, [])
+        except csv.Error as exc:
+            raise EventError(f"{path}:1: the header is not CSV: {exc}") from exc
+        _check_header(header, f"{path}:1")
+        number = cells.line_num + 1
+        while (row := _next_row(cells, header)) is not None:
+            if row:
+                yield number, row
+            number = cells.line_num + 1
+
+
+def _next_row(cells: Any, header: Sequence[str]) -> Row | None:
+    """Return the next row of a csv.reader, empty for a blank line, or its error; None at the end of the file."""
+    first_line = cells.line_num + 1
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            file.seek(0)
-            # spreadsheets of many countries separate with semicolons
-            table = csv.DictReader(file, delimiter=max(",;\t", key=header.count), strict=True)
-            for cells in table:
-                yield table.line_num, _of_cells(cells, f"{path}:{table.line_num}")
-    except UnicodeDecodeError as exc:
-        raise EventError(f"{path}: not UTF-8: {exc.reason} at byte {exc.start}; save it as UTF-8") from exc
+        texts = next(cells)
+    except StopIteration:
+        return None
     except csv.Error as exc:
-        raise EventError(f"{path}: not CSV after line {table.line_num}: {exc}") from exc
+        last_line = cells.line_num
+        through = f": a quote opens in it, and what follows up to line {last_line} is read as its cell"
+        return ValueError(f"not CSV: {exc}{through if last_line > first_line else ''}; a quote in a cell is doubled")
+    return _of_cells(header, texts) if texts else {}
 
 
-def _of_cells(cells: dict[str | None, Any], place: str) -> dict[str, Any]:
-    """Return the row of a line's cells. Raises EventError if they are not as many as the header names."""
-    surplus = cells.pop(None, ())
-    got = len(cells) + len(surplus) - list(cells.values()).count(None)
-    if got != len(cells):
-        names = ", ".join(map(str, cells))
-        raise EventError(
-            f"{place}: {got} cells, expected {len(cells)} as in the header ({names}); a cell with a comma or a line "
-            "break in it needs quotes"
+def _check_header(header: Sequence[str], place: str) -> None:
+    """Raise EventError if a header names a column twice, or is a line of JSON."""
+    twice = next((name for name in header if name and header.count(name) > 1), None)
+    if twice is not None:
+        raise EventError(f"{place}: the column {in_quotes(twice)} is there twice; rename or remove one of them")
+    if header and header[0].startswith("{"):
+        raise EventError(f"{place}: the header begins with {{; JSON lines need a name that ends in .jsonl")
+
+
+def _of_cells(header: Sequence[str], texts: Sequence[str]) -> Row:
+    """Return the row of a line's cells, None for an empty one, or its error."""
+    if len(texts) != len(header):
+        return ValueError(
+            f"{len(texts)} cells, expected {len(header)} as in the header ({names_in_quotes(header)}); a cell with a "
+            "comma or a line break in it needs quotes"
         )
-    return {name: _value(name, text) for name, text in cells.items() if name and text}
+    if (fault := undecoded("".join(texts))) is not None:
+        return ValueError(fault)
+    return {name: _value(name, text) if text else None for name, text in zip(header, texts, strict=True) if name}
 
 
 def _value(name: str, text: str) -> Any:
@@ -98,7 +134,9 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         try:
             # On this thread alone: one of Arrow's that outlives the command aborts it (Arrow issue 34314).
-            for batch in parquet.ParquetFile(file, pre_buffer=False).iter_batches(use_threads=False):
+            table = parquet.ParquetFile(file, pre_buffer=False)
+            _check_header(table.schema_arrow.names, str(path))
+            for batch in table.iter_batches(use_threads=False):
                 yield from batch.to_pylist()
         except (pyarrow.ArrowException, OSError, ValueError) as exc:  # what it calls OSError is the file's content
             raise EventError(f"{path}: not Parquet: {exc}") from exc
@@ -126,7 +164,3 @@ def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
     if split is not None and split not in found:
         raise NotFoundError(f"{folder} has no split {split}; {nearest(split, found)}")
     yield from found[split or next(iter(found))]
-
-
-def _without_empty(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if value is not None}

@@ -15,35 +15,52 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import from_json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from schemas import serde
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, Tool, ToolCall, derive_id
+from schemas.file_text import json_object
 from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings.model import Topics
+from streams.stages.tasks.columns import (
+    MEANT,
+    as_messages,
+    fitting_columns,
+    in_quotes,
+    map_options,
+    names_in_quotes,
+    top_names,
+    value_of,
+)
+from streams.stages.tasks.repeated_questions import RepeatedQuestions
 
-Row = Mapping[str, Any] | bytes | str
-"""One task as a file has it: its fields, or the text of a JSON object."""
+Row = Mapping[str, Any] | bytes | str | ValueError
+"""One task as a file has it: its fields, or the text of a JSON object; an error if the row cannot be read."""
 RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""
 NUMBERS_SHOWN = 5
 """Lines with the same kind of mistake whose numbers are printed."""
 _VALUES = re.compile(r"[0-9a-f-]{36}|\(got .*?\)|'[^']*'|-?\d+")
 """What differs between two mistakes of one kind."""
-MEANT = {
-    **dict.fromkeys(("question", "query", "problem", "instruction", "input", "user"), "prompt"),
-    **dict.fromkeys(("target", "label", "solution", "output", "expected", "ground_truth", "completion"), "answer"),
-    **dict.fromkeys(("scorer", "scorers", "reward", "rewards", "reward_source"), "reward_sources"),
-    **dict.fromkeys(("n", "samples", "num_generations", "responses"), "group_size"),
-    **dict.fromkeys(("system_prompt", "instructions"), "system"),
-    **dict.fromkeys(("chat", "conversation", "conversations"), "messages"),
-    **{"id": "task_id", "max_tokens": "sampling.max_tokens", "temperature": "sampling.temperature"},
-}
-"""What other programs and data sets call a task's fields."""
+
+
+def _as_text(value: Any) -> Any:
+    """Return a number as its JSON text, anything else as it is."""
+    return json.dumps(value) if isinstance(value, int | float) else value
+
+
+def _texts(values: Any) -> Any:
+    """Return an object with its numbers as texts and without its nulls, anything else as it is."""
+    if not isinstance(values, Mapping):
+        return values
+    return {name: _as_text(value) for name, value in values.items() if value is not None}
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+"""A text; data sets have numbers in such columns, too."""
 
 
 class _LineModel(BaseModel):
@@ -112,19 +129,19 @@ class RewardSourceLine(_LineModel):
 class TaskLine(_LineModel):
     """One line of a submission."""
 
-    prompt: str | None = Field(None, description="shorthand for one user message")
-    system: str | None = Field(None, description="shorthand for a system message before the prompt")
+    prompt: Text | None = Field(None, description="shorthand for one user message")
+    system: Text | None = Field(None, description="shorthand for a system message before the prompt")
     answer: str | int | float | tuple[str | int | float, ...] | None = Field(
         None, description="shorthand for a verifier with this answer, checked with exact"
     )
-    task_id: str | None = Field(None, min_length=1)
+    task_id: Annotated[str, Field(min_length=1), BeforeValidator(_as_text)] | None = None
     created_at: int | None = None
     traceparent: str | None = None
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], BeforeValidator(_texts)] = Field(default_factory=dict)
     policy: str = Field(min_length=1)
     purpose: Purpose = "train"
-    scenario: str = "default"
-    tenant: str | None = None
+    scenario: Text = "default"
+    tenant: Text | None = None
     group_size: int = 8
     deadline_at: int | None = None
     adapter_version: int | None = None
@@ -132,7 +149,7 @@ class TaskLine(_LineModel):
     verifier: str | dict[str, Any] | None = None
     agent: str | None = Field(None, min_length=1)
     max_turns: int | None = None
-    thread: str | None = None
+    thread: Text | None = None
     environment: EnvironmentLine | None = None
     tools: tuple[ToolLine, ...] = ()
     reward_sources: tuple[RewardSourceLine, ...] | None = None
@@ -171,6 +188,8 @@ class Reading:
     names: Mapping[str, str] = field(default_factory=dict)
     """What a file calls a field, by the field or its path, e.g. `prompt` or `metadata.topic`. With any name given, what
     is neither named nor a task's field is left out."""
+    offers_map: bool = True
+    """Whether the caller has --map, which messages may then offer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +202,8 @@ class Checked:
     """Lines with the same content as an earlier one; `tasks` has the first only."""
     unused: tuple[str, ...] = ()
     """What lines have that `Reading.names` left out."""
+    notes: tuple[str, ...] = ()
+    """What is worth a word, and no error."""
 
 
 def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -> Checked:
@@ -192,26 +213,25 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
     first: dict[str, tuple[int, bytes]] = {}
     repeated = 0
     unused: dict[str, None] = {}
+    questions = RepeatedQuestions()
     for number, row in rows:
         try:
-            line, left = _chosen(_object(row), reading)
-            unused |= left
-            task = _task(line, f"{source}:{number}", reading)
+            task, left = _read_task(row, f"{source}:{number}", reading)
         except ValueError as exc:
-            problems.append(BadLine(source, number, _explain(exc)))
+            problems.append(BadLine(source, number, _explain_row(exc, row, reading)))
             continue
+        unused |= left
         digest = _digest(task)
-        if error := "; ".join(task_problems(task, reading.topic_settings)):
-            problems.append(BadLine(source, number, error))
-        elif task.task_id not in first:
+        if task.task_id not in first:
             first[task.task_id] = (number, digest)
             tasks.append(task)
+            questions.add(number, task, digest)
         elif first[task.task_id][1] == digest:
             repeated += 1
         else:
             error = f"task_id {task.task_id} is already used in line {first[task.task_id][0]}, with different content"
             problems.append(BadLine(source, number, f"{error}; give this task its own id"))
-    return Checked(tasks, problems, repeated, tuple(unused))
+    return Checked(tasks, problems, repeated, tuple(unused), tuple(questions.notes()))
 
 
 def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:
@@ -284,35 +304,50 @@ def _untrainable(sampling: Sampling) -> Iterator[str]:
 # --- a line becomes a task --------------------------------------------------------------------------------------------
 
 
+def _read_task(row: Row, place: str, reading: Reading) -> tuple[Task, dict[str, None]]:
+    """Return the task of a row, and the columns that it does not use. Raises ValueError."""
+    line, unused = _chosen(row, reading)
+    task = _task(line, place, reading)
+    if error := "; ".join(task_problems(task, reading.topic_settings)):
+        raise ValueError(error)
+    return task, unused
+
+
 def _object(row: Row) -> dict[str, Any]:
     """Return a row as a mapping. Raises ValueError."""
-    if isinstance(row, bytes | str):
-        try:
-            row = from_json(row.decode() if isinstance(row, bytes) else row)
-        except UnicodeDecodeError as exc:
-            raise ValueError(f"not UTF-8: {exc.reason} at byte {exc.start}; save the file as UTF-8") from exc
-        except ValueError as exc:
-            raise ValueError(f"not JSON: {exc}; write one object a line") from exc
-    if not isinstance(row, Mapping):
-        raise ValueError(f"expected an object, {{...}}, and got {_short(row)}; write one object a line")
-    return dict(row)
+    if isinstance(row, ValueError):
+        raise row
+    return json_object(row) if isinstance(row, bytes | str) else dict(row)
 
 
-def _chosen(row: dict[str, Any], reading: Reading) -> tuple[dict[str, Any], dict[str, None]]:
+def _chosen(row: Row, reading: Reading) -> tuple[dict[str, Any], dict[str, None]]:
     """Return the fields of a row under their own names, with the defaults, and what of it is not used."""
-    line = dict(row)
-    for path, name in reading.names.items():
-        if name not in row:
-            raise ValueError(f"--map {path}={name}: this line has no {name}; {nearest(name, row)}")
-        line.pop(name, None)
+    columns = _object(row)
+    empty = _empty_columns(row)
+    values: dict[str, Any] = {}
+    line = {name: value for name, value in columns.items() if name not in empty}
+    for path, column in reading.names.items():
+        try:
+            value = value_of(columns, column)
+        except ValueError as exc:
+            raise ValueError(f"{map_options({path: column})}: {exc}") from exc
+        if column not in empty:
+            values[path] = as_messages(value) if path == "messages" else value
+        for name in top_names(columns, column):
+            line.pop(name, None)
     unused = {name: None for name in line if reading.names and name not in TaskLine.model_fields}
     line = {name: value for name, value in line.items() if name not in unused}
-    for path, name in reading.names.items():
-        _put(line, path, row[name])
+    for path, value in values.items():
+        _put(line, path, value)
     for path, value in reading.defaults.items():
         if path != "system" or "messages" not in line:
             _put(line, path, value, unless_there=True)
     return line, unused
+
+
+def _empty_columns(row: Row) -> list[str]:
+    """Return the columns that a table has no value for in this row."""
+    return [name for name, value in row.items() if value is None] if isinstance(row, Mapping) else []
 
 
 def _put(line: dict[str, Any], path: str, value: Any, *, unless_there: bool = False) -> None:
@@ -333,7 +368,7 @@ def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
         content = json.dumps(given, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as exc:  # a number too long to be text, or a value of no JSON type
         raise ValueError(f"not usable as JSON: {exc}") from exc
-    line = TaskLine.model_validate_json(content)
+    line = TaskLine.model_validate_json(json.dumps(_without_nulls(given)) if "null" in content else content)
     return Task(
         task_id=line.task_id or derive_id("line", content),
         created_at=reading.now_ms if line.created_at is None else line.created_at,
@@ -358,6 +393,13 @@ def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
         reward_sources=_sources(line),
         messages=_messages(line),
     )
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the keys that are null: data sets write so what a message does not have."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _environment(given: EnvironmentLine | None) -> EpisodeStart | None:
@@ -424,7 +466,40 @@ _BRANCHES = {"str", "int", "float", "dict[str,any]", "tuple[union[str,int,float]
 """What pydantic puts into a path for the kinds a field may have."""
 
 
-def _explain(exc: ValueError) -> str:
+def _explain_row(exc: ValueError, row: Row, reading: Reading) -> str:
+    """Return what is wrong with a row, and the --map with which it is a task, or the cells it needs that are empty."""
+    if columns := _map_that_works(row, reading):
+        unknown = [name for name in _object(row) if name not in TaskLine.model_fields]
+        no_field = "there is no field" if len(unknown) == 1 else "there are no fields"
+        problem = f"{no_field} {names_in_quotes(unknown)}" if unknown else _explain(exc, reading)
+        return f"{problem}; read it with {map_options(columns)}"
+    needed = {"prompt", "messages", "answer", "verifier", "reward_sources", *reading.names.values()}
+    empty = [name for name in _empty_columns(row) if name in needed]
+    return _explain(exc, reading) + (f"; empty in this row: {names_in_quotes(empty)}" if empty else "")
+
+
+def _map_that_works(row: Row, reading: Reading) -> dict[str, str]:
+    """Return the columns with which a row of a known shape is a task; none if a --map is given, or none helps."""
+    if reading.names or not reading.offers_map or isinstance(row, ValueError):
+        return {}
+    try:
+        fields = _object(row)
+        columns = fitting_columns(fields)
+        if all(field == column for field, column in columns.items()) and any(map(_is_meant, fields)):
+            return {}
+        _read_task(row, "", replace(reading, names=columns))
+    except ValueError:
+        return {}
+    return columns
+
+
+def _is_meant(name: str) -> bool:
+    """Whether a name that no field has is another name of a field, or one misspelt."""
+    is_near = nearest(name, TaskLine.model_fields).startswith("did you mean")
+    return name not in TaskLine.model_fields and (name.lower() in MEANT or is_near)
+
+
+def _explain(exc: ValueError, reading: Reading) -> str:
     """Return the faults of a line as one sentence, with the nearest name for each unknown field."""
     if not isinstance(exc, ValidationError):
         return str(exc)
@@ -434,7 +509,8 @@ def _explain(exc: ValueError) -> str:
         path = ".".join(map(str, loc))
         if error["type"] == "extra_forbidden":
             inside = next((part for part in reversed(loc[:-1]) if part in _MODELS), "")
-            faults[f"there is no field {path}; {_hint(str(loc[-1]), str(inside))}"] = None
+            hint = _hint(str(loc[-1]), str(inside), offers_map=reading.offers_map)
+            faults[f"there is no field {in_quotes(path)}; {hint}"] = None
         elif not path:
             faults[error["msg"].removeprefix("Value error, ")] = None
         else:
@@ -442,12 +518,13 @@ def _explain(exc: ValueError) -> str:
     return "; ".join(faults)
 
 
-def _hint(name: str, inside: str) -> str:
+def _hint(name: str, inside: str, *, offers_map: bool) -> str:
     """Return what an unknown field probably means."""
     meant = MEANT.get(name.lower())
     if inside or meant is None:
         return nearest(name, _MODELS[inside].model_fields)
-    return f"did you mean {meant}? To take it as that: --map {meant}={name}"
+    option = f" To take it as that: {map_options({meant: name})}" if offers_map else ""
+    return f"did you mean {meant}?{option}"
 
 
 def _short(value: Any) -> str:

@@ -38,6 +38,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
+from schemas.file_text import FileTextError, whole_text
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.evaluation.suite import SUCCESS_REWARD, Suite, generated_name
 from streams.evaluation.suite_tasks import in_turns
@@ -211,7 +212,7 @@ def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterat
         yield from generate(spec, now_ms=0)
         return
     source = file.parent / (scenario.file or "")
-    reading = Reading(now_ms=0, topic_settings=topic_settings, defaults={"policy": "-"})
+    reading = Reading(now_ms=0, topic_settings=topic_settings, defaults={"policy": "-"}, offers_map=False)
     checked = check_rows(rows(source), source.name, reading)
     if checked.problems:
         raise SettingsError("; ".join(by_kind(checked.problems)))
@@ -281,11 +282,11 @@ def _refuse_repeated(questions: list[Task], file: Path | str) -> None:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return whole_text(file.read_bytes())
     except OSError as exc:
         raise NotFoundError(f"{file}: {exc.strerror}; docs/examples/suite.yaml is a suite to begin with") from exc
-    except UnicodeDecodeError as exc:
-        raise SettingsError(f"{file}: not UTF-8: {exc.reason} at byte {exc.start}; save it as UTF-8") from exc
+    except FileTextError as exc:
+        raise SettingsError(exc.at(file)) from exc
 
 
 def _parsed(text: str, file: Path) -> SuitePart:

@@ -1,0 +1,164 @@
+r"""Columns that become fields of a task, and the --map for the shapes that data sets have.
+
+    --map answer=reward_model.ground_truth ──► value_of(row, column)
+    a row as of verl, TRL, OpenAI, ShareGPT, Alpaca, GSM8K, MATH ──► fitting_columns(row) ──► the --map that reads it
+
+A column is a name, or a path of names and list places: `messages.-1.content`. Its last step may be `:-1`, a list
+without its last item; `####`, what follows the last #### of a text, as in GSM8K; `boxed`, the last \boxed{} of a text,
+as in MATH. The texts of columns joined by + become lines of one, as Alpaca's instruction+input.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from streams.scorers.verdict import nearest
+
+CHATS = ("messages", "prompt", "conversations", "conversation", "chat", "dialogue", "question", "input")
+"""Columns that may be a list of messages."""
+QUESTIONS = ("prompt", "question", "problem", "query", "instruction", "input", "user", "text")
+ANSWERS = (
+    *("answer", "reward_model.ground_truth", "ground_truth", "final_answer", "expected_answer", "reference_answer"),
+    *("correct_answer", "target", "label", "expected", "solution", "output", "completion", "response", "gold"),
+)
+MEANT = {
+    **dict.fromkeys(("question", "query", "problem", "instruction", "input", "user"), "prompt"),
+    **dict.fromkeys(("target", "label", "solution", "output", "expected", "ground_truth", "completion"), "answer"),
+    **dict.fromkeys(("scorer", "scorers", "reward", "rewards", "reward_source"), "reward_sources"),
+    **dict.fromkeys(("n", "samples", "num_generations", "responses"), "group_size"),
+    **dict.fromkeys(("system_prompt", "instructions"), "system"),
+    **dict.fromkeys(("chat", "conversation", "conversations"), "messages"),
+    **{"id": "task_id", "max_tokens": "sampling.max_tokens", "temperature": "sampling.temperature"},
+}
+"""What other programs and data sets call a task's fields."""
+SETTINGS = ("system", "group_size", "sampling.max_tokens", "sampling.temperature")
+"""Fields of those whose meaning would be lost if their column was left out."""
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"}
+_LIST_PLACE = re.compile(r"-?\d+")
+_LIST_PART = re.compile(r"(-?\d+)?:(-?\d+)?")
+
+
+def value_of(row: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column, None if it is empty. Raises ValueError if the row has no such column."""
+    if column in row:
+        return row[column]
+    if "+" in column:
+        texts = [value_of(row, part) for part in column.split("+")]
+        return "\n".join(str(text) for text in texts if text is not None and text != "")
+    value: Any = row
+    for step in column.split("."):
+        if value is not None:
+            value = _step(value, step, column)
+    return value
+
+
+def top_names(row: Mapping[str, Any], column: str) -> set[str]:
+    """Return the columns of a row that a column's path begins at."""
+    return {column} if column in row else {part.partition(".")[0] for part in column.split("+")}
+
+
+def as_messages(value: Any) -> Any:
+    """Return ShareGPT's messages, {"from", "value"}, as {"role", "content"}; anything else as it is."""
+    if not isinstance(value, list) or not all(isinstance(turn, Mapping) and "from" in turn for turn in value):
+        return value
+    return [
+        {"role": SHAREGPT_ROLES.get(turn["from"], turn["from"]), "content": turn.get("value"), **_other_keys(turn)}
+        for turn in value
+    ]
+
+
+def fitting_columns(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the column for `messages` or `prompt`, and for `answer`, if the row has a shape that is known; else {}."""
+    answer = next(filter(None, (_answer_column(row, name) for name in ANSWERS)), None)
+    settings = {MEANT[name]: name for name in row if MEANT.get(name) in SETTINGS}
+    for name in CHATS:
+        roles = _roles(row.get(name))
+        if roles and roles[-1] != "assistant":
+            return _without_own({"messages": name, "answer": answer, **settings})
+        if roles:
+            text = "content" if "content" in row[name][-1] else "value"
+            return _without_own({"messages": f"{name}.:-1", "answer": answer or f"{name}.-1.{text}", **settings})
+    question = next((name for name in QUESTIONS if isinstance(row.get(name), str)), None)
+    if question == "instruction" and "input" in row:
+        question = "instruction+input"
+    return {} if question is None else _without_own({"prompt": question, "answer": answer, **settings})
+
+
+def map_options(columns: Mapping[str, str]) -> str:
+    """Return the options, as they are typed in a shell."""
+    return " ".join(f"--map {shlex.quote(f'{field}={column}')}" for field, column in columns.items())
+
+
+def in_quotes(name: str) -> str:
+    """Return a column's name, in quotes if it has anything but letters, digits, and _ . -"""
+    return name if re.fullmatch(r"[\w.-]+", name) else f'"{name!r:.80}"'.replace("'", "")
+
+
+def names_in_quotes(names: Iterable[str]) -> str:
+    return ", ".join(map(in_quotes, names))
+
+
+def _step(value: Any, step: str, column: str) -> Any:
+    """Return what a step of a path leads to. Raises ValueError."""
+    if isinstance(value, Mapping):
+        if step not in value:
+            raise ValueError(f"this line has no {in_quotes(column)}; {nearest(step, map(in_quotes, value))}")
+        return value[step]
+    if isinstance(value, list) and _LIST_PLACE.fullmatch(step) and -len(value) <= int(step) < len(value):
+        return value[int(step)]
+    if isinstance(value, list) and (part := _LIST_PART.fullmatch(step)):
+        return value[slice(*(None if place is None else int(place) for place in part.groups()))]
+    if isinstance(value, str) and step == "####" and "####" in value:
+        return value.rpartition("####")[2].strip()
+    if isinstance(value, str) and step == "boxed" and (boxed := _last_boxed(value)) is not None:
+        return boxed
+    kind = f"a list of {len(value)}" if isinstance(value, list) else f"{str(value)[:60]!r}"
+    raise ValueError(f"this line has no {in_quotes(column)}: there is no {in_quotes(step)} in {kind}")
+
+
+def _last_boxed(text: str) -> str | None:
+    r"""Return what is in the last \boxed{} of a text, its braces matched."""
+    start = text.rfind("\\boxed{") + len("\\boxed{")
+    depth = 1
+    for end in range(start, len(text) if start >= len("\\boxed{") else 0):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if depth == 0:
+            return text[start:end].strip()
+    return None
+
+
+def _roles(value: Any) -> list[str]:
+    """Return the roles of a list of messages; none if it is something else."""
+    messages = as_messages(value)
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        return []
+    return [str(message.get("role")) for message in messages]
+
+
+def _answer_column(row: Mapping[str, Any], name: str) -> str | None:
+    """Return the column of the answer, as its value is written; None if `name` is no answer of the row."""
+    try:
+        value = value_of(row, name)
+    except ValueError:
+        return None
+    if _roles(value):
+        return f"{name}.-1.content"
+    if not isinstance(value, str | int | float) or value == "":
+        return None
+    if isinstance(value, str) and "####" in value:
+        return f"{name}.####"
+    return f"{name}.boxed" if isinstance(value, str) and _last_boxed(value) is not None else name
+
+
+def _without_own(columns: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the columns that are not called as their field; the first, if all are."""
+    present = {field: column for field, column in columns.items() if column is not None}
+    renamed = {field: column for field, column in present.items() if field != column}
+    return renamed or dict(list(present.items())[:1])
+
+
+def _other_keys(turn: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in turn.items() if name not in ("from", "value")}
