@@ -85,7 +85,13 @@ def task_of(
         for name in TENANTS_OWN:
             if name in fields and fields[name] not in shared:
                 fields[name] = named(tenant, fields[name])
-    reading = Reading(now_ms=now_ms, topic_settings=settings.topics, defaults={}, offers_map=False)
+    reading = Reading(
+        now_ms=now_ms,
+        topic_settings=settings.topics,
+        defaults={},
+        min_group=settings.advantages.min_group,
+        offers_map=False,
+    )
     checked = check_rows([(1, fields)], actor, reading)
     if checked.problems:
         raise CallError("invalid", checked.problems[0].error)

@@ -136,6 +136,7 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     reading = lines.Reading(
         now_ms=now_ms(),
         topic_settings=settings.topics,
+        min_group=settings.advantages.min_group,
         defaults=options.defaults(settings) | ({} if agent is None else {"agent": agent}),
         names=options.fields_of_columns(),
     )

@@ -103,7 +103,8 @@ def up(
     if file is not None:
         plan = replace(plan, train=_read_train_tasks(settings, file, reading))
     if held_out is not None:
-        plan = replace(plan, held_out=tuple(read_tasks(settings, held_out, replace(reading, epochs=1)).tasks))
+        questions = read_tasks(settings, held_out, replace(reading, epochs=1, purpose="eval"))
+        plan = replace(plan, held_out=tuple(questions.tasks))
     _check_scorers(settings, plan, reading)
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":

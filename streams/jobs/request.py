@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -26,14 +25,13 @@ from schemas.events import (
     JobSpec,
     RewardSource,
     Sampling,
-    problems,
 )
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
 from streams.jobs.state import JobState, JobUsage, cost_usd, split
-from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings.model import Settings
+from streams.stages.tasks.lines import task_problems
 
 MOST_QUERIES = 100_000
 """Most questions of one job; they are in one record, whose size is checked, too."""
@@ -180,7 +178,7 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
         questions=tuple(_question(source) for source in request.training_queries),
     )
     _check_share(spec)
-    _check_tasks(policy, spec)
+    _check_tasks(policy, spec, settings)
     check_estimate(spec, "n_iterations, n_trajectories_per_query or max_tokens")
     return JobOrder(policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
 
@@ -265,7 +263,7 @@ def _check_share(spec: JobSpec) -> None:
         )
 
 
-def _check_tasks(policy: str, spec: JobSpec) -> None:
+def _check_tasks(policy: str, spec: JobSpec, settings: Settings) -> None:
     """Raise JobRequestError for a question that would make no task."""
     whole = JobState(
         job_id="", policy=policy, tenant=None, spec=spec, train=(), held_out=(), request_digest=None, created_at=0,
@@ -273,7 +271,7 @@ def _check_tasks(policy: str, spec: JobSpec) -> None:
     )  # fmt: skip
     for number in range(len(spec.questions)):
         task = train_task(replace(whole, train=(number,)), 1, 0, 0)
-        if (problem := next(chain(problems(task), source_problems(task)), None)) is not None:
+        if (problem := next(task_problems(task, settings.topics, settings.advantages.min_group), None)) is not None:
             raise JobRequestError(f"training_queries[{number}]: {problem}", f"training_queries[{number}]")
 
 

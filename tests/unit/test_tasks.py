@@ -17,6 +17,7 @@ from schemas.events import EpisodeStart, Message, RewardSource, Sampling, Task, 
 from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Topics
 from streams.stages.tasks.file_rows import json_lines, rows
+from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import (
     BadLine,
     Checked,
@@ -335,6 +336,17 @@ def test_one_id_for_two_contents_is_a_problem_of_the_second() -> None:
     checked = check({**SHORT, "task_id": "a"}, {**SHORT, "task_id": "a", "group_size": 2})
     assert len(checked.tasks) == 1
     assert "sums.jsonl:2: task_id a is already used in line 1, with different content" in str(checked.problems[0])
+
+
+def test_a_train_task_of_one_response_is_refused_before_it_is_paid_for() -> None:
+    assert "group_size is 1, and a train task needs at least 2 responses" in problem(check({**SHORT, "group_size": 1}))
+    assert "2 or more, or purpose eval or serve" in problem(check(SHORT, how=reading(group_size=1)))
+    least = dataclasses.replace(reading(), min_group=4)
+    assert "at least 4 responses, with a score each" in problem(check({**SHORT, "group_size": 3}, how=least))
+    for purpose in ("eval", "serve"):
+        assert only(check({**SHORT, "group_size": 1, "purpose": purpose})).group_size == 1
+    with pytest.raises(SettingsError, match="generator sums: group_size is 1"):
+        list(generate(TaskSpec(family="sums", count=1, purpose="train", policy="p", group_size=1), now_ms=0))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from streams.environments.listed import LISTED, settings_of
 from streams.errors import SettingsError
 from streams.kafka import times
 from streams.stages.tasks.generators import ENVIRONMENT_AGENT, TaskSpec, generate
+from streams.stages.tasks.lines import group_problem
 
 HELD_OUT_TASKS = 35
 HELD_OUT_SEEDS = 2**30
@@ -51,6 +52,8 @@ def train_and_held_out(
     `opens` opens an environment by reference, which is played twice from its first seed. Raises SettingsError where it
     cannot be opened or the two differ.
     """
+    if problem := group_problem(spec.group_size):
+        raise SettingsError(f"--environment {spec.name}: {problem}")
     try:
         settings = settings_of(spec.name, spec.settings)
         if spec.name in LISTED:

@@ -28,6 +28,7 @@ from streams.environments.listed import LISTED, open_listed
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers import ScoreError, gym
 from streams.scorers.verdict import ScorerOptions, options
+from streams.stages.tasks.lines import group_problem
 
 HELD_OUT_PERCENT = 40
 """Share of the questions kept for `eval`; of the 100 sums of two one-digit terms it holds out 35."""
@@ -115,6 +116,8 @@ def generate(spec: TaskSpec, *, now_ms: int) -> Iterator[Task]:
     Raises NotFoundError for an unknown family, SettingsError for bad options, a missing package or an unknown dataset,
     EventError for a dataset whose entries cannot be stored in a log.
     """
+    if spec.purpose == "train" and (problem := group_problem(spec.group_size)):
+        raise SettingsError(f"generator {spec.family}: {problem}")
     try:
         for index, question in enumerate(itertools.islice(_questions(spec), spec.count)):
             yield _task(spec, question, index, now_ms)

@@ -188,6 +188,8 @@ class Reading:
     names: Mapping[str, str] = field(default_factory=dict)
     """What a file calls a field, by the field or its path, e.g. `prompt` or `metadata.topic`. With any name given, what
     is neither named nor a task's field is left out."""
+    min_group: int = 2
+    """Of `advantages`: the least responses of a train task."""
     offers_map: bool = True
     """Whether the caller has --map, which messages may then offer."""
 
@@ -269,8 +271,8 @@ def _and_others(others: list[BadLine]) -> str:
     return f" (and {len(others)} more line{'s' if len(others) > 1 else ''}: {numbers}{more})"
 
 
-def task_problems(task: Task, topic_settings: Topics) -> Iterator[str]:
-    """Yield each problem of a task, before it is sent: fields, size, sampling, scorers."""
+def task_problems(task: Task, topic_settings: Topics, min_group: int = 2) -> Iterator[str]:
+    """Yield each problem of a task, before it is sent: fields, size, group, sampling, scorers."""
     try:
         size = len(serde.encode(task))
     except serde.EncodeError as exc:
@@ -283,8 +285,21 @@ def task_problems(task: Task, topic_settings: Topics) -> Iterator[str]:
             "(topics.max_record_bytes); shorten it, or raise the setting before the topics are created"
         )
     if task.purpose == "train":
+        if problem := group_problem(task.group_size, min_group):
+            yield problem
         yield from _untrainable(task.sampling)
     yield from source_problems(task)
+
+
+def group_problem(group_size: int, min_group: int = 2) -> str | None:
+    """Return why nothing could be learnt from the group of a train task of this size."""
+    if group_size >= min_group:
+        return None
+    reason = "which are compared" if min_group == 2 else f"with a score each (advantages.min_group is {min_group})"
+    return (
+        f"group_size is {group_size}, and a train task needs at least {min_group} responses, {reason}; use "
+        f"{min_group} or more, or purpose eval or serve"
+    )
 
 
 def _untrainable(sampling: Sampling) -> Iterator[str]:
@@ -308,7 +323,7 @@ def _read_task(row: Row, place: str, reading: Reading) -> tuple[Task, dict[str, 
     """Return the task of a row, and the columns that it does not use. Raises ValueError."""
     line, unused = _chosen(row, reading)
     task = _task(line, place, reading)
-    if error := "; ".join(task_problems(task, reading.topic_settings)):
+    if error := "; ".join(task_problems(task, reading.topic_settings, reading.min_group)):
         raise ValueError(error)
     return task, unused
 

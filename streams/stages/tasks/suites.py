@@ -212,7 +212,9 @@ def _tasks(scenario: ScenarioPart, file: Path, topic_settings: Topics) -> Iterat
         yield from generate(spec, now_ms=0)
         return
     source = file.parent / (scenario.file or "")
-    reading = Reading(now_ms=0, topic_settings=topic_settings, defaults={"policy": "-"}, offers_map=False)
+    reading = Reading(
+        now_ms=0, topic_settings=topic_settings, defaults={"policy": "-", "purpose": "eval"}, offers_map=False
+    )
     checked = check_rows(rows(source), source.name, reading)
     if checked.problems:
         raise SettingsError("; ".join(by_kind(checked.problems)))
