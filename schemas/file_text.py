@@ -5,8 +5,8 @@
     line  ──► json_object ──► {…}
     path  ──► open_table  ──► a file for the csv module
 
-A mark is left out, so that a file with it means what the file without it means. What is no UTF-8 is named, with the way
-out: another encoding or a packed file in one sentence for the file, a stray byte with its line.
+A mark is left out, so that a file with it means what the file without it means. Another encoding or a packed file is
+one error for the file, which names it and the way out; a stray byte is an error of its line.
 """
 
 from __future__ import annotations
@@ -102,13 +102,13 @@ def json_object(line: bytes | str) -> dict[str, Any]:
 
 
 def open_table(path: Path) -> TextIO:
-    """Return a file of cells, open for the csv module; `undecoded` finds stray bytes. Raises FileTextError, OSError."""
+    """Return a file of cells, open for the csv module; `stray_byte_of` finds what it left in. Raises FileTextError."""
     with path.open("rb") as file:
         check_encoding(file.read(8))
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def undecoded(text: str) -> str | None:
+def stray_byte_of(text: str) -> str | None:
     """Return what is wrong with text from `open_table` that has a stray byte."""
     stray = next((char for char in text if "\udc80" <= char <= "\udcff"), None)
     return None if stray is None else f"not UTF-8: byte 0x{ord(stray) - 0xDC00:x}; {_SAVE_AS_UTF_8}"

@@ -24,6 +24,7 @@ from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import serde
 from schemas.events import Task
 from streams.access.tenants.tenant_names import is_of, named
+from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import CallError, EventError
 from streams.jobs import job_log
 from streams.kafka import times
@@ -96,6 +97,8 @@ def task_of(
     if checked.problems:
         raise CallError("invalid", checked.problems[0].error)
     [task] = checked.tasks
+    for _, problem in unanswerable_prompts(settings, [task]):
+        raise CallError("invalid", f"model.base {settings.model.base} cannot answer it: {problem}")
     return replace(task, task_id=named(tenant, task.task_id), metadata={"source": actor, **(body.metadata or {})})
 
 

@@ -8,7 +8,7 @@ Shared by `tasks submit` and `up`; `scoring try` reads one task with the first o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import click
 from streams.errors import EventError, SettingsError
 
 if TYPE_CHECKING:
+    from schemas.events import Task
     from streams.settings.model import Settings
     from streams.stages.tasks.lines import Checked
 
@@ -131,7 +132,7 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     """
     from streams.kafka.times import now_ms
     from streams.stages.tasks import file_rows, lines
-    from streams.stages.tasks.columns import names_in_quotes
+    from streams.stages.tasks.column_paths import names_in_quotes
 
     reading = lines.Reading(
         now_ms=now_ms(),
@@ -156,3 +157,15 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
         way_out = f", or submit only the {good} good ones with --skip-bad" if good else ""
         raise EventError(f"nothing was submitted: {bad} of {total} lines cannot be used. Correct them{way_out}")
     return replace(checked, tasks=list(lines.epochs(checked.tasks, options.epochs)))
+
+
+def unanswerable(settings: Settings, tasks: Iterable[Task]) -> str | None:
+    """Return how many prompts model.base cannot answer, and the first of them with the reason; None if it can all."""
+    from streams.engines.prompt_check import unanswerable_prompts
+
+    refused = list(unanswerable_prompts(settings, tasks))
+    if not refused:
+        return None
+    task, reason = refused[0]
+    count = "1 prompt" if len(refused) == 1 else f"{len(refused)} prompts"
+    return f"{count} cannot be answered by model.base {settings.model.base}; {task.metadata.get('source')}: {reason}"

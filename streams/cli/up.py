@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.runtime import AppContext, pass_call
-from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options
+from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options, unanswerable
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def up(
         questions = read_tasks(settings, held_out, replace(reading, epochs=1, purpose="eval"))
         plan = replace(plan, held_out=tuple(questions.tasks))
     _check_scorers(settings, plan, reading)
+    _check_prompts(settings, plan)
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
@@ -127,6 +128,19 @@ def _check_scorers(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -
     for task in (*(plan.train or ()), *plan.held_out):
         sources += task.reward_sources
     load_scorers(settings.scoring, sources)
+
+
+def _check_prompts(settings: Settings, plan: UpPlan) -> None:
+    """Say if the tasks fill no training step. Raises SettingsError for prompts that the model cannot answer."""
+    if problem := unanswerable(settings, (*(plan.train or ()), *plan.held_out)):
+        raise SettingsError(f"{problem}. Correct them, leave them out, or take another --model")
+    count = sum(task.purpose == "train" for task in plan.train or ())
+    if 0 < count < settings.batches.groups:
+        click.echo(
+            f"{count} train tasks fill no training step of {settings.batches.groups} groups (batches.groups): give "
+            f"more tasks, more --epochs, or --set batches.groups={count}",
+            err=True,
+        )
 
 
 def _episodes(

@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -137,6 +138,17 @@ def folder_of(base: str) -> Path:
     return _from_hub(base)
 
 
+def local_folder(base: str) -> Path | None:
+    """Return the folder of `base` if it is on this machine, without converting or downloading anything."""
+    if is_hub_id(base):
+        return None
+    try:
+        folder = _converted_folder(base, gguf_file(base)) if base in SHIPPED else Path(os.path.expanduser(base))
+    except SettingsError:  # its package is not installed
+        return None
+    return folder if folder.is_dir() else None
+
+
 def is_hub_id(base: str) -> bool:
     """Return whether `base` can only be a repository of the hub: no known name, and no folder."""
     is_path = base.startswith((".", "/", "~")) or base.count("/") > 1
@@ -174,9 +186,17 @@ def gguf_file(name: str) -> Path:
     return folder / shipped.file
 
 
+def _converted_folder(name: str, gguf: Path) -> Path:
+    return cache_folder("models") / f"{name}-{_digest_of(gguf)[:16]}-{LAYOUT}"
+
+
+_digest_of = cache(sha256_of)
+"""Of a GGUF, whose package does not change while a process runs."""
+
+
 def _convert_once(name: str, gguf: Path) -> Path:
     """Return the folder with the converted model, converting it if need be; one process at a time does."""
-    folder = cache_folder("models") / f"{name}-{sha256_of(gguf)[:16]}-{LAYOUT}"
+    folder = _converted_folder(name, gguf)
     if folder.is_dir():
         return folder
     try:

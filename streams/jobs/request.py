@@ -25,7 +25,9 @@ from schemas.events import (
     JobSpec,
     RewardSource,
     Sampling,
+    Task,
 )
+from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
 from streams.jobs.state import JobState, JobUsage, cost_usd, split
@@ -269,10 +271,15 @@ def _check_tasks(policy: str, spec: JobSpec, settings: Settings) -> None:
         job_id="", policy=policy, tenant=None, spec=spec, train=(), held_out=(), request_digest=None, created_at=0,
         updated_at=0, asks_since=0,
     )  # fmt: skip
+    tasks: dict[str, tuple[int, Task]] = {}
     for number in range(len(spec.questions)):
         task = train_task(replace(whole, train=(number,)), 1, 0, 0)
         if (problem := next(task_problems(task, settings.topics, settings.advantages.min_group), None)) is not None:
             raise JobRequestError(f"training_queries[{number}]: {problem}", f"training_queries[{number}]")
+        tasks[task.task_id] = number, task
+    for task, problem in unanswerable_prompts(settings, (task for _, task in tasks.values())):
+        place = f"training_queries[{tasks[task.task_id][0]}]"
+        raise JobRequestError(f"{place}: model.base {settings.model.base} cannot answer it: {problem}", place)
 
 
 def check_estimate(spec: JobSpec, lower: str) -> None:

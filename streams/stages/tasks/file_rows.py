@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from schemas import json_text
-from schemas.file_text import FileTextError, open_table, text_lines, undecoded
+from schemas.file_text import FileTextError, open_table, stray_byte_of, text_lines
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.scorers.verdict import nearest
-from streams.stages.tasks.columns import in_quotes, names_in_quotes
+from streams.stages.tasks.column_paths import in_quotes, names_in_quotes
 from streams.stages.tasks.lines import Row
 
 SEPARATED = (".csv", ".tsv")
@@ -113,7 +113,7 @@ def _of_cells(header: Sequence[str], texts: Sequence[str]) -> Row:
             f"{len(texts)} cells, expected {len(header)} as in the header ({names_in_quotes(header)}); a cell with a "
             "comma or a line break in it needs quotes"
         )
-    if (fault := undecoded("".join(texts))) is not None:
+    if (fault := stray_byte_of("".join(texts))) is not None:
         return ValueError(fault)
     return {name: _value(name, text) if text else None for name, text in zip(header, texts, strict=True) if name}
 

@@ -25,7 +25,7 @@ from schemas.file_text import json_object
 from streams.scorers import source_problems
 from streams.scorers.verdict import nearest
 from streams.settings.model import Topics
-from streams.stages.tasks.columns import (
+from streams.stages.tasks.column_paths import (
     MEANT,
     as_messages,
     fitting_columns,
@@ -205,7 +205,7 @@ class Checked:
     unused: tuple[str, ...] = ()
     """What lines have that `Reading.names` left out."""
     notes: tuple[str, ...] = ()
-    """What is worth a word, and no error."""
+    """Sentences about lines that are no mistakes, but may be unintended."""
 
 
 def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -> Checked:

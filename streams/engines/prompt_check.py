@@ -1,0 +1,79 @@
+"""Find prompts that the model cannot answer, before a sample of any is paid for.
+
+    tasks, model.base ──► the files of the model on this machine ──► (task, reason), …
+
+The tokenizer, which takes seconds to load, is read only if a prompt may be too long, or the chat template refuses any
+messages.
+
+Not covered: a base that is not on this machine, servers with a shorter context, and what agents and episodes ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from schemas import json_text
+from schemas.events import Task
+from streams.engines.base_model import load_tokenizer, local_folder
+from streams.errors import EventError
+from streams.settings.model import Settings
+
+if TYPE_CHECKING:
+    from streams.engines.rendering.prompts import Prompts
+
+TEMPLATE_BYTES = 512
+"""Most that a template is taken to add to a conversation, and to each message."""
+REFUSES = "raise_exception"
+"""What a template that refuses messages calls."""
+
+
+def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[tuple[Task, str]]:
+    """Yield each task whose prompt the chat template refuses or the context does not hold, and the reason.
+
+    Raises SettingsError if the tokenizer is needed and cannot be loaded.
+    """
+    folder = None if settings.policy.engine == "scripted" else local_folder(settings.model.base)
+    if folder is None:
+        return
+    context_tokens, can_refuse = _limits(folder)
+    for task in tasks:
+        if task.agent is not None or task.environment is not None:
+            continue
+        size = sum(len(message.content.encode()) + TEMPLATE_BYTES for message in task.messages) + TEMPLATE_BYTES
+        if not can_refuse and size < context_tokens:
+            continue
+        try:
+            _prompts(settings.model.base, context_tokens).tokens(task.messages)
+        except EventError as exc:
+            yield task, str(exc)
+
+
+@cache
+def _limits(folder: Path) -> tuple[int, bool]:
+    """Return the context of the model in a folder, and whether its template may refuse messages; (0, True): unknown."""
+    config, tokenizer = (_json(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    windows = (config.get("sliding_window"), config.get("max_position_embeddings"))
+    context_tokens = min((window for window in windows if isinstance(window, int) and window), default=0)
+    own_file = folder / "chat_template.jinja"
+    template = own_file.read_text(encoding="utf-8") if own_file.exists() else str(tokenizer.get("chat_template"))
+    return context_tokens, REFUSES in template
+
+
+@cache
+def _prompts(base: str, context_tokens: int) -> Prompts:
+    from streams.engines.rendering.prompts import Prompts
+
+    config = SimpleNamespace(max_position_embeddings=context_tokens or 2**31)
+    return Prompts(SimpleNamespace(config=config, generation_config=None), load_tokenizer(base))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json_text.parse(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
