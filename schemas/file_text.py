@@ -119,8 +119,12 @@ def check_encoding(head: bytes) -> None:
     for beginning, message in _PACKED.items():
         if head.startswith(beginning):
             raise FileTextError(message)
-    if b"\0" in head[:2] and len(head) > 1:
-        raise FileTextError(_UTF_16.replace("UTF-16;", "UTF-16 without a byte order mark;"))
+    if b"\0" in head[:2]:
+        is_utf_16 = head[:2].replace(b"\0", b"").isascii() and len(head[:4].replace(b"\0", b"")) == 2
+        with_mark = _UTF_16.replace("UTF-16;", "UTF-16 without a byte order mark;")
+        raise FileTextError(
+            with_mark if is_utf_16 else "it is no text: it begins with a zero byte; give a file of text"
+        )
 
 
 def _as_bytes(part: bytes | str) -> bytes:

@@ -27,8 +27,9 @@ map_option = click.option(
     "names",
     multiple=True,
     metavar="FIELD=COLUMN",
-    help="Read a task's field from this column, e.g. prompt=question, metadata.topic=subject. May be repeated. Other "
-    "columns that are not fields of a task are then ignored.",
+    help="Read a task's field from this column, or from a path into it, e.g. prompt=question, "
+    "answer=reward_model.ground_truth, metadata.topic=subject. May be repeated. Other columns that are not fields of a "
+    "task are then ignored.",
 )
 split_option = click.option("--split", default=None, metavar="NAME", help="Split to read from a data set's folder.")
 OPTIONS = (

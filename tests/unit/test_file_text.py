@@ -65,6 +65,7 @@ def test_marks_and_line_ends_change_nothing(read: Callable[[Path], Any], content
         (b"\x1f\x8b\x08", "it is packed by gzip; unpack it with gunzip"),
         (b"PK\x03\x04", "it is a ZIP archive or a spreadsheet"),
         (b"PAR1\x15", "it is Parquet"),
+        (b"\0\1\2\3", "it is no text: it begins with a zero byte"),
     ],
 )
 def test_a_file_that_is_no_text_is_one_error_that_names_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import shlex
 from pathlib import Path
@@ -268,6 +269,29 @@ def test_no_map_is_offered_that_would_leave_a_mistake_in_or_that_the_entrance_do
     assert "--map" not in problem(check({**SHORT, "samplng": {"max_tokens": 9}}))
     how = dataclasses.replace(reading(), offers_map=False)
     assert "--map" not in problem(check(VERL, how=how)) + problem(check({"question": "x"}, how=how))
+
+
+def test_the_fields_of_a_task_are_listed_once_however_many_are_unknown() -> None:
+    error = problem(check({"prompt": "Q", "chosen": "A", "rejected": "B", "anwser": "A"}))
+    assert error.count("known: ") == 1 and "there is no field anwser; did you mean answer?" in error
+
+
+def test_no_map_is_offered_that_would_ask_another_question() -> None:
+    assert "--map" not in problem(check({"question": "Which?", "choices": ["a", "b"], "answer": 0})).split("To take")[0]
+
+
+def test_names_in_other_cases_records_as_json_and_what_only_parquet_has_are_read(tmp_path: Path) -> None:
+    assert problem(check({"Prompt": "4 + 7 =", " Answer": "11"})).endswith("--map prompt=Prompt --map 'answer= Answer'")
+    cell = {"prompt": "4 + 7 =", "reward_model": json.dumps({"ground_truth": ["11", "eleven"]})}
+    task = only(check(cell, how=reading({"answer": "reward_model.ground_truth"})))
+    assert json.loads(task.verifier) == {"answer": ["11", "eleven"]}
+    columns = {"prompt": ["4 + 7 ="], "answer": ["11"], "when": [datetime.date(2026, 1, 2)], "blob": [b"x"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    how = reading({"metadata.when": "when"})
+    assert only(check_rows(rows(tmp_path / "a.parquet"), "a", how)).metadata["when"] == "2026-01-02"
+    assert "a value of bytes is no text" in problem(
+        check_rows(rows(tmp_path / "a.parquet"), "a", reading({"metadata.blob": "blob"}))
+    )
 
 
 def test_a_path_is_followed_and_numbers_become_text_where_the_field_is_text() -> None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from schemas import json_text
 from streams.scorers.verdict import nearest
 
 CHATS = ("messages", "prompt", "conversations", "conversation", "chat", "dialogue", "question", "input")
@@ -36,6 +38,8 @@ MEANT = {
 """What other programs and data sets call a task's fields."""
 SETTINGS = ("system", "group_size", "sampling.max_tokens", "sampling.temperature")
 """Fields of those whose meaning would be lost if their column was left out."""
+PARTS_OF_QUESTIONS = ("choices", "options", "context", "passage", "image", "images")
+"""Columns without which the question of a row would be another: no --map is offered for rows that have them."""
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"}
 _LIST_PLACE = re.compile(r"-?\d+")
 _LIST_PART = re.compile(r"(-?\d+)?:(-?\d+)?")
@@ -72,16 +76,19 @@ def as_messages(value: Any) -> Any:
 
 def fitting_columns(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the column for `messages` or `prompt`, and for `answer`, if the row has a shape that is known; else {}."""
+    if any(row.get(name) for name in PARTS_OF_QUESTIONS):
+        return {}
     answer = next(filter(None, (_answer_column(row, name) for name in ANSWERS)), None)
     settings = {MEANT[name]: name for name in row if MEANT.get(name) in SETTINGS}
-    for name in CHATS:
+    for name in filter(None, (_actual_name(row, name) for name in CHATS)):
         roles = _roles(row.get(name))
         if roles and roles[-1] != "assistant":
             return _without_own({"messages": name, "answer": answer, **settings})
         if roles:
             text = "content" if "content" in row[name][-1] else "value"
             return _without_own({"messages": f"{name}.:-1", "answer": answer or f"{name}.-1.{text}", **settings})
-    question = next((name for name in QUESTIONS if isinstance(row.get(name), str)), None)
+    columns = filter(None, (_actual_name(row, name) for name in QUESTIONS))
+    question = next((name for name in columns if isinstance(row[name], str)), None)
     if question == "instruction" and "input" in row:
         question = "instruction+input"
     return {} if question is None else _without_own({"prompt": question, "answer": answer, **settings})
@@ -103,6 +110,9 @@ def names_in_quotes(names: Iterable[str]) -> str:
 
 def _step(value: Any, step: str, column: str) -> Any:
     """Return what a step of a path leads to. Raises ValueError."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        with suppress(ValueError):  # a cell of a CSV file may hold a record as JSON
+            value = json_text.parse(value)
     if isinstance(value, Mapping):
         if step not in value:
             raise ValueError(f"this line has no {in_quotes(column)}; {nearest(step, map(in_quotes, value))}")
@@ -138,14 +148,23 @@ def _roles(value: Any) -> list[str]:
     return [str(message.get("role")) for message in messages]
 
 
+def _actual_name(row: Mapping[str, Any], name: str) -> str | None:
+    """Return a row's column of this name, else one that differs from it in case or spaces around it."""
+    return name if name in row else next((column for column in row if column.strip().lower() == name), None)
+
+
 def _answer_column(row: Mapping[str, Any], name: str) -> str | None:
     """Return the column of the answer, as its value is written; None if `name` is no answer of the row."""
+    top, dot, path = name.partition(".")
+    name = f"{_actual_name(row, top)}{dot}{path}"
     try:
         value = value_of(row, name)
     except ValueError:
         return None
     if _roles(value):
         return f"{name}.-1.content"
+    if isinstance(value, list) and value and all(isinstance(item, str | int | float) for item in value):
+        return name
     if not isinstance(value, str | int | float) or value == "":
         return None
     if isinstance(value, str) and "####" in value:

@@ -10,9 +10,12 @@ in rows.py.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import hashlib
 import json
 import re
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
@@ -380,7 +383,7 @@ def _put(line: dict[str, Any], path: str, value: Any, *, unless_there: bool = Fa
 def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
     """Return the task. Raises ValidationError for wrong fields, ValueError for what is no JSON."""
     try:
-        content = json.dumps(given, sort_keys=True)
+        content = json.dumps(given, sort_keys=True, default=_plain)
     except (TypeError, ValueError, RecursionError) as exc:  # a number too long to be text, or a value of no JSON type
         raise ValueError(f"not usable as JSON: {exc}") from exc
     line = TaskLine.model_validate_json(json.dumps(_without_nulls(given)) if "null" in content else content)
@@ -408,6 +411,15 @@ def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
         reward_sources=_sources(line),
         messages=_messages(line),
     )
+
+
+def _plain(value: Any) -> str:
+    """Return a cell of Parquet that JSON has no type for as text. Raises TypeError for what is no text."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | uuid.UUID):
+        return str(value)
+    raise TypeError(f"a value of {type(value).__name__} is no text, number, list or record")
 
 
 def _without_nulls(value: Any) -> Any:
@@ -519,25 +531,30 @@ def _explain(exc: ValueError, reading: Reading) -> str:
     if not isinstance(exc, ValidationError):
         return str(exc)
     faults: dict[str, None] = {}
+    fields_of_unknown: dict[str, None] = {}
     for error in exc.errors():
         loc = [part for part in error["loc"] if part not in _BRANCHES]
         path = ".".join(map(str, loc))
         if error["type"] == "extra_forbidden":
-            inside = next((part for part in reversed(loc[:-1]) if part in _MODELS), "")
-            hint = _hint(str(loc[-1]), str(inside), offers_map=reading.offers_map)
-            faults[f"there is no field {in_quotes(path)}; {hint}"] = None
+            inside = str(next((part for part in reversed(loc[:-1]) if part in _MODELS), ""))
+            hint = _hint(str(loc[-1]), inside, offers_map=reading.offers_map)
+            faults[f"there is no field {in_quotes(path)}{hint and '; '}{hint}"] = None
+            if "To take it" not in hint:
+                fields_of_unknown[f"known: {', '.join(sorted(_MODELS[inside].model_fields))}"] = None
         elif not path:
             faults[error["msg"].removeprefix("Value error, ")] = None
         else:
             faults[f"{path}: {error['msg']} (got {_short(error['input'])})"] = None
-    return "; ".join(faults)
+    text, known = "; ".join(faults), "; ".join(fields_of_unknown)
+    return f"{text}{' ' if text.endswith('?') else '; '}{known}" if known else text
 
 
 def _hint(name: str, inside: str, *, offers_map: bool) -> str:
-    """Return what an unknown field probably means."""
+    """Return what an unknown field probably means; nothing if it is like none."""
     meant = MEANT.get(name.lower())
     if inside or meant is None:
-        return nearest(name, _MODELS[inside].model_fields)
+        hint = nearest(name, _MODELS[inside].model_fields)
+        return hint.partition(" known: ")[0] if hint.startswith("did you mean") else ""
     option = f" To take it as that: {map_options({meant: name})}" if offers_map else ""
     return f"did you mean {meant}?{option}"
 
