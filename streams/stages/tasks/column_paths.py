@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from schemas import json_text
@@ -111,8 +110,7 @@ def names_in_quotes(names: Iterable[str]) -> str:
 def _step(value: Any, step: str, column: str) -> Any:
     """Return what a step of a path leads to. Raises ValueError."""
     if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
-        with suppress(ValueError):  # a cell of a CSV file may hold a record as JSON
-            value = json_text.parse(value)
+        value = _record_in(value)
     if isinstance(value, Mapping):
         if step not in value:
             raise ValueError(f"this line has no {in_quotes(column)}; {nearest(step, map(in_quotes, value))}")
@@ -127,6 +125,14 @@ def _step(value: Any, step: str, column: str) -> Any:
         return boxed
     kind = f"a list of {len(value)}" if isinstance(value, list) else f"{str(value)[:60]!r}"
     raise ValueError(f"this line has no {in_quotes(column)}: there is no {in_quotes(step)} in {kind}")
+
+
+def _record_in(cell: str) -> Any:
+    """Return the record or list that a cell of a CSV file holds as JSON, else the cell."""
+    try:
+        return json_text.parse(cell)
+    except ValueError:
+        return cell
 
 
 def _last_boxed(text: str) -> str | None:
