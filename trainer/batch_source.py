@@ -28,7 +28,7 @@ from schemas.serde import Poison
 from streams.adapters.follower import AdapterFollower
 from streams.adapters.versions import Version, read_state
 from streams.kafka import admin
-from streams.kafka.client import client_config
+from streams.kafka.client import consumer
 from streams.kafka.consumer import GroupConsumer, OnAssignment
 from streams.kafka.lag_meter import LagMeter
 from streams.kafka.producer import Producer
@@ -210,15 +210,15 @@ class Presence:
         self._tp = partition_for(settings, settings.policy.name)
         self._outage, self._stopping = outage, threading.Event()
         session_ms = int(settings.kafka.session_timeout_s * 1000)
-        self._client = ck.Consumer(
+        self._client = consumer(
+            settings.kafka,
             {
-                **client_config(settings.kafka),
                 "group.id": f"{settings.topics.prefix}{STAGE}-{settings.policy.name}",
                 "enable.auto.commit": False,
                 "session.timeout.ms": session_ms,
                 "heartbeat.interval.ms": session_ms // 4,
                 "max.poll.interval.ms": max(300_000, session_ms),
-            }
+            },
         )
         self._thread = threading.Thread(target=self._stay, name="trainer presence", daemon=True)
 

@@ -19,7 +19,7 @@ import confluent_kafka as ck
 from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError
-from streams.kafka.client import client_config, unreachable
+from streams.kafka.client import admin_client, unreachable
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, BrokerOutage
@@ -158,7 +158,7 @@ def _connect(
     bootstrap address by one to the broker, and resends them one to three seconds later.
     """
     errors: list[ck.KafkaError] = []
-    client = admin.AdminClient({**client_config(settings.kafka), "error_cb": errors.append, "log_level": 0})
+    client = admin_client(settings.kafka, {"error_cb": errors.append, "log_level": 0})
     deadline = time.monotonic() + EMPTY_S
     whole_s = settings.kafka.request_timeout_s
     waited_s = whole_s if patient else min(REFUSED_S, whole_s)

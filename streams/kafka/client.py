@@ -1,14 +1,23 @@
-"""The librdkafka configuration that every client of this program shares."""
+"""The clients of librdkafka, and the configuration that all of them share.
+
+settings, what this client needs ──► consumer, producer, admin_client ──► librdkafka's
+                                          └── kafka.client has a key or value that it refuses: SettingsError
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import confluent_kafka as ck
+from confluent_kafka import admin
 
+from streams.errors import SettingsError
 from streams.kafka.retry import BrokerUnreachable
 from streams.settings.model import Kafka
+
+T = TypeVar("T")
 
 POLL_S = 0.2
 """Longest wait in one poll, and so how quickly a process notices that it should stop."""
@@ -35,6 +44,31 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
     }
     config |= {key: str(value) for key, value in optional.items() if value is not None}
     return config | {key: value.get_secret_value() for key, value in kafka.client.items()}
+
+
+def consumer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Consumer:
+    """Return a consumer of committed records alone. Raises SettingsError for what `kafka.client` must not hold."""
+    return _made(ck.Consumer, kafka, {**config, "isolation.level": "read_committed"})
+
+
+def producer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Producer:
+    """Return a producer. Raises SettingsError as `consumer`."""
+    return _made(ck.Producer, kafka, config)
+
+
+def admin_client(kafka: Kafka, config: Mapping[str, Any] | None = None) -> admin.AdminClient:
+    """Return a client of the cluster's administration. Raises SettingsError as `consumer`."""
+    return _made(admin.AdminClient, kafka, config or {})
+
+
+def _made(client: Callable[[dict[str, Any]], T], kafka: Kafka, config: Mapping[str, Any]) -> T:
+    try:
+        return client({**client_config(kafka), **config})
+    except ck.KafkaException as exc:
+        if exc.args[0].code() != ck.KafkaError._INVALID_ARG:
+            raise
+        names = f", kafka.client ({', '.join(kafka.client)}) among them" if kafka.client else ""
+        raise SettingsError(f"librdkafka refuses the settings in [kafka]{names}: {exc.args[0].str()}") from exc
 
 
 def _on_error(error: ck.KafkaError) -> None:

@@ -19,7 +19,7 @@ from confluent_kafka import admin
 
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.kafka import admin as kafka_admin
-from streams.kafka.client import client_config, unreachable
+from streams.kafka.client import admin_client, unreachable
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -66,7 +66,7 @@ def positions(settings: Settings) -> list[Position]:
     Raises NotFoundError without the topics, LogError if the broker does not answer.
     """
     bounds = kafka_admin.offsets(settings, topics(settings.topics))
-    client = admin.AdminClient(client_config(settings.kafka))
+    client = admin_client(settings.kafka)
     prefix, timeout_s = settings.topics.prefix, settings.kafka.request_timeout_s
     result: list[Position] = []
     try:
@@ -130,7 +130,7 @@ def members(settings: Settings) -> dict[str, list[str]]:
     Groups are named without topics.prefix. A process that was killed counts for kafka.session_timeout_s more. Raises
     LogError if the broker does not answer.
     """
-    client, timeout_s = admin.AdminClient(client_config(settings.kafka)), settings.kafka.request_timeout_s
+    client, timeout_s = admin_client(settings.kafka), settings.kafka.request_timeout_s
     names = _groups(settings, client)
     if not names:
         return {}
@@ -165,7 +165,7 @@ def _refuse_members(settings: Settings, group: str) -> None:
 
 
 def _commit(settings: Settings, group: str, cut: list[Position]) -> None:
-    client = admin.AdminClient(client_config(settings.kafka))
+    client = admin_client(settings.kafka)
     name = settings.topics.prefix + group
     offsets = [
         ck.TopicPartition(position.topic, position.partition, position.first, metadata=position.metadata or "")

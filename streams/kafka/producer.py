@@ -23,7 +23,7 @@ import confluent_kafka as ck
 
 from schemas.events import Coordinates, DeadLetter, Event
 from streams.errors import LogError
-from streams.kafka.client import client_config
+from streams.kafka import client
 from streams.kafka.reader import locate
 from streams.kafka.record import TopicPartition, check_size, encoded, trace_of
 from streams.kafka.retry import BrokerOutage
@@ -112,7 +112,6 @@ class Producer:
         self._any_size = any_size
         largest = max(topic.max_bytes for topic in self._topics.values())
         config: dict[str, Any] = {
-            **client_config(settings.kafka),
             "partitioner": PARTITIONER,
             "enable.idempotence": True,
             "acks": "all",
@@ -125,7 +124,7 @@ class Producer:
             "queue.buffering.max.kbytes": max(QUEUE_KIB, 2 * (largest + FRAMING_BYTES) // 1024),
             "topic.metadata.propagation.max.ms": int(settings.kafka.request_timeout_s * 1000),
         }
-        self._producer = ck.Producer(config)
+        self._producer = client.producer(settings.kafka, config)
 
     def __enter__(self) -> Self:
         return self

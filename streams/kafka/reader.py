@@ -21,7 +21,8 @@ import confluent_kafka as ck
 
 from schemas.events import Coordinates
 from streams.errors import LogError, StreamwardError
-from streams.kafka.client import POLL_S, client_config, unreachable
+from streams.kafka import client
+from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.headers import headers_of
 from streams.kafka.record import Record, TopicPartition, made_of
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
@@ -56,13 +57,12 @@ class Reader:
         self._settings, self._config = (
             settings,
             {
-                **client_config(settings.kafka),
                 # what one fetch may return: a record that is larger than fetch.max.bytes comes alone (KIP-74)
                 "receive.message.max.bytes": max(RECEIVE_BYTES, largest + FRAMING_BYTES),
                 **config,
             },
         )
-        self._consumer = ck.Consumer(self._config)
+        self._consumer = client.consumer(settings.kafka, self._config)
         self._topic = topic  # what to ask a silent broker about
         self._outage = outage
         self._trouble: StreamwardError | None = None
@@ -234,7 +234,7 @@ class PartitionReader(Reader):
             return  # an outage: librdkafka reconnects by itself
         if self._missing is not None and self._missing == missing_before:
             log.warning("%s did not come in %g s: reading on with a new client", self._missing, STALL_S)
-            stalled, self._consumer = self._consumer, ck.Consumer(self._config)
+            stalled, self._consumer = self._consumer, client.consumer(self._settings.kafka, self._config)
             self.assign(self._position, self._ends)
             stalled.close()
 

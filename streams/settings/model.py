@@ -43,6 +43,71 @@ def is_secret_name(name: str) -> bool:
     return SECRET_NAME.search(name) is not None
 
 
+SETTING_OF_KEY = {
+    "bootstrap.servers": "kafka.bootstrap",
+    "metadata.broker.list": "kafka.bootstrap",
+    "security.protocol": "kafka.security_protocol",
+    "sasl.mechanism": "kafka.sasl_mechanism",
+    "sasl.mechanisms": "kafka.sasl_mechanism",
+    "sasl.username": "kafka.sasl_username",
+    "sasl.password": "kafka.sasl_password",
+    "ssl.ca.location": "kafka.ssl_ca_location",
+    "ssl.certificate.location": "kafka.ssl_certificate_location",
+    "ssl.key.location": "kafka.ssl_key_location",
+    "socket.timeout.ms": "kafka.request_timeout_s",
+    "topic.metadata.propagation.max.ms": "kafka.request_timeout_s",
+    "session.timeout.ms": "kafka.session_timeout_s",
+    "heartbeat.interval.ms": "kafka.session_timeout_s",
+    "max.poll.interval.ms": "kafka.outage_s",
+    "delivery.timeout.ms": "kafka.outage_s",
+    "message.timeout.ms": "kafka.outage_s",
+    "batch.size": "topics.max_record_bytes",
+    "message.max.bytes": "topics.max_record_bytes",
+    "receive.message.max.bytes": "topics.max_record_bytes",
+    "queue.buffering.max.kbytes": "topics.max_record_bytes",
+}
+"""librdkafka settings that follow from one of ours."""
+
+FIXED_KEYS = {
+    # which member reads which partition, and from where
+    "group.id",
+    "group.instance.id",
+    "group.protocol",
+    "group.protocol.type",
+    "group.remote.assignor",
+    "partition.assignment.strategy",
+    "auto.offset.reset",
+    "enable.auto.commit",
+    "auto.commit.enable",
+    "auto.commit.interval.ms",
+    "enable.auto.offset.store",
+    "enable.partition.eof",
+    "isolation.level",
+    # what a written record is, and that it is written once
+    "acks",
+    "request.required.acks",
+    "enable.idempotence",
+    "transactional.id",
+    "transaction.timeout.ms",
+    "partitioner",
+    "compression.type",
+    "compression.codec",
+    "linger.ms",
+    "queue.buffering.max.ms",
+    "queue.buffering.max.messages",
+    # how much is read ahead
+    "fetch.max.bytes",
+    "fetch.wait.max.ms",
+    "fetch.queue.backoff.ms",
+    "queued.max.messages.kbytes",
+    "topic.metadata.refresh.interval.ms",
+    # functions
+    "error_cb",
+    "on_commit",
+    "logger",
+}
+"""librdkafka settings that Streamward sets itself, and that none of ours changes."""
+
 USER_IN_URL = re.compile(r"(?<=://)[^/@\s,]+(?=@)")
 
 
@@ -137,7 +202,8 @@ class Kafka(Section):
     ssl_key_location: Path | None = Field(None, description="PEM file of the client key")
     client: dict[str, SecretStr] = Field(
         default_factory=dict,
-        description="further librdkafka settings, passed through unchanged, and secret, e.g. ssl.key.password",
+        description="further librdkafka settings, passed through unchanged, and secret, e.g. ssl.key.password; those "
+        "that Streamward sets itself are refused",
     )
     request_timeout_s: float = Field(10.0, gt=0, le=300, description="time limit of a broker's answer, seconds")
     outage_s: float = Field(
@@ -146,6 +212,16 @@ class Kafka(Section):
     session_timeout_s: float = Field(
         6.0, gt=0, description="time after which a silent group member is replaced, seconds"
     )
+
+    @field_validator("client")
+    @classmethod
+    def _leaves_our_keys(cls, client: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for key in client:
+            if (setting := SETTING_OF_KEY.get(key)) is not None:
+                raise ValueError(f"{key} follows from {setting}: set that, and leave this key out")
+            if key in FIXED_KEYS:
+                raise ValueError(f"{key} is set by Streamward, whose promises rest on its value: leave this key out")
+        return client
 
     @model_validator(mode="after")
     def _sasl_is_whole(self) -> Kafka:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import traceback
 from pathlib import Path
 from typing import Any, get_args
@@ -10,7 +12,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from streams.errors import SettingsError
-from streams.kafka.client import client_config
+from streams.kafka.client import client_config, consumer
 from streams.kafka.node import config as node
 from streams.settings.load import (
     ENV_CONFIG,
@@ -23,6 +25,8 @@ from streams.settings.load import (
     to_env,
 )
 from streams.settings.model import (
+    FIXED_KEYS,
+    SETTING_OF_KEY,
     Advantages,
     Batches,
     Fleet,
@@ -503,6 +507,45 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
         tracing=Tracing(otlp_endpoint="https://c:4318", sample_ratio=0.25, queue_spans=7, timeout_s=2.5),
     )
     assert load(env=to_env(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("group.protocol", "kafka.client, from --set kafka.client: group.protocol is set by Streamward"),
+        ("group.instance.id", "group.instance.id is set by Streamward"),
+        (
+            "isolation.level",
+            "isolation.level is set by Streamward, whose promises rest on its value: leave this key",
+        ),
+        ("transactional.id", "transactional.id is set by Streamward"),
+        ("session.timeout.ms", "session.timeout.ms follows from kafka.session_timeout_s: set that, and leave this key"),
+        ("bootstrap.servers", "bootstrap.servers follows from kafka.bootstrap"),
+    ],
+)
+def test_a_key_of_the_client_that_streamward_sets_itself_is_refused_by_name(key: str, says: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(env={}, overrides=["kafka.client=" + json.dumps({"debug": "broker", key: "hush"})])
+    assert says in str(refused.value) and "hush" not in str(refused.value)
+
+
+OVERRIDABLE = {"socket.keepalive.enable", "reconnect.backoff.max.ms"}
+"""Set for every client, and free for a user to change."""
+CLIENTS = (
+    *("streams/kafka/client.py", "streams/kafka/consumer.py", "streams/kafka/producer.py", "streams/kafka/reader.py"),
+    *("streams/arrow/bulk.py", "streams/worker/batched/worker_consumer.py", "trainer/batch_source.py"),
+)
+
+
+def test_every_key_that_a_client_of_ours_sets_is_refused_in_the_settings() -> None:
+    sources = [(Path(__file__).parents[2] / place).read_text() for place in CLIENTS]
+    keys = set(re.findall(r'"((?:[a-z]+\.)+[a-z]+|acks|partitioner)": ', "".join(sources)))
+    assert len(keys) > 30 and not keys - SETTING_OF_KEY.keys() - FIXED_KEYS - OVERRIDABLE
+
+
+def test_a_key_that_librdkafka_does_not_know_is_an_error_of_the_settings() -> None:
+    with pytest.raises(SettingsError, match=r"kafka\.client \(no\.such\.key\).*: No such configuration property"):
+        consumer(Kafka(client={"no.such.key": SecretStr("hush")}), {"group.id": "any"})
 
 
 OTHER: dict[str, Any] = {

@@ -25,12 +25,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 import confluent_kafka as ck
-from confluent_kafka import admin
 
 from schemas.events import Coordinates
 from streams.errors import LogError, NotFoundError, RefusedError
 from streams.kafka import admin as cluster, reader
-from streams.kafka.client import client_config
+from streams.kafka.client import admin_client
 from streams.kafka.headers import LEFT_OUT, Headers
 from streams.kafka.producer import Producer
 from streams.kafka.record import Record, TopicPartition
@@ -220,7 +219,7 @@ class _Target:
 def _delete_before(settings: Settings, firsts: Mapping[TopicPartition, int]) -> None:
     if not firsts:
         return
-    client = admin.AdminClient(client_config(settings.kafka))
+    client = admin_client(settings.kafka)
     positions = [ck.TopicPartition(*tp, first) for tp, first in firsts.items()]
     for tp, future in client.delete_records(positions).items():
         _wait_for(future, f"{tp.topic}[{tp.partition}]: the placeholders before offset {tp.offset} were not deleted")

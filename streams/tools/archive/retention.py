@@ -19,7 +19,7 @@ from confluent_kafka import admin
 from schemas import json_text
 from streams.errors import LogError
 from streams.kafka import admin as cluster
-from streams.kafka.client import client_config, unreachable
+from streams.kafka.client import admin_client, unreachable
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.store import Store
@@ -42,7 +42,7 @@ class RestoredTopics:
         """`settings` are those of the log. Raises LogError if it does not answer."""
         self._store, self._settings = store, settings
         self._names = {label: topic.name for label, topic in topics(settings.topics).items()}
-        self._client = admin.AdminClient(client_config(settings.kafka))
+        self._client = admin_client(settings.kafka)
         try:
             cluster_id = self._client.list_topics(timeout=settings.kafka.request_timeout_s).cluster_id
         except ck.KafkaException as exc:

@@ -87,11 +87,11 @@ def commit_ends(settings: Settings, groups: Mapping[str, str]) -> None:
     import confluent_kafka as ck
 
     from streams.errors import LogError
-    from streams.kafka.client import client_config
+    from streams.kafka.client import consumer
 
     for group, label in groups.items():
         ends = admin.offsets(settings, [label])
-        client = ck.Consumer({**client_config(settings.kafka), "group.id": settings.topics.prefix + group})
+        client = consumer(settings.kafka, {"group.id": settings.topics.prefix + group})
         try:
             client.commit(offsets=[ck.TopicPartition(*tp, end) for tp, (_, end) in ends.items()], asynchronous=False)
         except ck.KafkaException as exc:
