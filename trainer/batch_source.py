@@ -320,6 +320,9 @@ class FleetBatches:
             if tp in self._positions:
                 self._take(record, is_new=record.at.offset >= self._consumer.committed_before.get(tp, 0))
                 self._positions[tp] = record.at.offset + 1
+        for tp, end in self._consumer.take_reached_ends().items():
+            if tp in self._positions:
+                self._positions[tp] = max(self._positions[tp], end)
 
     def commit(self, *, is_trained: bool) -> None:
         """Commit the first batch that waits in each partition."""

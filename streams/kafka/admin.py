@@ -30,8 +30,9 @@ log = logging.getLogger("streamward.kafka")
 
 
 def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-    """Return (first offset, next offset) of every partition of these topics.
+    """Return (first offset, end) of every partition of these topics. The end is the last stable offset.
 
+    So an open transaction ends its partition where it begins: no reader of ours gets what comes after, until it ends.
     Raises NotFoundError for a topic that does not exist, LogError if the broker does not answer.
     """
     client, counts = _connect(settings, not_empty=True)
@@ -67,7 +68,9 @@ def _list_offsets(
     deadline = time.monotonic() + settings.kafka.request_timeout_s
     while True:
         futures = client.list_offsets(
-            {ck.TopicPartition(*tp): spec for tp in partitions}, request_timeout=settings.kafka.request_timeout_s
+            {ck.TopicPartition(*tp): spec for tp in partitions},
+            isolation_level=ck.IsolationLevel.READ_COMMITTED,
+            request_timeout=settings.kafka.request_timeout_s,
         )
         try:
             return {(tp.topic, tp.partition): future.result().offset for tp, future in futures.items()}

@@ -95,6 +95,7 @@ class GroupConsumer(Reader):
         self._unanswered: dict[TopicPartition, int] = {}  # commits
         self._must_rejoin = False
         self._stopped: set[TopicPartition] = set()  # librdkafka gave them up: the broker did not know them
+        self._reached_ends: dict[TopicPartition, int] = {}
         self._topics = [topics(settings.topics)[label].name for label in labels]
         super().__init__(
             settings,
@@ -103,7 +104,7 @@ class GroupConsumer(Reader):
                 "enable.auto.commit": False,
                 "on_commit": self._on_commit,
                 "auto.offset.reset": "error",
-                "enable.partition.eof": False,
+                "enable.partition.eof": True,
                 "topic.metadata.refresh.interval.ms": METADATA_S * 1000,
                 "session.timeout.ms": int(settings.kafka.session_timeout_s * 1000),
                 "heartbeat.interval.ms": int(settings.kafka.session_timeout_s * 250),
@@ -131,6 +132,7 @@ class GroupConsumer(Reader):
         """
         self._raise_trouble()
         self._meter.heartbeat()
+        self._look_for_open_transactions()
         if self._must_rejoin:
             self._must_rejoin = False
             self._rejoin()
@@ -150,6 +152,8 @@ class GroupConsumer(Reader):
     def _note(self, message: ck.Message) -> None:
         """Take note of an error that came in place of a record."""
         failed, error = message.error(), trouble_of(message)
+        if failed.code() == ck.KafkaError._PARTITION_EOF:
+            self._reached_ends[message.topic(), message.partition()] = message.offset()
         if error is None:
             return
         if is_unknown_topic(failed):
@@ -160,6 +164,14 @@ class GroupConsumer(Reader):
             self._trouble = self._lost(message.topic(), message.partition()) or error
         elif failed.code() != ck.KafkaError.INCONSISTENT_GROUP_PROTOCOL or not self._waits_for_others():
             self._trouble = error
+
+    def take_reached_ends(self) -> dict[TopicPartition, int]:
+        """Return the ends that were reached in polls since the last call: everything below was returned.
+
+        Between the last record and the end are markers of transactions and aborted records, which nobody gets.
+        """
+        ends, self._reached_ends = self._reached_ends, {}
+        return ends
 
     def _waits_for_others(self) -> bool:
         """Return whether to wait while all members of the group distribute its partitions by another protocol.
@@ -299,6 +311,7 @@ class GroupConsumer(Reader):
         for tp in tps:
             self._next.pop(tp, None)
             self._unanswered.pop(tp, None)
+            self._reached_ends.pop(tp, None)
         self._stopped.difference_update(tps)
         self._lag.revoked(tps)
 
@@ -307,8 +320,8 @@ class GroupConsumer(Reader):
         positions = {}
         for tp, offset in self._next.items():
             bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
-            if bounds is not None and bounds[1] >= 0:
-                positions[tp] = (max(offset, bounds[0]), bounds[1])
+            if bounds is not None and (end := self.end(tp)) is not None:
+                positions[tp] = (max(offset, bounds[0]), end)
         return positions
 
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
@@ -395,10 +408,18 @@ class OffsetTracker:
         self._open: deque[int] = deque()  # read, in order; what is done leaves on the left
         self._done: set[int] = set()
         self._next: int | None = None
+        self._position = 0
 
     def read(self, offset: int) -> None:
         """Add an offset that was read. Offsets come in order; the log may have gaps."""
         self._open.append(offset)
+        self._position = offset + 1
+
+    def reach_end(self, end: int) -> None:
+        """Take the offsets from the last record to `end` as done: they hold no record that anybody gets."""
+        if end > self._position:
+            self.read(end - 1)
+            self.done(end - 1)
 
     def done(self, offset: int) -> None:
         """Mark the record at `offset` as done."""

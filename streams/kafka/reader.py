@@ -3,7 +3,11 @@
     starts, ends ────► PartitionReader, read  no group and no commit, to a bound or for ever ────────► Record
     coordinates ─────► fetch                  these records, or an error that names the missing ones ─► Record
 
-Records of one partition come in the order of their offsets. What librdkafka repairs itself (a lost connection) shows
+Records of one partition come in the order of their offsets, committed ones alone. A partition ends at its last stable
+offset, where the first open transaction begins. Offsets have holes (markers, aborted and deleted records): how far it
+was read is the client's position, not the last record.
+
+What librdkafka repairs itself (a lost connection) shows
 only as silence, which a BrokerOutage reports. What it cannot (a missing topic, an offset that retention has cut, a
 refusal) is a LogError, raised after the records that came before it were returned. No offset is ever reset.
 
@@ -15,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import confluent_kafka as ck
 
@@ -40,6 +44,9 @@ RECEIVE_BYTES = 100_000_000
 FAR = 1000
 """Records between two that are fetched: reading as many takes about as long as a seek."""
 
+LOOK_EVERY_S = 1.0
+"""Time between two looks for open transactions."""
+
 STALL_S = 10.0
 """After nothing has come for this long, the broker is asked whether something should have."""
 
@@ -47,6 +54,21 @@ SILENCE_S = 60.0
 """Without an outage to wait for, a broker that sends nothing for this long counts as unreachable."""
 
 log = logging.getLogger("streamward.kafka")
+
+
+class StableEnd(NamedTuple):
+    """Where a partition ended when its high watermark was this."""
+
+    high_watermark: int
+    offset: int
+
+
+def open_transaction(tp: TopicPartition, offset: int) -> str:
+    """Return what to say of a transaction that keeps readers waiting from this offset on."""
+    return (
+        f"{tp[0]}[{tp[1]}]@{offset}: a transaction is open from here on, and no record after it can be read before its "
+        "producer commits or aborts it, or transaction.timeout.ms has passed"
+    )
 
 
 class Reader:
@@ -66,6 +88,45 @@ class Reader:
         self._topic = topic  # what to ask a silent broker about
         self._outage = outage
         self._trouble: StreamwardError | None = None
+        self._stable_ends: dict[TopicPartition, StableEnd] = {}
+        self._positions_before: dict[TopicPartition, int] = {}
+        self._next_look = 0.0
+
+    def end(self, tp: TopicPartition) -> int | None:
+        """Return where a partition ends, as far as known without a request; None if nothing is yet."""
+        high = self._high_watermark(tp)
+        stable = self._stable_ends.get(tp)
+        return stable.offset if stable is not None and stable.high_watermark == high else high
+
+    def _high_watermark(self, tp: TopicPartition) -> int | None:
+        bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
+        return bounds[1] if bounds is not None and bounds[1] >= 0 else None
+
+    def _look_for_open_transactions(self) -> None:
+        """Ask where partitions end that seem to have records and give none. Once a second.
+
+        Of a fetch the client keeps only the high watermark, which counts what is behind an open transaction, too.
+        """
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+        positions = {(tp.topic, tp.partition): tp.offset for tp in self._consumer.position(self._consumer.assignment())}
+        before, self._positions_before = self._positions_before, positions
+        silent = {
+            tp: high
+            for tp, position in positions.items()
+            if position == before.get(tp) and (high := self.end(tp)) is not None and high > max(position, 0)
+        }
+        if not silent:
+            return
+        try:
+            ends = offsets_of(self._consumer, silent, LATEST, ANSWER_S)
+        except ck.KafkaException:
+            return  # an outage, which others report
+        for tp, high in silent.items():
+            self._stable_ends[tp] = StableEnd(high, ends[tp])
+            if ends[tp] < high and ends[tp] <= max(positions[tp], 0):
+                log.warning("%s", open_transaction(tp, ends[tp]))
 
     def _raise_trouble(self) -> None:
         """Raise the error that came with an earlier batch, whose records were returned."""
@@ -150,11 +211,6 @@ class PartitionReader(Reader):
         """The next offset to be read, per partition."""
         return dict(self._position)
 
-    def end(self, tp: TopicPartition) -> int | None:
-        """Return where a partition ends, as the broker last reported with a fetch; None if it has not yet."""
-        bounds = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
-        return bounds[1] if bounds is not None and bounds[1] >= 0 else None
-
     def bounds(self, tp: TopicPartition) -> tuple[int, int]:
         """Return the first offset of a partition and its end, as the broker has them now. Raises LogError."""
         return self._asked(lambda limit_s: bounds_of(self._consumer, tp, limit_s))
@@ -192,6 +248,7 @@ class PartitionReader(Reader):
     def _messages(self, count: int, timeout_s: float) -> list[Any]:
         """Return up to `count` messages below the bounds. Raises as `poll`."""
         self._raise_trouble()
+        self._look_for_open_transactions()
         messages = consume(self._consumer, count, timeout_s)
         if messages:
             self._heard_at, self._missing = time.monotonic(), None

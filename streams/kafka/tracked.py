@@ -85,6 +85,9 @@ class TrackedConsumer:
             if tracker is not None:  # else the partition was lost within this very poll
                 tracker.read(record.at.offset)
                 taken.append(TakenRecord(record, tracker))
+        for tp, end in self._consumer.take_reached_ends().items():
+            if tp in self._trackers:
+                self._trackers[tp].reach_end(end)
         return taken
 
     def take_assigned(self) -> set[TopicPartition]:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.log.join_bench import Bench, bench, wait_until
 from tests.support.log.join_worker import ANSWERS, PARTITIONS
+from tests.support.log.transactions import Transactions
 
 __all__ = ["bench"]
 
@@ -114,3 +115,38 @@ def test_worker_that_was_stopped_and_continued_goes_on(bench: Bench) -> None:
     worker.stop()
     worker.ends(with_code=0)
     assert len(bench.joined()) == 20
+
+
+@pytest.mark.parametrize("driver", ["faust", "loop"])
+def test_aborted_and_open_transactions_of_others_lose_nothing_and_hold_up_no_worker(bench: Bench, driver: str) -> None:
+    # Faust read them uncommitted and joined what no other reader gets; the loop waited for a record where a partition
+    # ended with a marker, and after a minute took itself for stuck. Here, after five seconds.
+    records = [(b"aborted", b'{"slot": "%d"}' % slot) for slot in range(ANSWERS)]
+    foreign = {
+        label: [Transactions(bench.bootstrap, (bench.prefix + label, p)) for p in range(PARTITIONS)]
+        for label in ("questions", "answers")
+    }
+    for questions, answers in zip(foreign["questions"], foreign["answers"], strict=True):
+        questions.abort((b"aborted", b"{}"))
+        answers.abort(*records)
+    worker = bench.start(driver=driver, JOIN_STUCK_S="5")
+    for i in range(20):
+        bench.send_group(f"g{i}")
+    bench.producer.flush()
+    for writer in (*foreign["questions"], *foreign["answers"]):
+        writer.abort((b"aborted", b"{}"))  # each partition ends with a hole
+    wait_until(lambda: bench.lag() == 0, worker.log)
+    for answers in foreign["answers"]:
+        answers.begin(*records)
+    for i in range(20, 40):
+        bench.send_group(f"g{i}")
+    bench.producer.flush()
+    time.sleep(8)
+    assert worker.process.poll() is None and len(bench.joined()) == 20  # all of the 20 others are behind open ones
+    for answers in foreign["answers"]:
+        answers.end(commit=False)
+    wait_until(lambda: bench.lag() == 0, worker.log)
+    worker.stop()
+    worker.ends(with_code=0)
+    assert len(bench.joined()) == 40
+    assert bench.joined() == {group: [joined] for group, joined in bench.expected().items()}

@@ -190,6 +190,9 @@ class LoopWorker:
             self._end_restoring()
         if records:
             self._take(records)
+        for tp, end in self._consumer.take_reached_ends().items():
+            if tp in self._read:
+                self._read[tp] = max(self._read[tp], end)
         for agents in self._agents.values():
             for agent in agents:
                 if agent.waits:

@@ -104,9 +104,7 @@ class WorkerConsumer(GroupConsumer):
 
     def end(self, tp: TopicPartition) -> int:
         """Return where a partition ends, as far as known without a request; never less than when it was assigned."""
-        cached = self._consumer.get_watermark_offsets(ck.TopicPartition(*tp), cached=True)
-        assigned_end = self.bounds[tp].end
-        return assigned_end if cached is None else max(assigned_end, cached[1])
+        return max(self.bounds[tp].end, super().end(tp) or 0)
 
     def changelogs_of(self, tps: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Return the changelog partitions of the tables that these partitions feed."""

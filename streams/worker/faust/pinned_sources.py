@@ -58,6 +58,7 @@ READ_AND_CHECKED: dict[tuple[type, str], str] = {
     (ProducerBuffer, "_send_pending"): "4a9d5f932b56",
     (AIOKafkaDriver, "_new_consumer_thread"): "0870ec53dea7",
     (AIOKafkaConsumerThread, "_create_worker_consumer"): "c2701bfc3e6f",
+    (AIOKafkaConsumerThread, "highwater"): "6f7dbe109ae6",
     (AIOKafkaConsumerThread, "seek_to_committed"): "775ab0adc4b0",
     (AIOKafkaConsumerThread, "_commit"): "932852ce7a23",
     (PartitionAssignor, "_perform_assignment"): "1e0bf2c5c8f4",

@@ -1,0 +1,153 @@
+"""Offsets have holes: what readers make of transactions of others, aborted, open and committed, in topics of ours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import confluent_kafka as ck
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from schemas.events import Coordinates
+from streams.kafka import admin, times
+from streams.kafka.offsets import positions
+from streams.kafka.producer import Producer
+from streams.kafka.reader import PartitionReader, read
+from streams.kafka.record import TopicPartition
+from streams.kafka.retry import BrokerOutage
+from streams.kafka.topics import topics
+from streams.kafka.tracked import TrackedConsumer
+from streams.settings.model import Settings
+from tests.support.factories import reward
+from tests.support.log.transactions import Transactions
+
+pytestmark = pytest.mark.kafka
+
+RECORD = (b"k", b"of somebody else")
+
+
+class Partition(NamedTuple):
+    """One of ours, and somebody who writes transactions into it."""
+
+    tp: TopicPartition
+    foreign: Transactions
+
+    def write(self, settings: Settings, count: int) -> list[int]:
+        """Write rewards, and return their offsets."""
+        coordinates: list[Coordinates] = []
+        with Producer(settings) as producer:
+            for number in range(count):
+                producer.send(reward(task_id="t1", value=float(number)), on_ack=coordinates.append)
+        assert {at[:2] for at in coordinates} == {self.tp}
+        return [at.offset for at in coordinates]
+
+
+@pytest.fixture
+def partition(made: Settings) -> Iterator[Partition]:
+    at = place_of(made)
+    foreign = Transactions(made.kafka.bootstrap, at)
+    yield Partition(at, foreign)
+    foreign.close()
+
+
+def place_of(settings: Settings) -> TopicPartition:
+    """Return the partition of rewards that has those of task t1, and empty it."""
+    coordinates: list[Coordinates] = []
+    with Producer(settings) as producer:
+        producer.send(reward(task_id="t1"), on_ack=coordinates.append)
+    (at,) = coordinates
+    client = AdminClient({"bootstrap.servers": settings.kafka.bootstrap, "log_level": 0})
+    for future in client.delete_records([ck.TopicPartition(*at[:2], 1)]).values():
+        future.result()
+    return at[:2]
+
+
+def tail(settings: Settings) -> list[int]:
+    """Return the offsets that `events tail rewards --until-end` shows."""
+    records = times.tail(settings, [topics(settings.topics)["rewards"]], times.parse_begin("start"), until_end=True)
+    return [tailed.record.at.offset for tailed in records]
+
+
+def test_an_aborted_transaction_at_the_end_keeps_no_reader_waiting(made: Settings, partition: Partition) -> None:
+    ours = partition.write(made, 2)
+    partition.foreign.abort(RECORD, RECORD)
+    first, end = admin.offsets(made, ["rewards"])[partition.tp]
+    assert (first, end) == (1, 6)  # two records, two that nobody gets, and the marker
+    assert tail(made) == ours
+    assert [record.at.offset for record in read(made, {partition.tp: first}, {partition.tp: end})] == ours
+
+
+def test_a_partition_ends_where_an_open_transaction_begins_and_goes_on_when_it_ends(
+    made: Settings, partition: Partition, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = partition.write(made, 2)
+    partition.foreign.begin(RECORD)
+    behind = partition.write(made, 1)
+    assert admin.offsets(made, ["rewards"])[partition.tp] == (1, 3)
+    assert tail(made) == before
+    with PartitionReader(made, {partition.tp: 1}) as reader:
+        records = []
+        deadline = time.monotonic() + 30
+        while "a transaction is open" not in caplog.text:
+            assert time.monotonic() < deadline
+            records += reader.poll()
+        assert f"{partition.tp[0]}[{partition.tp[1]}]@3: a transaction is open from here on" in caplog.text
+        assert [record.at.offset for record in records] == before and reader.end(partition.tp) == 3
+        partition.foreign.end(commit=False)
+        while len(records) < 3:
+            assert time.monotonic() < deadline
+            records += reader.poll()
+    assert [record.at.offset for record in records] == before + behind == tail(made)
+
+
+def test_a_group_is_done_with_a_partition_that_ends_with_markers(made: Settings, partition: Partition) -> None:
+    # committed up to the last record alone, four offsets would lag for ever, and a worker would take itself for stuck
+    (offset,) = partition.write(made, 1)
+    partition.foreign.abort(RECORD)
+    partition.foreign.abort(RECORD)
+    _, end = admin.offsets(made, ["rewards"])[partition.tp]
+    assert end > offset + 1
+    with Producer(made) as producer:
+        outage = BrokerOutage(made.kafka, threading.Event())
+        consumer = TrackedConsumer(made, "scoring", "rewards", producer, outage, max_open=10)
+        deadline, taken = time.monotonic() + 30, []
+        while committed(made, partition.tp) != end:
+            assert time.monotonic() < deadline
+            for record in consumer.poll():
+                consumer.done(record)
+                taken.append(record.record.at.offset)
+            consumer.commit()
+        assert taken == [offset] and consumer.open == 0
+        consumer.close()
+    assert all(position.lag == 0 for position in positions(made))
+
+
+def test_what_is_open_holds_back_the_commit_past_markers_behind_it(made: Settings, partition: Partition) -> None:
+    (offset,) = partition.write(made, 1)
+    partition.foreign.abort(RECORD)
+    with Producer(made) as producer:
+        outage = BrokerOutage(made.kafka, threading.Event())
+        consumer = TrackedConsumer(made, "scoring", "rewards", producer, outage, max_open=10)
+        deadline, taken = time.monotonic() + 30, []
+        while not taken:
+            assert time.monotonic() < deadline
+            taken += consumer.poll()
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            consumer.poll()
+            consumer.commit()
+        assert committed(made, partition.tp) is None
+        consumer.done(taken[0])
+        while committed(made, partition.tp) != offset + 3:
+            assert time.monotonic() < deadline
+            consumer.poll()
+            consumer.commit()
+        consumer.close()
+
+
+def committed(settings: Settings, tp: TopicPartition) -> int | None:
+    """Return what the group has committed."""
+    return next((at.committed for at in positions(settings) if (at.topic, at.partition) == tp), None)
