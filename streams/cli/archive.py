@@ -70,14 +70,15 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
         show.Column("not events", "bad", right=True),
         show.Column("new segments", "segments", right=True),
     ]
-    changed = [partition for partition in partitions if partition.records]
+    changed = [partition for partition in partitions if partition.records or partition.holes]
     show.rows(_rows(changed), columns, output)
-    records, bad = _total(changed, "records"), _total(changed, "bad")
+    records, bad, holes = _total(changed, "records"), _total(changed, "bad"), _total(changed, "holes")
     headers_left_out = _total(changed, "headers_left_out")
     click.echo(
         f"{records} records archived in {call.settings.archive.store}"
         + (f"; {bad} of them are not events, and are archived as they are" if bad else "")
         + (f"; {headers_left_out} of them are kept without headers: a name is not UTF-8" if headers_left_out else "")
+        + (f"; {holes} offsets hold no record (transactions): `archive restore` refuses such a topic" if holes else "")
         + (f"; {len(partitions) - len(changed)} partitions were up to date" if len(changed) < len(partitions) else ""),
         err=True,
     )

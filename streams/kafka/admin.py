@@ -42,6 +42,16 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
     return {tp: (low[tp], high[tp]) for tp in partitions}
 
 
+def open_ends(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, int]:
+    """Return the end of each partition of these topics in which a transaction is open. Raises as `offsets`."""
+    client, counts = _connect(settings, not_empty=True)
+    partitions = _partitions(settings, labels, counts)
+    latest, uncommitted = admin.OffsetSpec.latest(), ck.IsolationLevel.READ_UNCOMMITTED
+    high_watermarks = _list_offsets(settings, client, partitions, latest, uncommitted)
+    ends = _list_offsets(settings, client, partitions, latest)  # later: a transaction that ended meanwhile is not open
+    return {tp: end for tp, end in ends.items() if end < high_watermarks[tp]}
+
+
 def offsets_at(settings: Settings, labels: Iterable[str], timestamp_ms: int) -> dict[TopicPartition, int]:
     """Return per partition the first offset whose record has this timestamp or a later one, or -1 if none has.
 
@@ -63,13 +73,17 @@ def _partitions(settings: Settings, labels: Iterable[str], counts: Mapping[str, 
 
 
 def _list_offsets(
-    settings: Settings, client: admin.AdminClient, partitions: list[TopicPartition], spec: admin.OffsetSpec
+    settings: Settings,
+    client: admin.AdminClient,
+    partitions: list[TopicPartition],
+    spec: admin.OffsetSpec,
+    isolation: ck.IsolationLevel = ck.IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, int]:
     deadline = time.monotonic() + settings.kafka.request_timeout_s
     while True:
         futures = client.list_offsets(
             {ck.TopicPartition(*tp): spec for tp in partitions},
-            isolation_level=ck.IsolationLevel.READ_COMMITTED,
+            isolation_level=isolation,
             request_timeout=settings.kafka.request_timeout_s,
         )
         try:

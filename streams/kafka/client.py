@@ -7,6 +7,7 @@ settings, what this client needs ──► consumer, producer, admin_client ─�
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -44,6 +45,23 @@ def client_config(kafka: Kafka) -> dict[str, Any]:
     }
     config |= {key: str(value) for key, value in optional.items() if value is not None}
     return config | {key: value.get_secret_value() for key, value in kafka.client.items()}
+
+
+def tls_context(kafka: Kafka) -> ssl.SSLContext | None:
+    """Return what aiokafka's clients need for TLS, if it is on. Raises SettingsError, naming what cannot be used."""
+    if not kafka.security_protocol.endswith("SSL"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=kafka.ssl_ca_location)
+        if kafka.ssl_certificate_location is not None:
+            context.load_cert_chain(kafka.ssl_certificate_location, kafka.ssl_key_location)
+    except OSError as exc:  # ssl.SSLError is one
+        raise SettingsError(
+            f"TLS cannot be set up from kafka.ssl_ca_location={kafka.ssl_ca_location}, ssl_certificate_location="
+            f"{kafka.ssl_certificate_location}, ssl_key_location={kafka.ssl_key_location}: {exc}. Each must be a "
+            "readable PEM file, and the key must fit the certificate"
+        ) from exc
+    return context
 
 
 def consumer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Consumer:

@@ -67,7 +67,7 @@ def open_transaction(tp: TopicPartition, offset: int) -> str:
     """Return what to say of a transaction that keeps readers waiting from this offset on."""
     return (
         f"{tp[0]}[{tp[1]}]@{offset}: a transaction is open from here on, and no record after it can be read before its "
-        "producer commits or aborts it, or transaction.timeout.ms has passed"
+        "producer commits or aborts it; `streamward doctor` names the producer"
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from streams.errors import LogError, SettingsError, StreamwardError
-from streams.output import size
+from streams.output import moment, size
 from streams.scorers.module_names import check_module_names
 from streams.settings.load import default_address
 from streams.settings.model import Settings
@@ -144,6 +144,28 @@ def _topics(settings: Settings) -> Iterator[DoctorFinding]:
     for topic in wanted.values():
         if topic.name in configs:
             yield from _topic_config(topic.name, topic.config, configs[topic.name])
+    if not missing:
+        yield from _open_transactions(settings)
+
+
+def _open_transactions(settings: Settings) -> Iterator[DoctorFinding]:
+    """Say which transactions of other programs keep all readers of a partition waiting."""
+    from streams.kafka import admin
+    from streams.kafka.topics import LABELS
+    from streams.kafka.transactions import open_transaction
+
+    try:
+        for tp, end in admin.open_ends(settings, LABELS).items():
+            if (transaction := open_transaction(settings.kafka, tp, end)) is not None:
+                yield DoctorFinding(
+                    "topics",
+                    "warning",
+                    f"{transaction}, since {moment(transaction.since_ms)}: no record from there on is read yet",
+                    "Have that program commit or abort; the broker aborts it after the producer's "
+                    "transaction.timeout.ms",
+                )
+    except LogError as exc:
+        yield DoctorFinding("topics", "failed", str(exc), exit_code=exc.exit_code)
 
 
 def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> Iterator[DoctorFinding]:

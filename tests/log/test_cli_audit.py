@@ -29,6 +29,7 @@ from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools.audit.audit_metrics import IMBALANCE
 from streams.tools.audit.reading import commits
+from tests.support.log.transactions import Transactions
 from tests.support.log.whole_run import SETTINGS, event_of, whole_log
 from tests.support.processes import command, environment, until
 
@@ -111,6 +112,18 @@ def test_a_log_that_balances_is_exit_code_0_and_one_object_of_json(made: Setting
     assert table.exit_code == 0
     assert "slots of all tasks: 63 = 53 answered + 6 failed + 4 unanswered + 0 open" in table.stdout
     assert table.stdout.endswith("\nbalanced\n")
+
+
+def test_markers_and_aborted_records_of_others_are_no_lost_records(made: Settings) -> None:
+    put(made, whole_log(BEGIN_MS).records)
+    for label in ("tasks", "rewards"):
+        foreign = Transactions(made.kafka.bootstrap, (ours(f"{SETTINGS.topics.prefix}{label}", made), 0))
+        foreign.abort((b"k", b"for nobody"), (b"k", b"nor this"))
+        foreign.abort((b"k", b"for nobody"))
+        foreign.close()
+    result = audit(made, "--settled", "--output", "json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert (found(result)["balanced"], found(result)["lost"]) == (True, [])
 
 
 def test_what_is_missing_is_in_flight_until_somebody_has_committed_past_it(made: Settings) -> None:

@@ -176,7 +176,7 @@ def test_the_commands_sync_list_verify_and_restore(made: Settings) -> None:
     (row,) = map(json.loads, result.stdout.splitlines())  # the other two have no records
     assert row == {
         "topic": "rewards", "partition": ONE, "first": 0, "next": 21, "records": 21, "bad": 6, "segments": 1,
-        "headers_left_out": 0,
+        "headers_left_out": 0, "holes": 0,
     }  # fmt: skip
     assert "21 records archived" in result.stderr and "6 of them are not events" in result.stderr
     assert "2 partitions were up to date" in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -9,9 +10,11 @@ from typing import NamedTuple
 
 import confluent_kafka as ck
 import pytest
+from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient
 
 from schemas.events import Coordinates
+from streams.cli.root import cli
 from streams.kafka import admin, times
 from streams.kafka.offsets import positions
 from streams.kafka.producer import Producer
@@ -20,7 +23,10 @@ from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.kafka.tracked import TrackedConsumer
+from streams.settings.load import to_env
 from streams.settings.model import Settings
+from streams.tools import doctor
+from streams.tools.archive.history import ArchiveHistory
 from tests.support.factories import reward
 from tests.support.log.transactions import Transactions
 
@@ -151,3 +157,37 @@ def test_what_is_open_holds_back_the_commit_past_markers_behind_it(made: Setting
 def committed(settings: Settings, tp: TopicPartition) -> int | None:
     """Return what the group has committed."""
     return next((at.committed for at in positions(settings) if (at.topic, at.partition) == tp), None)
+
+
+def test_doctor_names_the_partition_and_the_producer_of_an_open_transaction(
+    made: Settings, partition: Partition
+) -> None:
+    assert [*doctor._open_transactions(made)] == []
+    partition.foreign.begin(RECORD)
+    (finding,) = doctor._open_transactions(made)
+    partition.foreign.end(commit=True)
+    assert re.fullmatch(
+        rf"{re.escape(partition.tp[0])}\[{partition.tp[1]}\]@1: producer \d+ \(epoch \d+\) has a transaction open from "
+        r"here on, since 20.*: no record from there on is read yet",
+        finding.what,
+    )
+    assert finding.state == "warning" and [*doctor._open_transactions(made)] == []
+
+
+def test_archive_sync_says_that_a_topic_has_holes_which_restore_refuses(made: Settings, partition: Partition) -> None:
+    offsets = partition.write(made, 2)
+    partition.foreign.abort(RECORD)
+    offsets += partition.write(made, 1)
+
+    def archive(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, ["archive", *arguments], env=to_env(made))
+
+    result = archive("sync", "rewards")
+    assert result.exit_code == 0 and "3 records archived" in result.stderr, result.output
+    assert "; 2 offsets hold no record (transactions): `archive restore` refuses such a topic" in result.stderr
+    assert archive("sync", "rewards").exit_code == archive("verify").exit_code == 0
+    history = ArchiveHistory(made)
+    assert history.bounds(["rewards"])[partition.tp] == admin.offsets(made, ["rewards"])[partition.tp]
+    assert [record.at.offset for record in history.read({partition.tp: 1}, {partition.tp: 6})] == offsets
+    result = archive("restore", "rewards", "--into-prefix", made.topics.prefix + "again.")
+    assert result.exit_code == 4 and "a range with holes cannot be written again" in result.stderr

@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "kafka.record",
     "kafka.times",
     "kafka.topics",
+    "kafka.transactions",
     "kafka.headers",
     "observability.catalog",
     "observability.http_server",

@@ -70,6 +70,8 @@ class Synced(NamedTuple):
     segments: int
     headers_left_out: int
     """Records whose headers were left out (streams/kafka/headers.py)."""
+    holes: int = 0
+    """New offsets without a record: markers and aborted records of transactions, or what compaction removed."""
 
 
 def run(settings: Settings, labels: Iterable[str], *, stop: threading.Event) -> list[Synced]:
@@ -293,6 +295,7 @@ class TopicSync:
             bad=before.bad + sum(new_range.bad for new_range in ranges),
             segments=before.segments + sum(len(new_range.files.result()) for new_range in ranges),
             headers_left_out=before.headers_left_out + sum(new_range.headers_left_out for new_range in ranges),
+            holes=before.holes + sum(new_range.next - new_range.first - new_range.records for new_range in ranges),
         )
         self._lag.note_archived(self._label, partition, extent.next)
 

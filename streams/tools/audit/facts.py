@@ -305,6 +305,8 @@ class Reach:
     """First offset that was read; 0 where not named."""
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offset after the last that was read; where not named, after the last record."""
+    unread: Mapping[TopicPartition, Collection[int]] = field(default_factory=dict)
+    """Offsets of markers and of aborted records: transactions of other programs, whose records are for nobody."""
     retained: frozenset[TopicPartition] = frozenset()
     """Partitions whose first records retention has deleted."""
     since_ms: int | None = None

@@ -16,6 +16,7 @@ from streams.kafka import admin, times
 from streams.kafka.offsets import positions
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition
+from streams.kafka.transactions import unread_offsets
 from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import Ledger
@@ -52,6 +53,8 @@ class Audit:
         self._begins: dict[TopicPartition, int] = {}
         self._position: dict[TopicPartition, int] = {}
         self._retained: frozenset[TopicPartition] = frozenset()
+        self._gaps: dict[TopicPartition, list[range]] = {}
+        self._unread: dict[TopicPartition, set[int]] = {}
 
     def look(self) -> Report:
         """Return the recount of the log as it is now.
@@ -71,16 +74,26 @@ class Audit:
         for record in read(self._settings, self._position, ends):
             self._ledger.take(record)
         self._position = dict(ends)
+        self._look_at_gaps(ends)
         reach = Reach(
             committed=committed,
             begins=self._begins,
             ends=ends,
+            unread=self._unread,
             retained=self._retained,
             since_ms=self._since_ms,
             now_ms=now_ms,
             settled=self._settled,
         )
         return self._ledger.report(reach, policy=self._policy)
+
+    def _look_at_gaps(self, ends: dict[TopicPartition, int]) -> None:
+        """Read what is in gaps that are new: markers and aborted records are no lost ones."""
+        gaps = self._ledger.gaps(self._begins, ends)
+        for tp, spans in gaps.items():
+            if new := [span for span in spans if span not in self._gaps.get(tp, ())]:
+                self._unread.setdefault(tp, set()).update(unread_offsets(self._settings.kafka, tp, new))
+        self._gaps = gaps
 
     def _begin(self, lows: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
         self._begins = dict(lows)

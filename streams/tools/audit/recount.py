@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -290,13 +290,26 @@ class Ledger:
     def _holes(self, reach: Reach) -> Iterator[AuditFinding]:
         for tp in sorted(self._marks.keys() | reach.ends.keys()):
             begin, end = reach.begins.get(tp, 0), reach.ends.get(tp, 0)
+            unread = reach.unread.get(tp, ())
             for gap in self._marks.get(tp, _Marks(begin)).missing(begin, end):
-                if len(gap) > RANGE:
-                    what = f"no record here, nor at any offset up to {gap[-1]}"
-                    yield AuditFinding("lost", Coordinates(*tp, gap[0]), what)
+                lost = [offset for offset in gap if offset not in unread]
+                if len(lost) > RANGE:
+                    what = f"no record here, nor at any offset up to {lost[-1]}"
+                    yield AuditFinding("lost", Coordinates(*tp, lost[0]), what)
                     continue
-                for offset in gap:
+                for offset in lost:
                     yield AuditFinding("lost", Coordinates(*tp, offset), "no record here")
+
+    def gaps(
+        self, begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, list[range]]:
+        """Return the ranges of offsets without a record, by partition."""
+        gaps: dict[TopicPartition, list[range]] = {}
+        for tp, end in ends.items():
+            begin = begins.get(tp, 0)
+            if missing := [*self._marks.get(tp, _Marks(begin)).missing(begin, end)]:
+                gaps[tp] = missing
+        return gaps
 
     def _useless(self, view: AuditView) -> Iterator[AuditFinding]:
         """Account for unreadable records: one of the readers of their topic writes the dead letter."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -26,7 +25,7 @@ from faust.types import TP
 
 from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
 from streams.errors import EventError, LogError, SettingsError
-from streams.kafka.client import unreachable
+from streams.kafka.client import tls_context, unreachable
 from streams.kafka.lag_meter import LagMeter
 from streams.kafka.record import Record, dead_letter, encoded, trace_of
 from streams.kafka.topics import FRAMING_BYTES, Topic, row_bytes, topics
@@ -150,18 +149,7 @@ def build_app(
 
 def _credentials(kafka: Kafka) -> SASLCredentials | SSLCredentials | None:
     """Return the credentials in Faust's terms. Raises SettingsError, naming the TLS setting that cannot be used."""
-    context = None
-    if kafka.security_protocol.endswith("SSL"):
-        try:
-            context = ssl.create_default_context(cafile=kafka.ssl_ca_location)
-            if kafka.ssl_certificate_location is not None:
-                context.load_cert_chain(kafka.ssl_certificate_location, kafka.ssl_key_location)
-        except OSError as exc:  # ssl.SSLError is one
-            raise SettingsError(
-                f"TLS cannot be set up from kafka.ssl_ca_location={kafka.ssl_ca_location}, ssl_certificate_location="
-                f"{kafka.ssl_certificate_location}, ssl_key_location={kafka.ssl_key_location}: {exc}. Each must be a "
-                "readable PEM file, and the key must fit the certificate"
-            ) from exc
+    context = tls_context(kafka)
     if kafka.security_protocol.startswith("SASL"):
         assert kafka.sasl_password is not None  # noqa: S101  # settings refuse SASL without it
         return SASLCredentials(
