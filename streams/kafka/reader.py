@@ -28,7 +28,7 @@ from streams.errors import LogError, StreamwardError
 from streams.kafka import client
 from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.headers import headers_of
-from streams.kafka.record import Record, TopicPartition, made_of
+from streams.kafka.record import EARLIEST_MS, Record, TopicPartition, made_of, warn_of_time
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
 from streams.kafka.topics import FRAMING_BYTES, topics
 from streams.settings.model import Settings
@@ -151,7 +151,11 @@ class Reader:
         places = map(made_of(Coordinates), zip(*columns, strict=True))
         times = [message.timestamp()[1] for message in messages]
         keys, payloads = map(ck.Message.key, messages), map(ck.Message.value, messages)
-        return list(map(made_of(Record), zip(places, times, keys, payloads, map(headers_of, messages), strict=True)))
+        records = list(map(made_of(Record), zip(places, times, keys, payloads, map(headers_of, messages), strict=True)))
+        if times and min(times) < EARLIEST_MS:
+            for record in records:
+                warn_of_time(record.at, record.timestamp_ms)
+        return records
 
 
 class PartitionReader(Reader):

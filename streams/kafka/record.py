@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -25,6 +26,8 @@ E = TypeVar("E", bound=Event)
 T = TypeVar("T", bound=tuple[Any, ...])
 TopicPartition = tuple[str, int]
 
+log = logging.getLogger("streamward.kafka")
+
 ERROR_LETTERS = 2000
 """Longest error in a dead letter: what it quotes comes from records, and may be as long as those."""
 
@@ -36,6 +39,21 @@ def made_of(kind: type[T]) -> Callable[[Iterable[Any]], T]:
     [Coordinates(topic='tasks', partition=0, offset=7)]
     """
     return partial(tuple.__new__, kind)
+
+
+EARLIEST_MS = 1_293_840_000_000
+"""The year 2011, before Kafka: an earlier record time is one in seconds, or none."""
+
+
+def warn_of_time(at: Coordinates, timestamp_ms: int) -> None:
+    """Name a record whose time cannot be right. Kafka deletes it by that time, possibly within minutes."""
+    if timestamp_ms < EARLIEST_MS:
+        log.warning(
+            "%s: its record time is %d ms since 1970, which is no time of a record; it has to be in milliseconds. "
+            "Retention goes by it, and may delete this record at any moment: correct its producer",
+            *(at, timestamp_ms),
+            extra={"at": at},
+        )
 
 
 class Record(NamedTuple):

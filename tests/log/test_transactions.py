@@ -1,4 +1,4 @@
-"""Offsets have holes: what readers make of transactions of others, aborted, open and committed, in topics of ours."""
+"""What other programs leave in topics of ours: transactions, aborted and open ones too, and impossible record times."""
 
 from __future__ import annotations
 
@@ -191,3 +191,15 @@ def test_archive_sync_says_that_a_topic_has_holes_which_restore_refuses(made: Se
     assert [record.at.offset for record in history.read({partition.tp: 1}, {partition.tp: 6})] == offsets
     result = archive("restore", "rewards", "--into-prefix", made.topics.prefix + "again.")
     assert result.exit_code == 4 and "a range with holes cannot be written again" in result.stderr
+
+
+def test_a_record_whose_time_is_in_seconds_is_named_where_it_is_read(
+    made: Settings, partition: Partition, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Producer(made) as producer:
+        for timestamp_ms in (int(time.time() * 1000), int(time.time())):
+            producer.send_bytes(partition.tp, b"k", b"a record", timestamp_ms=timestamp_ms)
+    first, end = admin.offsets(made, ["rewards"])[partition.tp]
+    assert len([*read(made, {partition.tp: first}, {partition.tp: end})]) == end - first
+    (line,) = [record.getMessage() for record in caplog.records if "its record time is" in record.getMessage()]
+    assert line.startswith(f"{Coordinates(*partition.tp, end - 1)}: its record time is 1")

@@ -27,7 +27,7 @@ from schemas.events import AdapterEvent, Coordinates, DeadLetter, Event
 from streams.errors import EventError, LogError, SettingsError
 from streams.kafka.client import tls_context, unreachable
 from streams.kafka.lag_meter import LagMeter
-from streams.kafka.record import Record, dead_letter, encoded, trace_of
+from streams.kafka.record import Record, dead_letter, encoded, trace_of, warn_of_time
 from streams.kafka.topics import FRAMING_BYTES, Topic, row_bytes, topics
 from streams.observability import catalog
 from streams.observability.logging import quieten_faust
@@ -192,9 +192,11 @@ async def emit(topic: Any, key: bytes | None, value: bytes, headers: Mapping[str
 def record_of(event: Any) -> Record:
     """Return the record of one faust event, as the rest of Streamward knows records."""
     message = event.message
+    at, timestamp_ms = Coordinates(message.topic, message.partition, message.offset), round(message.timestamp * 1000)
+    warn_of_time(at, timestamp_ms)
     return Record(
-        Coordinates(message.topic, message.partition, message.offset),
-        round(message.timestamp * 1000),
+        at,
+        timestamp_ms,
         message.key,
         message.value,
         tuple(message.headers.items() if isinstance(message.headers, dict) else message.headers or ()),
