@@ -31,6 +31,7 @@ from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.control_tokens import ANSWER, MESSAGE, ControlTokens, RenderedText
 from streams.engines.rendering.stand_ins import StandIns
 from streams.engines.rendering.template_rendering import ChatRendering
+from streams.kafka.consumer import OffsetTracker
 from streams.stages.advantages.reducer import GroupReducer
 from streams.stages.agents.recording import turn_recording
 from streams.stages.agents.recording.answer_sampling import AnswerText
@@ -40,6 +41,7 @@ from streams.stages.agents.recording.turn_writer import TurnWriter
 from streams.stages.agents.trajectories import call_chains, fold as folding
 from streams.stages.agents.trajectories.call_chains import Chains, PlacedTurn, Placement
 from streams.stages.agents.trajectories.fold import Trajectory
+from streams.tools.audit.recount import Ledger
 
 OURS = ("gateway", "schemas", "streams", "tests", "trainer")
 
@@ -308,3 +310,15 @@ def rewards_are_added_up(patch: pytest.MonkeyPatch) -> None:
         return group.with_scores({**group.scores, reward.response_id: {**known, reward.source: score}})
 
     patch.setattr(GroupReducer, "_enter_reward", enter)
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def every_offset_without_a_record_is_lost(patch: pytest.MonkeyPatch) -> None:
+    whole = Ledger.report
+    patch.setattr(Ledger, "report", lambda self, reach, **rest: whole(self, replace(reach, unread={}), **rest))
+
+
+def a_partition_ends_with_its_last_record(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OffsetTracker, "reach_end", lambda *_: None)

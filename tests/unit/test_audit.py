@@ -138,6 +138,15 @@ def test_one_policy_is_recounted_alone() -> None:
     assert all(report.balanced for report in both)
 
 
+def test_an_offset_without_a_record_is_lost_unless_a_transaction_left_it() -> None:
+    log = Written()
+    at = log.write(task(), T0).at
+    ends = {(at.topic, at.partition): at.offset + 4}
+    left = {(at.topic, at.partition): {at.offset + 1, at.offset + 2}}  # an aborted record and its marker
+    report = recount(log.records, SETTINGS, Reach(ends={**log.ends, **ends}, unread=left, now_ms=T0 + 1))
+    assert [(found.category, found.at) for found in report.wrong] == [("lost", at._replace(offset=at.offset + 3))]
+
+
 def test_feedback_is_nobodys_loss() -> None:
     answered = next(record.decode(Response) for record in whole() if BY_NAME[record.at.topic].label == "responses")
     assert isinstance(answered, Response)

@@ -31,7 +31,7 @@ def functions(file: str) -> set[str]:
 
 def test_every_failure_has_a_proof_or_a_reason_why_it_cannot_occur() -> None:
     numbers = [int(row.number.removeprefix("F")) for row in FAILURES]
-    assert numbers == sorted(set(numbers))
+    assert numbers == sorted(set(numbers)) and numbers[:34] == [*range(1, 35)]
     for row in FAILURES:
         assert bool(row.measure) == bool(row.proofs) == bool(row.naive) != bool(row.never), row.number
 
