@@ -13,17 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schemas import json_text
 from schemas.events import Task
 from streams.engines.base_model import load_tokenizer, local_folder
+from streams.engines.rendering.prompts import PromptRenderer
 from streams.errors import EventError
 from streams.settings.model import Settings
-
-if TYPE_CHECKING:
-    from streams.engines.rendering.prompts import Prompts
 
 TEMPLATE_BYTES = 512
 """Most that a template is taken to add to a conversation, and to each message."""
@@ -47,7 +44,7 @@ def unanswerable_prompts(settings: Settings, tasks: Iterable[Task]) -> Iterator[
         if not can_refuse and size < context_tokens:
             continue
         try:
-            _prompts(settings.model.base, context_tokens).tokens(task.messages)
+            _renderer(settings.model.base, context_tokens).tokens(task.messages)
         except EventError as exc:
             yield task, str(exc)
 
@@ -64,11 +61,8 @@ def _limits(folder: Path) -> tuple[int, bool]:
 
 
 @cache
-def _prompts(base: str, context_tokens: int) -> Prompts:
-    from streams.engines.rendering.prompts import Prompts
-
-    config = SimpleNamespace(max_position_embeddings=context_tokens or 2**31)
-    return Prompts(SimpleNamespace(config=config, generation_config=None), load_tokenizer(base))
+def _renderer(base: str, context_tokens: int) -> PromptRenderer:
+    return PromptRenderer(load_tokenizer(base), context_tokens or 2**31)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -24,26 +24,19 @@ class StopMatch(NamedTuple):
     stop: str
 
 
-class Prompts:
-    """A tokenizer, and the tokens that end a turn of its model."""
+class PromptRenderer:
+    """A tokenizer, and the context that its prompts have to fit."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
-        """Read the end-of-turn tokens and the context length. Raises SettingsError without a chat template."""
+    def __init__(self, tokenizer: Any, context_tokens: int) -> None:
+        """Raises SettingsError without a chat template."""
         if not tokenizer.chat_template:
             raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
         if self._template.inseparable:
             names = ", ".join(self._template.inseparable)
             log.warning("the chat template looks for %s in messages; a message that says so is refused", names)
-        windows = (getattr(model.config, "sliding_window", None), model.config.max_position_embeddings)
-        self.context_tokens = min(window for window in windows if window)
-        self.vocabulary_size = int(model.get_input_embeddings().num_embeddings)
+        self.context_tokens = context_tokens
         self._longest_token = max(map(len, tokenizer.get_vocab()))
-        generation = getattr(model.generation_config, "eos_token_id", None)
-        ends = generation if isinstance(generation, list) else [generation]
-        every = (*ends, tokenizer.eos_token_id, self._template.end)
-        self.ends = frozenset(token for token in every if token is not None)
-        """Of the generation config, the tokenizer and the chat template: what the template writes after an answer."""
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return a prompt that leaves room for an answer. Raises EventError: prompt_too_long, template_refuses."""
@@ -64,6 +57,21 @@ class Prompts:
     def render_tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the conversation as tokens, up to where the answer begins. Raises what the chat template raises."""
         return self._template.ids(messages)
+
+
+class Prompts(PromptRenderer):
+    """The prompts of a model, and the tokens that end a turn of it."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        """Read the end-of-turn tokens and the context length. Raises SettingsError without a chat template."""
+        windows = (getattr(model.config, "sliding_window", None), model.config.max_position_embeddings)
+        super().__init__(tokenizer, min(window for window in windows if window))
+        self.vocabulary_size = int(model.get_input_embeddings().num_embeddings)
+        generation = getattr(model.generation_config, "eos_token_id", None)
+        ends = generation if isinstance(generation, list) else [generation]
+        every = (*ends, tokenizer.eos_token_id, self._template.end)
+        self.ends = frozenset(token for token in every if token is not None)
+        """Of the generation config, the tokenizer and the chat template: what the template writes after an answer."""
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""
