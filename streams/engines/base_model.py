@@ -5,7 +5,7 @@
     a hub id ──► the hub's local cache, else the hub ───────────────────────────────────────────────────┘
 
 A converted model is plain safetensors, memory-mapped: it loads in a second, and all processes of one machine share its
-pages. Parameters are never changed; LoRA is applied beside them. A known name never uses the network. Pickled weights
+pages. Parameters are never changed; LoRA is applied next to them. A known name never uses the network. Pickled weights
 are refused, and code that a hub repository ships (`trust_remote_code`) is never run.
 """
 

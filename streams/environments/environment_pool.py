@@ -3,7 +3,7 @@
     name, settings ──► a process that opens it ──► reset, step ──► Observation, StepResult, or EpisodeError
 
 A process is kept for the next episode of the same environment, since importing one takes seconds; for other settings,
-the environment is made anew in it. Time for each step, memory and the size of an observation are limited, and there is
+it creates the environment again. Time for each step, memory and the size of an observation are limited, and there is
 no network unless the settings allow it (environment_worker.py). An environment that hangs or crashes ends its episode
 and nothing else.
 """

@@ -66,20 +66,20 @@ def tls_context(kafka: Kafka) -> ssl.SSLContext | None:
 
 def consumer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Consumer:
     """Return a consumer of committed records alone. Raises SettingsError for what `kafka.client` must not hold."""
-    return _made(ck.Consumer, kafka, {**config, "isolation.level": "read_committed"})
+    return _make_client(ck.Consumer, kafka, {**config, "isolation.level": "read_committed"})
 
 
 def producer(kafka: Kafka, config: Mapping[str, Any]) -> ck.Producer:
     """Return a producer. Raises SettingsError as `consumer`."""
-    return _made(ck.Producer, kafka, config)
+    return _make_client(ck.Producer, kafka, config)
 
 
 def admin_client(kafka: Kafka, config: Mapping[str, Any] | None = None) -> admin.AdminClient:
     """Return a client of the cluster's administration. Raises SettingsError as `consumer`."""
-    return _made(admin.AdminClient, kafka, config or {})
+    return _make_client(admin.AdminClient, kafka, config or {})
 
 
-def _made(client: Callable[[dict[str, Any]], T], kafka: Kafka, config: Mapping[str, Any]) -> T:
+def _make_client(client: Callable[[dict[str, Any]], T], kafka: Kafka, config: Mapping[str, Any]) -> T:
     try:
         return client({**client_config(kafka), **config})
     except ck.KafkaException as exc:

@@ -94,7 +94,7 @@ def skip(settings: Settings, group: str, *, dry_run: bool = False) -> list[Posit
     if group.startswith("trainer-"):
         raise RefusedError(
             f"group {group}: the trainer reads from where its checkpoint says, and a step without its batch or groups "
-            "would be a different one. Restore them or the checkpoints, or go on training under another policy.name"
+            "would be a different one. Restore them or the checkpoints, or continue training under another policy.name"
         )
     all_positions = positions(settings)
     if group not in {position.group for position in all_positions}:

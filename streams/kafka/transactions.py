@@ -1,4 +1,4 @@
-"""What transactions leave in a partition: markers, aborted records, and those of one that is still open.
+"""The traces of transactions in a partition: markers, aborted records, and records of one that is still open.
 
     partition, offsets ──► batches as they are in the log ──► markers and aborted records; the producer of an open one
 

@@ -49,12 +49,12 @@ class WorkerError(Exception):
 
 
 class WorkerKind(NamedTuple):
-    """What workers run, and how errors name them."""
+    """The module of workers, and how errors name them."""
 
     module: str
     """The module whose `main` it runs."""
     title: str
-    """What starts, e.g. "a scorer's worker"."""
+    """The name of one, e.g. "a scorer's worker"."""
     limit_setting: str
     """The setting of the time limit of a request."""
 
@@ -173,7 +173,7 @@ class AnswerPipe:
 
 
 def serve(answer: Callable[[AnswerPipe, bytes], None]) -> None:
-    """Call `answer` with each request on stdin, until stdin ends. What is printed meanwhile goes to stderr."""
+    """Call `answer` with each request on stdin, until stdin ends. Output printed meanwhile goes to stderr."""
     _end_with_parent()
     requests, answers = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     with open(os.devnull, "rb") as empty:

@@ -1,4 +1,4 @@
-"""Whether the modules of scoring.modules that lie in the working folder are the ones that are imported by these names.
+"""Check that the modules of scoring.modules in the working folder are the ones that these names import.
 
 The working folder is looked through last, so a file there that is called like an installed module hides nothing: the
 installed one would be imported in its place.

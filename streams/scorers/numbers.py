@@ -3,8 +3,8 @@ r"""Numbers as people and models write them.
     -1,234.5   1 234 567   3/4   2½   \frac{3}{4}   3×10^8   50%   $5 million   12 km/h   \boxed{7}  ──► WrittenNumber
 
 `read` wants a number and nothing else. `pick` looks for the first or last one of a longer text, and never cuts it out
-of a longer expression: `2x`, `10-5`, `√5`, `3 or 4`, `<5` and `not 5` are no numbers, and where one of these stands in
-the place of the answer there is no answer. What is ambiguous is no number either: a wrong reading would reward a wrong
+of a longer expression: `2x`, `10-5`, `√5`, `3 or 4`, `<5` and `not 5` are no numbers, and where the answer would be one
+of these there is no answer. An ambiguous writing is no number either: a wrong reading would reward a wrong
 answer.
 
 A comma or a point before three digits is read as in English: 1,234 is more than a thousand, 1.234 is less than two.
@@ -144,10 +144,10 @@ def _magnitude(part: dict[str, str | None]) -> Fraction | None:
     ten, power = int(part["e"] or part["ten"] or 0), int(part["power"] or 1)
     if max(abs(ten), abs(power) * len(digits)) > MAX_EXPONENT:
         return None
-    return Fraction(Decimal(_ungrouped(digits))) ** power * Fraction(10) ** ten
+    return Fraction(Decimal(_ungroup(digits))) ** power * Fraction(10) ** ten
 
 
-def _ungrouped(digits: str) -> str:
+def _ungroup(digits: str) -> str:
     """Return digits without what groups them, and with a decimal point."""
     digits = re.sub("[ '_]", "", digits)
     if re.fullmatch(_ENGLISH, digits) and not digits.startswith("0"):
@@ -183,13 +183,13 @@ _BEFORE = re.compile(
     r"exp|mod|least|most|between|either|except|point)|n't|\\[A-Za-z]+|[-+×/^÷±√∛<>≤≥≠!|\[{}\\*%°∞])[^\S\n]*$",
     re.IGNORECASE,
 )
-"""What makes a longer expression of a number that follows it."""
+"""Text that makes a longer expression of the number after it."""
 _AFTER = re.compile(
     r"[^\S\n]*(?:(?:minus|plus|times|over|mod|pi|squared|cubed|factorial|divided|multiplied|to\s+the|choose|point|half|"
     r"and\s+a|dozen|hundredths?|thousandths?|percentage|(?:more|less|fewer|greater|larger|smaller)\s+than|[xyzientkbπ])(?!\w)"
     r"|[-+]\s*(?:\d|\w\b|[(\\√$])|[×/^÷±√∛<>≤≥≠!|\[\]{}\\*%°]|\((?![A-Za-z]{2}))"
 )
-"""What makes a longer expression of a number that it follows."""
+"""Text that makes a longer expression of the number before it."""
 _GLUED_BEFORE = re.compile(r"\w$|\d[.,:']$|\w[-+]$")
 _GLUED_AFTER = re.compile(r"[\w(]|[.,:']\d|-\w")
 _WORD_BEFORE = re.compile(r"(?<!\\)\b(?!sqrt|log|ln|sin|cos|tan)[^\W\d_]{2,}-?$|(?<![\w\\])[A-Z]$")
@@ -206,7 +206,7 @@ def pick(text: str, which: Literal["first", "last"]) -> WrittenNumber | None:
     >>> pick("7 apples and 2.5 kg of pears", "last"), pick("so it is 2x", "last")
     (WrittenNumber(value=Fraction(5, 2), unit='kg'), None)
     """
-    if boxes := boxed(text):
+    if boxes := box_contents(text):
         return read(boxes[0 if which == "first" else -1])
     if len(text) > MAX_CHARACTERS:  # cut between lines, never within a number
         text = (
@@ -225,7 +225,7 @@ def pick(text: str, which: Literal["first", "last"]) -> WrittenNumber | None:
     return number
 
 
-def boxed(text: str) -> list[str]:
+def box_contents(text: str) -> list[str]:
     r"""Return what is in each outermost \boxed{} of a text; empty for one that is cut off."""
     contents, end = [], 0
     while box := _BOX.search(text, end):

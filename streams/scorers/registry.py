@@ -125,7 +125,7 @@ def load(name: str) -> Scorer:
         module = importlib.import_module(module_name)
     except ImportError as exc:
         raise ScoreError(
-            f"scorer {name} cannot be loaded: {exc}; install it beside Streamward, put it on PYTHONPATH, or add "
+            f"scorer {name} cannot be loaded: {exc}; install it with Streamward, put it on PYTHONPATH, or add "
             "`.` to scoring.modules if it is in the working folder",
             reason="unknown_scorer",
         ) from exc

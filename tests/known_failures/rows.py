@@ -384,7 +384,7 @@ FAILURES = (
     KnownFailure(
         number="F36",
         others="Messages are searched for such names, and a template makes one: of a name and a text that follow each "
-        "other, of capital letters, or of a role.",
+        "other, of upper case, or of a role.",
         measure="The rendered text is looked at, not the messages, and characters are followed through the template.",
         proofs=(f"{STRUCTURE}::test_a_name_that_a_template_puts_together_from_what_messages_say_is_text",),
         naive="whole_names_alone_are_text",

@@ -559,6 +559,7 @@ OTHER: dict[str, Any] = {
     "advantages.formula": "rloo",
     "advantages.credit": "gigpo",
     "trainer.loss": "my_losses:mine",
+    "scoring.judge_parameters": "max_completion_tokens",
     "guard.confidence": 0.9,
     "guard.max_failed": 0.5,
     "canary.steps": "0.1,1",

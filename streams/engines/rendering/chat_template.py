@@ -1,7 +1,7 @@
 """A model's own chat template and tokenizer: the one place where messages become text, and text tokens.
 
-What messages say is data: the name of a control token in it stays text. Which characters of a rendered conversation
-messages have made is told by stand-ins (stand_ins.py); control_tokens.py makes tokens of it.
+The contents of messages are data: the name of a control token in them stays text. Stand-ins (stand_ins.py) show which
+characters of a rendered conversation come from messages; control_tokens.py makes tokens of it.
 
 Not covered: the prompt of a completion (/v1/completions). It is no conversation, but a text with all its tokens.
 """
@@ -63,8 +63,8 @@ class ChatTemplate:
             written = [name for name in self._names[MESSAGE] if name in text]
             names = [name for name in written if not self._is_separable(text, chat, (name,), ())]
             raise ValueError(
-                f"it looks for {', '.join(sorted(names)) or 'a control token'} in what a message says, so that this "
-                "cannot be told from what it writes itself; leave it out of the messages"
+                f"it looks for {', '.join(sorted(names)) or 'a control token'} in the content of messages, so "
+                "that this cannot be distinguished from its own text; leave it out of the messages"
             )
         return RenderedText(text, sources)
 

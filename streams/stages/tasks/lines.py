@@ -47,7 +47,7 @@ RECORD_OVERHEAD_BYTES = 512
 NUMBERS_SHOWN = 5
 """Lines with the same kind of mistake whose numbers are printed."""
 _VALUES = re.compile(r"[0-9a-f-]{36}|\(got .*?\)|'[^']*'|-?\d+")
-"""What differs between two mistakes of one kind."""
+"""The parts that differ between two mistakes of one kind."""
 
 
 def _as_text(value: Any) -> Any:
@@ -206,7 +206,7 @@ class Checked:
     repeated: int
     """Lines with the same content as an earlier one; `tasks` has the first only."""
     unused: tuple[str, ...] = ()
-    """What lines have that `Reading.names` left out."""
+    """Columns of the lines that `Reading.names` left out."""
     notes: tuple[str, ...] = ()
     """Sentences about lines that are no mistakes, but may be unintended."""
 

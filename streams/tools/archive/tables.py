@@ -85,7 +85,7 @@ class Segment(NamedTuple):
 
 
 class ArchiveExtent(NamedTuple):
-    """What is archived of a partition."""
+    """The archived range of a partition."""
 
     first: int
     """The first offset."""
@@ -96,7 +96,7 @@ class ArchiveExtent(NamedTuple):
 
 
 class TableState(NamedTuple):
-    """What is archived of a topic."""
+    """The archived ranges of a topic."""
 
     version: int
     """Of the Delta table."""

@@ -4,8 +4,7 @@
 
 The file is its own memory: a line has the id of its answer or call, and an id is written once. So an export that was
 killed anywhere can be repeated, and neither loses nor doubles a line; a last line that was cut off is removed and
-written anew.
-Lines are in the order in which groups and runs were finished.
+written again. Lines are in the order in which groups and runs were finished.
 """
 
 from __future__ import annotations
