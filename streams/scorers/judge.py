@@ -213,7 +213,10 @@ def _without(name: str, parameters: Sequence[str]) -> str:
 
 def _usage(answer: bytes) -> dict[str, float]:
     """Return the tokens that an answer says it took, if it does."""
-    usage = json.loads(answer).get("usage")
+    try:
+        usage = json.loads(answer).get("usage")
+    except (ValueError, RecursionError):  # `parse` refuses it
+        return {}
     names = ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ()
     return {name: float(usage[name]) for name in names if type(usage.get(name)) is int}
 

@@ -144,10 +144,10 @@ def _magnitude(part: dict[str, str | None]) -> Fraction | None:
     ten, power = int(part["e"] or part["ten"] or 0), int(part["power"] or 1)
     if max(abs(ten), abs(power) * len(digits)) > MAX_EXPONENT:
         return None
-    return Fraction(Decimal(_ungroup(digits))) ** power * Fraction(10) ** ten
+    return Fraction(Decimal(_decimal_digits(digits))) ** power * Fraction(10) ** ten
 
 
-def _ungroup(digits: str) -> str:
+def _decimal_digits(digits: str) -> str:
     """Return digits without what groups them, and with a decimal point."""
     digits = re.sub("[ '_]", "", digits)
     if re.fullmatch(_ENGLISH, digits) and not digits.startswith("0"):
