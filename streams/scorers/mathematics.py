@@ -1,6 +1,6 @@
 r"""Mathematics: a formula, a set, an interval, a fraction or a number means the same as the answer.
 
-    text ──► the last \box_contents{}, what follows "answer is", or the formula ──► numbers, else math-verify ──► 1 or 0
+    text ──► the last \boxed{}, what follows "answer is", or the formula ──► numbers, else math-verify ──► 1 or 0
 
 Two numbers are compared exactly, as `numeric` does; for everything else math-verify (Hugging Face, Apache 2.0) reads
 LaTeX and asks sympy whether both are equal. Its own time limits use the alarm of the process, so they are switched off:
@@ -61,7 +61,7 @@ def mathematics(task: Task, response: Response, settings: Mathematics) -> Verdic
 def answer_of(text: str) -> str:
     r"""Return the part of a text that gives the answer; empty if none does.
 
-    >>> answer_of(r"First \box_contents{3}, then \box_contents{x+1}."), answer_of("So the answer is: 3/4.")
+    >>> answer_of(r"First \boxed{3}, then \boxed{x+1}."), answer_of("So the answer is: 3/4.")
     ('x+1', '3/4')
     """
     if boxes := box_contents(text):
