@@ -245,6 +245,10 @@ class SimulatedConsumer:
 
     # --- what is asked of the broker ----------------------------------------------------------------------------------
 
+    def assignment(self) -> list[ck.TopicPartition]:
+        """Return the partitions that are read."""
+        return [ck.TopicPartition(*tp) for tp in self._positions]
+
     def position(self, partitions: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
         """Return where reading is."""
         return [ck.TopicPartition(at.topic, at.partition, self._positions[at.topic, at.partition]) for at in partitions]
