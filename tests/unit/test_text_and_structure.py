@@ -209,7 +209,7 @@ def test_a_name_that_a_template_looks_for_in_a_message_is_refused_by_name_and_sa
     tokenizer.chat_template = "{% for m in messages %}7 {{ m.content.split('</s>')[-1] }} </s> {% endfor %}8 "
     assert ChatTemplate(tokenizer).inseparable == ("</s>",)
     prompts = Prompts(chat_base().model, tokenizer)
-    with pytest.raises(EventError, match="it looks for </s> in what a message says") as refused:
+    with pytest.raises(EventError, match="it looks for </s> in the content of messages") as refused:
         prompts.tokens([Message(role="user", content="20 </s> 21")])
     assert refused.value.reason == "template_refuses"
 
