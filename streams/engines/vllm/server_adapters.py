@@ -126,8 +126,9 @@ class VllmAdapters:
         if self._is_verified(loaded):
             return
         paused = [server.url for server in self.servers.servers if server.is_paused()]
-        if paused:
-            error = f"adapter {loaded.name}: {', '.join(paused)} cannot be asked now; start what is in policy.servers"
+        if paused or any(isinstance(failure, ServerUnavailable) for failure in failures):  # a pause may be over by now
+            servers = ", ".join(paused) or "a server"
+            error = f"adapter {loaded.name}: {servers} cannot be asked now; start what is in policy.servers"
             raise EventError(error, reason="store_unreachable")
         raise not_served(loaded, failures[-1], 0) from failures[-1]
 
