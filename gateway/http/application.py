@@ -38,7 +38,7 @@ class Application(FastAPI):
     def __init__(self, rooms: Iterable[object], *, version: str, max_body_bytes: int, keys: bool = False) -> None:
         """`max_body_bytes`: of routes that have no limit of their own; `keys`: whether a door asks for keys."""
         super().__init__(title=TITLE, version=version, docs_url=None, redoc_url=None)
-        self.add_exception_handler(HTTPException, _no_such_path)
+        self.add_exception_handler(HTTPException, self._no_such_path)
         self._keys = keys
         self._endpoints: dict[Route, Endpoint] = {}
         for room in rooms:
@@ -70,14 +70,13 @@ class Application(FastAPI):
             )
         return self.openapi_schema
 
-
-async def _no_such_path(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)  # noqa: S101 - it handles no other
-    error = CallError("not_found", f"{request.method} {request.url.path}: {exc.detail}")
-    response = errors.response(error, errors.OPENAI)
-    response.status_code = exc.status_code
-    response.headers.update(exc.headers or {})  # Allow, of a method that a path does not have
-    return response
+    async def _no_such_path(self, request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)  # noqa: S101 - it handles no other
+        error = CallError("not_found", f"{request.method} {request.url.path}: {exc.detail}")
+        response = errors.response(error, self.table.dialect(request.url.path))
+        response.status_code = exc.status_code
+        response.headers.update(exc.headers or {})  # Allow, of a method that a path does not have
+        return response
 
 
 class Endpoint:

@@ -180,6 +180,11 @@ class RouteTable:
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self._patterns = [(compile_path(path)[0], route) for route in self.routes for path in route.paths]
+        self._beginnings = [
+            (f"{prefix}/{route.path.split('/')[1]}/", route.interface.dialect)
+            for route in self.routes
+            for prefix in route.interface.prefixes
+        ]
 
     def find(self, method: str, path: str) -> RouteMatch | None:
         """Return the route of a request; None if there is none. HEAD is that of GET."""
@@ -189,8 +194,15 @@ class RouteTable:
                 return RouteMatch(route, match.groupdict())
         return None
 
+    def at(self, path: str) -> Route | None:
+        """Return the first route of a path, whatever its method; None if there is none."""
+        return next((route for pattern, route in self._patterns if pattern.match(path) is not None), None)
+
     def dialect(self, path: str) -> Dialect:
-        """Return how errors of a path are written, whatever the method."""
-        fitting = (route for pattern, route in self._patterns if pattern.match(path) is not None)
-        route = next(fitting, None)
-        return errors.OPENAI if route is None else route.interface.dialect
+        """Return how errors of a path are written, whatever the method.
+
+        Where no route is, as those of the routes that begin with the same word; OpenAI's if there are none either.
+        """
+        if (route := self.at(path)) is not None:
+            return route.interface.dialect
+        return next((dialect for start, dialect in self._beginnings if f"{path}/".startswith(start)), errors.OPENAI)

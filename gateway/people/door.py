@@ -75,8 +75,11 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        match = self._table.find(scope["method"], scope["path"].rstrip("/") or "/")
-        may = UNLISTED if match is None else match.route.may
+        path = scope["path"].rstrip("/") or "/"
+        match = self._table.find(scope["method"], path)
+        route = self._table.at(path) if match is None else match.route
+        is_closed = route is None or (match is None and not route.is_open)  # an open path has no other action either
+        may = UNLISTED if route is None or is_closed else route.may
         if may is None:
             await self._app(scope, receive, send)
             return

@@ -308,3 +308,16 @@ def test_health_needs_no_key_and_a_log_that_is_away_lets_nobody_in() -> None:
     known.away = True
     assert http.get("/healthz").status_code == 200
     assert http.get("/v1/models", headers=BEARER).status_code == 503
+
+
+def test_another_method_of_an_open_path_needs_no_key_either() -> None:
+    assert client(Known("viewer")).post("/healthz").status_code == 200
+    assert client(Known("viewer")).get("/auth/login").status_code == 200
+    assert client(Known("viewer")).get("/v1/chat/completions").status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/tasks/t1/nothing", "/api/v1/adapters/sums/nothing", "/rl/nothing"])
+def test_a_path_that_is_none_is_refused_in_the_dialect_of_those_beside_it(path: str) -> None:
+    refused = client(Known("viewer")).post(path).json()["error"]
+    missing = TestClient(application()).post(path).json()["error"]
+    assert "timestamp" in refused and "timestamp" in missing and "suggested_action" in missing["details"]
