@@ -40,7 +40,7 @@ from streams.errors import SettingsError
 from streams.settings.model import Trainer
 from trainer.step import prefix_tree
 from trainer.step.collate import Micro, collate, micro_batches, scale_advantages, side_by_side
-from trainer.step.loss import LossTokens, clipped_share, loss_of, ratio_of, reference_kl, token_losses
+from trainer.step.loss import LossTokens, loss_of, ratio_of, reference_kl, token_losses
 from trainer.step.sharded import Rhythm, losing, shard
 from trainer.step.shares import OtherRanks, Share, gradient_of, set_gradient, split, weights_of
 from trainer.step.totals import BatchTotals, StepSums
@@ -255,7 +255,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         tokens = self._loss_tokens(micro, run.logps)
         losses = token_losses(self.loss, tokens)
         weight = micro.loss_tokens / batch.loss_tokens
-        sums.clipped += weight * clipped_share(tokens)
+        sums.clipped += weight * self.loss.clipped_share(tokens)
         if reference is not None:
             kl = reference_kl(tokens, reference)
             losses = losses + self.beta * kl

@@ -59,6 +59,17 @@ def capped(tokens: LossTokens) -> Tensor:
     return -weight * tokens.advantages * tokens.logp
 
 
+def outside_bounds(tokens: LossTokens) -> Tensor:
+    """Return where the bounds of `clipped` hold a token back, [B, T] bool: beyond them in its advantage's direction."""
+    below = (tokens.ratio < 1 - tokens.settings.epsilon_low) & (tokens.advantages < 0)
+    return below | ((tokens.ratio > 1 + tokens.settings.epsilon_high) & (tokens.advantages > 0))
+
+
+def above_cap(tokens: LossTokens) -> Tensor:
+    """Return where the cap of `capped` holds a token back, [B, T] bool."""
+    return (tokens.ratio > tokens.settings.epsilon_high) & (tokens.advantages > 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A loss by the token, and how it becomes one number."""
@@ -66,6 +77,13 @@ class Loss:
     per_token: PerToken
     mean: Mean = "tokens"
     level: Level = "token"
+    held_back: PerToken = outside_bounds
+    """Which tokens count as clipped, [B, T] bool."""
+
+    def clipped_share(self, tokens: LossTokens) -> float:
+        """Return the share of the tokens that are held back."""
+        share: float = ((self.held_back(tokens) * tokens.mask).sum() / tokens.mask.sum().clamp(min=1.0)).item()
+        return share
 
 
 LOSSES = {
@@ -73,7 +91,7 @@ LOSSES = {
     "dapo": Loss(clipped, "tokens"),  # arXiv:2503.14476 section 3.3
     "bnpo": Loss(clipped, "tokens"),  # TRL's mean over a local batch; the batch is whole here, so it is dapo's
     "dr_grpo": Loss(clipped, "max_tokens"),  # arXiv:2503.20783 section 3.2
-    "cispo": Loss(capped, "tokens"),  # arXiv:2506.13585 section 3.1
+    "cispo": Loss(capped, "tokens", held_back=above_cap),  # arXiv:2506.13585 section 3.1
     "gspo": Loss(clipped, "responses", "response"),  # arXiv:2507.18071 section 4.1
 }
 
@@ -121,16 +139,3 @@ def token_losses(chosen: Loss, tokens: LossTokens) -> Tensor:
             f"each token, {list(tokens.logp.shape)}"
         )
     return losses
-
-
-def clipped_share(tokens: LossTokens) -> float:
-    """Return the share of the tokens whose ratio is clipped; of a user's own loss: outside the bounds."""
-    high = tokens.settings.epsilon_high
-    ratio, advantages = tokens.ratio, tokens.advantages
-    if tokens.settings.loss == "cispo":
-        outside = (ratio > high) & (advantages > 0)
-    else:
-        outside = (ratio < 1 - tokens.settings.epsilon_low) & (advantages < 0)
-        outside |= (ratio > 1 + high) & (advantages > 0)
-    share: float = ((outside * tokens.mask).sum() / tokens.mask.sum().clamp(min=1.0)).item()
-    return share
