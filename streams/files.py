@@ -1,5 +1,6 @@
 """Folders that one process of this machine has for itself, and the digests of a file and of the source files.
 
+    folder ──► half_written ──► a folder next to it, for what is moved there once it is whole
     folder ──► hold ──► locked; the lock file names the process    held by another ──► RefusedError, naming it
     kind ──► Scratch ──► streamward-KIND-…, locked while in use    unlocked ──► left behind: the next Scratch removes it
 
@@ -66,6 +67,25 @@ def hold(folder: Path, *, refusal: str, way_out: str) -> Iterator[None]:
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
         yield
+
+
+@contextlib.contextmanager
+def half_written(folder: Path) -> Iterator[Path]:
+    """Give a folder next to `folder` to write in, which is removed at the end; move the result into its place before.
+
+    `folder` may be there if it is empty. Raises RefusedError if it holds anything, SettingsError if none can be made.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RefusedError(f"{folder}: is not empty; name a new folder, or empty this one")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        half = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as exc:
+        raise SettingsError(f"{folder}: cannot be written: {exc}; name another folder") from exc
+    try:
+        yield half
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
 
 
 class Scratch:

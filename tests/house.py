@@ -38,7 +38,7 @@ class Module:
 
     @property
     def folder(self) -> str:
-        """The folder that it lies in."""
+        """Its folder."""
         return str(Path(self.path).parent)
 
 

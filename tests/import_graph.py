@@ -123,7 +123,7 @@ def circles_of_rooms() -> list[list[str]]:
 
 
 def folder_of(module: str) -> str:
-    """Return the folder that a module lies in, as a path: `gateway/page`."""
+    """Return the folder of a module, as a path: `gateway/page`."""
     return str(modules()[module].parent.relative_to(ROOT))
 
 

@@ -72,7 +72,7 @@ def every_right(settings: Settings) -> set[AclRight]:
         )
         future = client.describe_acls(any_binding, request_timeout=settings.kafka.request_timeout_s)
         rights.update(_right(entry) for entry in _answer(settings.kafka, future))
-    if not rights:  # what librdkafka 2.16 makes of a refusal, too; whoever takes nothing away hears of it
+    if not rights:  # librdkafka 2.16 answers a refusal so, too; deleting nothing tells them apart
         futures = client.delete_acls([_entry(admin.AclBindingFilter, NO_RIGHT)])
         for answer in futures.values():
             _answer(settings.kafka, answer)

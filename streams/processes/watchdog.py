@@ -4,7 +4,7 @@
     any code that notices it cannot continue ──► end_process(reason) ──► log, exit 75
 
 A restarted process continues from its last commit, so ending one is always safe; one that looks healthy and does
-nothing is not. Seconds are counted in looks and not by the clock, so a process that was suspended and resumed is not
+nothing is not. Seconds are counted in looks, not as wall-clock time, so a process that was suspended and resumed is not
 mistaken for a stuck one.
 """
 

@@ -12,13 +12,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from streams.errors import RefusedError, SettingsError
+from streams.files import half_written
 from streams.kafka.history import History
 from streams.settings.model import Settings
 from trainer.bridges import batch_rows, prime_rl, verl
@@ -58,14 +56,7 @@ def export(settings: Settings, order: BatchOrder, folder: Path, history: History
     that is not in the log; SettingsError if the folder cannot be written, or a package is missing; LogError if the log
     cannot be read.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RefusedError(f"{folder}: is not empty; name a new folder, or empty this one")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as exc:
-        raise SettingsError(f"{folder}: cannot be written: {exc}; name another folder") from exc
-    try:
+    with half_written(folder) as half:
         entries: list[dict[str, Any]] = []
         refused: list[str] = []
         for batch in batch_rows.read(settings, order.policy, order.span, history):
@@ -76,8 +67,6 @@ def export(settings: Settings, order: BatchOrder, folder: Path, history: History
         _write_json(half / RECIPE_FILE, _recipe(order, entries))
         half.chmod(0o755)  # mkdtemp made it ours alone
         half.replace(folder)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
     return ExportedBatches(str(folder), entries, refused)
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +20,8 @@ from peft import PeftModel
 from schemas.events import AdapterEvent
 from streams.adapters import signing, store
 from streams.engines.base_model import Base, folder_of, is_hub_id, load_base, load_tokenizer
-from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.errors import NotFoundError, RefusedError
+from streams.files import half_written
 from streams.settings.model import Settings
 from trainer.step.model import CONFIG_FILE
 
@@ -46,16 +45,9 @@ def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bo
     store holds something else than the log; NotFoundError if the version has no files; SettingsError if the base cannot
     be loaded or the folder not be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RefusedError(f"{folder}: is not empty; name a new folder, or empty this one")
-    if trained.uri is None:
-        raise NotFoundError(f"version {trained.version} of {trained.policy} has no files in a store")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as exc:
-        raise SettingsError(f"{folder}: cannot be written: {exc}; name another folder") from exc
-    try:
+    with half_written(folder) as half:
+        if trained.uri is None:
+            raise NotFoundError(f"version {trained.version} of {trained.policy} has no files in a store")
         signed = signing.expected_signer(settings.adapters, trained.policy, trained.version)
         adapter = store.fetch(settings.adapters.store, trained.uri, trained.files, half, signed)
         whole = half / "whole"
@@ -63,8 +55,6 @@ def export(settings: Settings, trained: AdapterEvent, folder: Path, *, merge: bo
             _merge(settings, trained, adapter, whole) if merge else _with_tokenizer(settings, trained, adapter, whole)
         )
         whole.replace(folder)
-    finally:
-        shutil.rmtree(half, ignore_errors=True)
     names = tuple(sorted(file.name for file in folder.iterdir()))
     return ExportedAdapter(trained.policy, trained.version, str(folder), base, names)
 
