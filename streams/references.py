@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from streams.errors import SettingsError
@@ -41,6 +42,11 @@ def checked_name(name: str, known: Iterable[str]) -> str:
     raise ValueError(f"{name!r} does not exist; {meant}expected {', '.join(names)}, or module:function of your own")
 
 
+def describe_module(module: ModuleType) -> str:
+    """Return an imported module in words, with its file: another may have the same name."""
+    return f"module {module.__name__!r}, imported from {getattr(module, '__file__', None) or 'the interpreter'},"
+
+
 @cache
 def load(setting: str, reference: str) -> Callable[..., Any]:
     """Return the function that the setting `setting` names. Raises SettingsError with the way out."""
@@ -59,7 +65,7 @@ def load(setting: str, reference: str) -> Callable[..., Any]:
     if not inspect.isfunction(function):
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise SettingsError(
-            f"{setting}={reference}: module {module_name!r} has no function {function_name!r}; it has "
+            f"{setting}={reference}: {describe_module(module)} has no function {function_name!r}; it has "
             f"{', '.join(functions) or 'none'}"
         )
     return function

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.episodes.environment import Environment, EpisodeError
+from streams.references import describe_module
 
 ADAPTERS = {
     "gymnasium": ("streams.environments.adapters.gymnasium_env", "GymnasiumEnvironment"),
@@ -84,14 +85,16 @@ def load(name: str, settings: dict[str, Any]) -> Environment:
     kind, _, rest = name.partition(":")
     module, attribute = ADAPTERS.get(kind, (kind, rest))
     try:
-        factory = getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
     except ImportError as exc:
-        way_out = "install it beside Streamward, or put it on PYTHONPATH"
+        way_out = "install it with Streamward, or put it on PYTHONPATH"
         if kind in ADAPTERS:
             way_out = "pip install 'streamward[environments]'"
         raise EpisodeError(f"{name} cannot be loaded: {exc}; {way_out}", reason="missing_package") from exc
-    except AttributeError as exc:
-        raise EpisodeError(f"module {module!r} has no class {attribute!r}", reason="unknown_environment") from exc
+    factory = getattr(imported, attribute, None)
+    if factory is None:
+        error = f"{describe_module(imported)} has no class {attribute!r}"
+        raise EpisodeError(error, reason="unknown_environment")
     try:
         if kind in ADAPTERS:
             environment: Environment = factory(rest, **settings)

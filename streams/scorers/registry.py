@@ -21,6 +21,7 @@ from pydantic import Field
 
 from schemas.events import MAX_REWARD, Response, RewardSource, Task
 from streams.errors import SettingsError
+from streams.references import describe_module
 from streams.scorers import episode, gym, judge, mathematics, text
 from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import (
@@ -129,7 +130,7 @@ def load(name: str) -> Scorer:
             "`.` to scoring.modules if it is in the working folder",
             reason="unknown_scorer",
         ) from exc
-    origin = f"module {module_name!r}, imported from {getattr(module, '__file__', None) or 'the interpreter'},"
+    origin = describe_module(module)
     function = getattr(module, function_name, None)
     if function is None:
         marked = (attribute for attribute, value in vars(module).items() if hasattr(value, "scorer_version"))

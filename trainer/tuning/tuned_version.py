@@ -156,7 +156,7 @@ def _tune(settings: Settings, order: TuningOrder, history: History, report: Repo
         adapter = None if start_event is None else start_folder(settings, start_event, base, scratch)
         chosen = _examples(settings, order, start, base, history)
         tuner = Tuner(settings, base, order.steps, adapter)
-        event = _event(settings, order, state, base, chosen.tuning, tuner)
+        event = _event(order, state, base, chosen.tuning, tuner)
         encoded(event, topics(settings.topics)["adapters"])  # what is too large is refused before the work
         log.info(
             "policy %s: %s on %d examples, from version %d of %s",
@@ -280,9 +280,7 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
     return _Examples(examples, tuning, looked_at, left_out)
 
 
-def _event(
-    settings: Settings, order: TuningOrder, state: AdapterHistory, base: Base, tuning: Tuning, tuner: Tuner
-) -> AdapterEvent:
+def _event(order: TuningOrder, state: AdapterHistory, base: Base, tuning: Tuning, tuner: Tuner) -> AdapterEvent:
     """Return the event of the next version, without its files and metrics."""
     version = state.state.newest + 1
     of_groups = f"{len(tuning.groups)} groups of {tuning.groups_policy}"

@@ -81,7 +81,7 @@ def reduce(
             state = replace(state, pending=None)
     tasks: list[Task] = []
     if refusal(event, state.serving) is None:
-        state = _after(state, event, rule, event.created_at if at_ms is None else at_ms)
+        state = _after(state, event, event.created_at if at_ms is None else at_ms)
         tasks = list(_evaluations(state, event, rule, results))
         state = replace(state, evaluating=state.evaluating | {task.adapter_version or 0 for task in tasks})
     decision = None if state.pending is not None else _decision(state, event, rule, results)
@@ -90,7 +90,7 @@ def reduce(
     return replace(state, pending=decision.event_id), (*tasks, decision)
 
 
-def _after(state: RolloutState, event: AdapterEvent, rule: RolloutRule, at_ms: int) -> RolloutState:
+def _after(state: RolloutState, event: AdapterEvent, at_ms: int) -> RolloutState:
     """Return the state after an event that takes effect."""
     serving = step(state.serving, event)
     state = replace(state, serving=serving, canary=canary.followed(state.canary, event, serving.candidate, at_ms))
