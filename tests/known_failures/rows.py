@@ -420,7 +420,7 @@ FAILURES = (
         naive="names_of_control_tokens_become_them",
     ),
     KnownFailure(
-        number="F50",
+        number="F75",
         others="One reader of a topic gets aborted records, and others do not; or their offsets count as lost records.",
         measure="Every reader has the isolation level `read_committed`, the Faust worker too. The audit reads what is "
         "in a gap: markers and aborted records are not lost, and any other offset without a record is.",
@@ -433,7 +433,7 @@ FAILURES = (
         ),
     ),
     KnownFailure(
-        number="F51",
+        number="F76",
         others="A reader waits for ever for the last offset of a topic, where there is a marker, an aborted record or "
         "an open transaction. Its lag never becomes 0, its watchdog ends it, and nothing says why.",
         measure="A partition ends at its last stable offset, and is read when the client's position is there. A "
