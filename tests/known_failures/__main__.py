@@ -1,5 +1,5 @@
-"""docs/known-failures.md: what others get wrong, what prevents it here, and the tests that hold it, from rows.py and
-bad_input.py.
+"""docs/known-failures.md: what others get wrong, what prevents it here, and the tests that hold it, from rows.py,
+bad_input.py and edge/.
 
 python -m tests.known_failures           write the page
 python -m tests.known_failures --check   exit 1 if the page would change
@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tests.generated_page import write_or_check
 from tests.known_failures.bad_input import INPUTS
+from tests.known_failures.edge import archive, offsets, readers, scores, structure, tokens
+from tests.known_failures.edge.situation import Situation
 from tests.known_failures.rows import FAILURES, KnownFailure
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-failures.md"
@@ -37,6 +39,13 @@ call is answered as ever.
 |---|---|---|---|
 """
 
+EDGE = """
+## At the edge
+
+What comes from outside, by kind: tried, and held by tests. Some of each kind are in the first table.
+"""
+KINDS = (structure, tokens, readers, scores, offsets, archive)
+
 
 def page() -> str:
     """Return the page."""
@@ -45,7 +54,13 @@ def page() -> str:
         for row in FAILURES
     )
     inputs = (f"| {one.what} | {one.answer} | {one.log} | {_names(one.tests)} |\n" for one in INPUTS)
-    return BEGIN + "".join(failures) + INPUT + "".join(inputs)
+    edge = (_table(kind.TITLE, kind.SITUATIONS) for kind in KINDS if kind.SITUATIONS)
+    return BEGIN + "".join(failures) + INPUT + "".join(inputs) + EDGE + "".join(edge)
+
+
+def _table(title: str, situations: Iterable[Situation]) -> str:
+    head = f"\n### {title}\n\n| | what comes | what comes out | held by |\n|---|---|---|---|\n"
+    return head + "".join(f"| {row.number} | {row.what} | {row.result} | {_names(row.tests)} |\n" for row in situations)
 
 
 def _held_by(row: KnownFailure) -> str:

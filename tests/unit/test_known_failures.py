@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.known_failures import sabotage
+from tests.known_failures.__main__ import KINDS
 from tests.known_failures.bad_input import INPUTS
 from tests.known_failures.rows import FAILURES, KnownFailure
 
@@ -36,7 +37,19 @@ def test_every_failure_has_a_proof_or_a_reason_why_it_cannot_occur() -> None:
         assert bool(row.measure) == bool(row.proofs) == bool(row.naive) != bool(row.never), row.number
 
 
-NAMED = {row.number: (*row.proofs, *row.elsewhere) for row in FAILURES} | {one.what: one.tests for one in INPUTS}
+def test_each_situation_at_the_edge_has_a_number_of_its_kind_and_tests() -> None:
+    proven = [row.number for row in FAILURES]
+    for first, kind in zip(range(35, 95, 10), KINDS, strict=True):
+        numbers = [row.number for row in kind.SITUATIONS]
+        assert set(numbers) <= {f"F{first + place}" for place in range(10)} - set(proven), kind.TITLE
+        assert numbers == sorted(set(numbers)) and all(row.tests for row in kind.SITUATIONS), kind.TITLE
+
+
+NAMED = (
+    {row.number: (*row.proofs, *row.elsewhere) for row in FAILURES}
+    | {one.what: one.tests for one in INPUTS}
+    | {row.number: row.tests for kind in KINDS for row in kind.SITUATIONS}
+)
 
 
 @pytest.mark.parametrize("tests", NAMED.values(), ids=NAMED)
