@@ -1,4 +1,4 @@
-"""The archive in every engine: F85 to F94; rows.py has those that are proven by taking the measure away."""
+"""Situations F85 to F94 at the edge, but for those that rows.py proves."""
 
 from __future__ import annotations
 

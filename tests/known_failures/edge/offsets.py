@@ -1,4 +1,4 @@
-"""Offsets have holes: F75 to F84; rows.py has those that are proven by taking the measure away."""
+"""Situations F75 to F84 at the edge, but for those that rows.py proves."""
 
 from __future__ import annotations
 

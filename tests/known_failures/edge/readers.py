@@ -1,4 +1,4 @@
-"""Text, tables and messages: F55 to F64; rows.py has those that are proven by taking the measure away."""
+"""Situations F55 to F64 at the edge, but for those that rows.py proves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards read what people write: F65 to F74; rows.py has those that are proven by taking the measure away."""
+"""Situations F65 to F74 at the edge, but for those that rows.py proves."""
 
 from __future__ import annotations
 

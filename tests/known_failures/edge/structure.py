@@ -1,4 +1,4 @@
-"""Text never becomes structure: F35 to F44; rows.py has those that are proven by taking the measure away."""
+"""Situations F35 to F44 at the edge, but for those that rows.py proves."""
 
 from __future__ import annotations
 

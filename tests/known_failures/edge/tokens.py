@@ -1,4 +1,4 @@
-"""What ends an answer, what may be drawn, what is never text: F45 to F54; rows.py has those that are proven by taking the measure away."""
+"""Situations F45 to F54 at the edge, but for those that rows.py proves."""
 
 from __future__ import annotations
 
