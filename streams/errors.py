@@ -163,10 +163,15 @@ class CallError(StreamwardError):
         parameter: str | None = None,
         *,
         found: Mapping[str, Any] | None = None,
+        way_out: str | None = None,
     ) -> None:
-        """`parameter` is the path of the one that is wrong, e.g. `messages[0].role`; `found`: what is there instead."""
+        """`parameter` is the path of the one that is wrong, e.g. `messages[0].role`; `found`: what is there instead.
+
+        `way_out`: what to do about it, where that is more than the kind of error says.
+        """
         super().__init__(message)
         self.kind, self.message, self.parameter, self.found = kind, message, parameter, found
+        self.way_out = way_out
 
 
 class EventError(StreamwardError):

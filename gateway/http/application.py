@@ -97,6 +97,8 @@ class Endpoint:
             async with self._turns:
                 return self._response(await self._call(**arguments))
         except CallError as exc:
+            if exc.kind == "not_found":
+                exc.way_out = exc.way_out or self.route.ids
             return errors.response(exc, self.route.interface.dialect)
         except ClientDisconnect:
             return Response(status_code=CLIENT_LEFT)

@@ -49,7 +49,7 @@ ACTIONS: dict[CallErrorKind, str] = {
     "invalid": "correct what the message names, and send it again",
     "unknown_parameter": "leave it out, or correct its name",
     "unsupported": "leave it out, or do what the message says",
-    "not_found": "check the id: GET /v1/fine_tuning/jobs lists jobs, GET /v1/models what can be trained",
+    "not_found": "check what the message names",
     "permission_denied": "leave it out, or ask who has a key of a role that may: `streamward access check` says which",
     "too_large": "send less, or raise serve.max_body_mb",
     "conflict": "look at it as it is now, and decide anew; an Idempotency-Key of another request cannot be used again",
@@ -192,9 +192,8 @@ class RestDialect(Dialect):
     model = RestErrorAnswer
 
     def problem(self, error: CallError) -> RestErrorAnswer:
-        details = SuggestedAction(
-            parameter=error.parameter, suggested_action=ACTIONS[error.kind], **(error.found or {})
-        )
+        way_out = error.way_out or ACTIONS[error.kind]
+        details = SuggestedAction(parameter=error.parameter, suggested_action=way_out, **(error.found or {}))
         return self._timed(OPENAI.problem(error), details=details)
 
     def refusal(self, status: int, message: str) -> RestErrorAnswer:
@@ -255,7 +254,7 @@ def json_response(answer: Answer, status: int = 200, headers: Mapping[str, str] 
 def response(error: CallError, dialect: Dialect) -> Response:
     """Return the response to a request that failed. A key or token that the error repeats is cut short in it."""
     parameter = None if error.parameter is None else mask(error.parameter)
-    error = CallError(error.kind, mask(error.message), parameter, found=error.found)
+    error = CallError(error.kind, mask(error.message), parameter, found=error.found, way_out=error.way_out)
     headers = {}
     if error.kind == "busy":
         headers["Retry-After"] = _seconds(RETRY_AFTER_S)

@@ -81,6 +81,10 @@ def task_names(principal: Principal | None, task_id: str) -> list[str]:
     return list(dict.fromkeys((named(tenant, task_id), task_id)))
 
 
+TASKS_LISTED = 'POST /query with {"sql": "SELECT task_id FROM tasks"} lists tasks'
+"""Where the ids of tasks are found."""
+
+
 def no_task(task_id: str) -> str:
     """Return the message about a task that does not exist, or belongs to another tenant."""
     return f"there is no task {task_id[:80]!r}"

@@ -118,6 +118,8 @@ class Route:
     """Whether a browser gets the answer, and refusals, as a page."""
     max_bytes: int | None = None
     """Longest body; None: serve.max_body_mb."""
+    ids: str = ""
+    """Where the names are listed that a request to it has; said where there is no such thing."""
     at_once: int = 0
     """Requests that are answered at the same time; 0: any number."""
     sends: Any = None

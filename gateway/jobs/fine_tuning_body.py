@@ -52,7 +52,7 @@ class ReinforcementHyperparameters(Body):
 
     n_epochs: Annotated[Whole, Field(ge=1, le=MOST_ITERATIONS)] | Auto | None = Field(
         None,
-        description="over what is not held out; they fill whole iterations. auto: one, rounded up",
+        description="over what is not held out, rounded up to whole iterations. auto: one",
     )
     batch_size: Annotated[Whole, Field(ge=1)] | Auto | None = Field(None, description="has to be batches.groups")
     eval_interval: Annotated[Whole, Field(ge=1)] | Auto | None = Field(
@@ -129,7 +129,7 @@ class CreateFineTuningBody(Body):
         description="id of a file; reinforcement: each line has `messages`, one of the user, and what the grader "
         "compares with; supervised: a conversation; dpo: `input`, `preferred_output`, `non_preferred_output`"
     )
-    method: FineTuningMethod
+    method: FineTuningMethod = Field(FineTuningMethod(type="supervised"), description="default: supervised")
     seed: Whole | None = Field(None, description="has to be trainer.seed")
     metadata: (
         Annotated[
@@ -228,23 +228,11 @@ class FineTuningOrder:
         return config
 
     def _iterations(self, epochs: int | None, share: Any, settings: Settings) -> int:
-        """Return how many iterations go over the train questions so often. Raises CallError where none do exactly."""
+        """Return how many iterations go over the train questions so often: the last one begins them again."""
         default = requests.JobConfig.model_fields["held_out_share"].default
         share = default if not isinstance(share, int | float) else share  # of another type: refused where it is read
         train, _ = split((JobQuestion(query=_query(item)) for _, item in self.lines), share)
-        count, batch = len(train), settings.batches.groups
-        if epochs is None or not count:
-            return max(1, math.ceil(count / batch))
-        whole, rest = divmod(epochs * count, batch)
-        if rest:
-            raise CallError(
-                "invalid",
-                f"{PARAMETERS}.n_epochs: {epochs} epochs of {count} questions are {epochs * count / batch:g} "
-                f"iterations of {batch}; give a multiple of {batch // math.gcd(count, batch)}, or config.n_iterations "
-                "instead",
-                f"{PARAMETERS}.n_epochs",
-            )
-        return whole
+        return max(1, math.ceil((epochs or 1) * len(train) / settings.batches.groups))
 
     def _in_request_words(self, exc: JobRequestError) -> CallError:
         """Return what is wrong with the job in the words of the request that it was made of."""

@@ -56,6 +56,8 @@ ONLY_RL = (
     "only RL_TRAINING is possible here: a policy learns from rewards. Prompts are not optimized, and POST "
     "/finetune/peft trains on chosen answers"
 )
+JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
+"""Where the ids of jobs are found."""
 MOST_ACTIONS = 64
 DEFAULT_ACTIONS = 32
 KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allowed": "unsupported"}
@@ -168,6 +170,7 @@ class TrainingJobs:
     @REST.post(
         "/finetune/jobs",
         may="jobs.order",
+        ids="GET /adapters lists policies; an agent is what POST /rl/agents wrote",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
         sends={
@@ -191,7 +194,7 @@ class TrainingJobs:
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
         return _training_job(jobs.start(order, key=key))
 
-    @REST.get("/finetune/jobs/{job_id}/status", may="jobs.read", example=TRAINING_JOB)
+    @REST.get("/finetune/jobs/{job_id}/status", may="jobs.read", ids=JOBS_LISTED, example=TRAINING_JOB)
     def get_training_job(self, request: Request, job_id: str) -> TrainingJob:
         """Look at a job."""
         return _training_job(self._jobs_of(request).whole(job_id))
@@ -199,6 +202,7 @@ class TrainingJobs:
     @REST.post(
         "/finetune/peft",
         may="jobs.order",
+        ids="GET /v1/files lists files, GET /adapters lists policies",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
         sends={
@@ -227,6 +231,7 @@ class TrainingJobs:
     @REST.post(
         "/rl/environments",
         may="code.run",
+        ids="`streamward environments list` prints those of this machine",
         refuses=(404,),
         at_once=1,  # each may take minutes, and a process of its own
         sends={"environment": "calculator", "seed": 1},
@@ -247,6 +252,7 @@ class TrainingJobs:
     @REST.post(
         "/rl/agents",
         may="agents.write",
+        ids="GET /v1/models lists models",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
         sends={"agent_id": "calc", "model_id": "sums", "capabilities": ["arithmetic"]},
@@ -274,7 +280,7 @@ class TrainingJobs:
         )
         return _agent(register(self._settings, event, key=key))
 
-    @REST.get("/rl/training/{job_id}/metrics", may="jobs.read", example=METRICS)
+    @REST.get("/rl/training/{job_id}/metrics", may="jobs.read", ids=JOBS_LISTED, example=METRICS)
     def get_training_metrics(self, request: Request, job_id: str) -> TrainingMetrics:
         """Return the figures of a job, iteration by iteration."""
         jobs = self._jobs_of(request)

@@ -30,6 +30,8 @@ from streams.adapters.versions import AdapterState, read_states
 from streams.errors import CallError, NotFoundError, RefusedError
 from streams.settings.model import Settings
 
+LISTED = "GET /adapters lists policies and their versions"
+"""Where the names of policies and versions are found."""
 OF_OTHERS = ("held_out", "judged", "tuned_by", "uri")
 """What a tenant is not shown of a version that all share: others' suites and files are in it."""
 Number = Annotated[Whole, Field(ge=0, lt=2**31)]
@@ -156,7 +158,7 @@ class PublishedAdapters:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    @REST.get("/adapters", may="adapters.read", at_once=AT_ONCE)
+    @REST.get("/adapters", may="adapters.read", ids=LISTED, at_once=AT_ONCE)
     def list_adapters(self, request: Request, query: AdaptersQuery) -> AdapterList:
         """List policies, their versions, and who serves."""
         shared = self._settings.policy.name
@@ -165,6 +167,7 @@ class PublishedAdapters:
     @REST.post(
         "/adapters/{policy}/promote",
         may="adapters.promote",
+        ids=LISTED,
         sends={"version": 8, "expected": 7, "reason": "it answers more questions"},
         example=DECISION,
     )
@@ -175,6 +178,7 @@ class PublishedAdapters:
     @REST.post(
         "/adapters/{policy}/reject",
         may="adapters.promote",
+        ids=LISTED,
         sends={"version": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rejected"}),
     )
@@ -185,6 +189,7 @@ class PublishedAdapters:
     @REST.post(
         "/adapters/{policy}/rollback",
         may="adapters.promote",
+        ids=LISTED,
         sends={"expected": 8, "reason": "it answers fewer questions"},
         example=DECISION.model_copy(update={"kind": "rolled_back"}),
     )

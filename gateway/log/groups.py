@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from gateway.http.principal import principal_of
+from gateway.http.principal import TASKS_LISTED, principal_of
 from gateway.http.route import REST
 from gateway.log.group_answer import GroupAnswer
 from gateway.log.open_log import OpenLog
@@ -22,6 +22,7 @@ class TaskGroups:
     @REST.get(
         "/groups/{task_id}",
         may="groups.read",
+        ids=TASKS_LISTED,
         at_once=1,  # the view answers one after the other
     )
     def get_group(self, request: Request, task_id: str) -> GroupAnswer:

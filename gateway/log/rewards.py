@@ -20,6 +20,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Answer, Body, Whole
 from gateway.http.errors import apart
+from gateway.http.principal import TASKS_LISTED
 from gateway.http.route import REST
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import serde
@@ -147,6 +148,7 @@ class OutsideRewards:
     @REST.post(
         "/rewards",
         may="rewards.give",
+        ids=TASKS_LISTED,
         status=201,
         sends={"task_id": "sum-1", "slot": 0, "score": 1, "scoring_agent_id": "people:ann"},
         example=RewardAnswer(

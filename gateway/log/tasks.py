@@ -127,6 +127,7 @@ class SentTasks:
         may="tasks.submit",  # a scorer or an environment that is executed code takes code.run, too
         takes=TaskBody,
         status=201,
+        ids="GET /adapters lists policies",
         at_once=AT_ONCE,
         sends={"task_id": "sum-1", "input": "4 + 7 =", "answer": 11, "metadata": {"topic": "sums"}},
         example=TaskAnswer(

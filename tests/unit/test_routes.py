@@ -48,6 +48,7 @@ class Scratch:
         "/echoes/{name}",
         may="tasks.submit",
         status=201,
+        ids="GET /echoes lists those that there are",
         refuses=(404,),
         max_bytes=40,
         sends={"text": "a"},
@@ -95,7 +96,12 @@ def test_what_is_wrong_is_told_in_the_dialect_of_the_route(
 ) -> None:
     answer = http.post(path, content=text)
     assert (answer.status_code, answer.json()["error"]["message"]) == (status, says)
-    assert answer.json()["error"]["details"]["suggested_action"]
+    action = answer.json()["error"]["details"]["suggested_action"]
+    assert (action == "GET /echoes lists those that there are") == (status == 404)
+
+
+def test_every_route_that_finds_nothing_says_where_the_names_are_listed() -> None:
+    assert [route.path for route in ROUTES if route.interface is REST and 404 in route.refusals and not route.ids] == []
 
 
 def test_another_method_is_told_which_there_is(http: TestClient) -> None:

@@ -154,6 +154,7 @@ CHAT = {"messages": [{"role": "user", "content": "1 + 1"}, {"role": "assistant",
 
 def test_supervised_training_and_dpo_of_openai_are_jobs_that_tune(tmp_path: Path) -> None:
     sft = openai(tmp_path, [CHAT], method={"type": "supervised"}, metadata={"run": "a"})
+    assert openai(tmp_path, [CHAT], metadata={"run": "a"}).spec == sft.spec
     found = tuning_of(sft)
     assert (found.method, found.epochs, found.batch, found.start_version) == ("sft", 1, 8, None)
     assert found.file_id is not None and found.file_id.startswith("file-")
