@@ -1792,7 +1792,7 @@ class CreateFineTuningBody(TypedDict):
 
     model: str
     training_file: str
-    method: FineTuningMethod
+    method: NotRequired[FineTuningMethod]
     seed: NotRequired[int | None]
     metadata: NotRequired[dict[str, str] | None]
     config: NotRequired[dict[str, Any] | None]

@@ -441,7 +441,10 @@ export type CreateFineTuningBody = {
      * id of a file; reinforcement: each line has `messages`, one of the user, and what the grader compares with; supervised: a conversation; dpo: `input`, `preferred_output`, `non_preferred_output`
      */
     training_file: string;
-    method: FineTuningMethod;
+    /**
+     * default: supervised
+     */
+    method?: FineTuningMethod;
     /**
      * has to be trainer.seed
      */
@@ -1448,7 +1451,7 @@ export type RegisteredAgent = {
  */
 export type ReinforcementHyperparameters = {
     /**
-     * over what is not held out; they fill whole iterations. auto: one, rounded up
+     * over what is not held out, rounded up to whole iterations. auto: one
      */
     n_epochs?: number | 'auto' | null;
     /**
