@@ -21,14 +21,16 @@ from schemas.serde import Poison
 from streams.cli.root import cli
 from streams.errors import NotFoundError
 from streams.kafka.record import Record
+from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
 from streams.tools.views import answer_tokens, places, policy_versions, record_line
 from streams.tools.views.bounded_query import answer_statement
 from streams.tools.views.log_view import LogReader, LogView
 from streams.tools.views.record_line import RecordLine
+from streams.tools.views.rights import LogRights
 from streams.tools.views.side_by_side import shared_by_token, shared_words
-from tests.support.factories import T0, adapter_event, one_of_each, promoted, response, state_after, task, trained
+from tests.support.factories import T0, adapter_event, one_of_each, promoted, response, reward, state_after, task, trained
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
 
@@ -319,6 +321,24 @@ def test_a_live_line_says_what_a_record_is_and_nothing_that_steers() -> None:
     assert (line.key, line.summary) == ("\ufffd␛", "slot 0 by version 0: <b>␛[31m red")
     assert RecordLine.of("tasks", record, Poison("not_avro", "?")).summary == "no event: not_avro"
     assert all(isinstance(record_line.summary(event), str) for event in one_of_each())
+
+
+def test_a_record_that_was_there_has_the_same_line_as_one_that_is_written(tmp_path: Path) -> None:
+    settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
+    label_of = {topic.event: label for label, topic in topics(settings.topics).items()}
+    events = [*one_of_each(), response(slot=1, text="", error="too long"), reward(slot=1, value=None, error="no judge")]
+    log: dict[str, list[Any]] = {}
+    for event in events:
+        log.setdefault(label_of[type(event)], []).append(event)
+    archived(settings, log, count(T0, 1000))
+    view = LogView(settings, "archive")
+    with view.snapshot() as snapshot:
+        newest = record_line.newest_records(snapshot).newest
+    view.close()
+    content = {(row["topic"], row["_offset"]): row["content"] for row in newest}
+    shown = record_line.live_topics(LogRights())
+    said = {(label, place): record_line.summary(event) for label in shown for place, event in enumerate(log[label])}
+    assert content == said
 
 
 @pytest.mark.parametrize(

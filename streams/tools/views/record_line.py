@@ -1,6 +1,6 @@
 """One line for each record: its position, time and key, and its content in a few words.
 
-newest records of all topics ──► rows          a record as it is written ──► RecordLine
+newest records of all topics ──► rows, with CONTENT         a record as it is written ──► RecordLine, with summary()
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from schemas.events import (
     DeadLetter,
     Event,
     JobEvent,
+    RequestEvent,
     Response,
     Reward,
     Task,
@@ -33,6 +34,20 @@ from streams.tools.views.visible_text import cut, visible
 LONGEST_TEXT = 160
 """Characters of a key, and of a summary."""
 NEWEST = 50
+CONTENT = {
+    "tasks": "purpose || ': ' || messages[-1].content",
+    "responses": "format('slot {} by version {}: {}', slot, adapter_version, coalesce(nullif(error, ''), text))",
+    "rewards": "format('slot {}, {}: {}', slot, source, coalesce(format('{:.4g}', value), error))",
+    "groups": "coalesce(dropped_reason, format('mean reward {:.3g} over {} answers', reward_mean, len(members)))",
+    "batches": "format('batch {} of {} groups', sequence, groups)",
+    "adapters": "format('version {} {}: {}', version, replace(kind, '_', ' '), reason)",
+    "dead-letters": "stage || ': ' || reason",
+    "jobs": "replace(kind, '_', ' ') || ': ' || reason",
+    "turns": "format('turn {} of {}: {}', number, agent_id, coalesce(nullif(error, ''), reply.content))",
+    "requests": "format('{} {}: {}', method, resource, status)",
+    "trajectories": "format('run of {} {}: {}', agent_id, coalesce(ending, kind), reason)",
+}
+"""The content of a record in SQL, by the label of its topic: what summary() says of its event. Others: `kind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +86,16 @@ class NewestRecords:
 
 def newest_records(log: LogSnapshot) -> NewestRecords:
     """Return the newest records. Raises RefusedError for a tenant's principal."""
-    topics = live_topics(log.rights)
-    return NewestRecords(log.rows(newest_sql(topics)), log.view.source != "archive")
+    newest = log.rows(newest_sql(live_topics(log.rights)))
+    content = {
+        (label, row["_partition"], row["_offset"]): row["content"]
+        for label in {row["topic"] for row in newest}
+        for row in log.rows(_content_sql(label, [row for row in newest if row["topic"] == label]))
+    }
+    for row in newest:
+        text = content.get((row["topic"], row["_partition"], row["_offset"])) or ""
+        row["content"] = visible(cut(text, LONGEST_TEXT)).replace("\n", " ")
+    return NewestRecords(newest, log.view.source != "archive")
 
 
 def live_topics(rights: LogRights) -> list[str]:
@@ -91,6 +114,15 @@ def newest_sql(topics: Sequence[str]) -> str:
         for label in topics
     )
     return f"SELECT * FROM ({records}) ORDER BY _timestamp DESC, topic, _offset DESC LIMIT {NEWEST}"  # noqa: S608
+
+
+def _content_sql(label: str, rows: Sequence[Row]) -> str:
+    """Return the statement of the content of some records of a topic; a large column is read for these alone."""
+    positions = ", ".join(f"({row['_partition']}, {row['_offset']})" for row in rows)
+    return (
+        f"SELECT _partition, _offset, {CONTENT.get(label, 'kind')} AS content FROM {identifier(name_of(label))} "  # noqa: S608
+        f"WHERE (_partition, _offset) IN ({positions})"
+    )
 
 
 def summary(event: Event | Poison) -> str:
@@ -119,5 +151,7 @@ def summary(event: Event | Poison) -> str:
             return f"turn {event.number} of {event.agent_id}: {event.error or event.reply.content}"
         case TrajectoryEvent():
             return f"run of {event.agent_id} {event.ending or event.kind}: {event.reason}"
+        case RequestEvent():
+            return f"{event.method} {event.resource}: {event.status}"
         case _:
             return str(getattr(event, "kind", ""))
