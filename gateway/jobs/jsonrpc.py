@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from schemas import json_text
+from streams.scorers.verdict import nearest
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 MEANING = {
@@ -80,7 +81,7 @@ async def _outcome(request: Any, methods: Mapping[str, RpcMethod]) -> JsonObject
 async def _call(request: Mapping[str, Any], methods: Mapping[str, RpcMethod]) -> Any:
     method = methods.get(request["method"])
     if method is None:
-        raise RpcError(METHOD_NOT_FOUND)
+        raise RpcError(METHOD_NOT_FOUND, data={"message": nearest(request["method"], methods)})
     parameters = request.get("params", {})
     if isinstance(parameters, dict):
         return await method.call(parameters)

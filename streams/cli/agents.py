@@ -177,8 +177,10 @@ def agents_list(call: AppContext, agent_id: str | None, output: Output) -> None:
         return
     runs = agents_view.read_runs(call.settings, lambda event: event.agent_id == agent_id)
     if not runs:
-        names = ", ".join(row["agent"] for row in agents_view.agents(call.settings))
-        raise NotFoundError(f"no agent {agent_id!r} called a model; there are {names or 'none'}")
+        names = [row["agent"] for row in agents_view.agents(call.settings)]
+        if agent_id in names:
+            raise NotFoundError(f"agent {agent_id!r} has no run yet: it did not call a model")
+        raise NotFoundError(f"there is no agent {agent_id!r}; there are {', '.join(names) or 'none'}")
     show.rows([run.row() for run in runs.values()], agents_view.RUN_COLUMNS, output)
 
 

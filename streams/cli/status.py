@@ -59,13 +59,24 @@ def _plain(call: AppContext, state: LoopStatus, disks: list[DoctorFinding]) -> d
         "dropped": [asdict(drop) for drop in state.dropped],
         "paused": state.paused,
         "disk": [{"state": finding.state, "what": finding.what} for finding in disks],
+        "ended": None if any(process.alive for process in state.processes) else _ended_run(call),
     }
+
+
+def _ended_run(call: AppContext) -> str | None:
+    """Return the run whose settings these are, e.g. `up`: its processes end with it."""
+    from streams.demo.settings_file import run_here
+
+    return run_here() if call.config is None else None
 
 
 def _show(state: dict[str, Any]) -> None:
     from streams import output as show
 
     print(f"{state['prefix']}* at {state['bootstrap']}\n")
+    if state["ended"]:
+        run = f"`streamward {state['ended']}`"
+        print(f"{run} has ended, and its processes with it; the same command goes on from the log.\n")
     columns = [
         show.Column(
             "process", lambda row: " ".join(part for part in (row["process"], row["policy"], row["agent"]) if part)

@@ -14,9 +14,8 @@ from typing import ClassVar
 
 from schemas.events import Task
 from streams.demo.progress import Progress
-from streams.demo.settings_file import is_left_here
+from streams.demo.settings_file import run_here
 from streams.evaluation.suite import Suite
-from streams.settings.load import ENV_CONFIG
 from streams.settings.model import Settings
 
 THREADS = min(os.cpu_count() or 1, 4)
@@ -115,5 +114,4 @@ class Plan(ABC):
     @property
     def file(self) -> Path | None:
         """The settings file to read; one that a run left in this folder is ignored: its options were for that run."""
-        ignores_files = ENV_CONFIG not in os.environ and is_left_here()
-        return self.config or (Path(os.devnull) if ignores_files else None)
+        return self.config or (None if run_here() is None else Path(os.devnull))

@@ -286,12 +286,12 @@ def _next_commands(config: Path | None, plan: Plan) -> list[str]:
     program = shlex.quote(_program())
     streamward = program if config is None else f"{program} --config {shlex.quote(str(config))}"
     return [
-        f"{streamward} broker start",
+        *([f"{streamward} broker start"] if plan.starts_node else []),
         f"{streamward} adapters list",
         f"{streamward} events tail groups --from -3 --until-end --output jsonl",
         f"{streamward} events tail adapters --until-end",
         f"{streamward} audit",
-        f"{streamward} broker stop",
+        *([f"{streamward} broker stop"] if plan.starts_node else []),
         *([] if (words := plan.to_continue()) is None else [f"{program} {shlex.join(words)}"]),
     ]
 

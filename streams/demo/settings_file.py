@@ -17,9 +17,12 @@ from streams.settings.load import CONFIG_FILE, ENV_CONFIG
 _MARK = "# Written by `streamward "
 
 
-def is_left_here() -> bool:
-    """Return whether ./streamward.toml is there and was left by a run."""
-    return _is_ours(Path(CONFIG_FILE))
+def run_here(env: Mapping[str, str] = os.environ) -> str | None:
+    """Return the run, `up` or `demo`, that left the settings that commands in this folder use; None if none did."""
+    file = Path(CONFIG_FILE)
+    if ENV_CONFIG in env or not _is_ours(file):
+        return None
+    return file.read_text().removeprefix(_MARK).partition("`")[0]
 
 
 def leave_settings(config: Path) -> bool:

@@ -121,7 +121,7 @@ def test_a_request_that_is_sent_again_with_its_key_has_its_effect_once(client: C
         ("get_status", {}, -32602, "job_id is required"),
         ("export_trajectories", {"job_id": "x", "limit": -1}, -32602, "limit"),
         ("list_jobs", {"status": "asleep"}, -32602, "status"),
-        ("stop", {}, -32601, None),
+        ("stop", {}, -32601, "known: training.cancel, training.evaluate, "),
     ],
 )
 def test_what_is_wrong_has_its_code_and_names_its_parameter(

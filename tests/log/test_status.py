@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from click.testing import CliRunner, Result
 
 from schemas.events import DeadLetter, DroppedGroup, Event, Response
 from streams.cli.root import cli
+from streams.demo.settings_file import leave_settings
 from streams.kafka.producer import Producer
 from streams.kafka.record import dead_letter
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.times import now_ms
-from streams.settings.load import to_env
+from streams.settings.load import ENV_CONFIG, to_env
 from streams.settings.model import Batches, Serve, Settings
 from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
 from streams.tools.status import look
@@ -60,6 +62,18 @@ def test_a_new_log_says_that_nobody_lives_and_with_which_commands_each_begins(ma
     )
     table = run(made, "--output", "table").stdout
     assert "dropped in the last hour: nothing" in table and "free at" in table
+
+
+def test_after_a_run_it_says_that_the_run_has_ended(
+    made: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "run.toml"
+    config.write_text("# Written by `streamward up`\n")
+    assert shown(made)["ended"] is None and leave_settings(config)
+    env = to_env(made) | {ENV_CONFIG: None}  # a file that is named goes before the one here
+    result = CliRunner().invoke(cli, ["status", "--output", "table"], env=env)
+    assert "`streamward up` has ended, and its processes with it" in result.stdout
 
 
 def test_train_tasks_that_no_trainer_lets_in_are_seen_as_held_back(made: Settings) -> None:
