@@ -2,6 +2,7 @@
 
     StreamwardError                    exit 1
     ├── SettingsError        the run cannot start as configured             exit 2
+    │   ├── UnknownSettingError  no setting has this key                say which option may be meant
     │   └── JobRequestError      a parameter of a job is wrong
     ├── NotFoundError        what was named does not exist                  exit 3
     ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
@@ -52,6 +53,14 @@ class SettingsError(StreamwardError):
     """The run cannot start as configured."""
 
     exit_code = 2
+
+
+class UnknownSettingError(SettingsError):
+    """No setting has this key; `hint` names the nearest."""
+
+    def __init__(self, key: str, problem: str, hint: str) -> None:
+        super().__init__(f"{problem}; {hint}")
+        self.key, self.problem = key, problem
 
 
 class JobRequestError(SettingsError):

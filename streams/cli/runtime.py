@@ -15,7 +15,6 @@ import contextlib
 import functools
 import gc
 import os
-import re
 import shlex
 import signal
 import sys
@@ -27,7 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.errors import LogError, SettingsError, StreamwardError
+from streams.cli.nearest import name_nearest, option_like
+from streams.errors import LogError, SettingsError, StreamwardError, UnknownSettingError
 
 if TYPE_CHECKING:
     from streams.settings.model import Settings
@@ -117,7 +117,7 @@ class Guarded(click.Group):
             sys.stdout.flush()
             return result
         except click.UsageError as exc:
-            _name_nearest_command(exc)
+            name_nearest(exc)
             raise
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -128,24 +128,17 @@ class Guarded(click.Group):
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except StreamwardError as exc:
-            _print_error(stopped_node_hint(exc, ctx.find_object(AppContext)) or str(exc))
+            _print_error(self._message_of(exc, ctx.find_object(AppContext)))
             ctx.exit(exc.exit_code)
         except Exception as exc:  # the last handler: any command may raise anything
             _print_error(str(exc) if _is_ours(exc) else _bug_report(exc, ctx.find_object(AppContext) or AppContext()))
             ctx.exit(1)
 
-
-def _name_nearest_command(exc: click.UsageError) -> None:
-    """Add the nearest commands to the message about an unknown command, or else all commands."""
-    group = None if exc.ctx is None else exc.ctx.command
-    unknown = re.fullmatch(r"No such command '(.+)'\.", exc.message)
-    if unknown is None or not isinstance(group, click.Group):
-        return
-    import difflib
-
-    near = difflib.get_close_matches(unknown[1], group.commands, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(group.commands))}"
-    exc.message = f"No such command '{unknown[1]}'; {hint}"
+    def _message_of(self, exc: StreamwardError, call: AppContext | None) -> str:
+        """Return the message of an error, with the option that was meant by an unknown setting."""
+        if isinstance(exc, UnknownSettingError) and (option := option_like(exc.key, self)) is not None:
+            return f"{exc.problem}; did you mean {option}?"
+        return stopped_node_hint(exc, call) or str(exc)
 
 
 def stopped_node_hint(exc: StreamwardError, call: AppContext | None) -> str | None:

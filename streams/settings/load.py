@@ -26,7 +26,7 @@ from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from schemas import json_text
 from schemas.file_text import FileTextError, whole_text
-from streams.errors import SettingsError
+from streams.errors import SettingsError, UnknownSettingError
 from streams.settings.model import Kafka, Settings, is_secret_name, without_user
 
 ENV_PREFIX = "STREAMWARD_"
@@ -317,7 +317,7 @@ def _split_key(key: str, origin: str) -> tuple[str, str]:
         return section, name
     close = difflib.get_close_matches(key, [name for name, _ in flatten(Settings())], n=1)
     hint = f"did you mean {close[0]}?" if close else "see `streamward config show` for every key"
-    raise SettingsError(f"{origin}: no setting is called {key!r}; {hint}")
+    raise UnknownSettingError(key, f"{origin}: no setting is called {key!r}", hint)
 
 
 def _explain(exc: ValidationError, origins: Mapping[str, str]) -> str:

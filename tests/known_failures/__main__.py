@@ -42,7 +42,7 @@ call is answered as ever.
 EDGE = """
 ## At the edge
 
-What comes from outside, by kind: tried, and held by tests. Some of each kind are in the first table.
+Inputs from outside, by kind: tried, and held by tests. Some of each kind are in the first table.
 """
 KINDS = (structure, tokens, readers, scores, offsets, archive)
 

@@ -312,6 +312,10 @@ def test_a_refused_connection_ends_a_command_long_before_the_time_that_a_broker_
         (["statu"], "No such command 'statu'; did you mean status?"),
         (["adapters", "lsit"], "No such command 'lsit'; did you mean list?"),
         (["rollout", "zzz"], "No such command 'zzz'; there are status"),
+        (["serve", "--port", "1"], "No such option: --port; did you mean the setting serve.port? As in --set serve.p"),
+        (["broker", "start", "--prot", "1"], "No such option: --prot Did you mean --port?"),
+        (["--set", "broker.port=1", "status"], "no setting is called 'broker.port'; did you mean `streamward broker s"),
+        (["--set", "serve.prot=1", "status"], "no setting is called 'serve.prot'; did you mean serve.port?"),
     ],
 )
 def test_a_misspelt_command_names_those_near_it(typed: list[str], says: str) -> None:

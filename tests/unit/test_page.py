@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from gateway.page import app, chart, export
-from schemas.events import Coordinates
+from schemas.events import Coordinates, Event
 from schemas.serde import Poison
 from streams.cli.root import cli
 from streams.errors import NotFoundError
@@ -30,7 +30,17 @@ from streams.tools.views.log_view import LogReader, LogView
 from streams.tools.views.record_line import RecordLine
 from streams.tools.views.rights import LogRights
 from streams.tools.views.side_by_side import shared_by_token, shared_words
-from tests.support.factories import T0, adapter_event, one_of_each, promoted, response, reward, state_after, task, trained
+from tests.support.factories import (
+    T0,
+    adapter_event,
+    one_of_each,
+    promoted,
+    response,
+    reward,
+    state_after,
+    task,
+    trained,
+)
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
 
@@ -327,7 +337,7 @@ def test_a_record_that_was_there_has_the_same_line_as_one_that_is_written(tmp_pa
     settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
     label_of = {topic.event: label for label, topic in topics(settings.topics).items()}
     events = [*one_of_each(), response(slot=1, text="", error="too long"), reward(slot=1, value=None, error="no judge")]
-    log: dict[str, list[Any]] = {}
+    log: dict[str, list[Event]] = {}
     for event in events:
         log.setdefault(label_of[type(event)], []).append(event)
     archived(settings, log, count(T0, 1000))

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from tests.known_failures.edge.situation import Situation
 
-TITLE = "What ends an answer, what may be drawn, what is never text"
+TITLE = "Ends of an answer, and tokens that may be drawn"
 SITUATIONS: tuple[Situation, ...] = ()
