@@ -160,7 +160,7 @@ def _explain(renderer: Renderer, request: Request, exc: Exception) -> Response:
 def _groups(log: LogSnapshot, request: Request) -> task.GroupList:
     query = request.query_params
     version = whole_number(query.get("version", ""), "version")
-    chosen = task.GroupFilter(query.get("policy", ""), query.get("fate", "") or "all", version)
+    chosen = task.GroupFilter(query.get("policy", ""), query.get("fate", "") or "all", version, query.get("text", ""))
     return task.list_groups(log, chosen, _first(request))
 
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from streams.errors import NotFoundError
 from streams.jobs import job_view, spending
 from streams.jobs.all_jobs import AllJobs
+from streams.jobs.state import JobState
 from streams.kafka.topics import topics
+from streams.output import moment
 from streams.tools.archive import history
 from streams.tools.views.log_record import RecordField, list_fields
 from streams.tools.views.log_view import LogReader, Row
+from streams.tools.views.policy_versions import Curve, CurvePoint
 
 COSTS_BY: tuple[spending.CostName, ...] = ("tenant", "month", "policy")
 
@@ -30,8 +33,16 @@ class JobList:
 class WholeJob:
     """One job: its order, how far it is, and what it cost."""
 
-    job_id: str
-    fields: list[RecordField]
+    job: Row
+    created: str
+    updated: str
+    curves: list[Curve]
+    """Success and mean reward on the questions that are held out, by version."""
+    evaluations: list[Row]
+    order: list[RecordField]
+    usage: list[RecordField]
+    refused: list[RecordField]
+    """Events that changed nothing, and why."""
 
 
 def list_jobs(log: LogReader) -> JobList:
@@ -49,7 +60,27 @@ def find_job(log: LogReader, job_id: str) -> WholeJob:
     job = _all_jobs(log).states.get(job_id)
     if job is None or log.rights.tenant not in (None, job.tenant):
         raise NotFoundError(f"there is no job {job_id[:80]!r}; /jobs lists all of them")
-    return WholeJob(job.job_id, list_fields(job_view.whole(job)))
+    return WholeJob(
+        job=job_view.row(job),
+        created=moment(job.created_at),
+        updated=moment(job.updated_at),
+        curves=_curves(job),
+        evaluations=[job_view.evaluation(result) for result in reversed(job.evaluations)],
+        order=list_fields(job_view.order(job)),
+        usage=list_fields(job.usage.metrics(None)),
+        refused=list_fields(job.refused),
+    )
+
+
+def _curves(job: JobState) -> list[Curve]:
+    """Return how the versions of a job did on its held-out questions, with the intervals that were recorded."""
+    curves = {name: Curve(name.replace("_", " ")) for name in ("success", "mean_reward")}
+    for result in job.evaluations:
+        for name, curve in curves.items():
+            if (value := result.metrics.get(name)) is not None:
+                low, high = (result.metrics.get(f"{name}_{end}", value) for end in ("low", "high"))
+                curve.points.append(CurvePoint(result.version, value, low, high))
+    return [curve for curve in curves.values() if curve.points]
 
 
 def _all_jobs(log: LogReader) -> AllJobs:

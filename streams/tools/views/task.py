@@ -6,6 +6,7 @@ task_id ──► task, group, responses, rewards, turns, batch, version ──�
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from streams.errors import NotFoundError
@@ -68,6 +69,8 @@ class GroupFilter:
     policy: str = ""
     fate: str = "all"
     version: int | None = None
+    text: str = ""
+    """In the last message of its task, in upper or lower case."""
 
     @property
     def sql(self) -> str:
@@ -77,13 +80,16 @@ class GroupFilter:
             conditions.append(f"policy = {literal(self.policy)}")
         if self.version is not None:
             conditions.append(f"adapter_version = {self.version}")
+        if self.text:
+            text = f"contains(lower(messages[-1].content), lower({literal(self.text)}))"
+            conditions.append(f"task_id IN (SELECT task_id FROM tasks WHERE {text})")  # noqa: S608 - a literal
         newest_first = "ORDER BY _timestamp DESC, _partition, _offset DESC"
         return f"SELECT * FROM ({outcomes_sql()}) WHERE {' AND '.join(conditions)} {newest_first}"  # noqa: S608
 
 
 @dataclass(frozen=True)
 class GroupList:
-    """Groups, each with its `outcome`, and the policies that have some."""
+    """Groups, and all policies. Each has its `outcome`, `question`, best `answer`, and how many `answers` differ."""
 
     chosen: GroupFilter
     groups: RowPage
@@ -93,9 +99,26 @@ class GroupList:
 def list_groups(log: LogSnapshot, chosen: GroupFilter, first: int) -> GroupList:
     """Return a page of the list of groups."""
     groups = log.page(chosen.sql, first)
-    rows = [row | {"outcome": outcome(row)} for row in groups.rows]
+    texts = {row["task_id"]: row for row in log.rows(_texts_sql(row["task_id"] for row in groups.rows))}
+    without = {"question": None, "answer": None, "answers": None}
+    rows = [row | without | texts.get(row["task_id"], {}) | {"outcome": outcome(row)} for row in groups.rows]
     policies = [row["policy"] for row in log.rows("SELECT DISTINCT policy FROM groups ORDER BY policy")]
     return GroupList(chosen, replace(groups, rows=rows), policies)
+
+
+def _texts_sql(task_ids: Iterable[str]) -> str:
+    """Return the statement of the last message of some tasks, and of what was answered; what failed says nothing."""
+    some = f"task_id IN ({', '.join(map(literal, task_ids)) or 'NULL'})"
+    return f"""
+WITH asked AS (SELECT task_id, any_value(messages[-1].content) AS question FROM tasks WHERE {some} GROUP BY task_id),
+scored AS (SELECT response_id, max(value) AS value FROM rewards WHERE {some} GROUP BY response_id),
+answered AS (
+    SELECT task_id, max_by(text, coalesce(value, 0)) AS answer, count(DISTINCT text) AS answers
+    FROM responses LEFT JOIN scored USING (response_id)
+    WHERE {some} AND coalesce(error, '') = '' GROUP BY task_id
+)
+SELECT * FROM asked FULL JOIN answered USING (task_id)
+"""  # noqa: S608 - literals
 
 
 # --- one task ---------------------------------------------------------------------------------------------------------

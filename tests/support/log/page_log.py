@@ -11,6 +11,7 @@ from schemas.events import (
     DeadLetter,
     DroppedGroup,
     Event,
+    JobEvent,
     LeftOut,
     Message,
     Response,
@@ -28,6 +29,7 @@ from tests.support.factories import (
     evaluated,
     group,
     job_event,
+    job_spec,
     member,
     promoted,
     response,
@@ -201,7 +203,24 @@ def _learning(maker: LogMaker, versions: int = 20) -> LogMaker:
                 evaluated(version, min(1.0, 0.05 * version + 0.05), tasks=35, policy="learner"),
                 promoted(version, policy="learner", actor="rollouts", reason="better on the held-out tasks"),
             ]
+    maker.log["jobs"] += _job_of_learner()
     return maker
+
+
+def _job_of_learner() -> list[JobEvent]:
+    """Return the events of a job of four iterations, which failed after three, and was evaluated after each."""
+    events = [job_event("created", policy="learner", spec=job_spec(iterations=4)), job_event("started", 1, version=0)]
+    for number in range(1, 4):
+        success = {"success": number / 4, "success_low": number / 5, "success_high": number / 3, "n": 4.0}
+        events += [
+            job_event("iteration", len(events), iteration=number, version=number),
+            job_event(
+                "evaluated", len(events) + 1, iteration=number, version=number, best=(number,),
+                metrics=success | {"mean_reward": number / 4, "success_gain": number / 4, "gain": 0.0},
+            ),
+        ]  # fmt: skip
+    way_out = {"code": "NO_TRAINER", "suggested_action": "start `streamward train`"}
+    return [*events, job_event("failed", len(events), reason="no trainer took the batch", **way_out)]
 
 
 def hostile_log() -> Log:
