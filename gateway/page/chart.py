@@ -16,7 +16,8 @@ from markupsafe import Markup
 from streams.tools.views.policy_versions import Curve, CurvePoint
 from streams.tools.views.visible_text import visible
 
-WIDTH, HEIGHT = 720, 280
+LARGE, SMALL = (720, 280), (360, 160)
+"""Width and height of a picture."""
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 30
 MAX_POINTS = 400
 """Points of one line: more cannot be told apart."""
@@ -35,30 +36,33 @@ KEY = Markup(
 )
 
 
-def svg(curves: Sequence[Curve], about: str) -> Markup:
-    """Return the picture of curves over versions."""
+def svg(curves: Sequence[Curve], about: str, *, small: bool = False) -> Markup:
+    """Return the picture of curves over versions; a small one has no dots, and reaches as far as its values do."""
     points = [point for curve in curves for point in curve.points]
     if not points:
         return Markup("")
     first, last = min(point.version for point in points), max(point.version for point in points)
-    low, high = min(0.0, *(point.low for point in points)), max(1.0, *(point.high for point in points))
+    low, high = min(0.0, *(point.low for point in points)), max(point.high for point in points)
+    high = max(high, 0.0 if small else 1.0)
+    high = high if high > low else 1.0
+    width, height = SMALL if small else LARGE
 
     def x(version: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * ((version - first) / (last - first) if last > first else 0.5)
+        return LEFT + (width - LEFT - RIGHT) * ((version - first) / (last - first) if last > first else 0.5)
 
     def y(value: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+        return TOP + (height - TOP - BOTTOM) * (high - value) / (high - low)
 
     parts = [
-        Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
-            WIDTH, HEIGHT, visible(about)
+        Markup('<svg class="chart{}" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
+            " small" if small else "", width, height, visible(about)
         )
     ]
-    for value in _ticks(low, high, 5):
-        parts.append(GRID.format(LEFT, WIDTH - RIGHT, y(value), LEFT - 6, y(value) + 4, round(value, 6)))
-    for version in sorted({round(tick) for tick in _ticks(first, last, 10)}):
+    for value in _ticks(low, high, 3 if small else 5):
+        parts.append(GRID.format(LEFT, width - RIGHT, y(value), LEFT - 6, y(value) + 4, round(value, 6)))
+    for version in sorted({round(tick) for tick in _ticks(first, last, 5 if small else 10)}):
         text = Markup('<text x="{:.1f}" y="{}" class="middle">{}</text>')
-        parts.append(text.format(x(version), HEIGHT - 10, version))
+        parts.append(text.format(x(version), height - 10, version))
     for number, curve in enumerate(curves):
         drawn, kind = thin(curve.points), _kind(number)
         line = [(x(point.version), y(point.value)) for point in drawn]
@@ -66,7 +70,7 @@ def svg(curves: Sequence[Curve], about: str) -> Markup:
         lower = [(x(point.version), y(point.low)) for point in drawn]
         parts.append(Markup('<polygon class="band {}" points="{}"/>').format(kind, _path(upper + lower[::-1])))
         parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, _path(line)))
-        if len(drawn) <= DOTTED:
+        if len(drawn) <= DOTTED and not small:
             for point, (left, top) in zip(drawn, line, strict=True):
                 parts.append(DOT.format(kind, left, top, visible(curve.name), point.version, point.value))
     return Markup("").join([*parts, Markup("</svg>")])

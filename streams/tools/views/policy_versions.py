@@ -8,6 +8,7 @@ The fold is that of the view `rollout`, and gives the same rows: in SQL it takes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -30,14 +31,18 @@ FROM named AS n LEFT JOIN adapters AS a USING (policy) GROUP BY n.policy ORDER B
 """
 
 
+_TRAINED_SQL = """FROM adapters WHERE policy = {} AND kind = 'trained'
+    QUALIFY row_number() OVER (PARTITION BY version ORDER BY _offset) = 1"""
+"""Each version of a policy once, by the event that made it."""
+
+
 def versions_sql(policy: str) -> str:
     """Return the statement of a policy's versions, newest first: what made each, and what its answers were worth."""
     return f"""
 WITH made AS (
     SELECT version, parent_version, first_batch, last_batch, metrics, tuning IS NOT NULL AS tuned, uri, _partition,
         _offset, _timestamp
-    FROM adapters WHERE policy = {literal(policy)} AND kind = 'trained'
-    QUALIFY row_number() OVER (PARTITION BY version ORDER BY _offset) = 1
+    {_TRAINED_SQL.format(literal(policy))}
 ), answered AS (
     SELECT adapter_version AS version, count(*) AS groups, avg(reward_mean) AS reward,
         count(*) FILTER (dropped_reason IS NOT NULL) AS dropped
@@ -118,6 +123,20 @@ def held_out(log: LogSnapshot, policy: str) -> list[Curve]:
     return [*curves.values()]
 
 
+def held_out_reward(log: LogSnapshot, policy: str) -> list[Curve]:
+    """Return the curves of rewards on held-out tasks, one for each suite whose rewards say more than right or wrong."""
+    curves: dict[str, Curve] = {}
+    says_more = set[str]()
+    for row in log.rows(held_out_sql(policy)):
+        reward = row["mean_reward"]
+        if reward is not None:
+            curve = curves.setdefault(row["suite"], Curve(row["suite"] or "held out"))
+            curve.points.append(CurvePoint(row["version"], reward, reward, reward))
+            if reward != row["exact"]:
+                says_more.add(row["suite"])
+    return [curve for suite, curve in curves.items() if suite in says_more]
+
+
 def train_reward(log: LogSnapshot, policy: str) -> list[Curve]:
     """Return the curves of rewards, one for each scenario."""
     curves: dict[str, Curve] = {}
@@ -127,8 +146,27 @@ def train_reward(log: LogSnapshot, policy: str) -> list[Curve]:
     return [*curves.values()]
 
 
-CURVES = {"Held-out score": held_out, "Train reward": train_reward}
+CURVES = {"Held-out score": held_out, "Held-out reward": held_out_reward, "Train reward": train_reward}
 """The curves of a policy, by title."""
+MEASURES = {
+    "loss": "loss",
+    "kl": "KL to the sampler, nats per token",
+    "entropy": "entropy, nats per token",
+    "grad_norm": "norm of the gradient",
+    "clipped": "share of tokens clipped",
+    "effective": "effective share of the tokens",
+}
+"""What is drawn of the figures of a step, by its name in them."""
+
+
+def measures(log: LogSnapshot, policy: str) -> list[Curve]:
+    """Return what the trainer measured of each version's step, one curve for each figure."""
+    curves = {name: Curve(title) for name, title in MEASURES.items()}
+    for row in log.rows(f"SELECT version, metrics {_TRAINED_SQL.format(literal(policy))} ORDER BY version"):
+        for name, curve in curves.items():
+            if (value := row["metrics"].get(name)) is not None and math.isfinite(value):
+                curve.points.append(CurvePoint(row["version"], value, value, value))
+    return [curve for curve in curves.values() if len(curve.points) > 1]
 
 
 # --- one policy -------------------------------------------------------------------------------------------------------
@@ -147,6 +185,8 @@ class PolicyHistory:
     """Its last event, with the versions that answer since; None before the first."""
     decisions: list[Row]
     curves: dict[str, list[Curve]]
+    measures: list[Curve]
+    """What the trainer measured, a curve for each figure."""
 
 
 def list_policies(log: LogSnapshot) -> RowPage:
@@ -174,6 +214,7 @@ def find_policy(log: LogSnapshot, policy: str, first: int = 0) -> PolicyHistory:
         serving=events[-1] if events else None,
         decisions=decisions[first : first + PAGE_SIZE],
         curves={title: read(log, policy) for title, read in CURVES.items()},
+        measures=measures(log, policy),
     )
 
 
