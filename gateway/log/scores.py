@@ -58,7 +58,7 @@ class TriedScores(Answer):
     data: list[TriedScore]
 
 
-RIGHT = TriedScore(value=1.0, components={}, rationale=None, version="exact/1", error=None, reason=None)
+RIGHT = TriedScore(value=1.0, components={}, rationale=None, version="exact/2", error=None, reason=None)
 
 
 class ScorerTrials:

@@ -17,8 +17,9 @@ from functools import cache
 from typing import Any
 
 from schemas.events import Response, Task
-from streams.scorers.numbers import box_contents, read
+from streams.scorers.numbers import box_content, read
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers
+from streams.scorers.visible_text import visible_text
 
 MAX_CHARACTERS = 1_000
 """Longest formula; a longer one is not read."""
@@ -28,8 +29,11 @@ _ANSWER = re.compile(r"\banswer\b[*_]*(?:\s+is)?\s*[:=]?[*_]*\s*(?P<answer>[^\n]
 _FORMULA = re.compile(r"\$\$?(?P<dollars>[^$]+)\$\$?|\\[(\[](?P<brackets>.+?)\\[)\]]", re.DOTALL)
 _TOO_LARGE = re.compile(r"\^\s*\{?[^{}^]{0,20}(?:\^|\d{4})|\d{4,}\s*\}?\s*!|!\s*\)?\s*!|\*\*")
 """Powers of powers, and factorials, that sympy would compute to the last digit."""
-_SUBSCRIPTED = re.compile(r"\d\s*_")
-"""A number to another base, whose base the library ignores."""
+_IGNORED = re.compile(
+    r"\d\s*_|\d\s*(?:\\text\s*\{)?\s*(?:st|nd|rd|th)\b|\\[lcd]?dots|\.\.\.|…|\b(?:not|wrong|incorrect|false|except)\b",
+    re.IGNORECASE,
+)
+"""What changes the meaning, and the library leaves out: a base, an ordinal, dots, a word. Then texts are compared."""
 _PLAIN = [
     (re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)|√\s*\(([^()]*)\)|√\s*(\w)"), r"\\sqrt{\1\2\3}"),
     (re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|log|ln)\b"), r"\\\1"),
@@ -53,8 +57,8 @@ def mathematics(task: Task, response: Response, settings: Mathematics) -> Verdic
     text = answer_of(response.text)
     is_right = False
     for answer in answers(task, "math"):
-        expected = (box_contents(answer) or [answer])[-1].strip()
-        is_right |= _is_equal(expected, text, task.task_id)
+        content = box_content(answer)
+        is_right |= _is_equal((answer if content is None else content).strip(), text, task.task_id)
     return Verdict(float(is_right))
 
 
@@ -64,8 +68,9 @@ def answer_of(text: str) -> str:
     >>> answer_of(r"First \boxed{3}, then \boxed{x+1}."), answer_of("So the answer is: 3/4.")
     ('x+1', '3/4')
     """
-    if boxes := box_contents(text):
-        return boxes[-1].strip()
+    text = visible_text(text)
+    if (content := box_content(text)) is not None:
+        return content.strip()
     line = text.strip()
     if announced := [match["answer"] for match in _ANSWER.finditer(text)]:
         line = announced[-1].strip("*_ ")
@@ -90,7 +95,7 @@ def _is_equal(answer: str, text: str, task_id: str) -> bool:
             "or use exact",
             reason="bad_verifier",
         )
-    if _SUBSCRIPTED.search(answer + text):
+    if _IGNORED.search(f"{answer}\n{text}"):
         return "".join(answer.split()) == "".join(text.split())
     return bool(given) and bool(library.verify(right, given, float_rounding=DIGITS, timeout_seconds=None))
 

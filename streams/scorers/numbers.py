@@ -4,8 +4,8 @@ r"""Numbers as people and models write them.
 
 `read` wants a number and nothing else. `pick` looks for the first or last one of a longer text, and never cuts it out
 of a longer expression: `2x`, `10-5`, `√5`, `3 or 4`, `<5` and `not 5` are no numbers, and where the answer would be one
-of these there is no answer. An ambiguous writing is no number either: a wrong reading would reward a wrong
-answer.
+of these there is no answer. A box is read as a whole, unless it is a part of something: `-\boxed{5}`, `\boxed{5}^2`. An
+ambiguous writing is no number either: a wrong reading would reward a wrong answer.
 
 A comma or a point before three digits is read as in English: 1,234 is more than a thousand, 1.234 is less than two.
 `50%` is one half. Units are compared and not converted: 1 km is not 1000 m.
@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from streams.scorers.visible_text import visible_text
 
 MAX_CHARACTERS = 20_000
 """Of a longer text only the begin or the end is looked at; as a whole it is no number."""
@@ -38,6 +40,7 @@ _WRITINGS = [
     for pattern, plain in (
         (r"\\\\", "\n"),
         (r"\{,\}", ","),
+        (r"\\(?:begin|end|tag)\s*\{[^{}]*\}|\\(?:blacksquare|square|qed|checkmark|therefore)(?![A-Za-z])", " "),
         (r"\\(?:left|right|displaystyle|!)(?![A-Za-z])|&", ""),
         (r"\\[,;: ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\[()\[\]]", " "),
@@ -48,7 +51,7 @@ _WRITINGS = [
         (r"\\(?:times|cdot)(?![A-Za-z])|[·⋅∙]", "×"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])", "°"),
         (r"\^\s*[{(]\s*([-+]?\d+)\s*[})]", r"^\1"),
-        (r"\\approx(?![A-Za-z])|[≈≃]", "="),
+        (r"\\approx(?![A-Za-z])|[≈≃≅∼]", "="),
         (r"\\(?:Rightarrow|rightarrow|implies|to)(?![A-Za-z])|[→⇒]|=>|->", ": "),
         (r"\\([%$#&_])", r"\1"),
         (r"\\boxed\s*\{([^{}]*)\}", r"\1"),
@@ -58,14 +61,21 @@ _WRITINGS = [
     )
 ]
 _RAISED = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹]+")
-_SIGNS = str.maketrans("−–⁄∕’＇", "--//''")
+_LOWERED = re.compile("[₊₋]?[₀-₉]+")
+_OTHER_DIGIT = re.compile("(?![0-9])\\d")
+_FULL_STOP = re.compile("[.。]$")
+_IN_CIRCLES = re.compile("[①-⒛⓪-⓿❶-➓]")
+"""Numbers of list items."""
+_SIGNS = str.maketrans("−‐‑‒–⁄∕’＇∗٪٫٬", "-----//''*%.,")
 
 
 def _plain(text: str) -> str:
     """Return a text with LaTeX, markup and Unicode's other writings of digits, signs and fractions made plain."""
-    text = _RAISED.sub(lambda raised: "^" + raised[0], text)
+    text = _RAISED.sub(lambda raised: "^" + raised[0], visible_text(text))
+    text = _LOWERED.sub(lambda lowered: f"_{{{lowered[0]}}}", _IN_CIRCLES.sub("\n", text))
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
+    text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
     for pattern, plain in _WRITINGS:
         text = pattern.sub(plain, text)
     return text
@@ -158,7 +168,7 @@ def _decimal_digits(digits: str) -> str:
 
 
 def read(text: str) -> WrittenNumber | None:
-    """Return the number that a text is; None if it is something else, or has more in it.
+    r"""Return the number that a text is; None if it is something else, or has more in it.
 
     >>> read(r"$\frac{3}{4}$"), read("3 or 4")
     (WrittenNumber(value=Fraction(3, 4), unit=''), None)
@@ -171,33 +181,62 @@ def read(text: str) -> WrittenNumber | None:
 
 def _bare(text: str) -> str:
     """Return a plain text without the dollars of LaTeX, and the full stop, around it."""
-    text = text.strip().removesuffix(".")
+    text = _FULL_STOP.sub("", text.strip())
     delimited = re.fullmatch(r"(\$\$?)\s*([^$]+?)\s*\1", text)
-    return (delimited[2] if delimited else text).strip().removesuffix(".")
+    return _FULL_STOP.sub("", (delimited[2] if delimited else text).strip())
 
 
 # --- a number in a longer text ----------------------------------------------------------------------------------------
 
+_OPERATORS = "-+×/^÷±√∛≠!|%‰‱∞\u2200-\u2233\u2236-\u223b\u223d-\u22ff\u2a00-\u2aff"
+"""In a class of characters, those that join numbers; from \u2200 on, mathematical operators but for ∴, ∵ and ∼."""
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
 _BEFORE = re.compile(
-    r"(?:\b(?:minus|negative|plus|times|over|by|not|never|than|(?:root|half|power|quarter)\s+of|sqrt|cbrt|sin|cos|tan|log|ln|"
-    r"exp|mod|least|most|between|either|except|point)|n't|\\[A-Za-z]+|[-+×/^÷±√∛<>≤≥≠!|\[{}\\*%°∞])[^\S\n]*$",
+    rf"(?:\b(?:minus|negative|plus|times|over|under|below|above|beyond|by|than|(?:root|half|power|quarter)\s+of|sqrt|cbrt|"
+    r"sin|cos|tan|log|ln|exp|mod|least|most|between|either|except|point|up\s+to|double|twice|triple|"
+    rf"{_TENS}|(?:{'|'.join(_SCALES)})(?:\s+and)?|(?:not|never|cannot)(?:\s+(?:be|equal|exactly))?)|n't(?:\s+be)?"
+    rf"|\\[A-Za-z]+|[<>!]=|[{_OPERATORS}<>\[{{}}\\*°])[^\S\n]*$",
     re.IGNORECASE,
 )
 """Text that makes a longer expression of the number after it."""
 _AFTER = re.compile(
     r"[^\S\n]*(?:(?:minus|plus|times|over|mod|pi|squared|cubed|factorial|divided|multiplied|to\s+the|choose|point|half|"
-    r"and\s+a|dozen|hundredths?|thousandths?|percentage|(?:more|less|fewer|greater|larger|smaller)\s+than|[xyzientkbπ])(?!\w)"
-    r"|[-+]\s*(?:\d|\w\b|[(\\√$])|[×/^÷±√∛<>≤≥≠!|\[\]{}\\*%°]|\((?![A-Za-z]{2}))"
+    r"and\s+a|dozen|hundredths?|thousandths?|percentage|lakhs?|crores?|[mb]n|[mb]ln|[KMB]|twice|"
+    r"(?:more|less|fewer|greater|larger|smaller)\s+than|or\s+(?:more|less|fewer|above|below|over|under)|"
+    r"(?:is|was)\s+(?:not|wrong|incorrect|false)|[xyzijentkbα-ω])(?!\w)"
+    rf"|[-+]\s*(?:\d|\w\b|[(\\√$])|\+(?!\s*\w)|(?![-+])[{_OPERATORS}<>\[\]{{}}\\*°′]|\((?:mod\b|(?![A-Za-z]{{2}})))"
 )
 """Text that makes a longer expression of the number before it."""
-_GLUED_BEFORE = re.compile(r"\w$|\d[.,:']$|\w[-+]$")
-_GLUED_AFTER = re.compile(r"[\w(]|[.,:']\d|-\w")
+_GLUED_BEFORE = re.compile(r"\w$|\d[.,:'、—―]$|\w[-+]$|(?<!\w)[—―]$|\d\s*,?\s*\.\.+\s*,?\s*$|\\[lcd]?dots\s*,\s*$")
+_GLUED_AFTER = re.compile(
+    r"[\w(]|[.,:'、—―](?:\d|\\(?:overline|dot|bar))|-\w|,\s*(?:\.\.|\\[lcd]?dots)|\.\.+\s*,?\s*\d"
+)
 _WORD_BEFORE = re.compile(r"(?<!\\)\b(?!sqrt|log|ln|sin|cos|tan)[^\W\d_]{2,}-?$|(?<![\w\\])[A-Z]$")
 """H2O, GPT-4: the digits belong to a name."""
-_JOINED = re.compile(r"[^\S\n]*[,;&]?[^\S\n]*(?:\b(?:and|or|to|through|versus|vs|of|out of)\b)?[^\S\n]*", re.IGNORECASE)
+_JOINED = re.compile(
+    r"[^\S\n]*(?:[,;&、|]| : )?[^\S\n]*(?:\b(?:and|or|to|through|versus|vs|of|out of|in|per)\b)?[^\S\n]*",
+    re.IGNORECASE,
+)
 """Between two numbers, this makes one list or range of them."""
 _ENUMERATED = re.compile(r"(?:^|\n)[^\S\n]*\(?$")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BEFORE_BOX = re.compile(
+    r"(?:[0-9A-Za-zα-ω)]|[+×/^÷±√∛][ $]*|\S[ $]*[<>≤≥≠][ $]*|[\w)][ $]*\*[ $]*|-\$?|[=(<>,×/][ $]*-[ $]+"
+    r"|\\(?:[dt]?frac|sqrt|binom)(?:\[[^\]]*\]|\{[^{}]*\})?\s*\{?|\b(?:not|never|minus|negative)[ $]+)$",
+    re.IGNORECASE,
+)
+_AFTER_BOX = re.compile(
+    r"[ $]*(?:[+×/^÷±√∛!%‰]|\*[ ]*[\w(\\]|-[ ]*(?:\d|\w\b|[(\\√])|,[ ]*-?\d|[xyzijentkbα-ω](?!\w))"
+    r"|[0-9]|[A-Za-zα-ω](?![A-Za-z])"
+)
+
+
+class _Box(NamedTuple):
+    """A box, and where it begins and ends."""
+
+    start: int
+    end: int
+    content: str
 
 
 def pick(text: str, which: Literal["first", "last"]) -> WrittenNumber | None:
@@ -206,8 +245,8 @@ def pick(text: str, which: Literal["first", "last"]) -> WrittenNumber | None:
     >>> pick("7 apples and 2.5 kg of pears", "last"), pick("so it is 2x", "last")
     (WrittenNumber(value=Fraction(5, 2), unit='kg'), None)
     """
-    if boxes := box_contents(text):
-        return read(boxes[0 if which == "first" else -1])
+    if (content := box_content(text, which)) is not None:
+        return read(content)
     if len(text) > MAX_CHARACTERS:  # cut between lines, never within a number
         text = (
             text[:MAX_CHARACTERS].rpartition("\n")[0] if which == "first" else text[-MAX_CHARACTERS:].partition("\n")[2]
@@ -225,16 +264,37 @@ def pick(text: str, which: Literal["first", "last"]) -> WrittenNumber | None:
     return number
 
 
-def box_contents(text: str) -> list[str]:
-    r"""Return what is in each outermost \boxed{} of a text; empty for one that is cut off."""
-    contents, end = [], 0
-    while box := _BOX.search(text, end):
-        depth, end = 1, box.end()
+def box_content(text: str, which: Literal["first", "last"] = "last") -> str | None:
+    r"""Return what is in the first or last outermost \boxed{} of a text; None if there is none.
+
+    Empty for a box that is no whole answer: cut off, a part of something longer, or joined to another.
+
+    >>> box_content(r"\boxed{5}, not \boxed{6}", "first"), box_content(r"-\boxed{7}"), box_content(r"\boxed{8}^2")
+    ('5', '', '')
+    """
+    boxes = _boxes(text)[:: 1 if which == "first" else -1][:2]
+    if not boxes:
+        return None
+    start, end, content = boxes[0]
+    before, after = text[max(0, start - 2 * _CONTEXT) : start], text[end : end + 2 * _CONTEXT]
+    if _BEFORE_BOX.search(_plain(before)) or _AFTER_BOX.match(_plain(after)):
+        return ""
+    for other in boxes[1:]:
+        left, right = sorted((boxes[0], other))
+        if other.content != content and _JOINED.fullmatch(_plain(text[left.end : right.start][: 2 * _CONTEXT])):
+            return ""
+    return content
+
+
+def _boxes(text: str) -> list[_Box]:
+    boxes, end = list[_Box](), 0
+    while begin := _BOX.search(text, end):
+        depth, end = 1, begin.end()
         while depth and end < len(text):
             depth += {"{": 1, "}": -1}.get(text[end], 0) * (text[end - 1] != "\\")
             end += 1
-        contents.append("" if depth else text[box.end() : end - 1])
-    return contents
+        boxes.append(_Box(begin.start(), end, "" if depth else text[begin.end() : end - 1]))
+    return boxes
 
 
 def _before(match: re.Match[str]) -> str:
@@ -244,7 +304,8 @@ def _before(match: re.Match[str]) -> str:
 def _alone(match: re.Match[str]) -> WrittenNumber | None:
     """Return the number, if it is a whole expression."""
     after = match.string[match.end() : match.end() + _CONTEXT]
-    number = _number(match) if _stands_alone(_before(match), after) else None
+    is_cut_off = "." in (match["digits"] or "") and after.startswith("..")
+    number = _number(match) if not is_cut_off and _stands_alone(_before(match), after) else None
     if number is not None and match["money"] and after.startswith("$"):  # LaTeX
         return WrittenNumber(number.value)
     return number
@@ -253,6 +314,8 @@ def _alone(match: re.Match[str]) -> WrittenNumber | None:
 def _stands_alone(before: str, after: str) -> bool:
     """Whether a number between these two texts is a whole expression."""
     if _GLUED_BEFORE.search(before) or _GLUED_AFTER.match(after):
+        return False
+    if any(unicodedata.category(neighbour) in ("Cf", "Mn", "Me") for neighbour in before[-1:] + after[:1]):
         return False
     if _ENUMERATED.search(before) and re.match(r"[.)][^\S\n]+\S", after):
         return False

@@ -83,11 +83,11 @@ class Mix(ScorerOptions):
 SCORERS: dict[str, Scorer] = {
     scorer.name: scorer
     for scorer in (
-        Scorer("exact", "exact/1", "inline", text.Exact, text.exact),
+        Scorer("exact", "exact/2", "inline", text.Exact, text.exact),
         Scorer("numeric", "numeric/2", "inline", text.Numeric, text.numeric),
         Scorer("math", "math/1", "sandbox", mathematics.Mathematics, mathematics.mathematics),
-        Scorer("regex", "regex/1", "sandbox", text.Regex, text.regex),
-        Scorer("format", "format/1", "inline", text.Format, text.format_),
+        Scorer("regex", "regex/2", "sandbox", text.Regex, text.regex),
+        Scorer("format", "format/2", "inline", text.Format, text.format_),
         Scorer("environment", "environment/1", "inline", episode.EnvironmentOptions, episode.environment),
         Scorer("tools", "tools/1", "inline", ScorerOptions, episode.tools),
         Scorer("verified", "verified/1", "inline", ScorerOptions, episode.verified),

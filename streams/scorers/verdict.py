@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.events import COMPONENT_CHARACTERS, MAX_COMPONENTS, MAX_REWARD, Response, Task
 from streams.errors import EventError
+from streams.scorers.visible_text import visible_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 O = TypeVar("O", bound="ScorerOptions")  # noqa: E741 - options
@@ -103,7 +104,7 @@ def json_object(text: str, subject: str, *, reason: str) -> dict[str, Any]:
 
 
 def answers(task: Task, scorer: str) -> tuple[str, ...]:
-    """Return the right answers of a task: `answer` in its verifier, a text, a number, or a list of these.
+    """Return the right answers of a task as seen: `answer` in its verifier, a text, a number, or a list of these.
 
     Raises ScoreError(bad_verifier).
     """
@@ -116,13 +117,14 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
             f"got {_short(answer)}, expected a text, a number, or a list of these",
             reason="bad_verifier",
         )
-    if not all(str(text).strip() for text in right):
+    right = [visible_text(str(text)) for text in right]
+    if not all(text.strip() for text in right):
         raise ScoreError(
             f"task {task.task_id}: the answer in the verifier is empty, and {scorer} would reward silence; write "
             "an answer",
             reason="bad_verifier",
         )
-    return tuple(str(text) for text in right)
+    return tuple(right)
 
 
 def check_verdict(raw: Any, scorer: str) -> Verdict:

@@ -16,6 +16,7 @@ from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict, find, source_problems
 from streams.scorers.registry import Scorer, _parts, parts
 from streams.scorers.verdict import MAX_RATIONALE, check_verdict
+from streams.scorers.visible_text import visible_text
 from streams.settings.model import Scoring
 from streams.stages.scoring.scoring_agent import reward_of
 from tests import skips
@@ -37,7 +38,7 @@ def value(name: str, text: str, answer: Any = "11", **settings: Any) -> float:
 # --- the text itself --------------------------------------------------------------------------------------------------
 
 
-def test_exact_wants_the_answer_to_the_character_and_forgives_white_space_around_it() -> None:
+def test_exact_wants_the_answer_to_the_visible_character_and_forgives_white_space_around_it() -> None:
     assert [value("exact", text) for text in ("11", " 11\n", "11.", "1 1", "", "The answer is 11")] == [
         1,
         1,
@@ -46,6 +47,51 @@ def test_exact_wants_the_answer_to_the_character_and_forgives_white_space_around
         0,
         0,
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Cafe\u0301 noir 11",  # NFD
+        "Caf\u00e9\u00a0noir\u202f11",
+        "\ufeffCaf\u00e9 noir 11\r\n",
+        "Caf\u00e9 no\u200bir\u2009\u20601\u00ad1\u200e",
+        "\u200dCaf\u00e9 no\u200cir 1\u200d1",
+        "Caf\u00e9\u3000noir 11\u2028",
+    ],
+)
+def test_a_difference_that_cannot_be_seen_makes_no_answer_wrong(text: str) -> None:
+    seen = "Caf\u00e9 noir 11"
+    assert (
+        value("exact", text, seen) == value("exact", seen, text) == value("exact", text.upper(), seen, ignore_case=True)
+    )
+    assert value("exact", text, seen) == value("regex", text, pattern="Caf\u00e9 noir 11") == 1
+    assert value("format", text, seen, shape="prefix", characters=12) == 1
+    assert value("numeric", text, 11, number="last") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("\uff11\uff11", "11"),  # full-width digits, which numeric reads
+        ("don\u2019t", "don't"),
+        ("\u201cyes\u201d", '"yes"'),
+        ("x\u00b2", "x2"),
+        ("\ufb01n", "fin"),
+        ("a\u2013b", "a-b"),
+        ("\u0410", "A"),  # Cyrillic
+        ("a  b", "a b"),
+        ("a\u200d\u0915\u200d\u0937", "a\u0915\u0937"),  # a joiner that is spelling
+        ("\u202e21", "21"),
+    ],
+)
+def test_a_difference_that_can_be_seen_makes_an_answer_wrong(text: str, seen: str) -> None:
+    assert value("exact", text, seen) == value("exact", seen, text) == 0
+
+
+@given(text=st.text(alphabet="a\u0301\u00e9\u200d\u200c\u00a0\r\n\u2028\ufeff\u0915\u212a<\u0338 \u00ad"))
+def test_what_is_seen_is_seen_the_same_once_more(text: str) -> None:
+    assert visible_text(visible_text(text)) == visible_text(text)
 
 
 def test_exact_takes_any_of_several_answers_and_numbers_as_written() -> None:
@@ -212,7 +258,7 @@ def test_the_demo_mix_gives_one_if_exact_else_shaping_for_a_bare_number_and_its_
 def test_a_mix_records_each_part_before_its_weight_and_says_which_versions_spoke(scorers: Scorers) -> None:
     found = outcome(scorers, "mix", "12", DEMO_MIX)
     assert found.components == {"exact": 0.0, "bare_number": 1.0, "prefix": 1.0}
-    assert found.version == "mix/1[exact/1,format/1]"
+    assert found.version == "mix/1[exact/2,format/2]"
 
 
 def test_a_mix_keeps_the_components_of_its_parts(scorers: Scorers) -> None:
@@ -222,7 +268,7 @@ def test_a_mix_keeps_the_components_of_its_parts(scorers: Scorers) -> None:
 
 def test_a_mix_with_a_part_that_fails_fails_whole(scorers: Scorers) -> None:
     found = outcome(scorers, "mix", "12", DEMO_MIX, answer=None)
-    assert (found.value, found.reason, found.version) == (None, "bad_verifier", "mix/1[exact/1]")
+    assert (found.value, found.reason, found.version) == (None, "bad_verifier", "mix/1[exact/2]")
 
 
 @pytest.mark.parametrize(

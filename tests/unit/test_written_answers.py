@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, strategies as st
 
 from schemas.events import RewardSource
 from streams.scorers import ScoreError, Scorers, find, source_problems
 from streams.scorers.mathematics import answer_of
 from streams.scorers.numbers import MAX_CHARACTERS, pick, read
+from streams.scorers.visible_text import visible_text
 from streams.settings.model import Scoring
 from tests import skips
 from tests.support.doubles.judge import a_response, a_task, outcome
@@ -29,7 +30,16 @@ LONGER = [
     "2x+{}", "{}x", "{}-1", "1-{}", "{}/7x", "√{}", "{}!", "x^{}", "{}^x", "({},1)", "1,{},3", "{}±1", "<{}", "≥{}",
     "f({})", "{}i", "[1,{}]", "0.{}", "{}:30", "{}th", "7+{}", "not {}", "{} or 0", "0 and {}", "{} million",
     "{} squared", "minus {}", r"\frac{{x}}{{{}}}", "{} × 3", "{} thousand", r"\ge {}", "{} and a half", "-{}", "{}%",
+    "\u2010{}", "{}‰", "\u2014{}", "{}₂", "{}\u0305", "1\u2063{}", "1、{}", "1٫{}", "{} K", "twice {}", "{}+",
+    "{} or more", r"-\boxed{{{}}}", r"2\boxed{{{}}}", r"\boxed{{{}}}x", r"\sqrt{{\boxed{{{}}}}}",
+    r"\boxed{{0}} or \boxed{{{}}}",
 ]  # fmt: skip
+PIECES = (
+    *" .,:;!?\n-+*/^()[]{}<>=%$€#_'\"|&~aAxkKπ½²″×√≥∪—\u2010\u200b\u2063\u0305",
+    r"\frac{", r"\text{", r"\boxed{", r"\,", "is", "the answer", "not", "or", "thousand", "million", "hundred and",
+    "half", "twice", "dozen", "per cent", "km", "apples", "point", "and a half", "答案是", "个",
+)  # fmt: skip
+SURROUNDINGS = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 NUMBERS = st.fractions(-(10**9), 10**9, max_denominator=1000)
 MATH_VERIFY = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason=skips.MATH)
 
@@ -93,6 +103,27 @@ def test_a_number_in_a_longer_expression_is_not_the_answer(number: int, around: 
     text = around.format(number)
     assert read(text) is None or read(text) != read(str(number))
     assert value("numeric", number, f"So it is {text}", number=which) == 0, text
+
+
+@given(right=st.integers(1, 10**6), wrong=st.integers(1, 10**6), before=SURROUNDINGS, after=SURROUNDINGS)
+def test_a_wrong_number_never_scores_1_whatever_text_surrounds_it(
+    right: int, wrong: int, before: str, after: str
+) -> None:
+    assume(str(right).strip("0") != str(wrong).strip("0"))  # per cent and thousands move the point
+    text = f"{before}{wrong}{after}"
+    for number in ("only", "first", "last"):
+        assert value("numeric", right, text, number=number) == 0, text
+
+
+@given(right=st.integers(2, 10**6), before=SURROUNDINGS, after=SURROUNDINGS)
+def test_a_number_that_scores_1_has_no_letter_digit_or_operator_beside_it(right: int, before: str, after: str) -> None:
+    text = f"{before}{right}{after}"
+    left, rest = visible_text(before)[-1:], visible_text(after)
+    for number in ("first", "last"):
+        if value("numeric", right, text, number=number) == 1:
+            assert not left.isalnum() and left not in {*"^/×√≥∪²\\\u0305\u2063"}, text
+            assert not rest[:1].isalnum() or rest.startswith("km"), text
+            assert rest[:1] not in {*"^/×√≥∪²!%\u0305\u2063"}, text
 
 
 @given(
