@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from schemas.events import Response, RewardSource, Task
@@ -131,12 +131,13 @@ class Scorers:
 
         `trace` is that of the score, for a scorer that asks another server.
         """
-        started, tries, name = time.perf_counter(), 1, source.name
+        started, tries, name, prefix = time.perf_counter(), 1, source.name, ""
         try:
             mixed = parts(source)
             verdicts = []
             for part in mixed:
                 name = part.name
+                prefix = f"{part.label or name}." if source.name == "mix" else ""
                 verdict, used = self._persist(task, response, part, source.name, trace)
                 tries = max(tries, used)
                 verdicts.append(verdict)
@@ -149,6 +150,7 @@ class Scorers:
                 error=storable(f"{failed.reason}: {failed}"[:MAX_RATIONALE]),
                 reason=failed.reason,
                 version=storable(f"mix/1[{version}]" if source.name == "mix" and name != "mix" else version),
+                components={prefix + key: number for key, number in failed.spent.items()},
                 latency_ms=_since(started),
                 tries=max(tries, failed.tries),
             )
@@ -182,15 +184,18 @@ class Scorers:
     ) -> tuple[Verdict, int]:
         if find(part.name).home == "sandbox":
             self._refuse(task.task_id, source)
+        spent: dict[str, float] = {}
         for used in range(1, self._scoring.retries + 2):
             try:
-                return self._once(task, response, part, trace), used
+                verdict = self._once(task, response, part, trace)
+                return replace(verdict, components=_sum(verdict.components, spent)), used
             except ScoreError as exc:
+                spent = _sum(exc.spent, spent)
                 if exc.reason == "timeout" and find(part.name).home == "sandbox":
                     self._count_timeout(task.task_id, source)
                 last = not exc.again or used > self._scoring.retries
                 if last or self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (used - 1))):
-                    raise _after(exc, used) from exc
+                    raise _after(exc, used, spent) from exc
         raise AssertionError("unreachable: the loop returns or raises")
 
     def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:
@@ -243,11 +248,16 @@ def _exception_error(name: str, exc: Exception) -> ScoreError:
     return ScoreError(f"{name} raised {type(exc).__name__}: {exc}", reason="exception")
 
 
-def _after(exc: ScoreError, tries: int) -> ScoreError:
+def _after(exc: ScoreError, tries: int, spent: dict[str, float]) -> ScoreError:
     text = f"{exc} (after {tries} tries)" if tries > 1 else str(exc)
     error = ScoreError(text, reason=exc.reason, again=exc.again, version=exc.version)
-    error.tries = tries
+    error.tries, error.spent = tries, spent
     return error
+
+
+def _sum(components: dict[str, float], spent: dict[str, float]) -> dict[str, float]:
+    """Return components with what earlier tries took."""
+    return components | {name: number + components.get(name, 0.0) for name, number in spent.items()}
 
 
 def _known_parts(sources: Iterable[RewardSource]) -> Iterator[MixPart]:

@@ -4,7 +4,8 @@
 
 The judge answers with exactly one JSON object, and its score must be within the given scale; anything else is a failed
 score, never a guess. What it thinks before it answers is no verdict. The time limit covers the whole answer
-(streams/http_client.py).
+(streams/http_client.py). A score, or its failure, has as components how often the judge was asked, the tokens that this
+took, and with prices the cost.
 
 A response can try to forge its verdict. The tags around it carry a boundary that is drawn for each request, so it
 cannot close them; an object that the response contains word for word is a quotation, and does not count. It can still
@@ -47,11 +48,22 @@ MAX_BRACES = 1000
 """Most opening braces in what the judge says: each may begin an object."""
 _PLACEHOLDER = re.compile(r"\{(boundary|rubric|question|answer|reference|low|high)\}")
 _AGAIN = {408, 409, 425, 429}
-_THOUGHT = re.compile(r"(?:\s*<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z))+", re.DOTALL | re.IGNORECASE)
+_THOUGHT = re.compile(
+    r"(?:\s*[<\[◁](think|thinking|thought|reasoning)[>\]▷].*?(?:[<\[◁]/\1[>\]▷]|\Z))+", re.DOTALL | re.IGNORECASE
+)
 _NOT_TAKEN = re.compile(
-    r"unsupported|not supported|does not support|unrecognized|unknown|unexpected|not permitted|not allowed",
+    r"unsupported|not supported|does not support|unrecognized|unknown|unexpected|not permitted|not allowed|"
+    r"not available|deprecated|invalid value|must (?:be|contain)",
     re.IGNORECASE,
 )
+_TOO_MUCH = re.compile(r"too (?:large|high|long)|at most|maximum|exceed|greater than|less than", re.IGNORECASE)
+_SPENT = re.compile(
+    r"insufficient[_ ](?:quota|funds|balance|credit)|exceeded your current quota|credit balance|out of credit|"
+    r"budget (?:has been |is )?(?:exceeded|spent)|payment required|billing[_ ]hard[_ ]limit",
+    re.IGNORECASE,
+)
+_ENDS = (None, "stop", "eos_token", "stop_sequence", "end_turn")
+"""How servers say that an answer ended by itself."""
 
 
 class JudgeOptions(ScorerOptions):
@@ -101,6 +113,7 @@ class Judge:
         key = scoring.judge_key.get_secret_value() if scoring.judge_key else None
         self._model = scoring.judge_model
         self._parameters = scoring.parameters_of_judge
+        self._prices = {"prompt_tokens": scoring.judge_prompt_usd, "completion_tokens": scoring.judge_completion_usd}
         self._timeout_s = scoring.timeout_s
         self._url = scoring.judge_url.rstrip("/") + "/chat/completions"
         self._client = new_client(headers={"Authorization": f"Bearer {key}"} if key else None)
@@ -111,7 +124,7 @@ class Judge:
 
         `trace` is passed on to a judge that is traced too.
 
-        Raises ScoreError: judge_unreachable, timeout, judge_refused, judge_parameter, judge_answer.
+        Raises ScoreError: judge_unreachable, timeout, judge_refused, judge_parameter, judge_budget, judge_answer.
         """
         values = {
             "temperature": 0,
@@ -124,10 +137,16 @@ class Judge:
             "messages": [{"role": "user", "content": prompt(task, response, settings, token_hex(8))}],
         }
         body |= {name: values[name] for name in self._parameters if values[name] is not None}
-        answer = self._post(body, trace)
-        points, reason = parse(answer, settings, self._url, response.text)
+        spent = {"tries": 1.0}
+        try:
+            answer = self._post(body, trace)
+            spent |= self._usage(answer)
+            points, reason = parse(answer, settings, self._url, response.text)
+        except ScoreError as exc:
+            exc.spent, exc.version = spent, self.version
+            raise
         value = (points - settings.low) / (settings.high - settings.low)
-        return Verdict(value, {"score": points, **_usage(answer)}, reason, self.version)
+        return Verdict(value, {"score": points, **spent}, reason, self.version)
 
     def close(self) -> None:
         """Close the connections."""
@@ -159,20 +178,49 @@ class Judge:
                 reason="judge_unreachable",
                 again=True,
             ) from exc
-        if status in (400, 422) and (name := _refused_parameter(answer, body)) is not None:
-            raise ScoreError(
-                f"judge at {self._url} does not take the parameter {name} (HTTP {status}: {_start(answer)}); set "
-                f"scoring.judge_parameters without it, e.g. {_without(name, self._parameters)!r}",
+        if status != 200:
+            raise self._refusal(status, answer, body)
+        return answer
+
+    def _refusal(self, status: int, answer: bytes, body: dict[str, Any]) -> ScoreError:
+        """Return the error of an answer that is none, with the way out."""
+        text, said = answer.decode(errors="replace"), f"HTTP {status}: {_start(answer)}"
+        if status == 402 or (400 <= status < 500 and _SPENT.search(text)):
+            return ScoreError(
+                f"judge at {self._url} has no budget left ({said}); raise its limit or add credit where it is bought, "
+                "or set scoring.judge_url and judge_model to another",
+                reason="judge_budget",
+            )
+        name = _named_parameter(text, body) if status in (400, 422) else None
+        if name in ("max_tokens", "max_completion_tokens") and _TOO_MUCH.search(text):
+            return ScoreError(
+                f"judge at {self._url} refuses {name} {body[name]} ({said}); lower the reward source's setting "
+                '"max_tokens"',
+                reason="judge_refused",
+            )
+        if name is not None and _NOT_TAKEN.search(text):
+            return ScoreError(
+                f"judge at {self._url} does not take the parameter {name} ({said}); set scoring.judge_parameters "
+                f"without it, e.g. {_without(name, self._parameters)!r}",
                 reason="judge_parameter",
             )
-        if status != 200:
-            raise ScoreError(
-                f"judge at {self._url} answered HTTP {status}: {_start(answer)}; check scoring.judge_url, "
-                "judge_model and judge_key",
-                reason="judge_refused",
-                again=status in _AGAIN or status >= 500,
-            )
-        return answer
+        return ScoreError(
+            f"judge at {self._url} answered {said}; check scoring.judge_url, judge_model and judge_key",
+            reason="judge_refused",
+            again=status in _AGAIN or status >= 500,
+        )
+
+    def _usage(self, answer: bytes) -> dict[str, float]:
+        """Return the tokens that an answer says it took, if it does, and what they cost."""
+        try:
+            usage = json.loads(answer).get("usage")
+        except (ValueError, AttributeError, RecursionError):  # `parse` refuses it
+            return {}
+        names = self._prices if isinstance(usage, dict) else ()
+        tokens = {name: float(usage[name]) for name in names if type(usage.get(name)) is int}
+        prices = {name: price for name, price in self._prices.items() if price is not None}
+        cost = sum(count * prices[name] / 1e6 for name, count in tokens.items() if name in prices)
+        return tokens | ({"cost_usd": cost} if tokens and prices else {})
 
 
 def prompt(task: Task, response: Response, settings: JudgeOptions, boundary: str) -> str:
@@ -196,11 +244,8 @@ def prompt(task: Task, response: Response, settings: JudgeOptions, boundary: str
     return storable(_PLACEHOLDER.sub(lambda match: fill[match[1]], settings.template))
 
 
-def _refused_parameter(answer: bytes, body: dict[str, Any]) -> str | None:
-    """Return the parameter of a request that the judge's server does not take; None if that is not what it says."""
-    text = answer.decode(errors="replace")
-    if not _NOT_TAKEN.search(text):
-        return None
+def _named_parameter(text: str, body: dict[str, Any]) -> str | None:
+    """Return the parameter of a request that an error speaks of; None if it speaks of none."""
     names = (name for name in body if name in JUDGE_PARAMETERS)
     return next((name for name in names if re.search(rf"\b{name}\b", text)), None)
 
@@ -211,16 +256,6 @@ def _without(name: str, parameters: Sequence[str]) -> str:
     return ", ".join([*(kept for kept in parameters if kept != name), *([other] if other else [])])
 
 
-def _usage(answer: bytes) -> dict[str, float]:
-    """Return the tokens that an answer says it took, if it does."""
-    try:
-        usage = json.loads(answer).get("usage")
-    except (ValueError, RecursionError):  # `parse` refuses it
-        return {}
-    names = ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ()
-    return {name: float(usage[name]) for name in names if type(usage.get(name)) is int}
-
-
 def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple[float, str | None]:
     """Return (score on the judge's scale, reason) from a chat completion about the response text `graded`.
 
@@ -229,12 +264,16 @@ def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple
     """
     try:
         choice = json.loads(answer)["choices"][0]
-        content = choice["message"].get("content")
+        message = choice["message"]
+        content = _text_of(message.get("content"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise _bad(f"judge at {url} sent no chat completion but {_start(answer)}") from exc
     _check_end(choice.get("finish_reason"), settings, url)
-    if not isinstance(content, str):
-        raise _bad(f"judge at {url} sent a message without text")
+    if refusal := message.get("refusal"):
+        raise _bad(f"judge at {url} refused to grade: {str(refusal)[:200]!r}")
+    if not content.strip():
+        thought = ", but a thought" if message.get("reasoning_content") or message.get("reasoning") else ""
+        raise _bad(f"judge at {url} sent a message without text{thought}")
     content = _without_thought(content)
     quotable = "".join(graded.split())
     verdicts = [value for text, value in _scores(content, url) if "".join(text.split()) not in quotable]
@@ -252,14 +291,22 @@ def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple
 
 def _check_end(finish_reason: Any, settings: JudgeOptions, url: str) -> None:
     """Raise ScoreError(judge_answer) for an answer that did not end by itself."""
-    if finish_reason == "length":
+    ending = finish_reason.casefold() if isinstance(finish_reason, str) else finish_reason
+    if ending in ("length", "max_tokens"):
         raise ScoreError(
-            f"judge at {url} was cut off after {settings.max_tokens} tokens (finish_reason length), with what it "
-            'thought; raise the reward source\'s setting "max_tokens"',
+            f"judge at {url} was cut off after {settings.max_tokens} tokens (finish_reason {finish_reason}), with "
+            'what it thought; raise the reward source\'s setting "max_tokens"',
             reason="judge_answer",
         )
-    if finish_reason not in (None, "stop"):
+    if ending not in _ENDS:
         raise _bad(f"judge at {url} ended with finish_reason {finish_reason!r}, expected 'stop'")
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a message's content, which some servers send in parts; empty if it has none."""
+    if isinstance(content, list):
+        content = "".join(part.get("text") or "" for part in content if part.get("type") == "text")
+    return content if isinstance(content, str) else ""
 
 
 def _without_thought(content: str) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 
 from schemas.events import Response, Task
 from streams.scorers.numbers import box_content, read
+from streams.scorers.text_as_seen import text_as_seen
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers
-from streams.scorers.visible_text import visible_text
 
 MAX_CHARACTERS = 1_000
 """Longest formula; a longer one is not read."""
@@ -68,7 +68,7 @@ def answer_of(text: str) -> str:
     >>> answer_of(r"First \boxed{3}, then \boxed{x+1}."), answer_of("So the answer is: 3/4.")
     ('x+1', '3/4')
     """
-    text = visible_text(text)
+    text = text_as_seen(text)
     if (content := box_content(text)) is not None:
         return content.strip()
     line = text.strip()

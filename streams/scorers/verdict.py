@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.events import COMPONENT_CHARACTERS, MAX_COMPONENTS, MAX_REWARD, Response, Task
 from streams.errors import EventError
-from streams.scorers.visible_text import visible_text
+from streams.scorers.text_as_seen import text_as_seen
 
 F = TypeVar("F", bound=Callable[..., Any])
 O = TypeVar("O", bound="ScorerOptions")  # noqa: E741 - options
@@ -50,7 +50,7 @@ class Verdict:
 class ScoreError(EventError):
     """No verdict. `reason` is one of unknown_scorer, bad_settings, bad_verifier, timeout, too_slow, crashed, exception,
     memory, not_a_number, too_many_components, wrong_steps, no_environment, missing_package, module_not_listed,
-    judge_unreachable, judge_refused, judge_parameter or judge_answer."""
+    judge_unreachable, judge_refused, judge_parameter, judge_budget or judge_answer."""
 
     reason = "exception"
 
@@ -62,6 +62,8 @@ class ScoreError(EventError):
         """The scorer that failed, if known."""
         self.tries = 1
         """How often it was tried."""
+        self.spent: dict[str, float] = {}
+        """What the tries took, e.g. a judge's tokens: components of the failed score."""
 
 
 class ScorerOptions(BaseModel):
@@ -117,14 +119,14 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
             f"got {_short(answer)}, expected a text, a number, or a list of these",
             reason="bad_verifier",
         )
-    right = [visible_text(str(text)) for text in right]
-    if not all(text.strip() for text in right):
+    texts = tuple(text_as_seen(str(text)) for text in right)
+    if not all(text.strip() for text in texts):
         raise ScoreError(
             f"task {task.task_id}: the answer in the verifier is empty, and {scorer} would reward silence; write "
             "an answer",
             reason="bad_verifier",
         )
-    return tuple(right)
+    return texts
 
 
 def check_verdict(raw: Any, scorer: str) -> Verdict:

@@ -447,6 +447,10 @@ class Scoring(Section):
         description="parameters that requests to the judge have, comma separated; models that think want "
         "max_completion_tokens in the place of max_tokens, and often no temperature",
     )
+    judge_prompt_usd: float | None = Field(
+        None, ge=0, description="USD per million tokens that the judge reads; rewards then have its cost"
+    )
+    judge_completion_usd: float | None = Field(None, ge=0, description="USD per million tokens that the judge writes")
 
     @field_validator("modules")
     @classmethod
@@ -481,6 +485,10 @@ class Scoring(Section):
             raise ValueError("judge_model and judge_key have no effect without judge_url; set it, up to /v1")
         if self.judge_url is not None and self.judge_model is None:
             raise ValueError("judge_url is set but judge_model is not; name the model of the judge")
+        if (self.judge_prompt_usd is None) != (self.judge_completion_usd is None):
+            raise ValueError("judge_prompt_usd and judge_completion_usd go together; set both (0 is free) or none")
+        if self.judge_url is None and self.judge_prompt_usd is not None:
+            raise ValueError("judge_prompt_usd and judge_completion_usd have no effect without judge_url; set it")
         return self
 
 

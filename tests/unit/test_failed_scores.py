@@ -13,7 +13,7 @@ from streams.kafka.record import Record
 from streams.kafka.tracked import TakenRecord
 from streams.scorers import ScoreOutcome
 from streams.settings.model import Advantages, Scoring
-from streams.stages.scoring.breaker import CircuitBreaker, counts, is_tasks_fault, scorer_of
+from streams.stages.scoring.breaker import CircuitBreaker, counts, is_tasks_fault, pause_message, scorer_of
 from streams.stages.scoring.siblings import SIBLINGS_WAIT_S, Item, Siblings
 from tests.support.factories import response, task
 
@@ -60,6 +60,8 @@ def test_a_trial_that_tells_nothing_about_the_scorer_is_followed_by_another() ->
 def test_what_no_other_response_would_change_pauses_at_the_first_failure() -> None:
     breaker = CircuitBreaker(Scoring(max_failures=20, pause_s=10))
     assert breaker.note("judge", 0.0, failed=True, for_good=True) == "paused"
+    spent = ScoreOutcome(value=None, error="e", reason="judge_budget", version="judge/3 m", latency_ms=1.0, tries=1)
+    assert "It would fail on every response, until there is budget again" in pause_message("judge", spent, Scoring())
 
 
 def test_without_a_limit_no_scorer_is_paused() -> None:

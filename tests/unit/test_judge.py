@@ -79,7 +79,7 @@ def score(
 def test_the_judge_gives_its_score_between_0_and_1_and_its_reason(judge: JudgeServer) -> None:
     judge.answers = [says({"score": 7, "reason": "Nearly."})]
     found = score(judge)
-    assert (found.value, found.components, found.rationale) == (0.7, {"score": 7.0}, "Nearly.")
+    assert (found.value, found.components, found.rationale) == (0.7, {"score": 7.0, "tries": 1.0}, "Nearly.")
     assert found.version == "judge/3 small-judge"
 
 
@@ -257,7 +257,8 @@ def test_the_judge_can_be_a_part_of_a_mix(judge: JudgeServer) -> None:
     with Scorers(Scoring(judge_url=judge.url, judge_model="m")) as scorers:
         found = scorers.score(TASK, RESPONSE, RewardSource(name="mix", settings=json.dumps(mix)))
     assert (found.value, found.rationale) == (0.5, "Half.")
-    assert found.components == {"judge": 0.5, "judge.score": 5.0, "length": 0.5, "length.length": 3.0}
+    of_judge = {"judge": 0.5, "judge.score": 5.0, "judge.tries": 1.0}
+    assert found.components == {**of_judge, "length": 0.5, "length.length": 3.0}
 
 
 # --- today's models ---------------------------------------------------------------------------------------------------
@@ -268,6 +269,7 @@ def test_the_judge_can_be_a_part_of_a_mix(judge: JudgeServer) -> None:
     [
         '<think>{"score": 1} would be harsh, {"score": 9} kind</think>{"score": 5}',
         '<thinking>{"score": 1}</thinking>\n<think></think>\n{"score": 5}',
+        '[THINK]{"score": 1}[/THINK]{"score": 5}',
         'so {"score": 1}, or rather more</think>\n{"score": 5}',
         '{"score": 5, "reason": "it wrote </think>"}',
     ],
@@ -300,14 +302,89 @@ def test_a_judge_that_did_not_end_by_itself_is_named(
     assert failed.reason == "judge_answer" and message in str(failed.error)
 
 
+def chat(message: dict[str, Any], **more: Any) -> Callable[[BaseHTTPRequestHandler], None]:
+    """What a server with usage answers."""
+    usage = {"prompt_tokens": 70, "completion_tokens": 9, "total_tokens": 79}
+    choice = {"message": message, "finish_reason": "stop"} | more
+    return raw(json.dumps({"choices": [choice], "usage": usage}).encode())
+
+
 def test_the_judge_is_sent_the_parameters_of_the_settings_and_its_tokens_are_recorded(judge: JudgeServer) -> None:
-    answer = {"choices": [{"message": {"content": '{"score": 5}'}, "finish_reason": "stop"}]}
-    judge.answers = [raw(json.dumps({**answer, "usage": {"prompt_tokens": 70, "completion_tokens": 9}}).encode())]
+    judge.answers = [chat({"content": '{"score": 5}'})]
     scoring = Scoring(judge_url=judge.url, judge_model="m", judge_parameters="max_completion_tokens")
     with Scorers(scoring) as scorers:
         scored = scorers.score(TASK, RESPONSE, RewardSource(name="judge"))
-    assert scored.components == {"score": 5.0, "prompt_tokens": 70.0, "completion_tokens": 9.0}
+    assert scored.components == {"score": 5.0, "tries": 1.0, "prompt_tokens": 70.0, "completion_tokens": 9.0}
     assert set(judge.requests[0][2]) == {"model", "messages", "max_completion_tokens"}
+
+
+def test_a_reward_has_the_tokens_and_the_cost_of_every_try(judge: JudgeServer) -> None:
+    judge.answers = [chat({"content": "seven"}), raw(b"overloaded", 503), chat({"content": '{"score": 5}'})]
+    scoring = Scoring(judge_url=judge.url, judge_model="m", judge_prompt_usd=1000.0, judge_completion_usd=10_000.0)
+    mix = json.dumps({"of": [{"name": "judge", "as": "taste"}]})
+    with Scorers(scoring) as scorers:
+        scored = scorers.score(TASK, RESPONSE, RewardSource(name="judge"))
+        judge.answers = [chat({"content": "seven"})]
+        failed = scorers.score(TASK, RESPONSE, RewardSource(name="judge"))
+        of_mix = scorers.score(TASK, RESPONSE, RewardSource(name="mix", settings=mix))
+    twice = {"prompt_tokens": 140.0, "completion_tokens": 18.0, "cost_usd": pytest.approx(0.32)}
+    thrice = {"prompt_tokens": 210.0, "completion_tokens": 27.0, "cost_usd": pytest.approx(0.48)}
+    assert scored.components == {"score": 5.0, "tries": 3.0, **twice}
+    assert (failed.value, failed.version) == (None, "judge/3 m")
+    assert failed.components == {"tries": 3.0, **thrice}
+    assert of_mix.components == {f"taste.{name}": number for name, number in failed.components.items()}
+    encode(reward_of(RESPONSE, TASK.reward_sources[0], failed, 1))
+
+
+def test_prices_of_a_judge_go_together_and_need_one() -> None:
+    with pytest.raises(ValueError, match="go together"):
+        Scoring(judge_url="http://judge/v1", judge_model="m", judge_prompt_usd=1.0)
+    with pytest.raises(ValueError, match="no effect without judge_url"):
+        Scoring(judge_prompt_usd=1.0, judge_completion_usd=1.0)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"content": None, "refusal": "I cannot grade this."}, "refused to grade: 'I cannot grade this.'"),
+        ({"content": "", "reasoning_content": '{"score": 5}'}, "a message without text, but a thought"),
+        ({"content": " ", "reasoning": '{"score": 5}'}, "a message without text, but a thought"),
+        ({"content": [{"type": "image_url"}]}, "a message without text"),
+        ({"content": ["x"]}, "sent no chat completion"),
+    ],
+)
+def test_a_message_without_a_verdict_is_named(judge: JudgeServer, message: dict[str, Any], error: str) -> None:
+    judge.answers = [chat(message)]
+    failed = score(judge)
+    assert failed.reason == "judge_answer" and error in str(failed.error)
+
+
+def test_a_message_in_parts_and_other_words_for_its_end_are_read(judge: JudgeServer) -> None:
+    parts = [{"type": "thinking", "thinking": '{"score": 1}'}, {"type": "text", "text": '{"score": 5}'}]
+    judge.answers = [chat({"content": parts}, finish_reason="eos_token")]
+    assert score(judge).value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (402, "Insufficient Balance"),
+        (429, '{"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}'),
+        (400, "Your credit balance is too low to access the API"),
+        (400, "Budget has been exceeded! Current cost: 10.1, Max budget: 10.0"),
+    ],
+)
+def test_a_budget_that_is_spent_is_named_and_not_asked_again(judge: JudgeServer, status: int, error: str) -> None:
+    judge.answers = [raw(error.encode(), status)]
+    failed = score(judge, retries=3)
+    assert (failed.reason, failed.tries) == ("judge_budget", 1)
+    assert "has no budget left" in str(failed.error)
+
+
+def test_a_rate_limit_is_no_spent_budget(judge: JudgeServer) -> None:
+    limited = "Rate limit reached. Add a payment method at https://platform.openai.com/account/billing to raise it."
+    judge.answers = [raw(limited.encode(), 429), says({"score": 5})]
+    assert score(judge, retries=1).value == 0.5
 
 
 @pytest.mark.parametrize(
@@ -318,6 +395,8 @@ def test_the_judge_is_sent_the_parameters_of_the_settings_and_its_tokens_are_rec
             "'temperature, response_format, max_completion_tokens'",
         ),
         ("Unsupported value: 'temperature' does not support 0 with this model.", "'max_tokens, response_format'"),
+        ("`temperature` is deprecated for this model.", "'max_tokens, response_format'"),
+        ("'messages' must contain the word 'json' to use 'response_format'.", "'temperature, max_tokens'"),
     ],
 )
 def test_a_refused_parameter_is_named_with_the_setting_and_not_tried_again(
@@ -327,6 +406,14 @@ def test_a_refused_parameter_is_named_with_the_setting_and_not_tried_again(
     failed = score(judge, retries=3)
     assert (failed.reason, failed.tries) == ("judge_parameter", 1)
     assert f"set scoring.judge_parameters without it, e.g. {setting}" in str(failed.error)
+
+
+def test_too_large_a_limit_of_tokens_is_named_with_the_setting_of_the_reward_source(judge: JudgeServer) -> None:
+    error = "max_tokens is too large: 512. This model supports at most 256 completion tokens."
+    judge.answers = [raw(json.dumps({"error": {"message": error, "param": "max_tokens"}}).encode(), 400)]
+    failed = score(judge, retries=3)
+    assert (failed.reason, failed.tries) == ("judge_refused", 1)
+    assert 'lower the reward source\'s setting "max_tokens"' in str(failed.error)
 
 
 def test_a_parameter_that_does_not_exist_is_refused_when_settings_are_read() -> None:

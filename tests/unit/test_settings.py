@@ -319,6 +319,7 @@ def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
         ),
         (["scoring.judge_model=m"], "no effect without judge_url; set it, up to /v1"),
         (["scoring.judge_url=http://j/v1"], "name the model of the judge"),
+        (["scoring.judge_prompt_usd=1"], "judge_prompt_usd and judge_completion_usd go together"),
         (["serve.host=0.0.0.0"], "without keys any client may call it. Use 127.0.0.1"),
         (["policy.engine=vllm"], "name the servers, e.g. http://127.0.0.1:8000"),
         (["policy.servers=http://a:1"], "set engine=vllm, or leave it out"),
@@ -472,7 +473,13 @@ def test_a_child_loads_the_same_settings(tmp_path: Path, monkeypatch: pytest.Mon
             max_concurrent=2,
             verify="listed",
         ),
-        scoring=Scoring(judge_url="http://j/v1", judge_model="m", judge_key=SecretStr("k")),
+        scoring=Scoring(
+            judge_url="http://j/v1",
+            judge_model="m",
+            judge_key=SecretStr("k"),
+            judge_prompt_usd=0.5,
+            judge_completion_usd=1.5,
+        ),
         schemas=Schemas(
             registry_url="https://a:8081,https://b",
             registry_username="u",
@@ -576,7 +583,7 @@ OTHER: dict[str, Any] = {
 """How to change a setting whose rules do not leave every value free."""
 ALONE = {"kafka.sasl_mechanism", "kafka.sasl_username", "kafka.sasl_password", "trainer.importance_cap"}
 ALONE |= {f"kafka.ssl_{what}_location" for what in ("ca", "certificate", "key")}
-ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key")}
+ALONE |= {f"scoring.judge_{what}" for what in ("url", "model", "key", "prompt_usd", "completion_usd")}
 ALONE |= {key for key, _ in flatten(Settings()) if key.startswith("policy.server")}
 ALONE |= {"policy.max_concurrent", "policy.verify", "schemas.own_ids"}
 ALONE |= {"jobs.prompt_usd", "jobs.completion_usd", "jobs.trainer_hour_usd", "jobs.max_budget_usd"}

@@ -24,8 +24,11 @@ FAILING = (
     "scorer %s fails: %s. Repair it, and try it with `streamward scoring try %s --task FILE:LINE --text TEXT`; a "
     "changed module is loaded again by itself, and `streamward rescore --failed` then writes what is missing"
 )
-FOR_GOOD = ("judge_parameter",)
-"""Reasons that no other response would change: the scorer is paused at its first failure."""
+FOR_GOOD = {
+    "judge_parameter": "until the setting is changed and the agent is started again",
+    "judge_budget": "until there is budget again",
+}
+"""Reasons that no other response would change, and until when: the scorer is paused at its first failure."""
 PAUSED = (
     "{scorer} is paused: {last}. {cause}. What it should score is held and not lost, and tried again every "
     "{pause_s:g} s; repair it, or what it needs"
@@ -56,7 +59,7 @@ def pause_message(scorer: str, outcome: ScoreOutcome, scoring: Scoring) -> str:
     """Return what is said when a scorer is paused for this outcome."""
     cause = f"It failed {scoring.max_failures} times in a row (scoring.max_failures)"
     if outcome.reason in FOR_GOOD:
-        cause = "It would fail on every response, until the setting is changed and the agent is started again"
+        cause = f"It would fail on every response, {FOR_GOOD[outcome.reason]}"
     return PAUSED.format(scorer=scorer, last=outcome.error, cause=cause, pause_s=scoring.pause_s)
 
 
