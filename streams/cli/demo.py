@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from streams.cli.runtime import AppContext, json_object, pass_call
+from streams.errors import StreamwardError
 
 
 @click.command()
@@ -72,3 +73,5 @@ def demo(
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
+    if result["failure"] is not None:
+        raise StreamwardError(result["failure"])

@@ -7,6 +7,7 @@ jobs ──► rows                                                        costs
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -274,11 +275,51 @@ def jobs_cancel(call: AppContext, /, job_id: str, reason: str, key: str | None, 
     _command(call, job_id, "cancelled", reason, key, output)
 
 
-@jobs.command("watch")
+@jobs.command("keep-best")
 @click.argument("job_id", metavar="JOB")
+@reason_option
 @output_option
 @pass_call
-def jobs_watch(call: AppContext, /, job_id: str, output: Output) -> None:
+def jobs_keep_best(call: AppContext, /, job_id: str, reason: str, output: Output) -> None:
+    """Serve the best version of a job that has ended.
+
+    If none of its versions was better than the one before the job, that one answers again. Versions stay in the store.
+    """
+    from streams.jobs.job_log import JobLog
+
+    with JobLog(call.settings) as log:
+        _keep_best(call, log.get(job_id), reason, output)
+
+
+def _keep_best(call: AppContext, job: JobState, reason: str, output: Output) -> None:
+    from streams import output as show
+    from streams.adapters import decisions
+    from streams.cli.adapters import read
+    from streams.errors import RefusedError
+    from streams.jobs.job_reducer import version_to_keep
+
+    if not job.has_ended or job.base_version is None:
+        raise RefusedError(f"job {job.job_id} is {job.status}; its best version is known once it has ended")
+    history, version = read(call, job.policy), version_to_keep(job)
+    before = history.state.primary
+    if before != version:
+        proposed = decisions.ProposedDecision(
+            kind="rolled_back" if version < before else "promoted",
+            version=version,
+            actor=user_name(),
+            reason=f"job {job.job_id}: {reason}",
+            expect=before,
+        )
+        history = replace(history, state=decisions.decide(call.settings_to_write, history, proposed).state)
+    show.record({"policy": job.policy, "primary": history.state.primary, "before": before}, output)
+
+
+@jobs.command("watch")
+@click.argument("job_id", metavar="JOB")
+@click.option("--keep-best", is_flag=True, help="At the end, do what `jobs keep-best` does.")
+@output_option
+@pass_call
+def jobs_watch(call: AppContext, /, job_id: str, keep_best: bool, output: Output) -> None:
     """Print the events of a job as they come, until it has ended.
 
     Exit code 1 if the job has failed. Ctrl-C ends the command, not the job.
@@ -300,6 +341,8 @@ def jobs_watch(call: AppContext, /, job_id: str, output: Output) -> None:
                 print(show.json_line(job_view.event(event)) if output == "jsonl" else line, flush=True)
             count += len(new)
         job = log.get(job_id)
+    if keep_best and job.has_ended:
+        _keep_best(call, job, "it has ended", output)
     if job.status == "failed":
         action = f". {job.suggested_action}" if job.suggested_action else ""
         raise StreamwardError(f"job {job_id} has failed: {job.code}: {job.reason}{action}")

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 def status(call: AppContext, output: str) -> None:
     """Show the whole loop on one screen.
 
-    Shows which processes are alive and what each waits for, paused scorers, drops, and the serving versions. It reads
-    the log and changes nothing. A process is alive while it is a member of its consumer group. Drops are those of the
-    last hour: dead letters, and groups that were not trained on, with the reason.
+    Shows which processes are alive and what each waits for, the serving versions and what the last step taught, failing
+    and paused scorers, and drops. It reads the log and changes nothing. A process is alive while it is a member of its
+    consumer group. Drops are those of the last hour: dead letters, and groups that were not trained on, with the
+    reason.
     """
     from streams.tools import status as loop
     from streams.tools.doctor import disk
 
-    plain = _plain(call, loop.look(call.settings), list(disk(call.settings)))
+    state = loop.look(call.settings)
+    plain = _plain(call, state, list(disk(call.settings)))
+    plain["diagnoses"] = {name: str(found) for name, found in loop.diagnoses(call.settings, state).items()}
     if output == "json":
         from streams import output as show
 
@@ -53,11 +56,13 @@ def _plain(call: AppContext, state: LoopStatus, disks: list[DoctorFinding]) -> d
                 "batches": policy.admission.sequence,
                 "waiting_batches": policy.waiting_batches,
                 "next_batch_groups": policy.admission.pending,
+                "last_step": None if (learning := policy.learning.last_step()) is None else learning.plain(),
             }
             for name, policy in state.policies.items()
         ],
         "dropped": [asdict(drop) for drop in state.dropped],
         "paused": state.paused,
+        "failing": [asdict(scorer) for scorer in state.failing],
         "disk": [{"state": finding.state, "what": finding.what} for finding in disks],
         "ended": None if any(process.alive for process in state.processes) else _ended_run(call),
     }
@@ -94,16 +99,29 @@ def _show(state: dict[str, Any]) -> None:
         show.Column("batches", "batches", right=True),
         show.Column("untrained", "waiting_batches", right=True),
         show.Column("groups in the next", "next_batch_groups", right=True),
+        show.Column("differed in the last step", _difference, right=True),
     ]
     show.rows(state["policies"], columns, "table")
-    for error in state["paused"]:
-        print(f"\nscoring: {error}")
+    for name, diagnosis in state["diagnoses"].items():
+        print(f"\n{name}: {show.printable(diagnosis)}")
+    for error in (*state["paused"], *map(_failing, state["failing"])):
+        print(f"\nscoring: {show.printable(error)}")
     print("\ndropped in the last hour" + ("" if state["dropped"] else ": nothing"))
     if state["dropped"]:
         names = ("what", "stage", "reason", "count")
         show.rows(state["dropped"], [show.Column(name, name, right=name == "count") for name in names], "table")
     print()
     show.rows(state["disk"], [show.Column("disk", "state"), show.Column("what", "what")], "table")
+
+
+def _difference(row: dict[str, Any]) -> str:
+    """Return how many groups of the newest step differed in reward."""
+    step = row["last_step"]
+    return "" if step is None else f"{step['differed']} of {step['groups']}"
+
+
+def _failing(scorer: dict[str, Any]) -> str:
+    return f"{scorer['answers']} answers of the last hour have no score, the last: {scorer['last_error']}"
 
 
 def _serves(row: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import click
 
 from streams.cli.runtime import AppContext, pass_call
 from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options, unanswerable
-from streams.errors import SettingsError
+from streams.errors import SettingsError, StreamwardError
 
 if TYPE_CHECKING:
     from schemas.events import Task
@@ -110,6 +110,8 @@ def up(
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
+    if result["failure"] is not None:
+        raise StreamwardError(result["failure"])
 
 
 def _read_train_tasks(settings: Settings, file: Path, reading: TaskFileOptions) -> tuple[Task, ...]:

@@ -14,7 +14,8 @@ import shutil
 import sys
 import time
 from collections import deque
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from rich.text import Text
 from streams.demo.loop_plan import Plan
 from streams.demo.progress import HeldOut, Progress, waits
 from streams.demo.settings_file import finds_settings
+from streams.evaluation.learning import Learning
 from streams.kafka.topics import topics
 from streams.tools.views.places import PLACES
 
@@ -84,12 +86,12 @@ class Display:
     def _line(self, progress: Progress, now: float) -> str:
         responses, _ = self._rates()
         total = "" if self._steps is None else f"/{self._steps}"
-        is_paused = bool(progress.pause_reasons())
-        activities = [f"{name}: {activity}" for name, activity in waits(progress) if name != "scoring" or is_paused]
+        is_faulty = bool(progress.scoring_faults())
+        activities = [f"{name}: {activity}" for name, activity in waits(progress) if name != "scoring" or is_faulty]
         return (
             f"{now - self._started_at:6.1f} s  v{progress.versions}{total}  {self._score(progress)}  "
             f"{progress.counts['responses']} responses ({responses:.0f}/s), {progress.counts['groups']} groups, "
-            f"{progress.batches} batches  |  {'; '.join(activities)}"
+            f"{progress.batches} batches  |  {_last_step(progress)}  |  {'; '.join(activities)}"
         )
 
     def _score(self, progress: Progress) -> str:
@@ -97,10 +99,11 @@ class Display:
         if self._scored:
             latest = _latest(progress.held_out)
             return "held-out not scored yet" if latest is None else f"held-out {latest.exact:.2f} at v{latest.version}"
-        if not progress.rewards_by_version:
+        versions = progress.scored_versions()
+        if not versions:
             return "nothing scored yet"
-        version = max(progress.rewards_by_version)
-        return f"train reward {progress.reward_of(version):.2f} at v{version}"
+        version = max(versions)
+        return f"train reward {versions[version].mean_reward:.2f} at v{version}"
 
     def _panel(self, progress: Progress, now: float, memory_bytes: int) -> RenderableType:
         responses, groups = self._rates()
@@ -117,7 +120,8 @@ class Display:
         doing = Table.grid(padding=(0, 2))
         for name, activity in waits(progress):
             doing.add_row(Text(name, "bold"), activity)
-        parts: list[RenderableType] = [head, Text(), places, Text(), self._trend(progress), Text(), doing]
+        trend, last_step = self._trend(progress), Text(_last_step(progress))
+        parts: list[RenderableType] = [head, Text(), places, Text(), trend, last_step, Text(), doing]
         if progress.counts["dead-letters"]:
             parts.append(Text(f"{progress.counts['dead-letters']} dead letters: streamward dlq list"))
         return Panel(Group(*parts), title="streamward: where every group is", title_align="left", border_style="dim")
@@ -137,11 +141,26 @@ def trend(held_out: dict[int, HeldOut]) -> Text:
     return text if first is last else text.append(f"  to  v{last.version} {last.exact:.2f}", "bold green")
 
 
+def _last_step(progress: Progress) -> str:
+    """Return what the newest groups taught."""
+    return f"last step: {progress.learning.last_step() or 'no group yet'}"
+
+
 def _latest(held_out: dict[int, HeldOut]) -> HeldOut | None:
     return held_out[max(held_out)] if held_out else None
 
 
 # --- when it has ended ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnding:
+    """How a run ended."""
+
+    interrupted: bool = False
+    finished: bool = True
+    failure: str | None = None
+    """Why it came to nothing."""
 
 
 def summarize(
@@ -150,17 +169,17 @@ def summarize(
     loop_s: float,
     data_dir: Path,
     peak_bytes: dict[str, int],
-    interrupted: bool,
-    finished: bool,
+    ending: RunEnding,
 ) -> dict[str, Any]:
     """Return the report of a run, ready for JSON. `peak_bytes` is the peak memory of each process."""
     scores = [progress.held_out[version] for version in sorted(progress.held_out)]
     return {
         "held_out": [{"version": score.version, "exact": round(score.exact, 4), "n": score.n} for score in scores],
         "train_reward": [
-            {"version": version, "reward": round(progress.reward_of(version), 4), "n": n}
-            for version, (_, n) in sorted(progress.rewards_by_version.items())
+            {"version": version, **learning.plain()} for version, learning in progress.scored_versions().items()
         ],
+        "trained_on": progress.places["trained"],
+        "taught_nothing": progress.taught_nothing,
         "adapters": progress.versions,
         "responses": progress.counts["responses"],
         "groups": progress.counts["groups"],
@@ -170,8 +189,7 @@ def summarize(
         "data_dir": str(data_dir),
         "bootstrap": progress.settings.kafka.bootstrap,
         "peak_bytes": peak_bytes,
-        "interrupted": interrupted,
-        "finished": finished,
+        **asdict(ending),
     }
 
 
@@ -191,10 +209,10 @@ def plot(progress: Progress, path: Path) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    rewards = progress.rewards_by_version
+    versions = progress.scored_versions()
     axes.plot(
-        sorted(rewards),
-        [progress.reward_of(version) for version in sorted(rewards)],
+        [*versions],
+        [learning.mean_reward or 0.0 for learning in versions.values()],
         color="#9aa5b1",
         marker=".",
         label="mean reward of train responses",
@@ -221,22 +239,17 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
     console.print()
     if result["held_out"]:
         console.print(_scores(progress))
-    elif progress.rewards_by_version:
+    elif progress.scored_versions():
         console.print(_rewards(progress))
     console.print(_topics(progress))
-    left = progress.places["left out"]
-    reasons = ", ".join(f"{count} {reason}" for reason, count in progress.reasons.most_common())
-    console.print(
-        f"{result['loop_s']:.0f} s. Train tasks: {progress.places['trained']} trained on, {left} left out"
-        + (f" ({reasons})" if reasons else ""),
-        highlight=False,
-    )
-    for error in progress.pause_reasons():
-        console.print(f"scoring: {error}", highlight=False)
+    console.print(f"{result['loop_s']:.0f} s. {train_summary(progress)}", highlight=False)
+    for line in _faults(progress):
+        console.print(line, highlight=False)
     if result["held_out"]:
         console.print(f"Plot: {config.parent / 'learning.png'}", highlight=False)
     if not result["finished"]:
-        ending = "Stopped" if result["interrupted"] else "The time is over (--minutes)"
+        stopped = result["interrupted"] or result["failure"] is not None
+        ending = "Stopped" if stopped else "The time is over (--minutes)"
         console.print(f"{ending}. Everything is in the log: run the same command again to resume.")
     finds_config = finds_settings(config)
     if finds_config:
@@ -246,29 +259,70 @@ def show(result: dict[str, Any], progress: Progress, console: Console, config: P
         console.print(f"  {command}", highlight=False, soft_wrap=True)
 
 
+def train_summary(progress: Progress) -> str:
+    """Return what became of the train tasks."""
+    places = progress.places
+    reasons = ", ".join(f"{count} {reason}" for reason, count in progress.reasons.most_common())
+    parts = [
+        f"{places['trained']} trained on"
+        + (f", {progress.taught_nothing} of them taught nothing" if progress.taught_nothing else ""),
+        f"{places['left out']} left out" + (f" ({reasons})" if reasons else ""),
+    ]
+    if waiting := progress.window():
+        groups = progress.settings.batches.groups
+        parts.append(f"{waiting} wait{'s' if waiting == 1 else ''} for a batch of {groups} (batches.groups)")
+    under_way = places["waiting"] + places["sampled"] + places["scored"] + places["batched"]
+    return f"Train tasks: {', '.join(parts)}" + (f", {under_way} in flight" if under_way else "")
+
+
+def _faults(progress: Progress) -> Iterator[str]:
+    """Yield a line on scores that failed, and on dead letters."""
+    for error in progress.scoring_faults():
+        yield f"scoring: {error}"
+    if progress.letters:
+        letters = ", ".join(f"{count} {reason}" for reason, count in progress.letters.most_common())
+        yield f"Dead letters: {letters} (`streamward dlq list`)"
+
+
 def _scores(progress: Progress) -> Table:
     table = Table(title="Held-out score by adapter version", title_justify="left", box=None, header_style="dim")
     graded = any(abs(score.mean_reward - score.exact) > 1e-6 for score in progress.held_out.values())
-    for column in ("version", "exact", *(["reward"] if graded else []), "n", "train reward"):
+    for column in ("version", "exact", *(["reward"] if graded else []), "n", *LEARNING_COLUMNS):
         table.add_column(column, justify="right")
     table.add_column("")
+    versions = progress.scored_versions()
     for version in sorted(progress.held_out):
         score = progress.held_out[version]
-        reward = f"{progress.reward_of(version):.2f}" if version in progress.rewards_by_version else "–"
         means = [f"{mean:.2f}" for mean in ((score.exact, score.mean_reward) if graded else (score.exact,))]
-        table.add_row(f"v{version}", *means, str(score.n), reward, "█" * round(score.exact * 30))
+        learning = _learning_cells(versions.get(version))
+        table.add_row(f"v{version}", *means, str(score.n), *learning, "█" * round(score.exact * 30))
     return table
+
+
+LEARNING_COLUMNS = ("train reward", "differed", "cut", "distinct")
+
+
+def _learning_cells(learning: Learning | None) -> list[str]:
+    """Return what a version's train tasks taught: its answers' mean reward, groups that differed, share cut, texts."""
+    if learning is None:
+        return ["–"] * len(LEARNING_COLUMNS)
+    return [
+        f"{learning.mean_reward:.2f}",
+        f"{learning.differed} of {learning.groups}",
+        f"{learning.cut_share:.0%}",
+        f"{learning.distinct} of {learning.answers}",
+    ]
 
 
 def _rewards(progress: Progress) -> Table:
     title = "Mean train reward by adapter version that answered"
     table = Table(title=title, title_justify="left", box=None, header_style="dim")
-    for column in ("version", "reward", "responses"):
+    for column in ("version", *LEARNING_COLUMNS):
         table.add_column(column, justify="right")
     table.add_column("")
-    for version, (_, n) in sorted(progress.rewards_by_version.items()):
-        reward = progress.reward_of(version)
-        table.add_row(f"v{version}", f"{reward:.2f}", str(n), "█" * round(min(max(reward, 0.0), 1.0) * 30))
+    for version, learning in progress.scored_versions().items():
+        reward = learning.mean_reward or 0.0
+        table.add_row(f"v{version}", *_learning_cells(learning), "█" * round(min(max(reward, 0.0), 1.0) * 30))
     return table
 
 

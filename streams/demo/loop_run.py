@@ -27,6 +27,7 @@ from rich.console import Console
 
 from schemas.events import Task
 from streams.demo import loop_report as report
+from streams.demo.learning_watch import LearningWatch
 from streams.demo.loop_plan import Plan
 from streams.demo.loop_report import Display
 from streams.demo.players import CHILD, PLAYERS, child_env, command
@@ -73,6 +74,7 @@ class LoopRun:
     settings: Settings
     suite: Suite | None
     progress: Progress
+    watch: LearningWatch
     processes: RestartedProcesses
     display: Display
     producer: Producer
@@ -88,6 +90,14 @@ class LoopRun:
     def trains(self) -> bool:
         """Whether there is a model to train; the scripted engine has none."""
         return self.settings.policy.engine != "scripted"
+
+    def is_hopeless(self) -> bool:
+        """Return whether the run has to end since it teaches nothing."""
+        return not self.plan.endless and self.watch.stop_reason() is not None
+
+    def failure(self) -> str | None:
+        """Return why the run came to nothing; None if it did not, or has no tasks of its own."""
+        return None if self.plan.endless else self.watch.failure(trains=self.trains)
 
     def is_finished(self) -> bool:
         """Return whether all steps or all tasks are done, and the version they end with was scored."""
@@ -159,8 +169,10 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
         RestartedProcesses(plan.folder / "logs", _child_env(plan)) as processes,
         Display(console, steps=plan.steps, scored=suite is not None, started_at=started_at) as display,
     ):
-        run = LoopRun(plan, settings, suite, Progress(settings), processes, display, producer, started_at)
-        _catch_up(reader, run.progress)
+        progress = Progress(settings)
+        _catch_up(reader, progress)
+        watch = LearningWatch(progress)
+        run = LoopRun(plan, settings, suite, progress, watch, processes, display, producer, started_at)
         tasks = plan.tasks(settings, run.progress)
         run.sent = sum(run.progress.train_tasks.values())
         with _interruptible(run.stopping):
@@ -169,7 +181,8 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
                     f"resuming: {run.progress.counts['tasks']} tasks and {run.progress.versions} adapters in the log"
                 )
             _feed(run, tasks)
-            if run.is_finished():
+            had_work = not run.is_finished()
+            if not had_work:
                 display.say(plan.done_hint)
             else:
                 _start(run, config)
@@ -187,8 +200,9 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
         loop_s=time.monotonic() - started_at,
         data_dir=plan.folder,
         peak_bytes=run.peak_bytes,
-        interrupted=interrupted,
-        finished=run.is_finished(),
+        ending=report.RunEnding(
+            interrupted, run.is_finished(), run.failure() if had_work and not interrupted else None
+        ),
     )
     report.write(result, run.progress, plan.folder)
     report.show(result, run.progress, console, config, plan)
@@ -278,11 +292,11 @@ def _work(run: LoopRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
     next_memory = 0.0
     minutes = run.plan.minutes
     deadline = math.inf if minutes is None else run.started_at + minutes * 60
-    while not run.stopping.is_set() and not run.is_finished() and time.monotonic() < deadline:
+    while not (run.stopping.is_set() or run.is_finished() or run.is_hopeless() or time.monotonic() >= deadline):
         for record in reader.poll(5000, TICK_S):
             run.progress.fold(record)
         _feed(run, tasks)
-        for line in run.processes.check():
+        for line in (*run.processes.check(), *run.watch.warnings()):
             run.display.say(line)
         if time.monotonic() >= next_memory:
             _measure(run)

@@ -8,7 +8,7 @@ only ever moves forward through `PLACES`, and the view is right once the reader 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 
 from schemas.events import (
@@ -25,12 +25,17 @@ from schemas.events import (
     Turn,
 )
 from schemas.serde import Poison
+from streams.evaluation.learning import Learning, LearningHistory, facts_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
+from streams.tools.dead_letters.letters import STAGE as DECISIONS
+from streams.tools.score_failures import ScoreFailures
 from streams.tools.views.group_outcome import FLAT, nothing_reason
 from streams.tools.views.places import PLACES
+
+ERRORS_KEPT = 8
 
 
 @dataclass
@@ -43,6 +48,8 @@ class TaskProgress:
     """From its responses; 0 until one was read."""
     responses: int = 0
     rewards: int = 0
+    is_flat: bool = False
+    """Whether all advantages of its group are 0."""
 
 
 @dataclass
@@ -91,12 +98,18 @@ class Progress:
     places: Counter[str] = field(default_factory=Counter)
     """Train tasks, by place."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Train tasks that left without training, and dead letters, by reason; a paused scorer drops nothing."""
+    """Train tasks that left without training, by reason."""
+    letters: Counter[str] = field(default_factory=Counter)
+    """Dead letters, by reason; a paused scorer drops nothing."""
+    taught_nothing: int = 0
+    """Train tasks that were trained on although all their rewards are equal."""
+    failures: ScoreFailures = field(default_factory=ScoreFailures)
+    """Answers without a score."""
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
+    """The newest reasons why answers failed."""
     versions: int = 0
     primary: int = 0
     held_out: dict[int, HeldOut] = field(default_factory=dict)
-    rewards_by_version: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Sum and number of rewards of train responses, by the version that sampled them."""
     train_tasks: Counter[str] = field(default_factory=Counter)
     """Train tasks by scenario."""
     eval_open: int = 0
@@ -121,6 +134,7 @@ class Progress:
     _eval_tasks: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.learning = LearningHistory(self.settings.batches.groups)
         self._labels = {topic.name: topic for topic in topics(self.settings.topics).values()}
 
     def fold(self, record: Record) -> Event | None:
@@ -139,6 +153,7 @@ class Progress:
                 self._response(event)
             case Reward():
                 self._reward(event)
+                self.failures.take_reward(event)
                 if event.value is not None:
                     self._scored_ms[event.source] = max(self._scored_ms.get(event.source, 0), record.timestamp_ms)
             case AdvantagedGroup():
@@ -156,8 +171,9 @@ class Progress:
             case DeadLetter(reason=reason) if reason == PAUSED_REASON:
                 scorer, error = paused_scorer(event)
                 self._pauses[scorer] = max(self._pauses.get(scorer, (0, "")), (record.timestamp_ms, error))
-            case DeadLetter(stage=stage) if stage != "dlq":  # those are decisions about other dead letters
-                self.reasons[event.reason] += 1
+            case DeadLetter():
+                self.letters[event.reason] += event.stage != DECISIONS
+                self.failures.take_letter(event)
         self._take_batches()
         return event
 
@@ -173,10 +189,19 @@ class Progress:
             if max(self._scored_ms.get(source, 0) for source in (scorer, "mix")) <= paused_ms
         ]
 
-    def reward_of(self, version: int) -> float:
-        """Return the mean reward of the train responses that a version sampled, of which there are some."""
-        total, n = self.rewards_by_version[version]
-        return total / n
+    def scoring_faults(self) -> list[str]:
+        """Return why answers have no score: paused scorers, or else those that fail."""
+        return self.pause_reasons() or [str(scorer) for scorer in self.failures.scorers()]
+
+    def scored_versions(self) -> dict[int, Learning]:
+        """Return what each version taught that has scored answers to train tasks, in order."""
+        return {version: learning for version, learning in sorted(self.learning.versions.items()) if learning.answers}
+
+    def scores(self) -> dict[int, float]:
+        """Return the score of each version: held out, else the mean reward of its answers."""
+        if self.held_out:
+            return {version: score.exact for version, score in self.held_out.items()}
+        return {version: learning.mean_reward or 0.0 for version, learning in self.scored_versions().items()}
 
     def _task(self, task: Task) -> None:
         if task.purpose == "eval":
@@ -199,7 +224,9 @@ class Progress:
             self.evaluations.add(task.adapter_version)
 
     def _response(self, response: Response) -> None:
-        self.failed += response.error is not None
+        if response.error is not None:
+            self.failed += 1
+            self.errors.append(response.error)
         task = self._in_flight(response.task_id)
         if task is not None:
             task.responses += 1
@@ -229,9 +256,8 @@ class Progress:
             del self._open[group.task_id]
             return
         self._counts(task)
-        for response in group.responses:
-            total, n = self.rewards_by_version.get(group.adapter_version, (0.0, 0))
-            self.rewards_by_version[group.adapter_version] = (total + response.reward, n + 1)
+        self.learning.add(facts_of(group))
+        task.is_flat = group.flat
         reason = nothing_reason(group.purpose, group.dropped_reason, group.flat)
         if reason is not None and (reason != FLAT or self.settings.batches.zero_variance == "drop"):
             self._leave(group.task_id, reason)
@@ -273,7 +299,9 @@ class Progress:
     def _take_versions(self) -> None:
         for sequence in [sequence for sequence in self._batched if sequence < self.versions]:
             for task_id in self._batched.pop(sequence):
-                self._move(self._open.pop(task_id), "trained")
+                task = self._open.pop(task_id)
+                self.taught_nothing += task.is_flat
+                self._move(task, "trained")
 
     def _leave(self, task_id: str, reason: str) -> None:
         self.reasons[reason] += 1
@@ -315,7 +343,7 @@ def waits(progress: Progress) -> list[tuple[str, str]]:
         policy = "waits for tasks"
     unscored = max(progress.counts["responses"] - progress.failed - progress.counts["rewards"], 0)
     scoring = f"{unscored} responses to score" if unscored else "waits for responses"
-    scoring = "; ".join(progress.pause_reasons()) or scoring
+    scoring = "; ".join(progress.scoring_faults()) or scoring
     if progress.batches > progress.versions:
         trainer = f"trains version {progress.versions + 1}"
     else:

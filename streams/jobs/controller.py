@@ -188,7 +188,7 @@ class JobController:
         bounds = self._bounds("groups")
         starts = {tp: offset for tp, offset in self._reader.position.items() if tp[0] != self._groups}
         for name, job in new.items():
-            self._open[name] = job_reducer.begin(job, self._settings.batches)
+            self._open[name] = job_reducer.begin(job, self._settings.batches, self._settings.learning.stop_after)
         for state in self._open.values():
             tp = (self._groups, self._partition(state.job))
             offset = max(state.next_offset, bounds[tp][0])

@@ -28,6 +28,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobKind, Tas
 from streams.adapters.serving import TRANSITIONS as ADAPTER_TRANSITIONS
 from streams.adapters.versions import AdapterState
 from streams.evaluation import paired, suite_tasks as evaluation
+from streams.evaluation.learning import learning_in
 from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.questions import JOB, place_of, suite, suite_name, train_task
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, cost_usd
@@ -55,6 +56,8 @@ class OpenJob:
     job: JobState
     rule: Batches
     """What the batch stage drops, and how many groups it waits for."""
+    stop_after: int
+    """Iterations in a row that teach nothing, after which it fails; 0: never."""
     next_offset: int
     """Groups below this offset, of the policy's partition, are in."""
     tokens: tuple[int, int] = (0, 0)
@@ -67,10 +70,17 @@ class OpenJob:
     """When the newest of what it was made of was created, ms."""
 
 
-def begin(job: JobState, rule: Batches) -> OpenJob:
+def begin(job: JobState, rule: Batches, stop_after: int = 0) -> OpenJob:
     """Return a job as its newest event left it: groups from `job.groups_next` on are still to be counted."""
     tokens = (job.usage.prompt_tokens, job.usage.completion_tokens)
-    return OpenJob(job=job, rule=rule, next_offset=job.groups_next, tokens=tokens, last_at=job.updated_at)
+    return OpenJob(
+        job=job,
+        rule=rule,
+        stop_after=stop_after,
+        next_offset=job.groups_next,
+        tokens=tokens,
+        last_at=job.updated_at,
+    )
 
 
 def after_event(state: OpenJob, job: JobState) -> OpenJob:
@@ -271,10 +281,10 @@ def _end(state: OpenJob, adapters: AdapterState) -> Sequence[Effect] | None:
     if (reason := _complete(job)) is not None:
         retired = tuple(_retirements(state, adapters))
         return retired or (_event(state, adapters, "completed", reason),)
-    fault = _no_gain(job) or _no_gradient(job, adapters) or _nothing_to_learn(state)
+    fault = _no_gain(job) or _no_gradient(job, adapters) or _no_difference(state, adapters) or _nothing_to_learn(state)
     if fault is None:
         return None
-    reason, action = fault
+    reason, action = fault[0], f"{fault[1]}{_way_back(job, adapters)}"
     return (_event(state, adapters, "failed", reason, code=NOT_CONVERGED, suggested_action=action),)
 
 
@@ -307,6 +317,20 @@ def _best_gain(job: JobState) -> float:
     return max(gains, default=0.0)
 
 
+def version_to_keep(job: JobState) -> int:
+    """Return the version that a job should leave behind: its best, or if none was better the one before it."""
+    return job.best[0] if job.best and _best_gain(job) > 0 else job.base_version or 0
+
+
+def _way_back(job: JobState, adapters: AdapterState) -> str:
+    """Return how the version to keep can answer again; nothing if it does."""
+    version = version_to_keep(job)
+    if adapters.primary == version:
+        return ""
+    what = "its best version" if version > (job.base_version or 0) else "the version before it"
+    return f". `streamward jobs keep-best {job.job_id}` goes back to {what}, {version}"
+
+
 def _no_gain(job: JobState) -> tuple[str, str] | None:
     evaluated = sum(result.iteration > 0 for result in job.evaluations)
     if evaluated <= job.spec.patience or _without_better(job) < job.spec.patience or _best_gain(job) > 0:
@@ -326,6 +350,19 @@ def _no_gradient(job: JobState, adapters: AdapterState) -> tuple[str, str] | Non
     return (
         f"the gradient was not finite in the last {SKIPPED_STEPS} steps, up to version {newest}",
         "lower trainer.learning_rate or set trainer.max_grad_norm, and begin again from a good version",
+    )
+
+
+def _no_difference(state: OpenJob, adapters: AdapterState) -> tuple[str, str] | None:
+    count, newest = state.stop_after, (state.job.base_version or 0) + state.job.iteration
+    if not count or state.job.iteration < count:
+        return None
+    steps = [learning_in(adapters.versions[number].metrics) for number in range(newest - count + 1, newest + 1)]
+    if any(step is None or step.differed for step in steps):
+        return None
+    return (
+        f"{count} steps in a row taught nothing, up to version {newest} (learning.stop_after): {steps[-1]}",
+        "`streamward doctor` says why groups do not differ, and what would change it",
     )
 
 
@@ -392,7 +429,9 @@ def _tasks(state: OpenJob) -> Iterator[Task]:
 
 def _iteration(state: OpenJob, adapters: AdapterState, version: int) -> JobEvent:
     trained_version = adapters.versions[version]
-    event = _event(state, adapters, "iteration", f"version {version} is trained", version=version)
+    learning = learning_in(trained_version.metrics)
+    taught = "" if learning is None else f": {learning}"
+    event = _event(state, adapters, "iteration", f"version {version} is trained{taught}", version=version)
     step_metrics = {
         name: trained_version.metrics[name]
         for name in ("reward", "loss", "grad_norm")

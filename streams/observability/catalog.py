@@ -143,6 +143,14 @@ GROUPS = Metric(
     "zero-variance share is flat divided by the sum.",
     ("streams",),
 )
+FLAT_GROUPS = Metric(
+    "streamward_flat_groups_total",
+    "counter",
+    ("policy", "cause"),
+    "Groups whose rewards are all equal, by the likeliest cause: no answer is right, every answer is right, …",
+    ("streams",),
+    "a flat group",
+)
 TURN_CREDIT = Metric(
     "streamward_turn_credit",
     "histogram",

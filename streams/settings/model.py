@@ -342,6 +342,17 @@ class Batches(Section):
     )
 
 
+class Learning(Section):
+    """When a run that teaches nothing ends."""
+
+    stop_after: int = Field(
+        8,
+        ge=0,
+        description="steps in a row in which no group differs in reward, after which `up`, `demo` and jobs end with an "
+        "error; 0: never",
+    )
+
+
 class Model(Section):
     """The language model that is trained."""
 
@@ -1084,6 +1095,7 @@ class Settings(Section):
     worker: Worker = Worker()
     advantages: Advantages = Advantages()
     batches: Batches = Batches()
+    learning: Learning = Learning()
     model: Model = Model()
     policy: Policy = Policy()
     scoring: Scoring = Scoring()

@@ -4,7 +4,8 @@
 
 Each check yields findings and raises nothing; one that cannot run, because an earlier one failed, is skipped. Nothing
 is changed: no topic is created, no model loaded or downloaded. Of the processes of the loop only the trainer is looked
-for, without which all others fall silent, and what tasks of agents need (`streamward status` shows them all).
+for, without which all others fall silent, and what tasks of agents need (`streamward status` shows them all). Policies
+that learn nothing, and scorers that fail, are named with the likeliest cause.
 """
 
 from __future__ import annotations
@@ -198,14 +199,21 @@ def _raised(act: Callable[[], object]) -> StreamwardError | None:
 
 
 def _processes(settings: Settings) -> Iterator[DoctorFinding]:
-    from streams.tools.status import look
+    from streams.tools.status import diagnoses, look
 
     try:
-        processes = look(settings).processes
+        status = look(settings)
+        causes = diagnoses(settings, status)
     except StreamwardError as exc:
         yield DoctorFinding("trainer", "failed", str(exc), exit_code=exc.exit_code)
         return
+    processes = status.processes
     yield from _trainer(settings, processes)
+    for name, diagnosis in causes.items():
+        yield DoctorFinding("learning", "warning", f"policy {name}: {diagnosis.what}", diagnosis.do)
+    for scorer in status.failing:
+        do = f"Repair {scorer.scorer}, then `streamward rescore --failed` writes what is missing"
+        yield DoctorFinding("scoring", "warning", str(scorer), do)
     agents = [one for one in processes if one.agent is not None]
     yield from map(_agent, agents)
     if any(one.alive or one.lag for one in agents):

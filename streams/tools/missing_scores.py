@@ -23,7 +23,7 @@ from streams.kafka.topics import topics
 from streams.scorers import ScoreOutcome, Scorers
 from streams.scorers.execution import JUDGE_THREADS
 from streams.settings.model import Settings
-from streams.stages.scoring.breaker import PAUSED_REASON
+from streams.stages.scoring.breaker import PAUSED_REASON, UNSCORED_REASONS
 from streams.stages.scoring.scoring_agent import STAGE, reward_of
 from streams.stages.scoring.task_lookup import TaskLookup
 from streams.tools.dead_letters import letters as dead_letters
@@ -32,7 +32,6 @@ from streams.tools.dead_letters.originals import originals
 from streams.tools.dead_letters.redrive import RedriveOrder, decide
 
 E = TypeVar("E", bound=Event)
-SPENT = ("score_failed", "no_judge", "module_not_listed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ def rescore_failed(settings: Settings, *, since_ms: int | None, actor: str) -> R
     """
     letters = dead_letters.load(settings)
     every = letters.matching(Matching(stage=STAGE, since_ms=since_ms), "open")
-    chosen = [letter for letter in every if letter.event.reason in (*SPENT, PAUSED_REASON)]
+    chosen = [letter for letter in every if letter.event.reason in (*UNSCORED_REASONS, PAUSED_REASON)]
     responses = _responses(settings, chosen)
     result = Rescored()
     if not responses:

@@ -2,9 +2,9 @@
 
     consumer groups ──► who lives, and what is unread ─┐
     adapters, batches, newest groups ──► who serves, ──┼──► LoopStatus
-      what the next batch and each stage wait for      │
+      what was learnt, what each stage waits for       │
     dead letters, groups, batches of an hour ──► drops ┤
-    dead letters of held responses ──► paused scorers  ┘
+    dead letters of scoring ──► failing, paused scorers┘
 
 It reads the log as it is now, joins no group and changes nothing. A process counts as alive while it is a member of its
 consumer group, or of that of the fleet which this machine's settings name; one that was killed counts for
@@ -28,18 +28,22 @@ from streams.adapters.admission.admission import Admission
 from streams.adapters.admission.held_back import waits_for
 from streams.adapters.router import VersionRouter
 from streams.adapters.versions import AdapterState
+from streams.evaluation.diagnosis import Diagnosis, diagnose, evidence_of
+from streams.evaluation.learning import DIAGNOSED_STEPS, LearningHistory
 from streams.kafka import admin, offsets, times
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition, partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
+from streams.tools.sample_answers import sample_answers
+from streams.tools.score_failures import FailingScorer, ScoreFailures
 
 WINDOW_S = 3600
 """How far back drops are counted."""
 GROUPS_READ = 2000
 LETTERS_READ = 250
-"""Newest dead letters of each partition in which paused scorers are looked for."""
+"""Newest dead letters of each partition in which failing and paused scorers are looked for."""
 TASKS_READ = 250
 """Newest tasks of each partition that are read: a task may be all there is of a policy. What waits before them counts
 for every policy."""
@@ -93,8 +97,11 @@ class PolicyStatus:
 
     router: VersionRouter
     admission: Admission
+    learning: LearningHistory
     settled: int = -1
     """Offset on `groups` of the last group that its batches settle."""
+    batch_starts: tuple[int, ...] = ()
+    """Offset of the first group of each of the newest batches."""
 
     @property
     def state(self) -> AdapterState:
@@ -105,6 +112,18 @@ class PolicyStatus:
     def waiting_batches(self) -> int:
         """Batches that the trainer has not made a version of."""
         return max(0, self.admission.sequence - self.state.newest)
+
+    @property
+    def first_offset(self) -> int:
+        """Offset on `groups` from which its newest batches and the next one are known."""
+        return self.batch_starts[0] if self.batch_starts else self.settled + 1
+
+    def take_batch(self, batch: Batch) -> None:
+        """Fold a batch."""
+        self.admission.batch(batch)
+        offsets = (*batch.groups_offsets, *(dropped.offset for dropped in batch.dropped))
+        self.settled = max(self.settled, *offsets, -1)
+        self.batch_starts = (*self.batch_starts, min(offsets, default=0))[-DIAGNOSED_STEPS:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +145,8 @@ class LoopStatus:
     dropped: list[DroppedCount] = field(default_factory=list)
     paused: list[str] = field(default_factory=list)
     """Why scorers are paused."""
+    failing: list[FailingScorer] = field(default_factory=list)
+    """Scorers that left answers of the window without a score."""
 
 
 def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
@@ -140,16 +161,18 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     named = {at.group.partition("-")[2] for at in positions if at.group.startswith(("policy-", "trainer-"))}
     names = _named(settings, bounds, tasks) | {name for name in named if not name.startswith("@")}
     policies = {
-        name: PolicyStatus(VersionRouter(name), Admission(settings.batches))
+        name: PolicyStatus(VersionRouter(name), Admission(settings.batches), LearningHistory(settings.batches.groups))
         for name in sorted(names or {settings.policy.name})
     }
     dropped: Counter[tuple[str, str, str]] = Counter()
     since_ms = now_ms - WINDOW_S * 1000
     for record, event in _events(settings, bounds, ["adapters", "batches"]):
         _take(policies, record, event, dropped, since_ms)
-    scored, paused = _committed("scoring", positions), dict[str, str]()
+    scored, paused, failures = _committed("scoring", positions), dict[str, str](), ScoreFailures()
     for record, event in _recent(settings, bounds, policies, since_ms):
         _take(policies, record, event, dropped, since_ms)
+        if isinstance(event, DeadLetter) and record.timestamp_ms >= since_ms:
+            failures.take_letter(event)
         if isinstance(event, DeadLetter) and event.reason == PAUSED_REASON:
             held = event.source_offset >= scored.get((event.source_topic, event.source_partition), 0)
             paused |= [paused_scorer(event)] if held else []
@@ -158,7 +181,26 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
         policies,
         [DroppedCount(*what, count) for what, count in dropped.most_common()],
         list(paused.values()),
+        failures.scorers(),
     )
+
+
+def diagnoses(settings: Settings, status: LoopStatus) -> dict[str, Diagnosis]:
+    """Return why policies learn nothing, by policy; those that learn, or have too few groups, are left out.
+
+    Raises LogError if the broker does not answer.
+    """
+    errors = [scorer.last_error for scorer in status.failing]
+    evidence = {
+        name: evidence_of(
+            policy.learning,
+            answers=sample_answers(settings, policy.learning.flat_groups()),
+            errors=errors,
+            primary=policy.state.primary,
+        )
+        for name, policy in status.policies.items()
+    }
+    return {name: diagnose(of_policy) for name, of_policy in evidence.items() if of_policy is not None}
 
 
 def known_policies(settings: Settings) -> list[str]:
@@ -215,7 +257,7 @@ def _recent(
         start = end if at < 0 else at
         if tp[0] == groups:
             mine = (one for one in policies.values() if partition_of(one.state.policy, _width(bounds, groups)) == tp[1])
-            start = max(min([start, *(one.settled + 1 for one in mine)]), end - GROUPS_READ)
+            start = max(min([start, *(one.first_offset for one in mine)]), end - GROUPS_READ)
         else:
             start = min(start, end - LETTERS_READ)
         starts[tp] = (min(max(start, first), end), end)
@@ -239,14 +281,13 @@ def _take(
         case AdapterEvent(policy=name) if name in policies:
             policies[name].router.take(event)
         case Batch(policy=name) if name in policies:
-            one = policies[name]
-            one.admission.batch(event)
-            one.settled = max(one.settled, *event.groups_offsets, *(left.offset for left in event.dropped), -1)
+            policies[name].take_batch(event)
             reasons = [left.reason for left in event.dropped if recent and left.reason in BATCH_REASONS]
             dropped.update(("group", "batches", reason) for reason in reasons)
         case AdvantagedGroup(policy=name):
             if name in policies:
                 policies[name].admission.group(event, record.at.offset)
+                policies[name].learning.take(event)
             if recent and event.dropped_reason is not None:
                 dropped["group", "advantages", event.dropped_reason] += 1
         case DeadLetter(stage=stage, reason=reason) if recent and stage != "dlq" and reason != PAUSED_REASON:

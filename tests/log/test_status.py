@@ -21,10 +21,10 @@ from streams.kafka.retry import BrokerOutage
 from streams.kafka.times import now_ms
 from streams.settings.load import ENV_CONFIG, to_env
 from streams.settings.model import Batches, Serve, Settings
-from streams.stages.scoring.breaker import PAUSED, PAUSED_REASON
+from streams.stages.scoring.breaker import GROUP_WAITS, PAUSED, PAUSED_REASON
 from streams.tools.status import look
 from streams.tools.unreachable_tasks import unreached
-from tests.support.factories import batch, group, one_of_each, promoted, response, task, trained
+from tests.support.factories import batch, group, member, one_of_each, promoted, response, task, trained
 from tests.support.log.members import member_of
 from tests.support.processes import read
 from trainer.batch_source import Presence
@@ -171,6 +171,56 @@ def test_what_was_dropped_is_counted_by_reason_for_the_last_hour_only(made: Sett
         ("record", letter.stage, letter.reason, 1),
     ]
     assert look(made, now_ms=now_ms() + 3_601_000).dropped == []
+
+
+def test_groups_that_do_not_differ_are_explained_with_answers_and_what_was_expected(made: Settings) -> None:
+    """The same sentence in `doctor`."""
+    settings = made.model_copy(update={"batches": Batches(groups=2, zero_variance="keep")})
+    asked = [task(task_id=f"flat{n}", group_size=2, verifier='{"answer": "blue"}') for n in range(4)]
+    answers = [
+        response(task_id=one.task_id, slot=slot, group_size=2, text=f"tall {slot}") for one in asked for slot in (0, 1)
+    ]
+    write(settings, *asked, *answers)
+    at = {(one.task_id, one.slot): record.at for record, one in read(settings, Response)}
+    for n, one in enumerate(asked):
+        members = tuple(
+            member(
+                slot,
+                partition=at[one.task_id, slot].partition,
+                offset=at[one.task_id, slot].offset,
+                completion_token_ids=(n, slot),
+            )
+            for slot in (0, 1)
+        )
+        write(settings, group(task_id=one.task_id, responses=members))
+    (policy,) = shown(settings)["policies"]
+    assert policy["last_step"] == {"reward": 0.0, "n": 4, "groups": 2, "differed": 0, "cut": 0, "distinct": 4}
+    said = shown(settings)["diagnoses"]["default"]
+    assert said.startswith(
+        "nothing is learnt: none of the last 4 groups differed in reward, since no answer is right: "
+    )
+    assert "'tall 0' (expected 'blue')" in said
+    assert f"default: {said}" in run(settings, "--output", "table").stdout
+    findings = CliRunner().invoke(cli, ["doctor", "--output", "jsonl"], env=to_env(settings)).stdout.splitlines()
+    (finding,) = [row for row in map(json.loads, findings) if row["check"] == "learning"]
+    assert f"{finding['what']}. {finding['do']}" == f"policy default: {said}"
+
+
+def test_a_scorer_that_fails_is_named_with_its_last_error_until_its_answers_are_decided_about(made: Settings) -> None:
+    write(made, response())
+    record, _ = next(iter(read(made, Response)))
+    letter = dead_letter(record, stage="scoring", reason="score_failed", error=f"own:own: it raised. {GROUP_WAITS}")
+    write(made, letter)
+    assert shown(made)["failing"] == [
+        {"scorer": "own:own", "answers": 1, "first_error": "own:own: it raised", "last_error": "own:own: it raised"}
+    ]
+    assert (
+        "1 answers of the last hour have no score, the last: own:own: it raised"
+        in run(made, "--output", "table").stdout
+    )
+    findings = CliRunner().invoke(cli, ["doctor", "--output", "jsonl"], env=to_env(made)).stdout
+    assert "Repair own:own, then `streamward rescore --failed`" in findings
+    assert look(made, now_ms=now_ms() + 3_601_000).failing == []
 
 
 def test_a_paused_scorer_has_dropped_nothing_and_is_shown_until_what_it_holds_is_scored(made: Settings) -> None:

@@ -131,6 +131,7 @@ class Log:
         self.adapters: list[AdapterEvent] = []
         self.open: OpenJob | None = None
         self.sent: set[str] = set()
+        self.stop_after = 0
 
     @property
     def job(self) -> JobState:
@@ -160,7 +161,7 @@ class Log:
         elif job.status != "running":
             return False
         else:
-            self.open = job_reducer.begin(job, self.rest.rule) if self.open is None else self.open
+            self.open = self.open or job_reducer.begin(job, self.rest.rule, self.stop_after)
             self.open = job_reducer.after_event(self.open, job)
             for offset, group in enumerate(self.groups):
                 self.open = job_reducer.after_group(self.open, group, offset)
@@ -258,6 +259,38 @@ def test_where_every_reward_is_equal_the_job_fails_and_says_what_to_do() -> None
     assert "iteration 1 has too few groups to learn from: 20 zero_variance" in job.reason
     assert "neither always nor never answered right" in (job.suggested_action or "")
     assert sum(task.purpose == "train" for task in log.tasks) == MOST_DRAWS * 4
+
+
+KEEPS_FLAT = Batches(groups=4, max_policy_lag=0, zero_variance="keep")
+
+
+def test_a_job_whose_steps_teach_nothing_fails_and_offers_the_version_before_it() -> None:
+    log = Log(RestOfLoop(KEEPS_FLAT, flat=lambda task: True), iterations=50, evaluate_every=50)
+    log.stop_after = 3
+    job = log.run()
+    assert (job.status, job.code, job.iteration) == ("failed", NOT_CONVERGED, 3)
+    assert job.reason.startswith(
+        "3 steps in a row taught nothing, up to version 3 (learning.stop_after): 0 of 4 groups"
+    )
+    assert f"`streamward jobs keep-best {job.job_id}` goes back to the version before it, 0" in job.suggested_action
+    assert job_reducer.version_to_keep(job) == 0
+
+
+def test_a_step_that_taught_something_begins_the_count_anew_also_for_a_controller_after_a_kill() -> None:
+    log = Log(RestOfLoop(KEEPS_FLAT, flat=lambda task: task.metadata["job_iteration"] != "2"), iterations=4)
+    log.stop_after = 3
+    while log.act(most=1) or log.answer():
+        pass
+    assert (log.job.status, log.job.iteration) == ("completed", 4)
+    (second,) = [event for event in log.jobs if event.kind == "iteration" and event.iteration == 2]
+    assert second.reason == (
+        "version 2 is trained: 4 of 4 groups differed in reward, mean 0.50, 0% cut, 1 of 8 answers distinct"
+    )
+
+
+def test_a_job_keeps_its_best_version_only_if_that_was_better_than_the_one_before() -> None:
+    log = Log(RestOfLoop(RULE, right=lambda version, index: version == 2 and index < 2), iterations=3, evaluate_every=1)
+    assert job_reducer.version_to_keep(log.run()) == 2
 
 
 def test_with_no_gain_by_patience_the_job_fails_and_with_some_it_is_complete_early() -> None:

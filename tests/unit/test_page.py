@@ -254,6 +254,11 @@ def test_the_overview_counts_each_train_task_at_its_place(view: LogView, client:
     assert "1 sampled answered, and not scored yet" in words(client, "/")
 
 
+def test_the_overview_counts_what_taught_nothing_as_the_list_of_groups_does(client: TestClient) -> None:
+    listed = re.findall(r'href="/tasks/(\w+)"', client.get("/groups?fate=nothing").text)
+    assert f"Groups that taught nothing ({len(listed)})" in words(client, "/")
+
+
 # --- versions, curves and the rest ------------------------------------------------------------------------------------
 
 
@@ -262,6 +267,7 @@ def test_a_policy_shows_its_versions_what_they_are_made_of_and_who_decided(clien
     assert "Version 1 answers" in text
     assert "1 primary version 0" in text
     assert "batches[0]@0 : 1 groups, 2 answers" in text
+    assert "differed in reward answers cut their mean reward" in text
     assert "0 superseded" in text
     assert "promoted 1 effective ann 0.75 of 40 are right 1" in text
 

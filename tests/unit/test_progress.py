@@ -138,7 +138,7 @@ def test_a_group_written_twice_counts_once() -> None:
     for events in (once, doubled):
         progress = folded(*events)
         assert places(progress) == {"trained": 1}
-        assert progress.rewards_by_version == {0: (1.0, 2)}
+        assert (progress.learning.versions[0].reward_sum, progress.learning.versions[0].answers) == (1.0, 2)
         assert not progress.reasons
 
 
@@ -173,7 +173,7 @@ def picture(progress: Progress) -> Any:
     return (
         places(progress),
         progress.reasons,
-        progress.rewards_by_version,
+        progress.learning.versions,
         (progress.batches, progress.versions, progress.primary, progress.eval_open, progress.window()),
         waits(progress),
     )
@@ -213,7 +213,7 @@ def test_what_is_of_another_policy_or_cannot_be_read_is_not_counted() -> None:
 
 def test_dead_letters_are_counted_by_reason() -> None:
     letter = next(event for event in factories.one_of_each() if isinstance(event, DeadLetter))
-    assert folded(letter).reasons == {"not_avro": 1}
+    assert folded(letter).letters == {"not_avro": 1}
 
 
 def paused(scorer: str, last: str = "exception: it raised") -> DeadLetter:
@@ -245,7 +245,7 @@ def test_a_scorer_is_paused_until_it_gives_a_score_again_and_has_dropped_nothing
         "caps:caps is paused: exception: it raised", "b:b is paused: exception: it raised"
     ]  # fmt: skip
     assert dict(waits(progress))["scoring"].startswith("caps:caps is paused: exception: it raised. It failed 20 times")
-    assert not progress.reasons
+    assert not +progress.letters
     assert len(at_times((5, works), *log).pause_reasons()) == 1, "in whatever order the topics are read"
 
 

@@ -16,6 +16,7 @@ from streams.demo import loop_report as report
 from streams.demo.demo_options import DemoOptions
 from streams.demo.progress import HeldOut, Progress
 from streams.demo.settings_file import leave_settings
+from streams.evaluation.learning import Learning
 from streams.kafka.record import Record, dead_letter
 from streams.settings.load import save
 from streams.settings.model import Broker, Kafka, Settings
@@ -37,7 +38,9 @@ def progress(tmp_path: Path) -> Progress:
     """A run that learned for two versions."""
     known = Progress(Settings(kafka=Kafka(bootstrap="127.0.0.1:21000"), broker=Broker(data_dir=tmp_path)))
     known.held_out = {2: HeldOut(2, 0.91428, 0.93, 35), 0: HeldOut(0, 0.0, 0.1, 35)}
-    known.rewards_by_version = {0: (2.0, 16), 1: (8.0, 16), 2: (12.0, 16)}
+    for version, rewards in {0: 2.0, 1: 8.0, 2: 12.0}.items():
+        known.learning.versions[version] = Learning(groups=2, differed=1, answers=16, reward_sum=rewards, cut=4)
+    known.taught_nothing = 12
     known.counts.update(tasks=40, responses=310, rewards=310, groups=38, batches=2, adapters=6)
     known.places.update({"trained": 32, "left out": 5, "waiting": 3})
     known.reasons.update(zero_variance=4, stale=1)
@@ -47,7 +50,7 @@ def progress(tmp_path: Path) -> Progress:
 
 def result(progress: Progress, **changes: Any) -> dict[str, Any]:
     whole: dict[str, Any] = {"loop_s": 61.26, "data_dir": Path("demo"), "peak_bytes": {"kafka": 340}}
-    return report.summarize(progress, **{**whole, "interrupted": False, "finished": True, **changes})
+    return report.summarize(progress, **whole, ending=report.RunEnding(**changes))
 
 
 def shown(progress: Progress, **changes: Any) -> str:
@@ -61,10 +64,11 @@ def test_the_report_is_json_and_has_what_a_script_asks_for(progress: Progress) -
     assert json.loads(json.dumps(result(progress))) == {
         "held_out": [{"version": 0, "exact": 0.0, "n": 35}, {"version": 2, "exact": 0.9143, "n": 35}],
         "train_reward": [
-            {"version": 0, "reward": 0.125, "n": 16},
-            {"version": 1, "reward": 0.5, "n": 16},
-            {"version": 2, "reward": 0.75, "n": 16},
+            {"version": version, "reward": mean, "n": 16, "groups": 2, "differed": 1, "cut": 4, "distinct": 0}
+            for version, mean in enumerate((0.125, 0.5, 0.75))
         ],
+        "trained_on": 32,
+        "taught_nothing": 12,
         "adapters": 2,
         "responses": 310,
         "groups": 38,
@@ -75,6 +79,7 @@ def test_the_report_is_json_and_has_what_a_script_asks_for(progress: Progress) -
         "peak_bytes": {"kafka": 340},
         "interrupted": False,
         "finished": True,
+        "failure": None,
     }
 
 
@@ -96,14 +101,14 @@ def test_a_run_without_any_score_has_a_report_and_no_plot(progress: Progress, tm
 def test_without_held_out_questions_the_table_has_the_reward_of_each_version_that_answered(progress: Progress) -> None:
     progress.held_out = {}
     rows = [line.split() for line in shown(progress).splitlines() if line.strip().startswith("v")]
-    assert [row[:3] for row in rows[1:]] == [["v0", "0.12", "16"], ["v1", "0.50", "16"], ["v2", "0.75", "16"]]
+    assert [row[:3] for row in rows[1:]] == [["v0", "0.12", "1"], ["v1", "0.50", "1"], ["v2", "0.75", "1"]]
 
 
 def test_scores_stand_by_version_with_the_reward_of_what_the_version_answered(progress: Progress) -> None:
     rows = [line.split() for line in shown(progress).splitlines() if line.strip().startswith("v")]
-    assert [row[:5] for row in rows if row[0] != "version"] == [
-        ["v0", "0.00", "0.10", "35", "0.12"],
-        ["v2", "0.91", "0.93", "35", "0.75"],
+    assert [row[:9] for row in rows if row[0] != "version"] == [
+        ["v0", "0.00", "0.10", "35", "0.12", "1", "of", "2", "25%"],
+        ["v2", "0.91", "0.93", "35", "0.75", "1", "of", "2", "25%"],
     ]
 
 
@@ -114,7 +119,8 @@ def test_every_topic_stands_with_how_many_records_it_holds(progress: Progress) -
 
 
 def test_tasks_that_left_without_training_stand_with_their_reasons(progress: Progress) -> None:
-    assert "Train tasks: 32 trained on, 5 left out (4 zero_variance, 1 stale)" in shown(progress)
+    said = " ".join(shown(progress).split())
+    assert "Train tasks: 32 trained on, 12 of them taught nothing, 5 left out (4 zero_variance, 1 stale)" in said
 
 
 def test_a_scorer_that_is_still_paused_is_named_below_the_tables(progress: Progress) -> None:

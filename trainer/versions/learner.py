@@ -26,6 +26,7 @@ from schemas.events import AdvantagedGroup, Batch, Coordinates
 from schemas.serde import Poison
 from streams.engines.base_model import Base, load_base
 from streams.errors import ContradictoryEvent
+from streams.evaluation.learning import facts_of, learning_of
 from streams.kafka.history import History
 from streams.kafka.record import Record
 from streams.kafka.topics import topics
@@ -243,7 +244,8 @@ class Learner:
         makes progress.
         """
         metrics = self._trainer.train_batch(groups.good, beat)
-        metrics |= {"groups_refused": float(len(groups.refused)), **timings}
+        learning = learning_of(map(facts_of, groups.good))
+        metrics |= {"groups_refused": float(len(groups.refused)), **learning.metrics(), **timings}
         self.version, self.next_offset = batch.sequence + 1, coordinates.offset + 1
         state = State(
             policy=batch.policy,

@@ -97,6 +97,11 @@ STEPS = largest(f"changes({select(catalog.VERSION)}[30m])", "policy")
 FLAT = share(
     _rate(catalog.GROUPS, "policy", window="30m", outcome="flat"), _rate(catalog.GROUPS, "policy", window="30m")
 )
+FLAT_BY_CAUSE = (
+    f"(0 * topk by (namespace, policy) (1, {_rate(catalog.FLAT_GROUPS, 'policy', 'cause', window='30m')} > 0) + 1) "
+    f"* on (namespace, policy) group_left () ({FLAT}) or on (namespace, policy) ({FLAT})"
+)
+"""FLAT, with the most frequent cause as a label."""
 FAILED_SCORES = share(
     _rate(catalog.SCORE_FAILURES, "source", window="15m"), _rate(catalog.SCORE_SECONDS, "source", window="15m")
 )
@@ -179,8 +184,9 @@ ALERTS = (
         "{{ $value | humanize }} steps of `{{ $labels.policy }}` in an hour changed nothing.",
     ),
     Alert(
-        "ZeroVarianceHigh", "warning", "30m", Limit(FLAT, ">", 0.8),
-        "{{ $value | humanizePercentage }} of the groups of `{{ $labels.policy }}` teach nothing.",
+        "ZeroVarianceHigh", "warning", "30m", Limit(FLAT_BY_CAUSE, ">", 0.8),
+        "{{ $value | humanizePercentage }} of the groups of `{{ $labels.policy }}` teach nothing"
+        "{{ with $labels.cause }}: {{ . }}{{ end }}.",
     ),
     Alert(
         "LogprobMismatchHigh", "warning", "15m", Limit(_of_step("mismatch"), ">", 0.1),

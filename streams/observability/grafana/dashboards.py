@@ -306,6 +306,7 @@ TRAINING = Dashboard(
                     (FLAT, "{{policy}} of all groups"),
                     (largest(select(catalog.FLAT_SHARE), "policy"), "{{policy}} of the last step"),
                 ),
+                _speed("Why groups teach nothing", "ops", catalog.FLAT_GROUPS, "policy", "cause"),
                 VERSIONS,
             ),
         ),

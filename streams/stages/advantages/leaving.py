@@ -7,6 +7,8 @@ EmitGroup, its event ──► group_trace ──► header of its record
 from __future__ import annotations
 
 from schemas.events import AdvantagedGroup, derive_id
+from streams.evaluation.diagnosis import CAUSES, likeliest_cause
+from streams.evaluation.learning import facts_of
 from streams.observability import catalog, trace_context
 from streams.observability.metrics import Meter
 from streams.observability.tracing.tracer import Trace, Tracer
@@ -35,6 +37,8 @@ def count(meter: Meter, group: AdvantagedGroup, first_ms: int | None) -> None:
     """Tell what became of a task, whose first record is of `first_ms`, and the credit of each turn."""
     flat = group.flat
     meter.add(catalog.GROUPS, group.policy, group.dropped_reason or ("flat" if flat else "varied"))
+    if flat and group.dropped_reason is None and meter.on:
+        meter.add(catalog.FLAT_GROUPS, group.policy, CAUSES[likeliest_cause([facts_of(group)])])
     if first_ms:
         meter.observe(catalog.GROUP_SECONDS, max(0, group.created_at - first_ms) / 1000, group.policy)
     for response in group.responses:

@@ -35,6 +35,10 @@ PAUSED = (
 )
 PAUSED_REASON = "scorer_paused"
 """Of the dead letter that says so."""
+GROUP_WAITS = "Its group waits for it until its deadline: repair the scorer, then `streamward rescore --failed`"
+"""Ends the dead letter of a score that failed."""
+UNSCORED_REASONS = ("score_failed", "no_judge", "module_not_listed")
+"""Of a dead letter whose response has no score, and can get one."""
 
 Change = Literal["failing", "paused", "resumed"]
 
@@ -50,9 +54,22 @@ def scorer_of(source: RewardSource) -> str:
 
 def paused_scorer(letter: DeadLetter) -> tuple[str, str]:
     """Return the scorer that such a dead letter is about, and what it says."""
-    at = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
-    error = letter.error.removeprefix(f"{at}: ")
+    error = _without_coordinates(letter)
     return error.partition(" is paused: ")[0], error
+
+
+def failed_scorer(letter: DeadLetter) -> tuple[str, str]:
+    """Return the scorer that gave no score, as far as such a dead letter names it, and its error."""
+    error = _without_coordinates(letter)
+    if letter.reason != "score_failed":
+        return letter.reason, error
+    error = error.partition(f". {GROUP_WAITS}")[0]
+    return error.partition(": ")[0], error
+
+
+def _without_coordinates(letter: DeadLetter) -> str:
+    at = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
+    return letter.error.removeprefix(f"{at}: ")
 
 
 def pause_message(scorer: str, outcome: ScoreOutcome, scoring: Scoring) -> str:

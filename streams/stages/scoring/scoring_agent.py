@@ -49,6 +49,7 @@ from streams.settings.model import Settings
 from streams.stages.scoring.breaker import (
     FAILING,
     FOR_GOOD,
+    GROUP_WAITS,
     PAUSED_REASON,
     Change,
     CircuitBreaker,
@@ -73,7 +74,6 @@ BUSY_POLL_S = 0.02
 """Wait for new responses while scores are running."""
 UNWRITABLE = (serde.EncodeError, EventError)
 """What a reward raises that cannot be encoded, or does not fit into a record."""
-GROUP_WAITS = "Its group waits for it until its deadline: repair the scorer, then `streamward rescore --failed`"
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
-"""Where every group is, what waits for what, and how many records come.
+"""Where every group is, what was learnt, what waits for what, and how many records come.
 
 tasks, responses, rewards, groups, batches, adapters ──► the place of each train task, counted by policy
+the list of groups                                     ──► how many taught nothing
 consumer groups, and the rest of `streamward status` ──► which processes are alive, what each waits for
 every topic                                          ──► records, and how many a minute
 """
@@ -11,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streams.errors import StreamwardError
+from streams.evaluation.diagnosis import Diagnosis
 from streams.kafka.topics import LABELS
 from streams.tools import status
 from streams.tools.query.views import identifier, name_of
 from streams.tools.status import LoopStatus
 from streams.tools.views.log_view import LogSnapshot, LogView, Row
 from streams.tools.views.places import PLACES, PLACES_SQL
+from streams.tools.views.task import TAUGHT_NOTHING_SQL
 
 RATE_MINUTES = 5
 """Over how long rates are taken."""
@@ -31,6 +34,8 @@ class WholeLogView:
     status: LoopStatus | None
     no_status: str | None
     """Why there is no status."""
+    diagnoses: dict[str, Diagnosis]
+    """By policy, why it learns nothing."""
     is_archive: bool
     rate_minutes: int = RATE_MINUTES
 
@@ -41,6 +46,8 @@ class Overview:
 
     places: dict[str, dict[str, int]]
     """By policy, how many train tasks are at each place."""
+    taught_nothing: dict[str, Row]
+    """By policy, how many groups taught nothing, and how many of them were trained on all the same."""
     whole: WholeLogView | None
     """None for a tenant."""
 
@@ -50,12 +57,14 @@ def read_overview(log: LogSnapshot) -> Overview:
     places: dict[str, dict[str, int]] = {}
     for row in log.rows(PLACES_SQL):
         places.setdefault(row["policy"], dict.fromkeys(PLACES, 0))[row["place"]] = row["tasks"]
+    taught_nothing = {row["policy"]: row for row in log.rows(TAUGHT_NOTHING_SQL)}
     if log.rights.tenant is not None:
-        return Overview(places, None)
+        return Overview(places, taught_nothing, None)
     records = log.rows(records_sql([label for label in LABELS if label not in log.rights.hidden]))
-    state, no_status = _status(log.view)
+    state, diagnoses, no_status = _status(log.view)
     is_archive = log.view.source == "archive"
-    return Overview(places, WholeLogView(records, log.left_out(), state, no_status, is_archive))
+    whole = WholeLogView(records, log.left_out(), state, no_status, diagnoses, is_archive)
+    return Overview(places, taught_nothing, whole)
 
 
 def records_sql(labels: Sequence[str]) -> str:
@@ -68,11 +77,12 @@ def records_sql(labels: Sequence[str]) -> str:
     )
 
 
-def _status(view: LogView) -> tuple[LoopStatus | None, str | None]:
+def _status(view: LogView) -> tuple[LoopStatus | None, dict[str, Diagnosis], str | None]:
     """Return what `streamward status` shows, or why there is nothing to show."""
     if view.source == "archive":
-        return None, "This is an archive: it says nothing of processes."
+        return None, {}, "This is an archive: it says nothing of processes."
     try:
-        return status.look(view.settings), None
+        state = status.look(view.settings)
+        return state, status.diagnoses(view.settings, state), None
     except StreamwardError as exc:
-        return None, str(exc)
+        return None, {}, str(exc)

@@ -17,7 +17,7 @@ PLACE_NOTES = {
     "grouped": "waits for a batch to be full",
     "batched": "waits for the trainer",
     "trained": "in an adapter version",
-    "left out": "taught nothing",
+    "left out": "in no version, for good",
 }
 
 PLACES_SQL = """

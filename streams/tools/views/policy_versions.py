@@ -19,6 +19,7 @@ from streams.errors import NotFoundError
 from streams.evaluation.intervals import wilson
 from streams.tools.query.views import literal
 from streams.tools.views.log_view import LogSnapshot, Row, RowPage
+from streams.tools.views.task import outcomes_sql
 
 PAGE_SIZE = 100
 """Versions on one page, and decisions."""
@@ -38,6 +39,7 @@ _TRAINED_SQL = """FROM adapters WHERE policy = {} AND kind = 'trained'
 
 def versions_sql(policy: str) -> str:
     """Return the statement of a policy's versions, newest first: what made each, and what its answers were worth."""
+    of_policy = f"policy = {literal(policy)} AND purpose = 'train'"
     return f"""
 WITH made AS (
     SELECT version, parent_version, first_batch, last_batch, metrics, tuning IS NOT NULL AS tuned, uri, _partition,
@@ -45,8 +47,8 @@ WITH made AS (
     {_TRAINED_SQL.format(literal(policy))}
 ), answered AS (
     SELECT adapter_version AS version, count(*) AS groups, avg(reward_mean) AS reward,
-        count(*) FILTER (dropped_reason IS NOT NULL) AS dropped
-    FROM groups WHERE policy = {literal(policy)} AND purpose = 'train' AND adapter_version >= 0 GROUP BY ALL
+        count(*) FILTER (NOT flat) AS differed, sum(cut_answers) / nullif(sum(scored), 0) AS cut_share
+    FROM ({outcomes_sql(of_policy)}) WHERE adapter_version >= 0 GROUP BY ALL
 ), cut AS (
     SELECT sequence, groups AS batch_groups, responses, loss_tokens, len(dropped) AS passed_over,
         _partition AS batch_partition, _offset AS batch_offset

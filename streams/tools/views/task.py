@@ -43,7 +43,8 @@ one AS (
     SELECT _partition, _offset, _timestamp, task_id, group_id, policy, purpose, scenario, adapter_version, group_size,
         len(members) AS scored, reward_mean, reward_std, dropped_reason, complete, formula, credit, left_out,
         len(list_filter(members, lambda r: r.advantage <> 0
-            OR len(list_filter(r.spans, lambda s: s.advantage <> 0)) > 0)) = 0 AS flat
+            OR len(list_filter(r.spans, lambda s: s.advantage <> 0)) > 0)) = 0 AS flat,
+        len(list_filter(members, lambda r: r.finish_reason = 'length')) AS cut_answers
     FROM groups SEMI JOIN first USING (_partition, _offset) WHERE {condition}
 )
 SELECT one.*, cut.sequence, passed.passed_over, made.trained
@@ -60,6 +61,11 @@ FATES = {
     "nothing": f"({NOTHING_REASON_SQL}) IS NOT NULL",
 }
 """What the list can be narrowed to."""
+TAUGHT_NOTHING_SQL = f"""
+SELECT policy, count(*) AS groups, count(*) FILTER (trained IS NOT NULL) AS trained
+FROM ({outcomes_sql()}) WHERE {FATES["nothing"]} GROUP BY policy
+"""  # noqa: S608
+"""By policy, how many groups the list of those that taught nothing has, and how many of them were trained on."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Event, Task
 from streams.adapters.versions import AdapterState, empty, fold
 from streams.evaluation import results
+from streams.evaluation.learning import GroupFacts, facts_of, learning_of
 from streams.evaluation.results import SuiteResults
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
@@ -33,7 +34,8 @@ class RestOfLoop:
     window: BatchWindow = field(default_factory=BatchWindow)
     suites: dict[bytes, SuiteResults] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
-    groups: int = 0
+    facts: list[GroupFacts] = field(default_factory=list)
+    """Of every group, by offset."""
 
     def __post_init__(self) -> None:
         self.adapters = empty(self.policy)
@@ -44,7 +46,8 @@ class RestOfLoop:
             return []
         self.answered.add(task.task_id)
         made = self._group(task)
-        offset, self.groups = self.groups, self.groups + 1
+        offset = len(self.facts)
+        self.facts.append(facts_of(made))
         self.window, batches = Cutter(self.rule).reduce(
             self.window, made, Coordinates("groups", 0, offset), doubled=False
         )
@@ -52,7 +55,9 @@ class RestOfLoop:
         for batch in batches:
             at = made.created_at + 1
             version = batch.sequence + 1
-            metrics = {"step_s": self.step_s, "reward": 0.5, "loss": 0.25, "skipped": 0.0}
+            learning = learning_of(self.facts[offset] for offset in batch.groups_offsets)
+            metrics = {"step_s": self.step_s, "reward": 0.5, "loss": 0.25, "skipped": 0.0, **learning.metrics()}
+            metrics |= {"groups": float(batch.groups), "responses": float(batch.responses)}
             events.append(trained(version, policy=self.policy, created_at=at, metrics=metrics))
             events.append(promoted(version, policy=self.policy, created_at=at, actor="rollouts"))
         key = results.suite_key(made)

@@ -1,0 +1,99 @@
+"""Say when a run of the loop learns nothing, and why; end it when that lasts.
+
+Progress ──► a step after the other without a difference in reward ──► one warning a cause; the reason to stop
+         ──► how the run ended ──► the reason for exit code 1, with the newest version that was an improvement
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from streams.demo.progress import Progress
+from streams.errors import LogError
+from streams.evaluation.diagnosis import CAUSES, Diagnosis, diagnose, evidence_of, newest_improvement
+from streams.tools.sample_answers import sample_answers
+
+
+@dataclass
+class LearningWatch:
+    """What a run has taught since it began."""
+
+    progress: Progress
+    _groups_before: int = field(init=False)
+    _differed_before: int = field(init=False)
+    _trained_before: int = field(init=False)
+    _groups_seen: int = -1
+    _warned: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        history = self.progress.learning
+        self._groups_before, self._differed_before = history.groups, history.differed
+        self._trained_before = self.progress.places["trained"]
+
+    def warnings(self) -> Iterator[str]:
+        """Yield each scorer's first error, and a diagnosis once for each cause, until groups differ again."""
+        for scorer in self.progress.failures.scorers():
+            if scorer.scorer not in self._warned:
+                self._warned.add(scorer.scorer)
+                yield f"scoring: {scorer.first_error}"
+        history = self.progress.learning
+        if history.groups == self._groups_seen:
+            return
+        self._groups_seen = history.groups
+        if not history.steps_without_difference:
+            self._warned -= CAUSES.keys()
+        diagnosis = self.diagnosis()
+        if diagnosis is not None and diagnosis.cause not in self._warned:
+            self._warned.add(diagnosis.cause)
+            yield f"warning: {diagnosis}"
+
+    def diagnosis(self) -> Diagnosis | None:
+        """Return why the newest steps taught nothing; None if they did, or are too few."""
+        groups = self.progress.learning.flat_groups()
+        if not groups:
+            return None
+        errors = [*self.progress.errors, *(scorer.last_error for scorer in self.progress.failures.scorers())]
+        try:
+            answers = sample_answers(self.progress.settings, groups)
+        except LogError:  # the broker is away: the diagnosis needs no answers
+            answers = []
+        evidence = evidence_of(self.progress.learning, answers=answers, errors=errors, primary=self.progress.primary)
+        return None if evidence is None else diagnose(evidence)
+
+    def stop_reason(self) -> str | None:
+        """Return why the run has to end: too many of its steps in a row taught nothing."""
+        limit, history = self.progress.settings.learning.stop_after, self.progress.learning
+        steps = min(history.steps_without_difference, (history.groups - self._groups_before) // history.step)
+        if not limit or steps < limit:
+            return None
+        return f"{steps} steps in a row taught nothing (learning.stop_after)"
+
+    def failure(self, *, trains: bool) -> str | None:
+        """Return why the run, which has ended, came to nothing; None if it did not."""
+        if (reason := self.stop_reason()) is not None:
+            return ". ".join([reason, *self._causes(), *self._way_back()])
+        history, progress = self.progress.learning, self.progress
+        if trains and progress.places["trained"] == self._trained_before:
+            return ". ".join(["nothing was trained", *progress.scoring_faults(), *self._causes()])
+        if history.groups > self._groups_before and history.differed == self._differed_before:
+            groups = history.groups - self._groups_before
+            return ". ".join([f"nothing was learnt: none of {groups} groups differed in reward", *self._causes()])
+        return None
+
+    def _causes(self) -> list[str]:
+        diagnosis = self.diagnosis()
+        return [] if diagnosis is None else [str(diagnosis)]
+
+    def _way_back(self) -> list[str]:
+        """Return which version was the newest improvement, and the command that makes it answer again."""
+        scores, primary = self.progress.scores(), self.progress.primary
+        best = newest_improvement(scores)
+        if best is None:
+            return ["no version was better than the one before it"]
+        named = f"version {best} is the newest that was better than the one before it ({scores[best]:.2f})"
+        if best >= primary:
+            return [named]
+        words = ["streamward", "adapters", "rollback", "--to", str(best), "--expect", str(primary)]
+        return [f"{named}: `{shlex.join([*words, '--reason', 'later ones learnt nothing'])}`"]
