@@ -125,7 +125,7 @@ def held_out(log: LogSnapshot, policy: str) -> list[Curve]:
     return [*curves.values()]
 
 
-def held_out_reward(log: LogSnapshot, policy: str) -> list[Curve]:
+def reward_on_held_out(log: LogSnapshot, policy: str) -> list[Curve]:
     """Return the curves of rewards on held-out tasks, one for each suite whose rewards say more than right or wrong."""
     curves: dict[str, Curve] = {}
     says_more = set[str]()
@@ -148,7 +148,7 @@ def train_reward(log: LogSnapshot, policy: str) -> list[Curve]:
     return [*curves.values()]
 
 
-CURVES = {"Held-out score": held_out, "Held-out reward": held_out_reward, "Train reward": train_reward}
+CURVES = {"Held-out score": held_out, "Held-out reward": reward_on_held_out, "Train reward": train_reward}
 """The curves of a policy, by title."""
 MEASURES = {
     "loss": "loss",
