@@ -195,7 +195,7 @@ class World:
         """Start `streamward NAME` (the part before the first -), and keep it up until it is told to end."""
         if self.stock:
             chaos["stock"] = True
-        has_drivers = (repo / "streams" / "worker" / "loop").is_dir()
+        has_drivers = repo == REPO or (repo / "streams" / "worker" / "batched").is_dir()  # an old release has one
         if name.partition("-")[0] == "streams" and has_drivers and "--driver" not in arguments:
             arguments = (*arguments, *self._of_driver(name))
         whole = {**plain_environment(repo), **to_env(settings or self.settings), **(env or {})}
