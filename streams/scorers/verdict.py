@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -132,8 +133,9 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
 def check_verdict(raw: Any, scorer: str) -> Verdict:
     """Return a scorer's result as a Verdict: it may be one, a number, or a tuple of number, components and steps.
 
-    Its texts can be encoded as UTF-8. Raises ScoreError(not_a_number) for anything that is not a finite number, or
-    a value beyond MAX_REWARD; and ScoreError(too_many_components) for components that no reward may have.
+    True and False are 1 and 0; a scalar of NumPy or torch, or an array of one, is its number. Its texts can be
+    encoded as UTF-8. Raises ScoreError(not_a_number) for anything that is not a finite number, or a value beyond
+    MAX_REWARD; and ScoreError(too_many_components) for components that no reward may have.
     """
     if isinstance(raw, tuple) and 2 <= len(raw) <= 3:
         raw = Verdict(raw[0], raw[1], steps=raw[2] if len(raw) == 3 else ())
@@ -213,13 +215,19 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _finite(value: Any, scorer: str, field: str) -> float:
-    number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
+    number, way_out = math.nan, "say what failed by raising an error"
+    if inspect.iscoroutine(value):
+        value.close()
+        way_out = "write a plain function; asyncio.run(…) in it calls an async one"
+    if callable(item := getattr(value, "item", None)):
+        with contextlib.suppress(ValueError, RuntimeError):  # an array of several
+            value = item()
+    if isinstance(value, Real):
         with contextlib.suppress(OverflowError):  # an int beyond float
             number = float(value)
     if not math.isfinite(number):
         raise ScoreError(
-            f"{scorer} gave {field} {_short(value)}; a score is a finite number (say what failed by raising an error)",
+            f"{scorer} gave {field} {_short(value)}; a score is a finite number ({way_out})",
             reason="not_a_number",
             again=True,
         )

@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from schemas.events import RewardSource
 from streams.errors import SettingsError
-from streams.scorers import ScoreError, ScoreOutcome, Scorers, find
+from streams.scorers import ScoreError, ScoreOutcome, Scorers, Verdict, find
+from streams.scorers.verdict import check_verdict
 from streams.settings.model import Scoring
 from tests.support.doubles.judge import a_response, a_task, judging, outcome, says
 
@@ -79,6 +82,10 @@ ENTRY_POINTS = """
     @entry_point("bool/1")
     def boolean(task, response, settings):
         return True
+
+    @entry_point("awaited/1")
+    async def awaited(task, response, settings):
+        return 1.0
 
     @entry_point("text/1")
     def text(task, response, settings):
@@ -171,6 +178,20 @@ def test_an_entry_point_scores_in_its_own_process_and_names_its_version(hasty: S
     assert found.version == "good/3"
 
 
+@pytest.mark.parametrize("score", [True, np.bool_(True), np.float32(1), np.int64(1), np.array([1.0]), np.array(True)])
+def test_what_comparing_gives_is_a_score(score: Any) -> None:
+    assert check_verdict((score, {"part": score}), "mine") == Verdict(1.0, {"part": 1.0})
+
+
+def test_several_numbers_are_no_score() -> None:
+    with pytest.raises(ScoreError, match="a score is a finite number"):
+        check_verdict(np.array([1.0, 0.0]), "mine")
+
+
+def test_a_verdict_of_true_is_one(hasty: Scorers) -> None:
+    assert outcome(hasty, "my_scorers:boolean", "x", {}).value == 1.0
+
+
 def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> None:
     found = outcome(hasty, "my_scorers:pair", "x", {})
     assert (found.value, found.components) == (0.5, {"half": 1.0})
@@ -185,7 +206,7 @@ def test_an_entry_point_may_give_a_number_and_its_components(hasty: Scorers) -> 
         ("memory", "memory", "needed more than"),
         ("nan", "not_a_number", "gave value nan; a score is a finite number"),
         ("infinite", "not_a_number", "gave component part inf"),
-        ("boolean", "not_a_number", "gave value True"),
+        ("awaited", "not_a_number", "write a plain function; asyncio.run(…) in it calls an async one"),
         ("text", "not_a_number", "gave value '1.0'"),
         ("none", "not_a_number", "gave value None"),
         ("unmarked", "unknown_scorer", "is not marked as a scorer; write @streamward.entry_point('unmarked/1')"),
