@@ -216,9 +216,10 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def describe_exception(action: str, exc: BaseException) -> str:
-    """Return what a user's code raised during `action`, and where."""
+    """Return what a user's code raised during `action`, and where; a SyntaxError says that itself."""
+    problem = f"{action} raised {type(exc).__name__}: {str(exc)[:1000]}"
     frame = traceback.extract_tb(exc.__traceback__)[-1]
-    return f"{action} raised {type(exc).__name__}: {str(exc)[:1000]} ({frame.filename}, line {frame.lineno})"
+    return problem if frame.filename.startswith("<") else f"{problem} ({frame.filename}, line {frame.lineno})"
 
 
 def _frame(body: bytes) -> bytes:

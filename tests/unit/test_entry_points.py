@@ -153,7 +153,7 @@ ENTRY_POINTS = """
 """
 
 
-MODULES = "my_scorers, broken_scorers, no_such_module"
+MODULES = "my_scorers, broken_scorers, misspelt_scorers, no_such_module"
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,7 @@ def entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("installed")
     (folder / "my_scorers.py").write_text(textwrap.dedent(ENTRY_POINTS))
     (folder / "broken_scorers.py").write_text("import not_there\n")
+    (folder / "misspelt_scorers.py").write_text("def f(task, response, settings)\n    return 1\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
         yield
@@ -226,6 +227,11 @@ def test_a_scorer_that_fails_gives_its_reason_and_the_next_score_works(
 def test_an_entry_point_that_cannot_be_imported_says_so(hasty: Scorers, name: str) -> None:
     found = outcome(hasty, name, "x", {})
     assert found.reason == "unknown_scorer" and found.error is not None and "PYTHONPATH" in found.error
+
+
+def test_a_mistake_in_the_file_is_named_with_its_own_line_alone(hasty: Scorers) -> None:
+    found = outcome(hasty, "misspelt_scorers:f", "x", {})
+    assert found.error is not None and found.error.endswith("SyntaxError: expected ':' (misspelt_scorers.py, line 1)")
 
 
 @pytest.mark.parametrize("name", ["os.system", "os:system:x", "os:", ":system", "../x:y", "a b:c"])
