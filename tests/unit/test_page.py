@@ -180,6 +180,7 @@ def test_the_ratios_of_a_step_are_told_as_far_as_they_were_measured() -> None:
         "The ratio of each token is not recorded. Over 1,200 tokens of the step that made version 3 its mean was 1.01, "
         "5 % were clipped, and none was outside 0.9048 to 1.105."
     )
+    assert answer_tokens.describe_ratio(3, metrics | {"mismatch_max": 0.0}).endswith("and each was 1.")
 
 
 def test_rewards_of_any_scale_are_compared_with_those_of_the_scenario(tmp_path: Path) -> None:

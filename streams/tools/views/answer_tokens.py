@@ -126,5 +126,6 @@ def describe_ratio(version: int, metrics: Mapping[str, float]) -> str:
         text += f", {100 * metrics['clipped']:.3g} % were clipped"
     largest = metrics.get("mismatch_max")
     if largest is not None and largest < LARGEST_EXPONENT:
-        text += f", and none was outside {math.exp(-largest):.4g} to {math.exp(largest):.4g}"
+        low, high = f"{math.exp(-largest):.4g}", f"{math.exp(largest):.4g}"
+        text += ", and each was 1" if low == high else f", and none was outside {low} to {high}"
     return f"{text}."
