@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,93 +16,32 @@ from deltalake import DeltaTable, Schema
 
 from schemas.events import Coordinates, Event, Reward
 from schemas.serde import encode
-from streams.arrow.decode import side_by_side
 from streams.kafka.record import Record
-from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.columns import FIRST_MS, LAST_MS, days_of, store_rows, table_schema
-from streams.tools.archive.compact import compact
-from streams.tools.archive.segment_writer import RangeWriter
+from streams.tools.archive.columns import FIRST_MS, LAST_MS, table_schema
+from streams.tools.archive.compact import compact, expire
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.archive.tables import SPLIT_BY, Change
-from tests.support.factories import changed, one_of_each, reward
+from streams.tools.archive.tables import SPLIT_BY
+from streams.tools.archive.verify import verify
+from tests.support.archive_filters import (
+    Engine,
+    Filter,
+    add_range,
+    archive,
+    by_sql,
+    columns_of,
+    files_of,
+    filters_on,
+    label_of,
+)
+from tests.support.factories import T0, changed, one_of_each, reward
 
-DAY_MS = 86_400_000
-Filter = tuple[str, str, pa.Scalar | None]
-"""Column, operator, value; no value for nulls."""
-Engine = Callable[[Filter], list[int]]
-"""Return the offsets of the rows that a filter finds."""
+WIDE = ("_offset", "_timestamp", "value")
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings.model_validate({"archive": {"store": str(tmp_path / "archive")}})
-
-
-def label_of(event: Event) -> str:
-    return next(label for label, topic in topics(Settings().topics).items() if topic.event is type(event))
-
-
-def files_of(event: Event) -> list[list[Record]]:
-    """Return the records of four files: events, events and what is none, what is none, and events of another day."""
-    later = changed(event, created_at=event.created_at + 1)
-    payloads = [[event, event], [later, b"junk", later], [b"", None], [event, later]]
-    files: list[list[Record]] = []
-    for number, file in enumerate(payloads):
-        begin, day = sum(map(len, files)), 20_000 + number // 3
-        files.append([_record(begin + row, day, payload) for row, payload in enumerate(file)])
-    return files
-
-
-def _record(offset: int, day: int, payload: Event | bytes | None) -> Record:
-    encoded = encode(payload) if isinstance(payload, Event) else payload
-    key = None if offset % 3 else b"\xff"
-    return Record(Coordinates("any", 0, offset), day * DAY_MS + offset, key, encoded, ())
-
-
-def archive(settings: Settings, label: str, files: list[list[Record]]) -> str:
-    """Archive the records, each list as a file; return where the table is."""
-    reader = ArchiveReader(settings)
-    table = reader.table(label)
-    table.create({0: 0})
-    for records in files:
-        writer = RangeWriter(settings, reader.store, label, 0)
-        writer.add(side_by_side(reader.folder(label), records))
-        state, first, next_ = table.load(), records[0].at.offset, records[-1].at.offset + 1
-        assert state is not None
-        assert table.commit(state, Change(added=tuple(writer.write_files(first, next_)), nexts={0: next_}))
-    return reader.store.uri(reader.folder(label))
-
-
-def columns_of(event: type[Event], files: list[list[Record]]) -> pa.Table:
-    """Return the records as columns that no file has held."""
-    records = [record for file in files for record in file]
-    table = store_rows(event, side_by_side("any", records)).table
-    days = pa.array(days_of([record.timestamp_ms for record in records])).cast(pa.date32())
-    partitions = pa.array([record.at.partition for record in records], pa.int32())
-    return table.append_column("_day", days).append_column("_partition", partitions)
-
-
-def filters_on(table: pa.Table, *operators: str, values: int = 1) -> list[Filter]:
-    """Return filters on every column with these operators; what is nested is only null or not."""
-    filters: list[Filter] = []
-    for column in table.schema:
-        filters += [(column.name, operator, None) for operator in operators if "NULL" in operator]
-        if not pa.types.is_nested(column.type):
-            compared = table[column.name].drop_null().unique()[:values]
-            filters += [(column.name, op, value) for value in compared for op in operators if "NULL" not in op]
-    return filters
-
-
-def by_sql(connection: duckdb.DuckDBPyConnection, source: Any) -> Engine:
-    def offsets(row_filter: Filter) -> list[int]:
-        column, operator, value = row_filter
-        placeholder, values = ("", []) if value is None else ("?", [value.as_py()])
-        statement = f'SELECT _offset FROM source WHERE "{column}" {operator} {placeholder}'  # noqa: S608 - our names
-        return [row[0] for row in connection.execute(statement, values).fetchall()]
-
-    connection.register("source", source)
-    return offsets
 
 
 def condition(field: Any, operator: str, value: Any) -> Any:
@@ -197,3 +137,41 @@ def test_times_at_the_ends_of_what_engines_know_are_found(settings: Settings) ->
     uri, expected = archive(settings, "rewards", files), columns_of(Reward, files)
     filters = [row_filter for row_filter in filters_on(expected, "=", ">=", values=9) if "time" in row_filter[0]]
     assert differences(uri, expected, filters) == []
+
+
+def values_at(*offsets: int) -> list[Record]:
+    """Return a reward at each of these offsets, a day after the other, with values that 32 bits do not hold."""
+    return [
+        Record(Coordinates("any", 0, offset), T0 + number * 86_400_000, b"k", _value(1e11 + 0.1 * number), ())
+        for number, offset in enumerate(offsets)
+    ]
+
+
+def _value(value: float) -> bytes:
+    return encode(changed(reward(), value=value))
+
+
+def test_offsets_and_values_beyond_32_bits_and_the_whole_numbers_of_a_float_are_found(settings: Settings) -> None:
+    files = [[record] for record in values_at(2**60, 2**60 + 1, 2**60 + 2)]
+    uri, expected = archive(settings, "rewards", files), columns_of(Reward, files)
+    filters = [row_filter for row_filter in filters_on(expected, "=", ">=", values=3) if row_filter[0] in WIDE]
+    assert len(filters) == 18 and differences(uri, expected, filters) == []
+
+
+def test_ranges_without_a_record_hide_none_before_and_after_compaction_and_expiry(settings: Settings) -> None:
+    """A transaction leaves offsets without a record, and a range of such is a file without rows."""
+    records = values_at(0, 1, 9, 15, 40)
+    reader, files = ArchiveReader(settings), [records[:2], [], records[2:3], [], records[3:4]]
+    reader.table("rewards").create({0: 0})
+    for (first, next_), file in zip(pairwise((0, 6, 8, 12, 14, 20)), files, strict=True):
+        add_range(settings, "rewards", file, first, next_)
+    uri, expected = reader.store.uri(reader.folder("rewards")), columns_of(Reward, [records[:4]])
+    filters = [row_filter for row_filter in filters_on(expected, "=", "IS NULL", values=5) if row_filter[0] in WIDE]
+    assert differences(uri, expected, filters) == []
+    compact(settings, ["rewards"])
+    assert differences(uri, expected, filters) == []
+    add_range(settings, "rewards", records[4:], 20, 41)
+    (expired,) = expire(settings, records[4].timestamp_ms, ["rewards"])
+    assert (expired.first, expired.records) == (20, 4)
+    assert differences(uri, columns_of(Reward, [records[4:]]), filters) == []
+    assert verify(settings, ["rewards"]).findings == ()

@@ -12,8 +12,9 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support.java import Jar, MissingJar, fetched
 
@@ -28,20 +29,34 @@ class NoSpark(Exception):
     """Something is missing; the message says what."""
 
 
-def rows(folder: str, condition: str, columns: list[str], scratch: Path) -> list[list[Any]]:
-    """Return the rows of a Delta table that Spark reads. Raises NoSpark, and RuntimeError with Spark's own words."""
+class Question(NamedTuple):
+    """What Spark is asked for."""
+
+    condition: str
+    """In SQL."""
+    columns: tuple[str, ...]
+    version: int | None = None
+    """Of the table; None: the newest."""
+
+
+def answers(folder: str, questions: Sequence[Question], scratch: Path) -> list[list[list[Any]]]:
+    """Return the rows of a Delta table that Spark reads for each question.
+
+    Raises NoSpark, and RuntimeError with Spark's own words.
+    """
     own = variables(scratch)
     try:
         jars = ",".join(str(fetched(jar)) for jar in JARS)
     except MissingJar as exc:
         raise NoSpark(str(exc)) from exc
+    lines = [json.dumps([question.version, question.condition, question.columns]) for question in questions]
     done = subprocess.run(
-        [str(PYTHON), str(Path(__file__).with_name("read_rows.py")), jars, folder, condition, *columns],
+        [str(PYTHON), str(Path(__file__).with_name("read_rows.py")), jars, folder], input="\n".join(lines),
         env={**os.environ, **own}, cwd=scratch, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(f"Spark ends with {done.returncode}: {done.stderr[-2000:]}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return [json.loads(line.removeprefix("rows ")) for line in done.stdout.splitlines() if line.startswith("rows ")]
 
 
 def variables(scratch: Path) -> dict[str, str]:
