@@ -248,7 +248,7 @@ def _is_path(key: str, text: str, folder: Path) -> bool:
         return (folder / text).is_dir()
     section, _, name = key.partition(".")
     is_path = key in STORES or (_is_known(key) and Path in _types(section, name))
-    return is_path and bool(text) and not text.startswith(("~", "file:")) and "://" not in text
+    return is_path and bool(text) and not text.lower().startswith(("~", "file:")) and "://" not in text
 
 
 def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:

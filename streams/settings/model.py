@@ -109,6 +109,7 @@ FIXED_KEYS = {
 """librdkafka settings that Streamward sets itself, and that none of ours changes."""
 
 USER_IN_URL = re.compile(r"(?<=://)[^/@\s,]+(?=@)")
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)|file(?=:)", re.IGNORECASE)
 
 
 def without_user(text: str) -> str:
@@ -147,11 +148,15 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def path_of(text: str) -> str:
-    """Return the path that a file URL names; any other text as it is. Raises ValueError for a URL without a path.
+    """Return the path that a file URL names, another URL with its scheme in small letters, any other text as it is.
+
+    Raises ValueError for a file URL without a path.
 
     >>> path_of("file:///data/my%20archive")
     '/data/my archive'
     """
+    if scheme := SCHEME.match(text):
+        text = scheme[0].lower() + text[scheme.end() :]
     if not text.startswith("file:"):
         return text
     path = unquote(text.removeprefix("file:").removeprefix("//").removeprefix("localhost"), errors="strict")
@@ -173,6 +178,8 @@ class Section(BaseModel):
         """A store, a folder or a file may be given as a URL; a folder must not have a second name, with escapes."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         is_path = info.field_name == "store" or Path in (annotation, *get_args(annotation))
+        if info.field_name == "store" and value == "":
+            raise ValueError("is empty; name a folder or an object store, or leave the setting out")
         return path_of(value) if is_path and isinstance(value, str) else value
 
     @field_validator("*")

@@ -157,6 +157,7 @@ def test_a_file_url_names_the_same_folder_as_its_path(key: str, name: str, tmp_p
         load(overrides=[f"{key}={path.as_uri()}"]),
         load(overrides=[f"{key}={path.as_uri().replace('file://', 'file://localhost')}"]),
         load(overrides=[f"{key}={path.as_uri().replace('file://', 'file:')}"]),
+        load(overrides=[f"{key}={path.as_uri().replace('file://', 'FILE://')}"]),
         load(env={f"STREAMWARD_{section}__{setting}".upper(): path.as_uri()}),
         load(file=file),
     ):
@@ -169,6 +170,13 @@ def test_a_file_url_names_the_same_folder_as_its_path(key: str, name: str, tmp_p
 def test_a_file_url_without_a_path_is_refused(url: str) -> None:
     with pytest.raises(SettingsError, match=r"archive\.store, from --set"):
         load(overrides=[f"archive.store={url}"])
+
+
+@pytest.mark.parametrize("key", ["archive.store", "adapters.store"])
+def test_a_store_without_a_name_is_refused_and_the_scheme_of_a_url_may_have_capitals(key: str) -> None:
+    with pytest.raises(SettingsError, match="is empty; name a folder"):
+        load(env={f"STREAMWARD_{key.replace('.', '__')}".upper(): ""})
+    assert dict(flatten(load(overrides=[f"{key}=S3://Bucket/Path"])))[key] == "s3://Bucket/Path"
 
 
 @pytest.mark.parametrize(("url", "escape"), [("s3://bucket/my archive #1", "%23"), ("gs://bucket/a?b", "%3F")])

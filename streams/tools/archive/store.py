@@ -39,6 +39,7 @@ HALF = ".half-"
 CHUNK_BYTES = 1 << 20
 _REFUSED = re.compile(r"[\[\]^|\\\x00-\x1f\x7f]|%[0-9A-Fa-f]{2}")
 """What Delta's driver ends the process for in a folder's path, or takes for another folder."""
+_COLOUR = re.compile("\x1b\\[[0-9;]*m|↳")
 _KEYS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 
@@ -267,9 +268,14 @@ def _open(url: str, options: dict[str, str]) -> tuple[Any, str]:
         return _Objects(root, options), root
     except (DeltaError, ValueError, OSError, NotImplementedError) as exc:
         raise SettingsError(
-            f"archive.store={url}: {exc}; use a folder, or an object store that Delta has a driver for, e.g. "
-            "s3://bucket/path"
+            f"archive.store={url}: {message_of(exc)}; use a folder, or an object store that Delta has a driver for, "
+            "e.g. s3://bucket/path"
         ) from exc
+
+
+def message_of(exc: Exception) -> str:
+    """Return what an error of Delta's driver says, in one line, without colours and the stack of Rust."""
+    return " ".join(_COLOUR.sub("", str(exc)).split("\n   0: ", 1)[0].split())
 
 
 def _is_local(fs: Any) -> bool:

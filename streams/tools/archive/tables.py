@@ -30,7 +30,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from streams.errors import LogError
-from streams.tools.archive.store import Store
+from streams.tools.archive.store import Store, message_of
 
 MOST_PARTITIONS = 1_000_000
 """Kafka takes far fewer of one topic."""
@@ -52,7 +52,6 @@ _NAME = re.compile(
     r"_partition=(\d{1,7})/_day=(\d{4}-\d\d-\d\d)/(\d{20})-(\d{20})-([0-9a-f]{64})-([0-9a-f]{16})\.parquet", re.ASCII
 )
 _REWRITTEN = "streamward/rewritten"
-_COLOUR = re.compile("\x1b\\[[0-9;]*m|↳")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -281,10 +280,9 @@ class ArchiveTable:
         try:
             yield
         except (DeltaError, OSError, pa.ArrowException) as exc:
-            message = " ".join(_COLOUR.sub("", str(exc)).split("\n   0: ", 1)[0].split())  # without the stack of Rust
             raise LogError(
-                f"{self._store.location(self._folder)}: {failure}: {message}; `streamward archive verify` names what "
-                "is missing or damaged, and archive.store must be a place that can be read and written"
+                f"{self._store.location(self._folder)}: {failure}: {message_of(exc)}; `streamward archive verify` "
+                "names what is missing or damaged, and archive.store must be a place that can be read and written"
             ) from exc
 
 
