@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
+from schemas import json_text
 from streams.errors import SettingsError
 
 Output = Literal["table", "jsonl"]
@@ -174,9 +175,9 @@ class Lines:
 def json_line(row: Any) -> str:
     """Return `row` as one line of JSON. Dataclasses become objects; NaN and infinities, which JSON lacks, strings."""
     try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
+        return json_text.one_line(row, allow_nan=False, default=_plain)
     except ValueError:
-        return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, default=_plain)
+        return json_text.one_line(_finite(row), allow_nan=False, default=_plain)
 
 
 def _plain(value: Any) -> Any:

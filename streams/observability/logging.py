@@ -12,7 +12,6 @@ and the count is printed with the next one, or at the end. At level debug nothin
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
+from schemas import json_text
 from streams.observability.trace_context import Context
 
 OWN_LOGGERS = ("streams", "trainer", "schemas", "streamward", "gateway")
@@ -170,7 +170,7 @@ class _JsonFormatter(logging.Formatter):
             "held_back": getattr(record, "held_back", 0) or None,
             "exception": self.formatException(record.exc_info) if record.exc_info else None,
         }
-        return json.dumps({key: value for key, value in fields.items() if value is not None}, ensure_ascii=False)
+        return json_text.one_line({key: value for key, value in fields.items() if value is not None})
 
 
 # --- setting it up ----------------------------------------------------------------------------------------------------

@@ -144,6 +144,15 @@ def test_openai_preferences_have_the_three_keys_of_their_format(tmp_path: Path) 
     ]
 
 
+def test_a_line_of_a_data_set_is_one_line_to_every_reader(tmp_path: Path) -> None:
+    """Python's splitlines, and readers made of it, take more characters than the line feed for the end of a line."""
+    said = "".join(map(chr, range(0x21))) + "\x7f\x85\xa0\u2028\u2029\ufeff \U0001f600"
+    write(_log([("t1", [(said, 1.0), ("no", 0.0)])]), ExportOptions(**ALL_TRAIN), tmp_path / "d")
+    text = (tmp_path / "d/train.jsonl").read_text(encoding="utf-8")
+    (line,) = text.splitlines()
+    assert json.loads(line)["messages"][-1]["content"] == said and "\U0001f600" in line
+
+
 def test_a_group_that_came_twice_gives_its_examples_once(tmp_path: Path) -> None:
     counts = write(_log([TWO[0], TWO[0]]), ExportOptions(**ALL_TRAIN), tmp_path / "d")
     assert (counts.groups, counts.examples) == (1, 1)

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
+from schemas import json_text
 from streams.errors import NotFoundError, RefusedError
 from streams.files import sha256_of
 from streams.kafka.topics import topics
@@ -120,7 +121,7 @@ def write(rows: Iterable[Row], options: ExportOptions, folder: Path, *, ranges: 
 
 def line_of(example: Example) -> str:
     """Return the line of an example."""
-    return json.dumps(example, ensure_ascii=False)
+    return json_text.one_line(example)
 
 
 def write_examples(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -151,7 +150,7 @@ class InteractionFile:
                     self._ids.add(line_id)
                     if not self._card.exists():
                         write_card(self._card.parent, line, "--format interactions`")
-                    self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                    self._file.write(json_text.one_line(line).encode() + b"\n")
                     added += 1
         self._file.flush()
         os.fsync(self._file.fileno())
