@@ -60,6 +60,27 @@ def test_the_page_shows_what_the_question_gives(number: int, session: Session) -
     assert out.getvalue() == shown
 
 
+@pytest.fixture(scope="module")
+def doubled(told: tuple[Settings, Written]) -> Any:
+    """The same log, in which every task, response, reward and group was written again, as `dlq retry` does."""
+    settings, written = told[0], told[1]
+    topics = settings.topics.model_copy(update={"prefix": own_prefix()})
+    twice = settings.model_copy(update={"topics": topics})
+    again = [record for label in ("tasks", "responses", "rewards", "groups") for record in written.of(label)]
+    finished_run.put(twice, written.records)
+    finished_run.put(twice, [record._replace(timestamp_ms=record.timestamp_ms + 3_600_000) for record in again])
+    with Session(twice) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_a_record_that_was_written_again_counts_once(number: int, doubled: Session) -> None:
+    _, sql, shown = ASKED[number]
+    out = io.StringIO()
+    formats.write(doubled.run(sql), "table", out)
+    assert out.getvalue() == shown
+
+
 # --- the same, counted another way ------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@
                                                        adapters, folded          ──► rollout
                                                        trajectories + turns      ──► runs
                                                        groups + responses        ──► spans
-                                                       tasks                     ──► unique_tasks
+                                                       tasks                     ──► unique_tasks, and others of UNIQUE
 
 A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
 in the whole log (schema `whole`), so that a narrow window never loses the other half of a row. Records that were
@@ -254,11 +254,17 @@ SELECT r.subject_id AS key_id, any_value(k.name) AS name, any_value(r.role) AS r
 FROM once AS r LEFT JOIN made AS k USING (subject_id) LEFT JOIN ended AS e USING (subject_id) GROUP BY r.subject_id
 """
 
-UNIQUE_TASKS = """
-WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.tasks GROUP BY _partition, task_id)
-FROM tasks SEMI JOIN first USING (_partition, _offset)
-"""
-"""`dlq retry` and a producer's retry write a task again, to its partition."""
+UNIQUE = {"tasks": "task_id", "responses": "response_id", "rewards": "reward_id", "groups": "group_id"}
+"""By topic: the id of its events. `dlq retry` and a producer's retry write a record again, to its partition."""
+
+
+def _unique(label: str, key: str) -> SqlView:
+    sql = f"""
+WITH first AS (SELECT _partition, min(_offset) AS _offset FROM whole.{label} GROUP BY _partition, {key})
+FROM {label} SEMI JOIN first USING (_partition, _offset)
+"""  # noqa: S608 - our names
+    return SqlView(f"unique_{label}", label, f"the first record of each {key}, however often it was written", sql)
+
 
 JOINS = (
     SqlView(
@@ -280,7 +286,7 @@ JOINS = (
         RUNS,
         ("turns", "rewards"),
     ),
-    SqlView("unique_tasks", "tasks", "one row per task, however often it was written: its first record", UNIQUE_TASKS),
+    *(_unique(label, key) for label, key in UNIQUE.items()),
     SqlView("key_use", "requests", "one row per key: what it asked, was refused, and used", KEY_USE, ("access",)),
 )
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from streams.access.roles import Action, Decision, Principal, decide
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.errors import RefusedError
-from streams.tools.query.views import literal
+from streams.tools.query.views import JOINS, UNIQUE, literal
 
 ACCESS_TOPICS = ("access", "requests")
 """Keys, people and their requests, with hashes of passwords: for admins alone."""
@@ -78,7 +78,6 @@ def _tenant_definitions(tenant: str) -> str:
     run = f"{own_task} OR {own_agent}"
     conditions: dict[str, str] = {
         "tasks": f"{own_task} AND ({is_own})",
-        "unique_tasks": f"{own_task} AND ({is_own})",
         "trajectories": run,
         "turns": run,
         "runs": run,
@@ -94,12 +93,13 @@ def _tenant_definitions(tenant: str) -> str:
     }
     invisible = ("agents", "experiments", "group_control", *ACCESS_TOPICS, "key_use", "lineage", "spans")
     conditions |= dict.fromkeys((*invisible, "group_responses"), "false")
+    conditions |= {f"unique_{label}": conditions[label] for label in UNIQUE}
     return f"WITH own_tasks AS (SELECT task_id FROM ({first}) WHERE own), {_filters(conditions)}"  # noqa: S608
 
 
 def _filters(conditions: Mapping[str, str]) -> str:
     """Return definitions of names by the condition that their rows meet."""
-    joins = ("runs", "rollout", "key_use", "lineage", "spans", "group_responses", "unique_tasks")
+    joins = {view.name for view in JOINS}
     return ", ".join(
         f"{name} AS (SELECT * FROM {'main' if name in joins else 'whole'}.{name} WHERE {condition})"  # noqa: S608
         for name, condition in conditions.items()
