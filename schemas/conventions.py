@@ -1,5 +1,5 @@
-"""Conventions of events beyond their fields: names, feedback, deadlines, missing scores, and the recipes of imported
-versions."""
+"""Conventions of events beyond their fields: names, feedback, deadlines, missing scores, recipes of imported versions,
+and versions that change nothing."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ it; it is in the log for queries and exports. Its `response_id` is the id of the
 same id, if the trajectory is that of a task), or one turn."""
 FEEDBACK_VERSION = "feedback/1"
 """The `scorer_version` of such a reward."""
+
+UNCHANGED = "unchanged"
+"""The metric of a `trained` event that is 1 if the version answers as its parent does: none of its weights changed."""
 
 UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""

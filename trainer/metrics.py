@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from schemas.conventions import UNCHANGED
 from schemas.events import AdvantagedGroup
 from streams.observability import catalog
 from streams.observability.metrics import Meter
@@ -42,7 +43,7 @@ def step(
     meter.observe(catalog.PROCESSING, load_s + step_s + checkpoint_s + publish_s, "trainer")
     version(meter, policy, state.version)
     meter.add(catalog.TRAINED_TOKENS, policy, by=metrics["tokens"])
-    if metrics.get("skipped"):
+    if metrics.get(UNCHANGED):
         meter.add(catalog.SKIPPED, policy)
     for name, metric in catalog.OF_STEP.items():
         if name in metrics:

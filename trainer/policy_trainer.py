@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.conventions import UNCHANGED
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates, derive_id
 from schemas.serde import Poison
 from streams.adapters import store
@@ -49,6 +50,7 @@ from trainer.batch_source import STAGE, partition_for
 from trainer.ranks.exchange import Ranks
 from trainer.step.recipe import in_recipe
 from trainer.versions import checkpoint, import_adapter
+from trainer.versions.announce import reason_of
 from trainer.versions.checkpoint import ADAPTER_FOLDER, State
 from trainer.versions.learner import BatchGroups, Learner, coordinates_of, cut, out_of_turn
 
@@ -195,6 +197,8 @@ class PolicyTrainer:
             measured["tokens"], time.perf_counter() - started,
             extra={"at": coordinates},
         )  # fmt: skip
+        if state.metrics.get(UNCHANGED):
+            log.warning("%s: version %d: %s", state.policy, state.version, _reason_of(state), extra={"at": coordinates})
 
     def _groups_of(self, batch: Batch) -> BatchGroups:
         """Return the groups of `batch`; those refused are dead-lettered."""
@@ -253,7 +257,7 @@ class PolicyTrainer:
                 version=state.version,
                 kind="trained",
                 actor=STAGE,
-                reason=f"batch {state.next_sequence - 1}",
+                reason=_reason_of(state),
                 parent_version=state.version - 1,
                 uri=uri,
                 base_digest=state.base_digest,
@@ -278,6 +282,10 @@ class PolicyTrainer:
                 "recipe differs (`streamward adapters show` has the old one), or the checkpoint is of another log: "
                 "restore libraries, threads, device and settings, or train under another policy.name"
             )
+
+
+def _reason_of(state: State) -> str:
+    return reason_of(f"batch {state.next_sequence - 1}", state.metrics)
 
 
 def other_base(policy: str, digest: str, expected: str) -> OtherBaseError:

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from schemas.conventions import trained_elsewhere
+from schemas.conventions import UNCHANGED, trained_elsewhere
 from schemas.events import AdapterEvent, AdapterFile, Outcome, TuningMethod, Verdict
 from schemas.serde import Poison
 from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step_in_place
@@ -51,6 +51,11 @@ class Version:
     """The newest verdict on it."""
     promoted_at: int | None = None
     """When it was last made primary."""
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it answers as its parent does, since none of its weights changed."""
+        return bool(self.metrics.get(UNCHANGED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,12 +49,14 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
     check_known(call, state)
     refused = {refusal.version: refusal._asdict() for refusal in Refusals(call.settings, name).look(state)}
     has_imports = any(version.trained_elsewhere for version in state.versions.values())
+    has_unchanged = any(version.is_unchanged for version in state.versions.values())
     columns = [
         show.Column("version", "version", right=True),
         show.Column("status", _status),
         show.Column("parent", "parent_version", right=True),
         show.Column("batches", lambda row: row["batches"] or row["tuned_by"] or ""),
         *([show.Column("elsewhere", lambda row: row.get("trained_elsewhere") or "")] if has_imports else []),
+        *([show.Column("changes", lambda row: "nothing" if row["unchanged"] else "")] if has_unchanged else []),
         show.Column("held out", lambda row: {suite: _score(metrics) for suite, metrics in row["held_out"].items()}),
         show.Column("sha256", lambda row: (row["sha256"] or "")[:12]),
         show.Column("age", lambda row: _age(row["created_at"])),
@@ -62,7 +64,12 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
         show.Column("uri", "uri", optional=True),
     ]
     rows = [
-        row_of(state, number) | {"refused": refused.get(number), "trained_elsewhere": version.trained_elsewhere}
+        row_of(state, number)
+        | {
+            "refused": refused.get(number),
+            "trained_elsewhere": version.trained_elsewhere,
+            "unchanged": version.is_unchanged,
+        }
         for number, version in sorted(state.versions.items())
     ]
     rows += [_stray(state, number) for number in sorted(state.strays)]
@@ -259,7 +266,7 @@ def _stray(state: AdapterState, number: int) -> dict[str, Any]:
     """Return the row of a version number that was claimed out of turn: no version, so its other columns are empty."""
     from streams.adapters.version_row import row_of
 
-    empty = dict.fromkeys([*row_of(state, 0), "trained_elsewhere"]) | {"held_out": {}, "metrics": {}}
+    empty = dict.fromkeys([*row_of(state, 0), "trained_elsewhere", "unchanged"]) | {"held_out": {}, "metrics": {}}
     stray = state.strays[number]
     row = {"policy": state.policy, "version": number, "status": "refused", "created_at": stray.event.created_at}
     return empty | row | {"refused": {"version": number, "reason": stray.reason}}

@@ -233,6 +233,7 @@ def adapters_import(
         "version": version.event.version,
         "parent": version.event.parent_version,
         "trained": trained_elsewhere(version.event.recipe),
+        "reason": version.event.reason,
         "sha256": manifest_digest(version.event.files),
         "uri": version.event.uri,
         "left_out": version.left_out,

@@ -53,6 +53,7 @@ def _plain(call: AppContext, state: LoopStatus, disks: list[DoctorFinding]) -> d
                 "candidate": policy.state.serving.candidate,
                 "share": policy.state.serving.share,
                 "newest": policy.state.newest,
+                "newest_changes_nothing": policy.state.versions[policy.state.newest].is_unchanged,
                 "batches": policy.admission.sequence,
                 "waiting_batches": policy.waiting_batches,
                 "next_batch_groups": policy.admission.pending,
@@ -95,7 +96,7 @@ def _show(state: dict[str, Any]) -> None:
     columns = [
         show.Column("policy", "policy"),
         show.Column("serves", _serves),
-        show.Column("newest", "newest", right=True),
+        show.Column("newest", _newest, right=True),
         show.Column("batches", "batches", right=True),
         show.Column("untrained", "waiting_batches", right=True),
         show.Column("groups in the next", "next_batch_groups", right=True),
@@ -128,6 +129,10 @@ def _serves(row: dict[str, Any]) -> str:
     if row["candidate"] is None:
         return str(row["primary"])
     return f"{row['primary']}, and {row['candidate']} for {row['share']:.0%}"
+
+
+def _newest(row: dict[str, Any]) -> str:
+    return f"{row['newest']} (changes nothing)" if row["newest_changes_nothing"] else str(row["newest"])
 
 
 @click.command()

@@ -151,6 +151,7 @@ def _row(version: TunedVersion) -> dict[str, Any]:
         "version": event.version,
         "start": start,
         "method": tuning.method,
+        "reason": event.reason,
         "examples": tuning.examples,
         "loss_tokens": tuning.loss_tokens,
         **({"file_sha256": tuning.file_sha256} if version.looked_at is None else of_groups),

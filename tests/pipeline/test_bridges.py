@@ -247,6 +247,33 @@ def test_the_same_import_again_changes_nothing(settings: Settings, base: Base, t
     assert admin.offsets(settings, ["adapters"]) == before
 
 
+def test_an_import_that_changes_nothing_says_so(settings: Settings, base: Base, tmp_path: Path) -> None:
+    """Weights of zeros as version 1, its own weights as version 2, and zeros again as version 4."""
+    write(settings, base, range(4))
+    file = exported(settings, tmp_path / "out")
+    ours = Stranger(settings.model.base).step(file, tmp_path / "ours")
+    zeros, copy = (Path(shutil.copytree(ours, tmp_path / name)) for name in ("zeros", "copy"))
+    tensors = load_file(ours / WEIGHTS_FILE)
+    save_file({name: tensor * (".lora_B." not in name) for name, tensor in tensors.items()}, zeros / WEIGHTS_FILE)
+    save_file(tensors, copy / WEIGHTS_FILE, metadata={"format": "pt", "by": "somebody"})
+    reasons = []
+    for parent, adapter in enumerate((zeros, ours, copy, zeros)):
+        given = recipe(settings, tmp_path / "out", parent_version=parent, batches=[parent])
+        done = imported(settings, adapter, given, parent=parent)
+        assert done.exit_code == 0, done.stderr
+        reasons.append(json.loads(done.stdout)["reason"])
+    who = "trained elsewhere (plain torch 2, by ann), in place of batch"
+    assert reasons == [
+        f"{who} 0; changes nothing: it answers as version 0 does",
+        f"{who} 1",
+        f"{who} 2; changes nothing: it answers as version 2 does",
+        f"{who} 3; it answers as the base model does: each lora_B is 0",
+    ]
+    assert [event.metrics["unchanged"] for event in trained(settings)] == [1.0, 0.0, 1.0, 0.0]
+    table = command(settings, "adapters", "list", "--output", "table").stdout
+    assert [line.count("nothing") for line in table.splitlines()] == [0, 0, 1, 0, 1, 0]
+
+
 def test_an_adapter_as_prime_rl_writes_it_is_one_of_ours(settings: Settings, base: Base, tmp_path: Path) -> None:
     """It has names without peft's prefix, another type of float, and a config of nine entries."""
     write(settings, base, range(2))

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from schemas.events import Coordinates, DeadLetter, Sampling, derive_id
 from streams.adapters import store
 from streams.adapters.versions import read_state
+from streams.cli.root import cli
 from streams.engines.base_model import Base, load_base
 from streams.errors import RefusedError, SettingsError
 from streams.kafka import admin
@@ -232,6 +234,9 @@ def test_a_batch_without_one_good_group_is_a_version_that_changes_nothing(settin
     first, second = trained(settings)
     assert second.metrics["skipped"] == 1
     assert second.files == first.files
+    assert second.reason == "batch 1; changes nothing: none of its groups could be used"
+    shown = CliRunner().invoke(cli, ["status", "--output", "table"], env=to_env(settings)).stdout
+    assert "2 (changes nothing)" in shown
 
 
 def test_a_checkpoint_of_another_log_is_refused(settings: Settings, base: Base, tmp_path: Path) -> None:

@@ -369,7 +369,7 @@ def test_a_batch_that_moves_nothing_is_still_a_step_of_adamw(tmp_path: Path) -> 
     trainer.train_batch(batch())
     before = [parameter.detach().clone() for parameter in trainer.parameters]
     metrics = trainer.train_batch([flat(group) for group in batch()])
-    assert (metrics["skipped"], metrics["grad_norm"], metrics["loss"]) == (0, 0, 0)
+    assert (metrics["skipped"], metrics["unchanged"], metrics["grad_norm"], metrics["loss"]) == (0, 0, 0, 0)
     assert not any(map(torch.equal, before, trainer.parameters))  # its momentum goes on
 
 
@@ -380,8 +380,23 @@ def flat(group: AdvantagedGroup) -> AdvantagedGroup:
 def test_no_groups_take_no_step(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path)
     before = [parameter.detach().clone() for parameter in trainer.parameters]
-    assert trainer.train_batch([])["skipped"] == 1.0
+    metrics = trainer.train_batch([])
+    assert (metrics["skipped"], metrics["unchanged"]) == (1.0, 1.0)
     assert all(map(torch.equal, before, trainer.parameters))
+
+
+@pytest.mark.parametrize(("learning_rate", "is_flat"), [(1e-3, True), (1e-30, False)])
+def test_a_step_that_leaves_every_weight_as_it_is_says_so(tmp_path: Path, learning_rate: float, is_flat: bool) -> None:
+    """The gradient is 0 and there is no momentum yet; or the step is smaller than the last digit of a weight."""
+    trainer = trainer_for(tmp_path, learning_rate=learning_rate)
+    with torch.no_grad():
+        for parameter in trainer.parameters:
+            parameter.add_(0.5)
+    before = [parameter.detach().clone() for parameter in trainer.parameters]
+    metrics = trainer.train_batch([flat(group) if is_flat else group for group in batch()])
+    assert (metrics["unchanged"], metrics["skipped"], metrics["grad_norm"] == 0) == (1.0, 0.0, is_flat)
+    assert all(map(torch.equal, before, trainer.parameters))
+    assert trainer_for(tmp_path).train_batch(batch())["unchanged"] == 0.0
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_says_so(tmp_path: Path) -> None:
@@ -390,7 +405,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_says_so(tmp_path: Pat
     group = tiny_group(tiny_model(), 1)
     huge = tuple(changed(response, advantage=3e38, logprobs=(-50.0,) * 5) for response in group.responses[:1])
     huge = tuple(replace(r, logprobs=r.logprobs[: len(r.completion_token_ids)]) for r in huge)
-    assert trainer.train_batch([replace(group, responses=huge)])["skipped"] == 1.0
+    metrics = trainer.train_batch([replace(group, responses=huge)])
+    assert (metrics["skipped"], metrics["unchanged"]) == (1.0, 1.0)
     assert all(map(torch.equal, before, trainer.parameters))
     assert trainer.train_batch(batch())["skipped"] == 0.0
 

@@ -418,7 +418,7 @@ def weights(made: Tuner) -> torch.Tensor:
 
 
 def tuned(examples: Sequence[TunedExample], **more: Any) -> tuple[torch.Tensor, dict[str, float]]:
-    settings = Settings(trainer=Trainer(learning_rate=RATE, seed=more.pop("seed", 0)))
+    settings = Settings(trainer=Trainer(learning_rate=more.pop("rate", RATE), seed=more.pop("seed", 0)))
     made = Tuner(settings, chat_base(), TuningSteps(**{"method": "sft", "batch": 2, "epochs": 2, **more}), None)
     metrics = made.tune(examples)
     return weights(made), metrics
@@ -462,6 +462,11 @@ def test_a_gradient_that_is_never_finite_is_an_error_and_no_version(monkeypatch:
         made.parameters[0].fill_(float("nan"))
     with pytest.raises(StreamwardError, match="none of 1 steps had a finite gradient"):
         made.tune(many())
+
+
+def test_a_tuning_that_leaves_every_weight_as_it_is_says_so() -> None:
+    assert tuned(many(), rate=1e-50)[1]["unchanged"] == 1.0
+    assert tuned(many())[1]["unchanged"] == 0.0
 
 
 def test_several_processes_are_refused() -> None:

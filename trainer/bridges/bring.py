@@ -14,17 +14,18 @@ Not covered: data that no log has. An adapter that was trained on such can be me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from schemas.conventions import trained_elsewhere
+from schemas.conventions import UNCHANGED, trained_elsewhere
 from schemas.events import AdapterEvent, Batch, derive_id
 from schemas.serde import Poison
+from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, find_version, read_history
 from streams.adapters.store import manifest_of
-from streams.adapters.versions import manifest_digest
+from streams.adapters.versions import Version, manifest_digest
 from streams.engines.base_model import Base, load_base
-from streams.errors import RefusedError, SettingsError
+from streams.errors import EventError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka import times
 from streams.kafka.history import LogHistory
@@ -35,6 +36,7 @@ from trainer.bridges import foreign
 from trainer.bridges.foreign import ForeignAdapter, ForeignRecipe
 from trainer.versions import checkpoint
 from trainer.versions.announce import WhenLate, announce
+from trainer.versions.differences import has_same_effect
 
 LATE = WhenLate(
     stored=" yet: a trainer of this policy is about to announce it, or was killed before. Let it finish, and import "
@@ -101,6 +103,7 @@ def _import(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) -> 
             _check_same(existing, event, folder)
             return ImportedVersion(existing, adapter.other_files, again=True)
         _check_next(settings, history, order)
+        event = _with_effect(settings, event, parent, folder)
         event = announce(settings, event, folder, LATE)
     return ImportedVersion(event, adapter.other_files, again=False)
 
@@ -168,6 +171,35 @@ def _check_next(settings: Settings, history: AdapterHistory, order: ImportOrder)
             f"takes its place; wait until batches.groups groups are complete, or make the adapter a base under another "
             "policy.name"
         )
+
+
+# --- what it changes --------------------------------------------------------------------------------------------------
+
+
+def _with_effect(settings: Settings, event: AdapterEvent, parent: Version, folder: Path) -> AdapterEvent:
+    """Return the event, which says so if the adapter in `folder` answers as its parent or the base model does."""
+    is_unchanged = _is_unchanged(settings, event.policy, parent, folder)
+    effect = ""
+    if is_unchanged:
+        effect = f"; changes nothing: it answers as version {parent.version} does"
+    elif has_same_effect(folder, None):
+        effect = "; it answers as the base model does: each lora_B is 0"
+    metrics = {**event.metrics, UNCHANGED: float(is_unchanged)}
+    return replace(event, metrics=metrics, reason=event.reason + effect)
+
+
+def _is_unchanged(settings: Settings, policy: str, parent: Version, folder: Path) -> bool:
+    """Return whether the adapter has its parent's weights; False if the store no longer holds those."""
+    if parent.uri is None:
+        return has_same_effect(folder, None)
+    signer = signing.expected_signer(settings.adapters, policy, parent.version)
+    with Scratch("import") as scratch:
+        try:
+            return has_same_effect(
+                folder, store.fetch(settings.adapters.store, parent.uri, parent.files, scratch, signer)
+            )
+        except EventError:
+            return False
 
 
 # --- making it --------------------------------------------------------------------------------------------------------

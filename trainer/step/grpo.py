@@ -35,6 +35,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
+from schemas.conventions import UNCHANGED
 from schemas.events import AdvantagedGroup
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
@@ -42,7 +43,16 @@ from trainer.step import prefix_tree
 from trainer.step.collate import Micro, collate, micro_batches, scale_advantages, side_by_side
 from trainer.step.loss import LossTokens, loss_of, ratio_of, reference_kl, token_losses
 from trainer.step.sharded import Rhythm, losing, shard
-from trainer.step.shares import OtherRanks, Share, gradient_of, set_gradient, split, weights_of
+from trainer.step.shares import (
+    OtherRanks,
+    Share,
+    copy_of,
+    gradient_of,
+    is_equal,
+    set_gradient,
+    split,
+    weights_of,
+)  # fmt: skip
 from trainer.step.totals import BatchTotals, StepSums
 from trainer.step.tree_attention import attention_of
 
@@ -139,9 +149,10 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
         `beat` is called after each micro-batch.
         A gradient that is not finite changes nothing, and shows as skipped = 1. Without groups there is no step.
+        UNCHANGED is 1 if no weight changed.
         """
         if not groups:
-            return {"groups": 0.0, "responses": 0.0, "tokens": 0.0, "skipped": 1.0}
+            return {"groups": 0.0, "responses": 0.0, "tokens": 0.0, "skipped": 1.0, UNCHANGED: 1.0}
         started = time.perf_counter()
         if self.settings.processes == 1:
             sums = self._differentiate(groups, 0, beat)
@@ -159,6 +170,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         limit = self.settings.max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit).item()
         skipped = not torch.isfinite(torch.tensor(norm))
+        before = copy_of(self.parameters)
         if not skipped:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -166,6 +178,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return sums.metrics(BatchTotals.of(groups)) | {
             "grad_norm": norm,
             "skipped": float(skipped),
+            UNCHANGED: float(is_equal(before, self.parameters)),
             "learning_rate": self.settings.learning_rate,
             "optimizer_s": ended - mark,
             "step_s": ended - started,

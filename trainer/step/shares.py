@@ -61,6 +61,16 @@ def weights_of(parameters: Sequence[Tensor]) -> Tensor:
     return torch.cat([parameter.detach().flatten().float().cpu() for parameter in parameters])
 
 
+def copy_of(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the weights as they are now."""
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+def is_equal(weights: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether both are the same numbers."""
+    return all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
+
+
 def gradient_of(parameters: Sequence[Tensor]) -> Tensor:
     """Return their gradients as `weights_of` has the weights, 0 where there is none."""
     return weights_of([torch.zeros_like(weights) if weights.grad is None else weights.grad for weights in parameters])

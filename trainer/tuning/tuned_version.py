@@ -43,7 +43,7 @@ from trainer.tuning.from_log import TokenLimits
 from trainer.tuning.tuned_examples import TunedExample, digest, loss_tokens
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
 from trainer.versions import checkpoint
-from trainer.versions.announce import WhenLate, announce
+from trainer.versions.announce import WhenLate, announce, reason_of
 
 ACTOR = "tune"
 JOB = "job"
@@ -171,7 +171,8 @@ def _tune(settings: Settings, order: TuningOrder, history: History, report: Repo
         metrics = tuner.tune(chosen.examples, step)
         tuner.save(scratch / "tuned")
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        event = announce(settings, replace(event, metrics=finite), scratch / "tuned", LATE)
+        event = replace(event, metrics=finite, reason=reason_of(event.reason, finite))
+        event = announce(settings, event, scratch / "tuned", LATE)
     return TunedVersion(event=event, looked_at=chosen.looked_at, left_out=chosen.left_out)
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from schemas.conventions import UNCHANGED
 from schemas.events import TuningMethod
 from streams.engines.base_model import Base
 from streams.errors import SettingsError, StreamwardError
@@ -31,6 +32,7 @@ from trainer.step import prefix_tree
 from trainer.step.collate import MICRO_TOKENS
 from trainer.step.model import load_adapter, recipe, save_adapter, wrap
 from trainer.step.prefix_tree import Row
+from trainer.step.shares import copy_of, is_equal
 from trainer.tuning.losses import dpo_loss, dpo_margins, sft_loss
 from trainer.tuning.tuned_examples import TunedAnswer, TunedExample, all_tokens, loss_tokens
 
@@ -134,6 +136,7 @@ class Tuner:
         Raises StreamwardError if no step had a finite gradient.
         """
         started = time.perf_counter()
+        before = copy_of(self.parameters)
         reference = self._reference(examples)
         draw = torch.Generator().manual_seed(self._settings.trainer.seed)
         steps_per_epoch = math.ceil(len(examples) / self._steps.batch)
@@ -151,7 +154,10 @@ class Tuner:
                 f"none of {skipped} steps had a finite gradient, so nothing was learned; lower trainer.learning_rate, "
                 "or set model.dtype=float32"
             )
-        return self._metrics(examples, steps, steps[-steps_per_epoch:]) | {"tune_s": time.perf_counter() - started}
+        return self._metrics(examples, steps, steps[-steps_per_epoch:]) | {
+            UNCHANGED: float(is_equal(before, self.parameters)),
+            "tune_s": time.perf_counter() - started,
+        }
 
     def step(self, examples: Sequence[TunedExample], reference: Tensor | None = None) -> TuningStep:
         """Take one step on these examples; `reference` [P, 2] has the logprobs of pairs before the first step.

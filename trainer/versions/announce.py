@@ -7,9 +7,11 @@ No process holds a version's number before its event is in the log, so one on an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from schemas.conventions import UNCHANGED
 from schemas.events import AdapterEvent
 from streams.adapters import store
 from streams.adapters.decisions import read_history
@@ -27,6 +29,25 @@ class WhenLate:
     """After "is stored with other bytes, and the log does not know it"."""
     announced: str
     """After "was made by another process meanwhile, so this one counts for nothing; "."""
+
+
+def reason_of(origin: str, metrics: Mapping[str, float]) -> str:
+    """Return the reason of a `trained` event: the origin of the version, and that it changes nothing if so.
+
+    >>> reason_of("batch 4", {"unchanged": 1.0, "groups": 0.0})
+    'batch 4; changes nothing: none of its groups could be used'
+    """
+    if not metrics.get(UNCHANGED):
+        return origin
+    if not metrics.get("groups", 1):
+        cause = "none of its groups could be used"
+    elif metrics.get("grad_norm") == 0:
+        cause = "the gradient is 0, as where all rewards of a group are equal"
+    elif metrics.get("skipped"):
+        cause = "the gradient is not finite"
+    else:
+        cause = "the step is below the precision of the weights"
+    return f"{origin}; changes nothing: {cause}"
 
 
 def announce(settings: Settings, event: AdapterEvent, folder: Path, when_late: WhenLate) -> AdapterEvent:

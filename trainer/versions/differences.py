@@ -1,6 +1,7 @@
 """How much two adapters differ, tensor by tensor.
 
-    two folders with adapter_model.safetensors ──► relative_changes ──► ParameterChange, largest first
+    two folders with adapter_model.safetensors ─┬─► relative_changes ──► ParameterChange, largest first
+                                                └─► has_same_effect ──► nothing was changed
 
 This says nothing about answers: the same change is large for one tensor and small for another, and the two factors of a
 LoRA update matter only as their product. Apart from the rest of the trainer, since TRL takes seconds to import.
@@ -46,6 +47,24 @@ def relative_changes(folder: Path, other_folder: Path) -> list[ParameterChange]:
         else:
             changes.append(ParameterChange(name, shape, norm, float((b.double() - a.double()).norm()) / norm))
     return sorted(changes, key=lambda change: (change.relative is not None, -(change.relative or 0.0)))
+
+
+def has_same_effect(folder: Path, other_folder: Path | None) -> bool:
+    """Return whether two adapters answer alike by their weights; None is no adapter, which a lora_B of zeros equals.
+
+    Raises EventError as `relative_changes`.
+    """
+    first, second = _effect(folder), {} if other_folder is None else _effect(other_folder)
+    return first.keys() == second.keys() and all(
+        weights.shape == second[name].shape and bool((weights.double() == second[name].double()).all())
+        for name, weights in first.items()
+    )
+
+
+def _effect(folder: Path) -> Any:
+    """Return the tensors of an adapter, none if all its lora_B are 0."""
+    tensors = _tensors(folder / FILE)
+    return tensors if any(weights.any() for name, weights in tensors.items() if ".lora_B." in name) else {}
 
 
 def _tensors(path: Path) -> Any:
