@@ -277,7 +277,7 @@ SKIPPED = Metric(
     "streamward_trainer_steps_skipped_total",
     "counter",
     ("policy",),
-    "Steps without effect: no usable group, or a gradient that is not finite.",
+    "Steps that changed no weight: no usable group, or a gradient that is 0 or not finite.",
     ("train",),
     "a step without effect",
 )
