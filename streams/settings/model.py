@@ -148,7 +148,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def path_of(text: str) -> str:
-    """Return the path that a file URL names, another URL with its scheme in small letters, any other text as it is.
+    """Return the path that a file URL names, another URL with its scheme in lower case, any other text as it is.
 
     Raises ValueError for a file URL without a path.
 

@@ -20,7 +20,7 @@ from streams.tools.archive.sync import sync
 from tests.skips import needs
 from tests.support.log.archived import ONE, in_the_log, settings, small, write, write_odd
 from tests.support.spark import environment
-from tests.support.spark.environment import Question
+from tests.support.spark.environment import Filters
 
 __all__ = ["settings"]
 pytestmark = pytest.mark.kafka
@@ -67,7 +67,8 @@ def test_pandas_reads_the_same_rows(made: Settings, expected: list[tuple[object,
 @pytest.mark.spark
 def test_spark_reads_the_same_rows(made: Settings, expected: list[tuple[object, ...]], tmp_path: Path) -> None:
     try:
-        (rows,) = environment.answers(where(made), [Question("_bad IS NULL", tuple(COLUMNS))], tmp_path)
+        question = Filters(where(made), tuple(COLUMNS), ("_bad IS NULL",))
+        ((rows,),) = environment.answers([question], tmp_path)
     except environment.NoSpark as exc:
         assert os.environ.get(SPARK_PROMISED) != "1", f"Spark was promised, but there is no {exc}"
         pytest.skip(needs(str(exc), "make setup-spark && make test-spark"))

@@ -29,18 +29,19 @@ class NoSpark(Exception):
     """Something is missing; the message says what."""
 
 
-class Question(NamedTuple):
-    """What Spark is asked for."""
+class Filters(NamedTuple):
+    """What Spark is asked of a Delta table."""
 
-    condition: str
-    """In SQL."""
+    folder: str
     columns: tuple[str, ...]
+    conditions: tuple[str, ...]
+    """In SQL; each is a scan of its own."""
     version: int | None = None
-    """Of the table; None: the newest."""
+    """None: the newest."""
 
 
-def answers(folder: str, questions: Sequence[Question], scratch: Path) -> list[list[list[Any]]]:
-    """Return the rows of a Delta table that Spark reads for each question.
+def answers(questions: Sequence[Filters], scratch: Path) -> list[list[list[list[Any]]]]:
+    """Return for each question the rows that each of its conditions finds.
 
     Raises NoSpark, and RuntimeError with Spark's own words.
     """
@@ -49,9 +50,9 @@ def answers(folder: str, questions: Sequence[Question], scratch: Path) -> list[l
         jars = ",".join(str(fetched(jar)) for jar in JARS)
     except MissingJar as exc:
         raise NoSpark(str(exc)) from exc
-    lines = [json.dumps([question.version, question.condition, question.columns]) for question in questions]
+    lines = [json.dumps([each.folder, each.version, each.columns, each.conditions]) for each in questions]
     done = subprocess.run(
-        [str(PYTHON), str(Path(__file__).with_name("read_rows.py")), jars, folder], input="\n".join(lines),
+        [str(PYTHON), str(Path(__file__).with_name("read_rows.py")), jars], input="\n".join(lines),
         env={**os.environ, **own}, cwd=scratch, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode != 0:
