@@ -1,4 +1,4 @@
-"""How far the archive is behind the log, as metrics.
+"""How far the archive lags, as metrics.
 
     where a partition ends, each round ──┐
     where its archive ends, each file ───┴──► ArchiveLag ──► records and seconds, by topic

@@ -8,7 +8,7 @@ Ranges are written by threads while the next is read: compressing, sha256 and wa
 
 Every record is archived, also one that is not an event. The name of a segment has its range and its sha256, so two
 writers never touch one file. The commit is written last, for all partitions of a topic at once where they are short: a
-sync that was killed before it leaves a file that nobody reads, and compaction removes it after a day.
+sync that was killed before it leaves a file that no table names, and compaction removes it after a day.
 
 There are no gaps. If retention has deleted what was not yet archived, nothing is archived after it: an archive promises
 every record of its range.

@@ -5,8 +5,8 @@
     the log's newest state ──► ArchiveTable.load ──► TableState ──► ArchiveExtent of each partition ──► Segment
 
 A partition's next offset is the version of an application transaction of its own, so Delta refuses the second of two
-syncs that continue from the same offset, and lets both pass where they write other partitions. What rewrites files has
-a transaction too. Names of files carry what Delta has no place for: the range of offsets, and the sha256.
+syncs that continue from the same offset, and lets both pass where they write other partitions. A commit that rewrites
+files has a transaction too. Names of files carry what Delta has no place for: the range of offsets, and the sha256.
 
 Each value of the log is checked: any program with access to the store can write a log that Delta accepts.
 """

@@ -3,7 +3,7 @@
     SQL ──► one statement? reads only? ──► the views it names ──► Statement
 
 DuckDB's own parser decides, so a string or a comment with `COPY` in it is not a COPY. Nothing is bound and no file is
-touched: that is left to the run, and the connection is locked besides (streams/tools/query/session.py).
+touched: that is left to the run, and the connection is locked, too (streams/tools/query/session.py).
 
 A name that is hidden from the parser, as in query_table('tasks'), is not found. Such a statement runs, but takes no
 option that depends on what it reads.
