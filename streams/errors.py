@@ -154,6 +154,7 @@ CallErrorKind = Literal[
     "unsupported",  # well formed, and not something this server can do
     "not_found",  # a model, a version, a trajectory or a turn
     "too_large",
+    "context_length_exceeded",  # as OpenAI calls it, whose clients shorten the conversation
     "conflict",  # it contradicts what is recorded
     "permission_denied",  # what it names takes more than the role has
     "request_timeout",  # its body did not arrive in time

@@ -12,6 +12,7 @@ cannot fit the context whatever its tokens are is refused first.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -60,10 +61,15 @@ class CallPrompts:
         self._check_length(call, parameter)
         try:
             if call.prompt is not None:
-                return await self._prompt_of_text(call.prompt, call, conversation)
-            return await self._prompt_of_messages(call, conversation)
+                prompt = await self._prompt_of_text(call.prompt, call, conversation)
+            else:
+                prompt = await self._prompt_of_messages(call, conversation)
         except (EventError, ValueError) as exc:
             raise CallError("invalid", str(exc), parameter) from exc
+        tokens = len(prompt.recorded) + len(prompt.new)
+        if tokens >= self._engine.context_tokens:
+            raise self._too_long(tokens, parameter)
+        return prompt
 
     async def _prompt_of_text(
         self, prompt: str | tuple[int, ...], call: ModelCall, conversation: Conversation | None
@@ -98,11 +104,19 @@ class CallPrompts:
 
     def _check_length(self, call: ModelCall, parameter: str) -> None:
         """Refuse what is too long even for the longest tokens. Raises CallError."""
-        characters = _characters(call)
+        least_tokens = math.ceil(_characters(call) / self._rendering.longest_token)
+        if least_tokens > self._engine.context_tokens:
+            raise self._too_long(least_tokens, parameter)
+
+    def _too_long(self, tokens: int, parameter: str) -> CallError:
+        """Return the error of a prompt of so many tokens, in the words that clients of several protocols look for."""
         context = self._engine.context_tokens
-        if characters > context * self._rendering.longest_token:
-            text = f"{characters} characters never fit the context of {context} tokens"
-            raise CallError("invalid", f"{text}; shorten the conversation", parameter)
+        return CallError(
+            "context_length_exceeded",
+            f"prompt is too long: {tokens} tokens > {context - 1} maximum, which leaves room for an answer in the "
+            f"context of {context}; shorten the conversation",
+            parameter,
+        )
 
     async def _render(self, call: ModelCall, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         def render() -> T:
