@@ -12,12 +12,13 @@ one error for the file, which names it and the way out; a stray byte is an error
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from pydantic_core import from_json
+from schemas import json_text
 
 MARK = codecs.BOM_UTF8
 _SAVE_AS_UTF_8 = "save the file as UTF-8 (`iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`, if it is from Windows)"
@@ -89,11 +90,17 @@ def json_object(line: bytes | str) -> dict[str, Any]:
     """Return the object in a line of JSON lines. Raises ValueError that says what the line is instead."""
     try:
         text = line if isinstance(line, str) else line.decode()
-        value = from_json(text)
+        value = json_text.parse(text)
     except UnicodeDecodeError as exc:
         raise ValueError(_stray_byte(exc)) from exc
+    except json_text.RepeatedKeyError:
+        raise
+    except json.JSONDecodeError as exc:
+        raise ValueError(
+            f"not JSON: {exc.msg.removesuffix(' at')} at character {exc.pos + 1}; {_json_way_out(text, exc.pos)}"
+        ) from exc
     except ValueError as exc:
-        raise ValueError(f"not JSON: {exc}; {_json_way_out(text, is_cut_off='EOF' in str(exc))}") from exc
+        raise ValueError(f"not JSON: {exc}") from exc
     if not isinstance(value, dict):
         shown = text.strip()[:60]
         way_out = "; of an array, `jq -c '.[]' FILE` makes lines" if isinstance(value, list) else ""
@@ -138,9 +145,12 @@ def _stray_byte(exc: UnicodeDecodeError, start_of_line: int = 0) -> str:
     )
 
 
-def _json_way_out(text: str, *, is_cut_off: bool) -> str:
-    if text.strip() in ("{", "[", "[{"):
+def _json_way_out(text: str, fault: int) -> str:
+    """Return what to do about a line whose JSON is wrong from the character `fault` on."""
+    content = text.strip()
+    if content in ("{", "[", "[{"):
         return "it seems to be JSON over several lines; `jq -c . FILE` (of an array, `jq -c '.[]' FILE`) makes lines"
-    if is_cut_off and text.lstrip().startswith("{") and not text.endswith(("\n", "\r")):
+    has_no_end = fault >= len(text.rstrip()) or not content.endswith("}")
+    if has_no_end and content.startswith("{") and not text.endswith(("\n", "\r")):
         return "the file is cut off in its last line; write one object a line"
     return "write one object a line"

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic import BaseModel
+
 from gateway.agents.anthropic import CountTokensBody, MessagesBody
 from gateway.agents.chat import ChatBody
 from gateway.agents.completions import CompletionsBody
@@ -47,12 +49,14 @@ such as embeddings, gets status 404.
 
 Every other parameter is unknown, and refused by its name. Errors have the format of the protocol: 400 for a parameter,
 404 for an unknown model, version or response, 409 for a contradiction with what is recorded, 413 for too long a body,
-503 for a log or an engine that cannot take the call now; those of keys and limits are in [security](security.md). The
-answer's `model` says which version answered, and the headers `x-request-id` and `x-streamward-trajectory` name its turn
-and its trajectory.
+503 for a log or an engine that cannot take the call now; those of keys and limits are in [security](security.md). A
+prompt longer than the context is a 400 with the code `context_length_exceeded` and the words `prompt is too long: 258
+tokens > 199 maximum`, by which clients shorten the conversation. The answer's `model` says which version answered, and
+the headers `x-request-id` and `x-streamward-trajectory` name its turn and its trajectory.
 
 Content is text: images, sound and files are refused. Several text parts of one message are joined by line breaks. The
-role `developer` is `system`. Tool calls are streamed when they are complete; a call that does not parse stays text.
+role `developer` is `system`, null is absent, and empty arguments of a call are `{}`; files of tasks and of examples are
+read so, too. Tool calls are streamed when they are complete; a call that does not parse stays text.
 An answer whose form is forced bears no loss ([agents](agents.md#answers-of-a-forced-form)).
 Behind a conversation that ends with the model's own message comes another message: a client cannot begin an answer.
 
@@ -69,7 +73,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def parameters(body: type[Body], where: str = "") -> Iterator[tuple[str, str, str]]:
+def parameters(body: type[BaseModel], where: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield what becomes of each parameter; of those within another one, only what is refused or ignored."""
     for name, field in body.model_fields.items():
         path, (what, why) = f"{where}{name}", use(body, name)
@@ -79,9 +83,9 @@ def parameters(body: type[Body], where: str = "") -> Iterator[tuple[str, str, st
         yield from dict.fromkeys(row for each in inner for row in parameters(each, f"{path}."))
 
 
-def _bodies(annotation: Any) -> Iterator[type[Body]]:
-    """Yield the bodies that a value of this type may hold."""
-    if isinstance(annotation, type) and issubclass(annotation, Body):
+def _bodies(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models that a value of this type may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for each in get_args(annotation):
         yield from _bodies(each)

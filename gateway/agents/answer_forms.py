@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.http.body import Body, Ignored, compact
+from gateway.http.body import Body, compact
 from schemas.events import Tool
+from schemas.faults import Ignored
 from streams.engines.rendering.answer_form import JSON_OBJECT, AnswerForm
 from streams.errors import CallError
 

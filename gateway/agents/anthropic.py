@@ -23,15 +23,15 @@ from gateway.agents.parameters import (
     Model,
     StopText,
     Stream,
-    ToolSchema,
     TopP,
-    joined,
 )
 from gateway.agents.protocol_answers import MessageUsage, ModelMessage, TextContent
-from gateway.http.body import Body, Ignored, Refused, Whole, compact, ignored
+from gateway.http.body import Body, Whole, compact, ignored
 from gateway.http.errors import MESSAGES
 from schemas import json_text
+from schemas.conversation import ToolSchema, check_part, joined
 from schemas.events import Message, Sampling, Tool, ToolCall
+from schemas.faults import Ignored, Refused
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece
 
@@ -52,7 +52,8 @@ class TextBlock(Body):
     citations: Annotated[Any, Refused("there are no documents to cite", [])] = None
 
 
-Texts = Annotated[list[TextBlock], BeforeValidator(_blocks, json_schema_input_type=str | list[TextBlock])]
+Text = Annotated[TextBlock, BeforeValidator(check_part)]
+Texts = Annotated[list[Text], BeforeValidator(_blocks, json_schema_input_type=str | list[TextBlock])]
 
 
 class ToolUseBlock(Body):
@@ -78,8 +79,8 @@ class ToolResultBlock(Body):
     toolset_name: Annotated[Any, Refused("there are no toolsets")] = None
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ToolUseBlock, Field(discriminator="type")]
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type"), BeforeValidator(check_part)]
+AssistantBlock = Annotated[TextBlock | ToolUseBlock, Field(discriminator="type"), BeforeValidator(check_part)]
 
 
 class UserTurn(Body):

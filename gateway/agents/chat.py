@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from gateway.agents.answer_forms import (
     CHOICES,
@@ -27,10 +27,7 @@ from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
     MAX_TOKENS,
-    NO_CACHE_KEYS,
     OWN_LOGPROBS,
-    TEXT_ALONE,
-    Arguments,
     Choices,
     MaxTokens,
     Model,
@@ -39,9 +36,7 @@ from gateway.agents.parameters import (
     Stream,
     StreamOptions,
     Temperature,
-    ToolSchema,
     TopP,
-    joined,
     logprobs,
 )
 from gateway.agents.protocol_answers import (
@@ -55,73 +50,13 @@ from gateway.agents.protocol_answers import (
     MadeCall,
     MadeFunction,
 )
-from gateway.http.body import Body, Ignored, Refused, Whole, compact, ignored
+from gateway.http.body import Body, Whole, compact, ignored
+from schemas.conversation import NO_CACHE_KEYS, OLD_CALLS, TEXT_ALONE, Conversation, ToolSchema
 from schemas.events import Message, Sampling, Tool, ToolCall
+from schemas.faults import Ignored, Refused
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
 PARAMETERS = "response_format", "tool_choice", "parallel_tool_calls"
-OLD_CALLS = "use tools; functions are what they were before"
-
-
-class TextPart(Body):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-    prompt_cache_breakpoint: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
-
-
-def _parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else [] if value is None else value
-
-
-Content = Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart] | None)]
-
-
-class CalledFunction(Body):
-    """Which function was called, and how."""
-
-    name: str
-    arguments: Arguments
-
-
-class CallPart(Body):
-    """A call that the model made."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-    index: Annotated[int | None, Ignored("calls are in the order of the list")] = None
-
-
-class PlainTurn(Body):
-    """A message of the user or the operator."""
-
-    role: Literal["user", "system", "developer"]
-    content: Content
-    name: str | None = None
-
-
-class ModelTurn(Body):
-    """A message of the model."""
-
-    role: Literal["assistant"]
-    content: Content = Field([])
-    name: str | None = None
-    tool_calls: list[CallPart] | None = None
-    refusal: Annotated[Any, Refused("the model's words are its content")] = None
-    annotations: Annotated[Any, Refused(TEXT_ALONE, [])] = None
-    audio: Annotated[Any, Refused(TEXT_ALONE)] = None
-    function_call: Annotated[Any, Refused(OLD_CALLS)] = None
-
-
-class ToolTurn(Body):
-    """What a call gave."""
-
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: str
-    name: str | None = None
 
 
 class FunctionDefinition(Body):
@@ -144,9 +79,7 @@ class ChatBody(Body):
     """An answer that is wanted."""
 
     model: Model
-    messages: list[Annotated[PlainTurn | ModelTurn | ToolTurn, Field(discriminator="role")]] = Field(
-        min_length=1, description="the whole conversation; text, tool calls and their results"
-    )
+    messages: Conversation = Field(description="the whole conversation; text, tool calls and their results")
     tools: list[ChatTool] | None = Field(None, description="functions that the client runs")
     tool_choice: ChatToolChoice | None = Field(None, description=CHOICES)
     max_completion_tokens: MaxTokens = None
@@ -196,7 +129,7 @@ def call(body: ChatBody, caller: Caller) -> ModelCall:
         **forced(tools, choice, body.response_format, PARAMETERS)._asdict(),
         protocol="chat",
         model=body.model,
-        messages=tuple(_message(turn) for turn in body.messages),
+        messages=tuple(message.message for message in body.messages),
         tools=tools,
         tool_choice="none" if choice.kind == "none" else "auto",
         sampling=Sampling(
@@ -209,19 +142,6 @@ def call(body: ChatBody, caller: Caller) -> ModelCall:
         count=body.n or 1,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ignored=ignored(body),
-    )
-
-
-def _message(turn: PlainTurn | ModelTurn | ToolTurn) -> Message:
-    calls = turn.tool_calls or () if isinstance(turn, ModelTurn) else ()
-    return Message(
-        role="system" if turn.role == "developer" else turn.role,
-        content=joined(part.text for part in turn.content),
-        name=turn.name,
-        tool_call_id=turn.tool_call_id if isinstance(turn, ToolTurn) else None,
-        tool_calls=tuple(
-            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments) for call in calls
-        ),
     )
 
 

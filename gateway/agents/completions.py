@@ -29,8 +29,9 @@ from gateway.agents.parameters import (
     TopP,
 )
 from gateway.agents.protocol_answers import USAGE_EXAMPLE, TextChoice, TextCompletion, TextLogprobs
-from gateway.http.body import Body, Ignored, Refused, Whole, ignored
+from gateway.http.body import Body, Whole, ignored
 from schemas.events import Sampling
+from schemas.faults import Ignored, Refused
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
 MAX_TOKENS = 16

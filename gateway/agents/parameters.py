@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field
 
 from gateway.agents.protocol_answers import SampledLogprob, TokenLogprob
-from gateway.http.body import Body, Ignored, Whole
-from schemas import json_text
+from gateway.http.body import Body, Whole
+from schemas.faults import Ignored
 from streams.stages.agents.recording.calls import Token
 
 MAX_TOKENS = 1024
@@ -19,10 +18,8 @@ MAX_TOKENS = 1024
 
 # what several protocols say of the same parameter
 ADDRESS = "the log knows the agent by its address"
-NO_CACHE_KEYS = "prefixes are cached without keys"
 OWN_LOGPROBS = "logprobs would not be the policy's own"
 FOLLOWS_CHOICE = "arguments follow the schema where a call is forced; elsewhere they are what was sampled"
-TEXT_ALONE = "the model reads and writes text alone"
 
 
 class StreamOptions(Body):
@@ -55,25 +52,6 @@ Model = Annotated[str, Field(description="`POLICY`, or `POLICY@7` for one versio
 Stream = Annotated[bool | None, Field(description="server-sent events")]
 
 
-def _arguments(text: str) -> str:
-    try:
-        value = json_text.parse(text)
-    except ValueError as exc:
-        raise PydanticCustomError("arguments", "they are not JSON: {why}", {"why": str(exc)}) from exc
-    if not isinstance(value, dict):
-        raise PydanticCustomError("arguments", "they have to be a JSON object")
-    return text
-
-
-Arguments = Annotated[str, AfterValidator(_arguments)]
-"""Of a tool call: a JSON object, as text."""
-
-
-def joined(texts: Iterable[str]) -> str:
-    """Return the text of a content that came in parts, the same in every protocol."""
-    return "\n".join(texts)
-
-
 def logprobs(tokens: Sequence[Token]) -> list[SampledLogprob]:
     """Return tokens as OpenAI's chat and responses have them: text, bytes, logprob, and the most likely ones."""
     return [
@@ -87,19 +65,3 @@ def logprobs(tokens: Sequence[Token]) -> list[SampledLogprob]:
         )
         for token in tokens
     ]
-
-
-def _schema(value: dict[str, Any]) -> dict[str, Any]:
-    """Check the JSON schema of a tool's parameters as far as templates and clients read it: an object's fields."""
-    if value.get("type", "object") != "object":
-        raise PydanticCustomError("tool_schema", 'its "type" has to be "object"')
-    properties, required = value.get("properties") or {}, value.get("required") or []
-    if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
-        raise PydanticCustomError("tool_schema", '"properties" has to be an object of JSON schemas')
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise PydanticCustomError("tool_schema", '"required" has to be a list of names')
-    return value
-
-
-ToolSchema = Annotated[dict[str, Any], AfterValidator(_schema)]
-"""JSON schema of a tool's parameters."""

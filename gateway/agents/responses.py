@@ -13,10 +13,11 @@ from typing import Any
 
 from gateway.agents.answer_forms import FunctionChoice, ToolsChoice, forced
 from gateway.agents.caller import Caller
-from gateway.agents.parameters import MAX_TOKENS, joined, logprobs
+from gateway.agents.parameters import MAX_TOKENS, logprobs
 from gateway.agents.protocol_answers import ModelResponse
 from gateway.agents.responses_body import FunctionCallOutputItem, MessageItem, ResponsesBody
 from gateway.http.body import Body, compact, ignored
+from schemas.conversation import joined
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token

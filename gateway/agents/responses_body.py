@@ -21,44 +21,17 @@ from gateway.agents.answer_forms import (
 from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
-    NO_CACHE_KEYS,
-    TEXT_ALONE,
-    Arguments,
     MaxTokens,
     Model,
     Stream,
     Temperature,
-    ToolSchema,
     TopP,
 )
-from gateway.http.body import Body, Ignored, Refused, Whole
+from gateway.http.body import Body, Whole
+from schemas.conversation import NO_CACHE_KEYS, TEXT_ALONE, Arguments, Content, ToolSchema
+from schemas.faults import Ignored, Refused
 
 OURS = "ids and states of items are made by the server"
-
-
-def _parts(value: object) -> object:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
-
-
-class InputText(Body):
-    """Text of the client."""
-
-    type: Literal["input_text"]
-    text: str
-    prompt_cache_breakpoint: Annotated[Any, Ignored(NO_CACHE_KEYS)] = None
-
-
-class OutputText(Body):
-    """Text that the model wrote."""
-
-    type: Literal["output_text"]
-    text: str
-    annotations: Annotated[Any, Refused(TEXT_ALONE, [])] = None
-    logprobs: Annotated[Any, Ignored("the log has them")] = None
-
-
-Part = Annotated[InputText | OutputText, Field(discriminator="type")]
-Parts = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=str | list[Part])]
 
 
 class MessageItem(Body):
@@ -66,7 +39,7 @@ class MessageItem(Body):
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: Parts
+    content: Content
     id: Annotated[str | None, Ignored(OURS)] = None
     status: Annotated[str | None, Ignored(OURS)] = None
     phase: Annotated[str | None, Ignored("templates of chat models have no place for it")] = None
@@ -88,7 +61,7 @@ class FunctionCallOutputItem(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Parts
+    output: Content
     id: Annotated[str | None, Ignored(OURS)] = None
     status: Annotated[str | None, Ignored(OURS)] = None
 

@@ -1,7 +1,7 @@
 """Read the body of a request, and say of each of its parameters what becomes of it: used, refused or ignored.
 
     bytes ──► JSON ──► the protocol's Body ──► its translation
-                       each field: a type, and Refused or Ignored with the reason
+                       each field: a type, and Refused or Ignored (schemas/faults.py) with the reason
 
 Nothing is dropped silently: an unknown parameter is refused by its name, one that the server cannot honor is refused
 unless its value asks for nothing, and the few that change no answer are ignored, which the answer says. The fields are
@@ -12,30 +12,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    GetJsonSchemaHandler,
-    ValidationError,
-)
-from pydantic.annotated_handlers import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from schemas import json_text
-from streams.errors import CallError
+from schemas.faults import Ignored, Refused, faults
+from streams.errors import CallError, CallErrorKind
 
-SHOWN_CHARACTERS = 80
-"""Most characters of a wrong value in an error message."""
-IN_DESCRIPTION = "x-streamward"
-"""Where the description of the interface says of a parameter that it is refused or ignored."""
+KINDS: dict[str, CallErrorKind] = {
+    "unknown": "unknown_parameter",
+    "refused": "unsupported",
+    "missing": "invalid",
+    "invalid": "invalid",
+}
+"""Of an error, by the kind of the fault."""
 
 
 class Body(BaseModel):
@@ -62,39 +56,6 @@ class PathQuery(Body):
     model_config = ConfigDict(strict=False)
 
 
-@dataclass(frozen=True)
-class Ignored:
-    """Marks a parameter that changes no answer."""
-
-    why: str
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(schema), "description": f"ignored: {self.why}", IN_DESCRIPTION: "ignored"}
-
-
-class Refused:
-    """Marks a parameter that the server cannot honor: only null, and the values that ask for nothing, are accepted."""
-
-    def __init__(self, why: str, *neutral: object) -> None:
-        self.why, self.neutral = why, neutral
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        description = {"description": f"refused: {self.why}", IN_DESCRIPTION: "refused"}
-        nulls = [] if schema.get("schema", {}).get("type") == "str" else [None]
-        return {"enum": [*nulls, *self.neutral], **description}
-
-    def _check(self, value: object) -> object:
-        is_neutral = any(
-            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral
-        )
-        if value is not None and not is_neutral:
-            raise PydanticCustomError("refused", "{why}", {"why": self.why})
-        return value
-
-
 def _whole(value: object) -> object:
     """Return a number without a fraction as a whole one: 16.0 is an integer in JSON Schema, and for some clients."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -104,8 +65,6 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 Read = TypeVar("Read", bound=Body)
-HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
-"""How the half of a surrogate pair is written in JSON; whole pairs are written so, too."""
 
 
 async def sent(request: Request, max_bytes: int) -> bytes:
@@ -127,13 +86,11 @@ def read(model: type[Read], raw: bytes) -> Read:
     return checked(model, _parse(raw))
 
 
-def read_as_json(model: type[Read], raw: bytes) -> Read:
-    """Return the body, whose lists may be tuples, as JSON has no others. Raises as `read`."""
+def read_fields(model: type[Body], raw: bytes) -> dict[str, Any]:
+    """Return the fields of a body as they were sent, once `model` has found no fault in them. Raises as `read`."""
     value = _parse(raw)
-    try:
-        return model.model_validate_json(raw)
-    except ValidationError as exc:
-        raise _call_error(exc, value, "", hides=False) from exc
+    checked(model, value)
+    return dict(value)
 
 
 def read_query(model: type[Read], pairs: Iterable[tuple[str, str]]) -> Read:
@@ -159,12 +116,11 @@ def read_call(model: type[Read], raw: bytes) -> tuple[Read, str]:
 
 def _parse(raw: bytes) -> Any:
     try:
-        value = json_text.parse(raw)
-        if HALF_A_PAIR.search(raw):  # JSON lets it in, and no UTF-8 can hold it: the log's text is UTF-8
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as exc:
+        return json_text.parse(raw)
+    except json_text.RepeatedKeyError as exc:
+        raise CallError("invalid", f"the body: {exc}") from exc
+    except ValueError as exc:
         raise CallError("invalid", f"the body is not JSON: {exc}") from exc
-    return value
 
 
 def checked(model: type[Read], value: Any, inside: str = "") -> Read:
@@ -173,16 +129,16 @@ def checked(model: type[Read], value: Any, inside: str = "") -> Read:
         return model.model_validate(value)
     except ValidationError as exc:
         hides = bool(model.model_config.get("hide_input_in_errors"))
-        raise _call_error(exc, value, inside, hides=hides) from (None if hides else exc)
+        raise _call_error(exc, model, value, inside, hides=hides) from (None if hides else exc)
 
 
-def ignored(body: Body, path: str = "") -> tuple[str, ...]:
+def ignored(body: BaseModel, path: str = "") -> tuple[str, ...]:
     """Return the paths of the parameters that were sent and are ignored, without indices, each once."""
 
-    def paths(value: list[Any] | Body, path: str) -> Iterator[str]:
+    def paths(value: list[Any] | BaseModel, path: str) -> Iterator[str]:
         if isinstance(value, list):
             for item in value:
-                if isinstance(item, list | Body):
+                if isinstance(item, list | BaseModel):
                     yield from paths(item, path)
             return
         fields = _fields(type(value))
@@ -190,14 +146,14 @@ def ignored(body: Body, path: str = "") -> tuple[str, ...]:
             inner, (alias, is_ignored) = getattr(value, name), fields[name]
             if is_ignored:
                 yield from [f"{path}.{alias}".lstrip(".")] if inner is not None else []
-            elif isinstance(inner, list | Body):
+            elif isinstance(inner, list | BaseModel):
                 yield from paths(inner, f"{path}.{alias}".lstrip("."))
 
     return tuple(dict.fromkeys(paths(body, path)))
 
 
 @cache
-def _fields(model: type[Body]) -> dict[str, tuple[str, bool]]:
+def _fields(model: type[BaseModel]) -> dict[str, tuple[str, bool]]:
     """Return the name of each field in a request, and whether it is ignored."""
     return {
         name: (field.alias or name, any(isinstance(mark, Ignored) for mark in field.metadata))
@@ -205,7 +161,7 @@ def _fields(model: type[Body]) -> dict[str, tuple[str, bool]]:
     }
 
 
-def use(model: type[Body], name: str) -> tuple[Literal["used", "refused", "ignored"], str]:
+def use(model: type[BaseModel], name: str) -> tuple[Literal["used", "refused", "ignored"], str]:
     """Return what becomes of a parameter, and how or why in one sentence."""
     field = model.model_fields[name]
     for mark in field.metadata:
@@ -227,37 +183,11 @@ def compact(value: object, path: str) -> str:
     return text
 
 
-def _call_error(exc: ValidationError, value: object, inside: str, *, hides: bool) -> CallError:
-    error = exc.errors(include_url=False)[0]
-    path = f"{inside}.{_path(error['loc'], value)}".strip(".")
-    if error["type"] == "extra_forbidden" and hides:  # a value in the place of a name may be a secret
+def _call_error(exc: ValidationError, model: type[BaseModel], value: object, inside: str, *, hides: bool) -> CallError:
+    fault = next(faults(exc, model, value, inside))
+    if hides and fault.kind == "unknown":  # a value in the place of a name may be a secret
         return CallError("unknown_parameter", "the body has a parameter that there is not; leave it out")
-    if error["type"] == "extra_forbidden":
-        return CallError("unknown_parameter", f"{path}: there is no such parameter; leave it out", path)
-    if error["type"] == "refused":
-        return CallError("unsupported", f"{path} is not supported: {error['msg']}", path)
-    if error["type"] == "missing":
-        return CallError("invalid", f"{path} is required", path)
-    if hides:
-        return CallError("invalid", f"{path or 'the body'}: {error['msg']}", path or None)
-    value_text = repr(error["input"])
-    value_text = value_text if len(value_text) <= SHOWN_CHARACTERS else value_text[:SHOWN_CHARACTERS] + "…"
-    return CallError("invalid", f"{path or 'the body'}: {error['msg']}; got {value_text}", path or None)
-
-
-def _path(location: tuple[int | str, ...], value: Any) -> str:
-    """Return where an error is, without the names of alternatives that pydantic adds to the keys."""
-    path = ""
-    for n, step in enumerate(location):
-        rest = location[n + 1 :]
-        if isinstance(step, int):
-            path += f"[{step}]" if isinstance(value, list) else ""  # a single text is read as a list of one
-            value = value[step] if isinstance(value, list) and step < len(value) else None
-        elif isinstance(value, dict) and (
-            not rest or isinstance(value.get(step), dict | list) or (isinstance(rest[0], int) and step in value)
-        ):
-            path = f"{path}.{step}".lstrip(".")
-            value = value.get(step)
-        elif isinstance(value, dict) and step in value and len(rest) == 1 and rest[0] not in value:
-            return f"{path}.{step}".lstrip(".")  # a word, and the alternative that it is none of
-    return path
+    if hides and fault.kind == "invalid":
+        message = exc.errors(include_url=False, include_input=False)[0]["msg"]
+        return CallError("invalid", f"{fault.path or 'the body'}: {message}", fault.path or None)
+    return CallError(KINDS[fault.kind], fault.text, fault.path or None)

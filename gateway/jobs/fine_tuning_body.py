@@ -18,10 +18,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from gateway.agents.parameters import joined
-from gateway.http.body import Body, Refused, Whole
+from gateway.http.body import Body, Whole
 from gateway.jobs.graders import Grading, read_grader
+from schemas.conversation import Conversation, read_as
 from schemas.events import JobQuestion, RewardSource
+from schemas.faults import Refused
 from streams.errors import CallError, JobRequestError, RefusedError
 from streams.jobs import request as requests
 from streams.jobs.request import MOST_ITERATIONS, JobOrder
@@ -300,33 +301,27 @@ def _grading(grader: dict[str, Any]) -> Grading:
     return grading
 
 
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
 def _number(value: int | str | None) -> int | None:
     return value if isinstance(value, int) else None
 
 
 def _query(item: dict[str, Any]) -> str:
     """Return the question of a line. Raises JobRequestError."""
-    messages = item.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+    if item.get("messages") is None:
         raise JobRequestError('messages is required, e.g. [{"role": "user", "content": "1 + 1 ="}]')
-    roles = [message.get("role") for message in messages]
+    try:
+        conversation: Conversation = read_as(Conversation, item["messages"], "messages")
+    except ValueError as exc:
+        raise JobRequestError(str(exc)) from exc
+    messages = [message.message for message in conversation]
+    roles = [message.role for message in messages]
     if roles != ["user"]:
         raise JobRequestError(
             f"a question is one message of the user, and messages has the roles {str(roles)[:80]}; put instructions "
             "into that message"
         )
-    content = messages[0].get("content")
-    if isinstance(content, list):
-        texts = [part["text"] for part in content if _is_text(part)]
-        if len(texts) != len(content):
-            raise JobRequestError("content has a part that is no text; the policy reads text alone")
-        content = joined(texts)
-    if not isinstance(content, str) or not content:
-        raise JobRequestError("content has to be a text that is not empty")
-    if odd := sorted(messages[0].keys() - {"role", "content"}):
-        raise JobRequestError(f"messages[0].{odd[0]} has no effect; leave it out")
-    return content
+    if messages[0].name is not None:
+        raise JobRequestError("messages[0].name has no effect; leave it out")
+    if not messages[0].content:
+        raise JobRequestError("messages[0].content is empty; expected a text")
+    return messages[0].content

@@ -51,7 +51,9 @@ async def answer(raw: bytes, methods: Mapping[str, RpcMethod]) -> JsonObject | l
     """Return the outcome, or those of a batch, ready for JSON; None if nothing is answered."""
     try:
         body = json_text.parse(raw)
-    except (ValueError, RecursionError):
+    except json_text.RepeatedKeyError as exc:
+        return _refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
+    except ValueError:
         return _refusal(None, RpcError(PARSE_ERROR))
     if not isinstance(body, list):
         return await _outcome(body, methods)

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from starlette.requests import Request
 
-from gateway.agents.parameters import ToolSchema
-from gateway.http.body import Body, Refused, Whole, compact
+from gateway.http.body import Body, Whole, compact
 from gateway.http.principal import AGENT_NAME
 from gateway.http.route import IDEMPOTENCY_KEY, REST
 from gateway.jobs import tuning_orders
@@ -37,7 +36,9 @@ from gateway.jobs.answers import (
 )
 from gateway.jobs.tenant_jobs import idempotency_key, jobs_of
 from schemas import json_text
+from schemas.conversation import ToolSchema
 from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, Tool
+from schemas.faults import Refused
 from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action

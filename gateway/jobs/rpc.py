@@ -261,7 +261,7 @@ def _read(model: type[P], parameters: dict[str, Any]) -> P:
     try:
         return model.model_validate(parameters)
     except ValidationError as exc:
-        raise requests.explain(exc, model) from exc
+        raise requests.explain(exc, model, parameters) from exc
 
 
 def _job_row(job: JobState) -> dict[str, Any]:

@@ -9,19 +9,20 @@ can mean the same. An agent that is registered for all keeps its name.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
 
-from gateway.http.body import Answer, Body, read_as_json
+from gateway.http.body import Answer, Body, read_fields
 from gateway.http.principal import actor_of, tenant_of
 from gateway.http.route import REST
 from gateway.log.named_code import check_named
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import serde
+from schemas.conversation import Conversation
 from schemas.events import Task
 from streams.access.tenants.tenant_names import is_of, named
 from streams.engines.prompt_check import unanswerable_prompts
@@ -30,7 +31,7 @@ from streams.jobs import job_log
 from streams.kafka import times
 from streams.observability import trace_context
 from streams.settings.model import Settings
-from streams.stages.tasks.lines import MessageLine, Reading, TaskLine, check_rows
+from streams.stages.tasks.lines import Reading, TaskLine, check_rows
 from streams.stages.tasks.task_index import SubmittedTask
 
 ID_CHARACTERS = 200
@@ -41,7 +42,7 @@ TENANTS_OWN = ("task_id", "agent", "thread")
 class TaskBody(TaskLine, Body):
     """A task: the fields of a line of `streamward tasks submit`, or `input` in the place of its prompt."""
 
-    input: str | tuple[MessageLine, ...] | None = Field(
+    input: str | Conversation | None = Field(
         None, description="the question: a text, or messages; without anybody who scores it, it is asked once (serve)"
     )
     policy: str = Field("", description="who answers; default: the policy of the server")
@@ -62,13 +63,18 @@ class TaskBody(TaskLine, Body):
 
 
 def task_of(
-    body: TaskBody, settings: Settings, *, tenant: str | None, actor: str, now_ms: int, agents: Collection[str] = ()
+    sent: Mapping[str, Any],
+    settings: Settings,
+    *,
+    tenant: str | None,
+    actor: str,
+    now_ms: int,
+    agents: Collection[str] = (),
 ) -> Task:
-    """Return the task as the log gets it; `agents` are those that every tenant may name.
+    """Return the task in a TaskBody as the log gets it; `agents` are those that every tenant may name.
 
     Raises CallError that says what is wrong with it.
     """
-    sent = body.model_dump(mode="json", exclude_unset=True)
     fields = {name: value for name, value in sent.items() if value is not None}
     if (question := fields.pop("input", None)) is not None:
         fields["prompt" if isinstance(question, str) else "messages"] = question
@@ -99,7 +105,8 @@ def task_of(
     [task] = checked.tasks
     for _, problem in unanswerable_prompts(settings, [task]):
         raise CallError("invalid", f"model.base {settings.model.base} cannot answer it: {problem}")
-    return replace(task, task_id=named(tenant, task.task_id), metadata={"source": actor, **(body.metadata or {})})
+    source = {} if "source" in fields.get("metadata", {}) else {"source": actor}
+    return replace(task, task_id=named(tenant, task.task_id), metadata={**task.metadata, **source})
 
 
 class TaskAnswer(Answer):
@@ -144,10 +151,10 @@ class SentTasks:
     )
     def submit_task(self, request: Request, raw: bytes) -> TaskAnswer:
         """Write a task. The same task again is the same; another one of its id is refused."""
-        body = read_as_json(TaskBody, raw)
+        sent = read_fields(TaskBody, raw)
         tenant, actor = tenant_of(request), actor_of(request)
-        agents = self._shared_agents(tenant) if body.agent is not None else ()
-        task = task_of(body, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), agents=agents)
+        agents = self._shared_agents(tenant) if sent.get("agent") is not None else ()
+        task = task_of(sent, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), agents=agents)
         if not self._may_train(tenant, task.policy):
             problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"
             raise CallError("not_found", problem, "policy")

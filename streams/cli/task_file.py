@@ -93,7 +93,7 @@ class TaskFileOptions:
 
     def fields_of_columns(self) -> dict[str, str]:
         """Return the file's column for each field that --map names. Raises SettingsError."""
-        from streams.scorers.verdict import nearest
+        from schemas.faults import nearest
         from streams.stages.tasks.lines import TaskLine
 
         columns: dict[str, str] = {}
@@ -131,9 +131,9 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     `agent` is the agent of lines that name none.
     Raises EventError if a line is bad, unless `options` skip bad lines, NotFoundError if there is no such file.
     """
+    from schemas.faults import names_in_quotes
     from streams.kafka.times import now_ms
     from streams.stages.tasks import file_rows, lines
-    from streams.stages.tasks.column_paths import names_in_quotes
 
     reading = lines.Reading(
         now_ms=now_ms(),

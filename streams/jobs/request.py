@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,11 +27,11 @@ from schemas.events import (
     Sampling,
     Task,
 )
+from schemas.faults import faults, nearest
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
 from streams.jobs.state import JobState, JobUsage, cost_usd, split
-from streams.scorers.verdict import nearest
 from streams.settings.model import Settings
 from streams.stages.tasks.lines import task_problems
 
@@ -40,8 +40,6 @@ MOST_QUERIES = 100_000
 MOST_ITERATIONS = 1_000_000
 BYTES_PER_TOKEN = 4
 """Of a prompt, for the estimate: that of English text."""
-SHOWN = 80
-"""Most characters of a wrong value in a message."""
 
 Usd = Annotated[float, Field(ge=0)]
 
@@ -138,7 +136,7 @@ def read_request(body: Any) -> JobRequest:
         text.encode()
         return JobRequest.model_validate_json(text)
     except ValidationError as exc:
-        raise explain(exc, JobRequest) from exc
+        raise explain(exc, JobRequest, body) from exc
     except (TypeError, ValueError, RecursionError) as exc:
         raise JobRequestError(f"the request cannot be written as JSON in UTF-8: {exc}") from exc
 
@@ -312,27 +310,7 @@ def estimate(spec: JobSpec) -> JobUsage:
     return JobUsage(round(prompt), round(sampled))
 
 
-def explain(exc: ValidationError, model: type[BaseModel]) -> JobRequestError:
-    """Return what is wrong with the parameters that `model` was to read: the first of its faults."""
-    error = exc.errors(include_url=False)[0]
-    parameter = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error["loc"]).lstrip(".")
-    if error["type"] == "extra_forbidden":
-        fields = (_within(model, error["loc"][0]) if len(error["loc"]) > 1 else model).model_fields
-        return JobRequestError(
-            f"{parameter}: there is no such parameter; {nearest(str(error['loc'][-1]), fields)}", parameter
-        )
-    if error["type"] == "missing":
-        return JobRequestError(f"{parameter} is required", parameter)
-    value = repr(error["input"])
-    value = value if len(value) <= SHOWN else value[:SHOWN] + "…"
-    return JobRequestError(f"{parameter or 'the request'}: {error['msg']} (got {value})", parameter or None)
-
-
-def _within(model: type[BaseModel], name: Any) -> type[BaseModel]:
-    """Return what a parameter of `model` is made of."""
-    annotation = model.model_fields[name].annotation if name in model.model_fields else None
-    candidates = (annotation, *get_args(annotation))
-    return next(
-        (candidate for candidate in candidates if isinstance(candidate, type) and issubclass(candidate, BaseModel)),
-        model,
-    )
+def explain(exc: ValidationError, model: type[BaseModel], value: Any) -> JobRequestError:
+    """Return what is wrong with the parameters in `value`, which `model` was to read: the first of its faults."""
+    fault = next(faults(exc, model, value))
+    return JobRequestError(fault.text, fault.path or None)

@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 from schemas.events import Response, Task
-from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object, nearest
+from schemas.faults import nearest
+from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, json_object
 
 
 class Gym(ScorerOptions):

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from schemas.events import MAX_REWARD, Response, RewardSource, Task
+from schemas.faults import nearest
 from streams.errors import SettingsError
 from streams.references import describe_module
 from streams.scorers import episode, gym, judge, mathematics, text
@@ -31,7 +32,6 @@ from streams.scorers.verdict import (
     answers,
     check_verdict,
     json_object,
-    nearest,
     options,
 )
 

@@ -10,18 +10,19 @@ process, the judge) passes `check_verdict`.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from schemas import json_text
 from schemas.events import COMPONENT_CHARACTERS, MAX_COMPONENTS, MAX_REWARD, Response, Task
+from schemas.faults import nearest
 from streams.errors import EventError
 from streams.scorers.text_as_seen import text_as_seen
 
@@ -98,8 +99,8 @@ def options(model: type[O], settings: dict[str, Any], scorer: str) -> O:
 def json_object(text: str, subject: str, *, reason: str) -> dict[str, Any]:
     """Return the JSON object in `text`. Raises ScoreError(reason) naming `what`."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as exc:
+        value = json_text.parse(text)
+    except ValueError as exc:
         raise ScoreError(f"{subject} is not JSON ({exc}); expected an object, e.g. {{}}", reason=reason) from exc
     if not isinstance(value, dict):
         raise ScoreError(f"{subject} is {_short(value)}; expected a JSON object, e.g. {{}}", reason=reason)
@@ -205,13 +206,6 @@ def entry_point(version: str) -> Callable[[F], F]:
 def storable(text: str) -> str:
     """Return `text` so that it encodes as UTF-8: a lone surrogate becomes a question mark."""
     return text.encode(errors="replace").decode()
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the hint for a misspelt name."""
-    names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names) or 'none'}"
 
 
 def _finite(value: Any, scorer: str, field: str) -> float:

@@ -246,7 +246,7 @@ def free_port() -> int:
     [
         ({"model": "nobody"}, 404, "model", "cannot be trained; this server has sums"),
         ({"file": "file-" + "0" * 64}, 404, "training_file", "was never uploaded here, or was deleted"),
-        ({"extra_body": {"colour": "red"}}, 400, "colour", "there is no such parameter"),
+        ({"extra_body": {"colour": "red"}}, 400, "colour", "there is no field"),
         ({"suffix": "mine"}, 400, "suffix", "POLICY@VERSION"),
         ({"method": {"type": "dpo"}}, 400, "training_file", "line 1: expected prompt, chosen, rejected or input"),
         ({"extra_body": {"config": {"max_budget_usd": -1.0}}}, 400, "config.max_budget_usd", "greater than 0"),
@@ -360,7 +360,7 @@ def test_the_figures_of_a_job_are_those_of_its_events(served: Gateway) -> None:
     [
         ("POST", "/finetune/jobs", {**ORDER, "type": "FINE_TUNING"}, 400, "unsupported", "type", "only RL_TRAINING"),
         ("POST", "/finetune/jobs", {**ORDER, "type": "PROMPT_ENGINEERING"}, 400, "unsupported", "type", "only RL_"),
-        ("POST", "/finetune/jobs", {**ORDER, "colour": 1}, 400, "unknown_parameter", "colour", "no such parameter"),
+        ("POST", "/finetune/jobs", {**ORDER, "colour": 1}, 400, "unknown_parameter", "colour", "no field"),
         ("POST", "/finetune/jobs", {**ORDER, "training_queries": []}, 400, "invalid", "training_queries", "at least 1"),
         (
             "POST", "/finetune/jobs", {**ORDER, "training_queries": [*QUERIES, QUERIES[0]]}, 400, "invalid",
@@ -371,7 +371,7 @@ def test_the_figures_of_a_job_are_those_of_its_events(served: Gateway) -> None:
         ("GET", "/rl/training/nobody/metrics", None, 404, "not_found", None, "there is no job 'nobody'"),
         ("POST", "/finetune/peft", {}, 400, "invalid", "agent_id", "is required"),
         ("POST", "/finetune/peft", {**PEFT, "method": "ppo"}, 400, "invalid", "method", "'sft' or 'dpo'"),
-        ("POST", "/finetune/peft", {**PEFT, "config": {"lr": 1}}, 400, "invalid", "config.lr", "no such parameter"),
+        ("POST", "/finetune/peft", {**PEFT, "config": {"lr": 1}}, 400, "invalid", "config.lr", "no field"),
         ("POST", "/finetune/peft", {**PEFT, "training_file": "f"}, 404, "not_found", "training_file", "no file"),
         ("POST", "/finetune/peft", {"agent_id": "../x"}, 400, "invalid", "agent_id", "cannot be kept in a store"),
         ("POST", "/rl/agents", {"agent_id": "../x", "model_id": "sums"}, 400, "invalid", "agent_id", "pattern"),

@@ -343,7 +343,7 @@ def test_costs_are_summed_by_what_is_asked_for(made: Settings) -> None:
         (("default", "--budget", "-1"), QUERIES, 2, "config.max_budget_usd"),
         (("default", "--budget", "1"), QUERIES, 2, "a price is missing"),
         (("default", "--config", '{"batch_size": 3}'), QUERIES, 2, "batches.groups is 4 here"),
-        (("default", "--config", '{"colour": 3}'), QUERIES, 2, "there is no such parameter"),
+        (("default", "--config", '{"colour": 3}'), QUERIES, 2, "there is no field"),
     ],
 )
 def test_an_order_that_cannot_be_carried_out_is_refused_with_its_reason_and_nothing_is_written(

@@ -115,7 +115,7 @@ def test_a_request_that_is_sent_again_with_its_key_has_its_effect_once(client: C
         ("start_grpo", {**ORDER, "config": {"n_iterations": 3, "learning_rate": 0.5}}, -32602, "trainer.learning_rate"),
         ("start_grpo", {**ORDER, "config": {"n_iterations": 3, "max_budget_usd": -1}}, -32602, "max_budget_usd"),
         ("start_grpo", {**ORDER, "training_queries": []}, -32602, "training_queries"),
-        ("start_grpo", {**ORDER, "model": "gpt"}, -32602, "there is no such parameter"),
+        ("start_grpo", {**ORDER, "model": "gpt"}, -32602, "there is no field"),
         ("start_grpo", {**ORDER, "agent_id": "nobody"}, NOT_FOUND, "there is no policy and no agent 'nobody'"),
         ("get_status", {"job_id": "nobody"}, NOT_FOUND, "there is no job 'nobody'"),
         ("get_status", {}, -32602, "job_id is required"),

@@ -82,10 +82,14 @@ def test_a_file_that_is_no_text_is_one_error_that_names_it(
     ("line", "message"),
     [
         (b'{"prompt": "caf\xe9"}\n', "not UTF-8: byte 0xe9, byte 15 of its line"),
-        (b'{"prompt": "x', "not JSON: EOF .*; the file is cut off in its last line"),
+        (
+            b'{"prompt": "x',
+            "not JSON: Unterminated string starting at character 12; the file is cut off in its last line",
+        ),
         (b"[\n", "JSON over several lines; `jq -c . FILE`"),
         (b"[1]\n", "got \\[1\\]; write one object a line; of an array, `jq -c '.\\[\\]' FILE` makes lines"),
-        (b"prompt,answer\n", "not JSON: expected value"),
+        (b'{"prompt": "x", "answer": {"a": 1, "a": 2}}\n', 'the key "a" is there twice; remove one'),
+        (b"prompt,answer\n", "not JSON: Expecting value at character 1"),
     ],
 )
 def test_a_line_that_has_no_object_is_named_in_the_same_words_everywhere(

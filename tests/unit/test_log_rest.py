@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from gateway.http.application import Application
-from gateway.http.body import read, read_as_json
+from gateway.http.body import read, read_fields
 from gateway.http.limits import KeyLimits
 from gateway.log import (
     adapters as adapter_orders,
@@ -44,8 +44,8 @@ SETTINGS = Settings(policy=Policy(name="sums"))
 
 
 def made(body: dict[str, Any], tenant: str | None = None, agents: tuple[str, ...] = ()) -> Task:
-    read_body = read_as_json(TaskBody, json.dumps(body).encode())
-    return task_of(read_body, SETTINGS, tenant=tenant, actor="key k1", now_ms=T0, agents=agents)
+    sent = read_fields(TaskBody, json.dumps(body).encode())
+    return task_of(sent, SETTINGS, tenant=tenant, actor="key k1", now_ms=T0, agents=agents)
 
 
 def refused(body: dict[str, Any], tenant: str | None = None) -> CallError:
@@ -81,7 +81,7 @@ def test_a_task_is_sent_in_its_short_form_or_with_its_own_fields() -> None:
     [
         ({"task_id": "t1"}, "give one of input, prompt and messages", None),
         ({"input": "a", "prompt": "b"}, "give one of input, prompt and messages", None),
-        ({"input": "a", "anwser": 2}, "anwser: there is no such parameter", "anwser"),
+        ({"input": "a", "anwser": 2}, "there is no field anwser; did you mean answer?", "anwser"),
         ({"input": "a", "task_id": "a/b"}, "task_id: String should match pattern", "task_id"),
         ({"input": "a", "group_size": "8"}, "group_size", "group_size"),
         ({"input": "a", "reward_sources": ["exakt"]}, "did you mean exact?", None),

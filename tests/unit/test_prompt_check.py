@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.http.body import read_fields
 from gateway.log.tasks import TaskBody, task_of
 from schemas.events import Message, Task
 from streams.cli.task_file import unanswerable
@@ -37,7 +38,7 @@ def settings_for(folder: Path, template: str | None = None) -> Settings:
 
 def by_http(settings: Settings, asked: Task) -> None:
     messages = [{"role": message.role, "content": message.content} for message in asked.messages]
-    body = TaskBody.model_validate_json(json.dumps({"messages": messages, "answer": "1", "policy": "default"}))
+    body = read_fields(TaskBody, json.dumps({"messages": messages, "answer": "1", "policy": "default"}).encode())
     task_of(body, settings, tenant=None, actor="a", now_ms=0)
 
 

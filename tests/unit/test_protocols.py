@@ -92,7 +92,7 @@ def refusal(body: type[Body], value: object) -> CallError:
         (
             MessagesBody,
             message(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]),
-            "invalid",
+            "unsupported",
             "messages[0].content[0]",
         ),
         (
@@ -116,7 +116,7 @@ def refusal(body: type[Body], value: object) -> CallError:
         (ChatBody, chat(response_format={"type": "yaml"}), "invalid", "response_format"),
         (ResponsesBody, responses(text={"format": {"type": "json_schema"}}), "invalid", "text.format.schema"),
         (MessagesBody, message(output_config={"effort": "high"}), "unsupported", "output_config.effort"),
-        (ChatBody, chat(messages=[{"role": "wizard", "content": "hi"}]), "invalid", "messages[0]"),
+        (ChatBody, chat(messages=[{"role": "wizard", "content": "hi"}]), "invalid", "messages[0].role"),
         (ChatBody, chat(messages=[]), "invalid", "messages"),
         (
             ChatBody,

@@ -75,7 +75,7 @@ def test_the_same_order_has_the_same_digest_and_another_file_has_another() -> No
 @pytest.mark.parametrize(
     ("method", "file", "config", "parameter", "says"),
     [
-        ("sft", None, {"colour": 1}, "config.colour", "there is no such parameter"),
+        ("sft", None, {"colour": 1}, "config.colour", "there is no field"),
         ("ppo", None, {}, "method", "'sft' or 'dpo'"),
         ("sft", None, {"epochs": 0}, "config.epochs", "greater than or equal to 1"),
         ("sft", None, {"beta": 0.1}, "config.beta", "the KL strength of dpo"),

@@ -92,7 +92,7 @@ def test_pages_follow_each_other_in_either_order(store: str) -> None:
             await client.files.list(after="file-x")
         with pytest.raises(openai.BadRequestError, match="limit"):
             await client.files.list(limit=-1)
-        with pytest.raises(openai.BadRequestError, match="there is no such parameter"):
+        with pytest.raises(openai.BadRequestError, match="there is no field"):
             await client.files.list(extra_query={"colour": "red"})
 
     served(store, ask)
@@ -105,7 +105,7 @@ def test_pages_follow_each_other_in_either_order(store: str) -> None:
         (b"\n \n", "the file has no line"),
         (b"question,answer\n", "line 1: not JSON"),
         (b'{"a": 1}\n{"a": 1\n', "line 2: not JSON"),
-        (b'{"a": 1}\n{"a": "\\ud800"}\n', "line 2: not JSON: unexpected end of hex escape"),
+        (b'{"a": 1}\n{"a": "\\ud800"}\n', "line 2: not JSON: .*half of a surrogate pair"),
         (b'{"a": 1}\n\n[1]\n', r"line 3: expected an object.*got \[1\]"),
         (b'{"a": 1}\n{"a": "\xff"}\n', "line 2: not UTF-8"),
         (b'{"a": ' + b"[" * 5000 + b"]" * 4000 + b"}", "line 1: not JSON"),

@@ -14,16 +14,16 @@ error. `streamward export` writes such files; other keys of a line are ignored.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator
 
 from schemas import json_text
-from schemas.events import Message, Tool, ToolCall, TuningMethod
+from schemas.conversation import MessageIn, ToolIn, not_empty, read_as
+from schemas.events import Tool, TuningMethod
 from schemas.file_text import FileTextError, json_object, text_lines
 from schemas.tokens import LossMask, TokenIds
 from streams.engines.rendering.chat_template import ChatTemplate
@@ -42,76 +42,14 @@ class ExampleFile(NamedTuple):
     examples: list[TunedExample]
 
 
-class _LineIn(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class ExampleMessage(MessageIn):
+    """A message of an example."""
 
-
-class FunctionIn(_LineIn):
-    """A function that is called; `arguments` as an object or as its JSON text."""
-
-    name: str
-    arguments: str | dict[str, Any] = "{}"
-
-
-class ToolCallIn(_LineIn):
-    """A call as OpenAI's API has it."""
-
-    id: str = ""
-    type: str = "function"
-    function: FunctionIn
-
-
-class MessageIn(_LineIn):
-    """One message, its content a text."""
-
-    role: str
-    content: str = ""
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[ToolCallIn] = []
     weight: Literal[0, 1] = 1
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, fields: Any) -> Any:
-        return (
-            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
-        )
-
-    @property
-    def message(self) -> Message:
-        """The message as chat templates are given it."""
-        calls = (
-            ToolCall(id=call.id, name=call.function.name, arguments=_json(call.function.arguments))
-            for call in self.tool_calls
-        )
-        return Message(
-            role=self.role,
-            content=self.content,
-            name=self.name,
-            tool_call_id=self.tool_call_id,
-            tool_calls=tuple(calls),
-        )
+    """Of the assistant: whether it bears loss."""
 
 
-class ToolFunctionIn(_LineIn):
-    """What a tool is called and takes."""
-
-    name: str
-    description: str = ""
-    parameters: dict[str, Any] = {}
-    strict: bool | None = None
-
-
-class ToolIn(_LineIn):
-    """A tool as OpenAI's API has it."""
-
-    type: str = "function"
-    function: ToolFunctionIn
-
-
-_MESSAGES = TypeAdapter(list[MessageIn])
-_TOOLS = TypeAdapter(list[ToolIn])
+ExampleMessages = Annotated[list[ExampleMessage], AfterValidator(not_empty)]
 
 
 def read(path: Path, method: TuningMethod, template: ChatTemplate, context_tokens: int) -> ExampleFile:
@@ -200,12 +138,12 @@ def _pair(line: dict[str, Any], render: Renderer) -> TunedExample:
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
-Renderer = Callable[[Sequence[MessageIn], bool], tuple[int, ...]]
+Renderer = Callable[[Sequence[ExampleMessage], bool], tuple[int, ...]]
 """Messages, and whether an answer follows, to tokens."""
 
 
 def _renderer(template: ChatTemplate, tools: Sequence[Tool]) -> Renderer:
-    def render(messages: Sequence[MessageIn], answer: bool) -> tuple[int, ...]:
+    def render(messages: Sequence[ExampleMessage], answer: bool) -> tuple[int, ...]:
         try:
             return template.ids([message.message for message in messages], tools, answer=answer)
         except Exception as exc:  # a template is a program, and a file chooses what it runs on: it may raise anything
@@ -241,33 +179,17 @@ _EXPECTED: dict[str, str] = {
 }
 
 
-def _messages(line: dict[str, Any], name: str, method: TuningMethod) -> list[MessageIn]:
-    messages = line.get(name)
-    if not isinstance(messages, list) or not messages:
+def _messages(line: dict[str, Any], name: str, method: TuningMethod) -> list[ExampleMessage]:
+    if line.get(name) is None:
         keys = ", ".join(sorted(line)) or "nothing"
-        problem = f"got {type(messages).__name__}" if name in line and messages is not None else f"the line has {keys}"
-        raise ValueError(f"{name}: expected a list of messages, as in {_EXPECTED[method]}; {problem}")
-    try:
-        return _MESSAGES.validate_python(messages)
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        raise ValueError(f"{name}{''.join(f'[{part}]' for part in first['loc'])}: {first['msg']}") from exc
+        raise ValueError(f"{name}: expected a list of messages, as in {_EXPECTED[method]}; the line has {keys}")
+    messages: list[ExampleMessage] = read_as(ExampleMessages, line[name], name)
+    return messages
 
 
 def _tools(tools: Any) -> list[Tool]:
     """Return the tools of a line: a list, or its JSON text. Raises ValueError for anything else."""
     if tools is None:
         return []
-    try:
-        parsed = _TOOLS.validate_python(json_text.parse(tools) if isinstance(tools, str) else tools)
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        raise ValueError(f"tools{''.join(f'[{part}]' for part in first['loc'])}: {first['msg']}") from exc
-    return [
-        Tool(name=tool.function.name, description=tool.function.description, parameters=_json(tool.function.parameters))
-        for tool in parsed
-    ]
-
-
-def _json(value: str | dict[str, Any]) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    value = json_text.parse(tools) if isinstance(tools, str) else tools
+    return [tool.tool for tool in read_as(list[ToolIn], value, "tools")]

@@ -48,15 +48,6 @@ class CallUsage(TypedDict):
     prompt_tokens_details: CachedTokens
 
 
-class CalledFunction(TypedDict):
-    """
-    Which function was called, and how.
-    """
-
-    name: str
-    arguments: str
-
-
 class CheckpointFigures(TypedDict):
     """
     What a version reached on the held-out questions.
@@ -207,7 +198,7 @@ class FunctionCallItem(TypedDict):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
 
 
 class FunctionChoice(TypedDict):
@@ -227,6 +218,15 @@ class FunctionDefinition(TypedDict):
     name: str
     description: NotRequired[str | None]
     parameters: NotRequired[dict[str, Any] | None]
+
+
+class FunctionIn(TypedDict):
+    """
+    Which function is called, and how.
+    """
+
+    name: str
+    arguments: NotRequired[str | dict[str, Any] | None]
 
 
 class FunctionTool(TypedDict):
@@ -344,15 +344,6 @@ class InputDetails(TypedDict):
 
     cached_tokens: int
     cache_write_tokens: int
-
-
-class InputText(TypedDict):
-    """
-    Text of the client.
-    """
-
-    type: Literal["input_text"]
-    text: str
 
 
 class IterationFigures(TypedDict):
@@ -574,15 +565,6 @@ class OutputDetails(TypedDict):
     """
 
     reasoning_tokens: int
-
-
-class OutputText(TypedDict):
-    """
-    Text that the model wrote.
-    """
-
-    type: Literal["output_text"]
-    text: str
 
 
 class PeftBody(TypedDict):
@@ -996,10 +978,10 @@ class TextOptions(TypedDict):
 
 class TextPart(TypedDict):
     """
-    Text.
+    A text.
     """
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
@@ -1042,16 +1024,6 @@ class ToolAnswer(TypedDict):
     parameters: Any
 
 
-class ToolCallLine(TypedDict):
-    """
-    A call the assistant made; `arguments` as an object or as its JSON text.
-    """
-
-    id: str
-    name: str
-    arguments: NotRequired[str | dict[str, Any]]
-
-
 class ToolChoice(TypedDict):
     """
     Whether tools may be called.
@@ -1062,14 +1034,26 @@ class ToolChoice(TypedDict):
     disable_parallel_tool_use: NotRequired[bool | None]
 
 
-class ToolLine(TypedDict):
+class ToolFunctionIn(TypedDict):
     """
-    A function that an agent may call; `parameters`, a JSON schema, as an object or as its text.
+    What a tool is called and takes; `parameters` is a JSON schema, or its text.
     """
 
     name: str
-    description: NotRequired[str]
-    parameters: NotRequired[str | dict[str, Any]]
+    description: NotRequired[str | None]
+    parameters: NotRequired[str | dict[str, Any] | None]
+
+
+class ToolIn(TypedDict):
+    """
+    A function that may be called: with `function`, as OpenAI writes it, or with `name`, as a task.
+    """
+
+    type: NotRequired[Literal["function"]]
+    function: NotRequired[ToolFunctionIn | None]
+    name: NotRequired[str | None]
+    description: NotRequired[str | None]
+    parameters: NotRequired[str | dict[str, Any] | None]
 
 
 class ToolResultBlock(TypedDict):
@@ -1080,17 +1064,6 @@ class ToolResultBlock(TypedDict):
     type: Literal["tool_result"]
     tool_use_id: str
     content: NotRequired[str | list[TextBlock]]
-
-
-class ToolTurn(TypedDict):
-    """
-    What a call gave.
-    """
-
-    role: Literal["tool"]
-    content: str | list[TextPart] | None
-    tool_call_id: str
-    name: NotRequired[str | None]
 
 
 class ToolUseBlock(TypedDict):
@@ -1287,14 +1260,16 @@ class BeginBody(TypedDict):
     observed: NotRequired[ObservedBody | None]
 
 
-class CallPart(TypedDict):
+class CallIn(TypedDict):
     """
-    A call that the model made.
+    A call that the model made: with `function`, as OpenAI writes it, or with `name` and `arguments`, as a task.
     """
 
-    id: str
+    id: NotRequired[str]
     type: NotRequired[Literal["function"]]
-    function: CalledFunction
+    function: NotRequired[FunctionIn | None]
+    name: NotRequired[str | None]
+    arguments: NotRequired[str | dict[str, Any] | None]
 
 
 class ChatFunctionChoice(TypedDict):
@@ -1468,7 +1443,7 @@ class FunctionCallOutputItem(TypedDict):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText | OutputText]
+    output: str | list[TextPart]
 
 
 class GroupAnswer(TypedDict):
@@ -1496,6 +1471,18 @@ class MadeCall(TypedDict):
     function: MadeFunction
 
 
+class MessageIn(TypedDict):
+    """
+    A message: its text, and of the model the calls that it made.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: NotRequired[str | list[TextPart] | None]
+    name: NotRequired[str | None]
+    tool_call_id: NotRequired[str | None]
+    tool_calls: NotRequired[list[CallIn] | None]
+
+
 class MessageItem(TypedDict):
     """
     A message.
@@ -1503,19 +1490,7 @@ class MessageItem(TypedDict):
 
     type: NotRequired[Literal["message"] | None]
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputText]
-
-
-class MessageLine(TypedDict):
-    """
-    One turn of the conversation.
-    """
-
-    role: str
-    content: NotRequired[str]
-    name: NotRequired[str | None]
-    tool_call_id: NotRequired[str | None]
-    tool_calls: NotRequired[list[ToolCallLine]]
+    content: str | list[TextPart]
 
 
 class MessagesBody(TypedDict):
@@ -1560,27 +1535,6 @@ class ModelMessage(TypedDict):
     stop_reason: Literal["end_turn", "max_tokens", "tool_use", "stop_sequence"]
     stop_sequence: str | None
     usage: MessageUsage
-
-
-class ModelTurn(TypedDict):
-    """
-    A message of the model.
-    """
-
-    role: Literal["assistant"]
-    content: NotRequired[str | list[TextPart] | None]
-    name: NotRequired[str | None]
-    tool_calls: NotRequired[list[CallPart] | None]
-
-
-class PlainTurn(TypedDict):
-    """
-    A message of the user or the operator.
-    """
-
-    role: Literal["user", "system", "developer"]
-    content: str | list[TextPart] | None
-    name: NotRequired[str | None]
 
 
 class PolicyAdapters(TypedDict):
@@ -1690,10 +1644,10 @@ class TaskBody(TypedDict):
     max_turns: NotRequired[int | None]
     thread: NotRequired[str | None]
     environment: NotRequired[EnvironmentLine | None]
-    tools: NotRequired[list[ToolLine]]
+    tools: NotRequired[list[ToolIn]]
     reward_sources: NotRequired[list[RewardSourceLine] | None]
-    messages: NotRequired[list[MessageLine] | None]
-    input: NotRequired[str | list[MessageLine] | None]
+    messages: NotRequired[list[MessageIn] | None]
+    input: NotRequired[str | list[MessageIn] | None]
 
 
 class TextChoice(TypedDict):
@@ -1747,7 +1701,7 @@ class ChatBody(TypedDict):
     """
 
     model: str
-    messages: list[PlainTurn | ModelTurn | ToolTurn]
+    messages: list[MessageIn]
     tools: NotRequired[list[ChatTool] | None]
     tool_choice: NotRequired[Literal["auto", "none", "required"] | ChatFunctionChoice | None]
     max_completion_tokens: NotRequired[int | None]

@@ -141,6 +141,19 @@ export type CachedTokens = {
 };
 
 /**
+ * A call that the model made: with `function`, as OpenAI writes it, or with `name` and `arguments`, as a task.
+ */
+export type CallIn = {
+    id?: string;
+    type?: 'function';
+    function?: FunctionIn | null;
+    name?: string | null;
+    arguments?: string | {
+        [key: string]: unknown;
+    } | null;
+};
+
+/**
  * A call that the model makes.
  */
 export type CallItem = {
@@ -156,15 +169,6 @@ export type CallItem = {
 };
 
 /**
- * A call that the model made.
- */
-export type CallPart = {
-    id: string;
-    type?: 'function';
-    function: CalledFunction;
-};
-
-/**
  * How many tokens a call had.
  */
 export type CallUsage = {
@@ -172,14 +176,6 @@ export type CallUsage = {
     completion_tokens: number;
     total_tokens: number;
     prompt_tokens_details: CachedTokens;
-};
-
-/**
- * Which function was called, and how.
- */
-export type CalledFunction = {
-    name: string;
-    arguments: string;
 };
 
 /**
@@ -193,13 +189,7 @@ export type ChatBody = {
     /**
      * the whole conversation; text, tool calls and their results
      */
-    messages: Array<({
-        role: 'developer' | 'system' | 'user';
-    } & PlainTurn) | ({
-        role: 'assistant';
-    } & ModelTurn) | ({
-        role: 'tool';
-    } & ToolTurn)>;
+    messages: Array<MessageIn>;
     /**
      * functions that the client runs
      */
@@ -745,7 +735,9 @@ export type FunctionCallItem = {
     type: 'function_call';
     call_id: string;
     name: string;
-    arguments: string;
+    arguments: string | {
+        [key: string]: unknown;
+    };
 };
 
 /**
@@ -754,11 +746,7 @@ export type FunctionCallItem = {
 export type FunctionCallOutputItem = {
     type: 'function_call_output';
     call_id: string;
-    output: string | Array<({
-        type: 'input_text';
-    } & InputText) | ({
-        type: 'output_text';
-    } & OutputText)>;
+    output: string | Array<TextPart>;
 };
 
 /**
@@ -776,6 +764,16 @@ export type FunctionDefinition = {
     name: string;
     description?: string | null;
     parameters?: {
+        [key: string]: unknown;
+    } | null;
+};
+
+/**
+ * Which function is called, and how.
+ */
+export type FunctionIn = {
+    name: string;
+    arguments?: string | {
         [key: string]: unknown;
     } | null;
 };
@@ -916,14 +914,6 @@ export type InputDetails = {
 };
 
 /**
- * Text of the client.
- */
-export type InputText = {
-    type: 'input_text';
-    text: string;
-};
-
-/**
  * One iteration, or one evaluation.
  */
 export type IterationFigures = {
@@ -1014,27 +1004,29 @@ export type MadeFunction = {
 };
 
 /**
+ * A message: its text, and of the model the calls that it made.
+ */
+export type MessageIn = {
+    role: 'system' | 'developer' | 'user' | 'assistant' | 'tool';
+    content?: string | Array<TextPart> | null;
+    name?: string | null;
+    /**
+     * of a tool's result
+     */
+    tool_call_id?: string | null;
+    /**
+     * of the assistant
+     */
+    tool_calls?: Array<CallIn> | null;
+};
+
+/**
  * A message.
  */
 export type MessageItem = {
     type?: 'message' | null;
     role: 'user' | 'assistant' | 'system' | 'developer';
-    content: string | Array<({
-        type: 'input_text';
-    } & InputText) | ({
-        type: 'output_text';
-    } & OutputText)>;
-};
-
-/**
- * One turn of the conversation.
- */
-export type MessageLine = {
-    role: string;
-    content?: string;
-    name?: string | null;
-    tool_call_id?: string | null;
-    tool_calls?: Array<ToolCallLine>;
+    content: string | Array<TextPart>;
 };
 
 /**
@@ -1236,16 +1228,6 @@ export type ModelResponse = {
 };
 
 /**
- * A message of the model.
- */
-export type ModelTurn = {
-    role: 'assistant';
-    content?: string | Array<TextPart> | null;
-    name?: string | null;
-    tool_calls?: Array<CallPart> | null;
-};
-
-/**
  * Which function is to be called.
  */
 export type NamedFunction = {
@@ -1305,14 +1287,6 @@ export type OutputDetails = {
 };
 
 /**
- * Text that the model wrote.
- */
-export type OutputText = {
-    type: 'output_text';
-    text: string;
-};
-
-/**
  * A LoRA adapter by supervised training or preferences: a job that makes one version.
  */
 export type PeftBody = {
@@ -1346,15 +1320,6 @@ export type PermissionsAnswer = {
     tenant: string | null;
     agent_id: string | null;
     actions: Array<'models.read' | 'jobs.read' | 'files.read' | 'agents.read' | 'groups.read' | 'adapters.read' | 'log.query' | 'log.read' | 'chat.call' | 'feedback.give' | 'tasks.submit' | 'rewards.give' | 'scores.try' | 'runs.write' | 'files.write' | 'jobs.order' | 'jobs.command' | 'agents.write' | 'letters.decide' | 'adapters.promote' | 'code.run'>;
-};
-
-/**
- * A message of the user or the operator.
- */
-export type PlainTurn = {
-    role: 'user' | 'system' | 'developer';
-    content: string | Array<TextPart> | null;
-    name?: string | null;
 };
 
 /**
@@ -1967,13 +1932,13 @@ export type TaskBody = {
     max_turns?: number | null;
     thread?: string | null;
     environment?: EnvironmentLine | null;
-    tools?: Array<ToolLine>;
+    tools?: Array<ToolIn>;
     reward_sources?: Array<RewardSourceLine> | null;
-    messages?: Array<MessageLine> | null;
+    messages?: Array<MessageIn> | null;
     /**
      * the question: a text, or messages; without anybody who scores it, it is asked once (serve)
      */
-    input?: string | Array<MessageLine> | null;
+    input?: string | Array<MessageIn> | null;
 };
 
 /**
@@ -2051,10 +2016,10 @@ export type TextOptions = {
 };
 
 /**
- * Text.
+ * A text.
  */
 export type TextPart = {
-    type: 'text';
+    type: 'text' | 'input_text' | 'output_text';
     text: string;
 };
 
@@ -2097,17 +2062,6 @@ export type ToolAnswer = {
 };
 
 /**
- * A call the assistant made; `arguments` as an object or as its JSON text.
- */
-export type ToolCallLine = {
-    id: string;
-    name: string;
-    arguments?: string | {
-        [key: string]: unknown;
-    };
-};
-
-/**
  * Whether tools may be called.
  */
 export type ToolChoice = {
@@ -2117,14 +2071,27 @@ export type ToolChoice = {
 };
 
 /**
- * A function that an agent may call; `parameters`, a JSON schema, as an object or as its text.
+ * What a tool is called and takes; `parameters` is a JSON schema, or its text.
  */
-export type ToolLine = {
+export type ToolFunctionIn = {
     name: string;
-    description?: string;
+    description?: string | null;
     parameters?: string | {
         [key: string]: unknown;
-    };
+    } | null;
+};
+
+/**
+ * A function that may be called: with `function`, as OpenAI writes it, or with `name`, as a task.
+ */
+export type ToolIn = {
+    type?: 'function';
+    function?: ToolFunctionIn | null;
+    name?: string | null;
+    description?: string | null;
+    parameters?: string | {
+        [key: string]: unknown;
+    } | null;
 };
 
 /**
@@ -2134,16 +2101,6 @@ export type ToolResultBlock = {
     type: 'tool_result';
     tool_use_id: string;
     content?: string | Array<TextBlock>;
-};
-
-/**
- * What a call gave.
- */
-export type ToolTurn = {
-    role: 'tool';
-    content: string | Array<TextPart> | null;
-    tool_call_id: string;
-    name?: string | null;
 };
 
 /**

@@ -82,7 +82,7 @@ def read_request(body: Any) -> TuningRequest:
     try:
         return TuningRequest.model_validate(body)
     except ValidationError as exc:
-        raise explain(exc, TuningRequest) from exc
+        raise explain(exc, TuningRequest, body) from exc
 
 
 def order(

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from schemas import json_text
-from streams.scorers.verdict import nearest
+from schemas.faults import in_quotes, nearest
 
 CHATS = ("messages", "prompt", "conversations", "conversation", "chat", "dialogue", "question", "input")
 """Columns that may be a list of messages."""
@@ -96,15 +96,6 @@ def fitting_columns(row: Mapping[str, Any]) -> dict[str, str]:
 def map_options(columns: Mapping[str, str]) -> str:
     """Return the options, as they are typed in a shell."""
     return " ".join(f"--map {shlex.quote(f'{field}={column}')}" for field, column in columns.items())
-
-
-def in_quotes(name: str) -> str:
-    """Return a column's name, in quotes if it has anything but letters, digits, and _ . -"""
-    return name if re.fullmatch(r"[\w.-]+", name) else f'"{name!r:.80}"'.replace("'", "")
-
-
-def names_in_quotes(names: Iterable[str]) -> str:
-    return ", ".join(map(in_quotes, names))
 
 
 def _step(value: Any, step: str, column: str) -> Any:

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from schemas import json_text
+from schemas.faults import in_quotes, names_in_quotes, nearest
 from schemas.file_text import FileTextError, open_table, stray_byte_of, text_lines
 from streams.errors import EventError, NotFoundError, SettingsError
-from streams.scorers.verdict import nearest
-from streams.stages.tasks.column_paths import in_quotes, names_in_quotes
 from streams.stages.tasks.lines import Row
 
 SEPARATED = (".csv", ".tsv")

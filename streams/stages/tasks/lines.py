@@ -17,24 +17,24 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from schemas import serde
-from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, Tool, ToolCall, derive_id
+from schemas.conversation import Conversation, ToolIn
+from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
+from schemas.faults import Fault, Given, faults, names_in_quotes, nearest
 from schemas.file_text import json_object
 from streams.scorers import source_problems
-from streams.scorers.verdict import nearest
 from streams.settings.model import Topics
 from streams.stages.tasks.column_paths import (
     MEANT,
     as_messages,
     fitting_columns,
-    in_quotes,
     map_options,
-    names_in_quotes,
     top_names,
     value_of,
 )
@@ -46,6 +46,8 @@ RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""
 NUMBERS_SHOWN = 5
 """Lines with the same kind of mistake whose numbers are printed."""
+OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
+"""Fields whose objects are a user's own: null in them is a value."""
 _VALUES = re.compile(r"[0-9a-f-]{36}|\(got .*?\)|'[^']*'|-?\d+")
 """The parts that differ between two mistakes of one kind."""
 
@@ -62,53 +64,30 @@ def _texts(values: Any) -> Any:
     return {name: _as_text(value) for name, value in values.items() if value is not None}
 
 
+def _as_answer(value: Any) -> Any:
+    for text in value if isinstance(value, list) else [value]:
+        if not isinstance(text, str | int | float) or isinstance(text, bool):
+            raise PydanticCustomError("answer", "expected a text, a number, or a list of these")
+    return value
+
+
+Answer = Annotated[str | int | float | list[str | int | float], BeforeValidator(_as_answer)]
+"""One right answer, or several."""
 Text = Annotated[str, BeforeValidator(_as_text)]
 """A text; data sets have numbers in such columns, too."""
 
 
-class _LineModel(BaseModel):
-    """Strict types, no unknown fields, no NaN."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class ToolCallLine(_LineModel):
-    """A call the assistant made; `arguments` as an object or as its JSON text."""
-
-    id: str
-    name: str
-    arguments: str | dict[str, Any] = "{}"
-
-
-class MessageLine(_LineModel):
-    """One turn of the conversation."""
-
-    role: str
-    content: str = ""
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: tuple[ToolCallLine, ...] = ()
-
-
-class ToolLine(_LineModel):
-    """A function that an agent may call; `parameters`, a JSON schema, as an object or as its text."""
-
-    name: str
-    description: str = ""
-    parameters: str | dict[str, Any] = "{}"
-
-
-class SamplingLine(_LineModel):
+class SamplingLine(Given):
     """How tokens are drawn."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     max_tokens: int = 256
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = Field((), strict=False)
 
 
-class EnvironmentLine(_LineModel):
+class EnvironmentLine(Given):
     """The environment that a task takes place in; its settings as an object or as their JSON text."""
 
     name: str = Field(min_length=1)
@@ -116,7 +95,7 @@ class EnvironmentLine(_LineModel):
     seed: int
 
 
-class RewardSourceLine(_LineModel):
+class RewardSourceLine(Given):
     """A scorer, its weight, and its settings as an object or as its JSON text; a text alone is a scorer's name."""
 
     name: str
@@ -129,14 +108,12 @@ class RewardSourceLine(_LineModel):
         return {"name": given} if isinstance(given, str) else given
 
 
-class TaskLine(_LineModel):
+class TaskLine(Given):
     """One line of a submission."""
 
     prompt: Text | None = Field(None, description="shorthand for one user message")
     system: Text | None = Field(None, description="shorthand for a system message before the prompt")
-    answer: str | int | float | tuple[str | int | float, ...] | None = Field(
-        None, description="shorthand for a verifier with this answer, checked with exact"
-    )
+    answer: Answer | None = Field(None, description="shorthand for a verifier with this answer, checked with exact")
     task_id: Annotated[str, Field(min_length=1), BeforeValidator(_as_text)] | None = None
     created_at: int | None = None
     traceparent: str | None = None
@@ -154,9 +131,9 @@ class TaskLine(_LineModel):
     max_turns: int | None = None
     thread: Text | None = None
     environment: EnvironmentLine | None = None
-    tools: tuple[ToolLine, ...] = ()
-    reward_sources: tuple[RewardSourceLine, ...] | None = None
-    messages: tuple[MessageLine, ...] | None = None
+    tools: list[ToolIn] = Field(default_factory=list)
+    reward_sources: list[RewardSourceLine] | None = None
+    messages: Conversation | None = None
 
     @model_validator(mode="after")
     def _says_each_thing_once(self) -> TaskLine:
@@ -167,6 +144,14 @@ class TaskLine(_LineModel):
         if self.answer is not None and self.verifier is not None:
             raise ValueError("give either answer or verifier; answer is short for a verifier with that answer")
         return self
+
+
+class _WrongFields(ValueError):
+    """Fields of a line are wrong."""
+
+    def __init__(self, wrong: list[Fault]) -> None:
+        super().__init__("; ".join(fault.text for fault in wrong))
+        self.faults = wrong
 
 
 class BadLine(NamedTuple):
@@ -380,15 +365,17 @@ def _put(line: dict[str, Any], path: str, value: Any, *, unless_there: bool = Fa
         line[name] = value
 
 
-def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
+def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
     """Return the task. Raises ValidationError for wrong fields, ValueError for what is no JSON."""
     try:
-        content = json.dumps(given, sort_keys=True, default=_plain)
+        text = json.dumps(fields, default=_plain)
+        line = TaskLine.model_validate_json(text)
+    except ValidationError as exc:
+        raise _WrongFields(list(faults(exc, TaskLine, fields))) from exc
     except (TypeError, ValueError, RecursionError) as exc:  # a number too long to be text, or a value of no JSON type
         raise ValueError(f"not usable as JSON: {exc}") from exc
-    line = TaskLine.model_validate_json(json.dumps(_without_nulls(given)) if "null" in content else content)
     return Task(
-        task_id=line.task_id or derive_id("line", content),
+        task_id=line.task_id or _derived_id(fields, line),
         created_at=reading.now_ms if line.created_at is None else line.created_at,
         traceparent=line.traceparent,
         metadata={"source": place, **line.metadata},
@@ -405,12 +392,32 @@ def _task(given: dict[str, Any], place: str, reading: Reading) -> Task:
         max_turns=line.max_turns,
         thread=line.thread,
         environment=_environment(line.environment),
-        tools=tuple(
-            Tool(name=tool.name, description=tool.description, parameters=_json(tool.parameters)) for tool in line.tools
-        ),
+        tools=tuple(tool.tool for tool in line.tools),
         reward_sources=_sources(line),
         messages=_messages(line),
     )
+
+
+def _derived_id(fields: dict[str, Any], line: TaskLine) -> str:
+    """Return the id of what a line says, however its messages and tools are written."""
+    content = _without_nulls(fields)
+    if line.messages is not None:
+        content["messages"] = [_own_message(message.message) for message in line.messages]
+    if line.tools:
+        content["tools"] = [_own_tool(tool) for tool in content["tools"]]
+    return derive_id("line", json.dumps(content, sort_keys=True, default=_plain))
+
+
+def _own_message(message: Message) -> dict[str, Any]:
+    """Return a message as a task's line has it; what it does not have is left out."""
+    fields = {name: value for name, value in asdict(message).items() if value is not None}
+    return fields if message.tool_calls else {name: value for name, value in fields.items() if name != "tool_calls"}
+
+
+def _own_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool as a task's line has it, whose fields OpenAI writes inside `function`."""
+    fields = tool.get("function", tool)
+    return {name: value for name, value in fields.items() if name not in ("type", "strict")}
 
 
 def _plain(value: Any) -> str:
@@ -423,9 +430,10 @@ def _plain(value: Any) -> str:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the keys that are null: data sets write so what a message does not have."""
+    """Return a value without the fields that are null; what a user's own objects hold is left as it is."""
     if isinstance(value, Mapping):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+        present = {name: inner for name, inner in value.items() if inner is not None}
+        return {name: inner if name in OWN_OBJECTS else _without_nulls(inner) for name, inner in present.items()}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -439,18 +447,7 @@ def _messages(line: TaskLine) -> tuple[Message, ...]:
     if line.messages is None:
         system = () if line.system is None else (Message(role="system", content=line.system),)
         return (*system, Message(role="user", content=line.prompt or ""))
-    return tuple(
-        Message(
-            role=message.role,
-            content=message.content,
-            name=message.name,
-            tool_call_id=message.tool_call_id,
-            tool_calls=tuple(
-                ToolCall(id=call.id, name=call.name, arguments=_json(call.arguments)) for call in message.tool_calls
-            ),
-        )
-        for message in line.messages
-    )
+    return tuple(message.message for message in line.messages)
 
 
 def _sources(line: TaskLine) -> tuple[RewardSource, ...]:
@@ -478,19 +475,6 @@ def _digest(task: Task) -> bytes:
     asked = (task.adapter_version, task.sampling, task.verifier, task.reward_sources, task.messages)
     by_agent = (task.agent, task.max_turns, task.thread, task.environment, task.tools)
     return hashlib.sha256(repr((plain, asked, by_agent)).encode()).digest()
-
-
-_MODELS: dict[str, type[BaseModel]] = {
-    "": TaskLine,
-    "sampling": SamplingLine,
-    "messages": MessageLine,
-    "tool_calls": ToolCallLine,
-    "environment": EnvironmentLine,
-    "tools": ToolLine,
-    "reward_sources": RewardSourceLine,
-}
-_BRANCHES = {"str", "int", "float", "dict[str,any]", "tuple[union[str,int,float],...]"}
-"""What pydantic puts into a path for the kinds a field may have."""
 
 
 def _explain_row(exc: ValueError, row: Row, reading: Reading) -> str:
@@ -527,38 +511,24 @@ def _is_meant(name: str) -> bool:
 
 
 def _explain(exc: ValueError, reading: Reading) -> str:
-    """Return the faults of a line as one sentence, with the nearest name for each unknown field."""
-    if not isinstance(exc, ValidationError):
+    """Return the faults of a line as one sentence; the fields that there are in place of unknown ones come last."""
+    if not isinstance(exc, _WrongFields):
         return str(exc)
-    faults: dict[str, None] = {}
-    fields_of_unknown: dict[str, None] = {}
-    for error in exc.errors():
-        loc = [part for part in error["loc"] if part not in _BRANCHES]
-        path = ".".join(map(str, loc))
-        if error["type"] == "extra_forbidden":
-            inside = str(next((part for part in reversed(loc[:-1]) if part in _MODELS), ""))
-            hint = _hint(str(loc[-1]), inside, offers_map=reading.offers_map)
-            faults[f"there is no field {in_quotes(path)}{hint and '; '}{hint}"] = None
-            if "To take it" not in hint:
-                fields_of_unknown[f"known: {', '.join(sorted(_MODELS[inside].model_fields))}"] = None
-        elif not path:
-            faults[error["msg"].removeprefix("Value error, ")] = None
-        else:
-            faults[f"{path}: {error['msg']} (got {_short(error['input'])})"] = None
-    text, known = "; ".join(faults), "; ".join(fields_of_unknown)
-    return f"{text}{' ' if text.endswith('?') else '; '}{known}" if known else text
+    sentences: dict[str, None] = {}
+    known: dict[str, None] = {}
+    for fault in exc.faults:
+        hint = _meant(fault, reading) or fault.hint
+        if hint.startswith("known: "):
+            known[hint] = None
+            hint = ""
+        sentences[f"{fault.message}; {hint}" if hint else fault.message] = None
+    return "; ".join([*sentences, *known])
 
 
-def _hint(name: str, inside: str, *, offers_map: bool) -> str:
-    """Return what an unknown field probably means; nothing if it is like none."""
-    meant = MEANT.get(name.lower())
-    if inside or meant is None:
-        hint = nearest(name, _MODELS[inside].model_fields)
-        return hint.partition(" known: ")[0] if hint.startswith("did you mean") else ""
-    option = f" To take it as that: {map_options({meant: name})}" if offers_map else ""
+def _meant(fault: Fault, reading: Reading) -> str:
+    """Return which field of a task an unknown one is, as other programs call it; nothing if it is none of them."""
+    meant = MEANT.get(fault.path.lower()) if fault.kind == "unknown" else None
+    if meant is None:
+        return ""
+    option = f" To take it as that: {map_options({meant: fault.path})}" if reading.offers_map else ""
     return f"did you mean {meant}?{option}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

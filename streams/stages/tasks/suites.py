@@ -38,12 +38,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
+from schemas.faults import nearest
 from schemas.file_text import FileTextError, whole_text
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.evaluation.suite import SUCCESS_REWARD, Suite, generated_name
 from streams.evaluation.suite_tasks import in_turns
 from streams.kafka import times
-from streams.scorers.verdict import nearest
 from streams.settings.model import Settings, Topics
 from streams.stages.tasks.file_rows import rows
 from streams.stages.tasks.generators import TaskSpec, generate

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.faults import nearest
 from streams.adapters import versions as adapters
 from streams.errors import NotFoundError
-from streams.scorers.verdict import nearest
 from streams.settings.model import Settings
 from streams.tools.replay import experiments
 from streams.tools.replay.experiments import Experiment

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import ExperimentEvent, ExperimentKind, SourceRange, derive_id
+from schemas.faults import nearest
 from schemas.serde import Poison
 from streams import files
 from streams.errors import NotFoundError, SettingsError
 from streams.kafka import times
 from streams.kafka.admin import read_topic
 from streams.kafka.producer import Producer
-from streams.scorers.verdict import nearest
 from streams.settings.load import flatten, override
 from streams.settings.model import NOT_RECIPE, Settings
 
