@@ -3,8 +3,8 @@
     a task's line, an example to tune on, a question of a job, a call of chat ──► MessageIn ──► Message
 
 Both writings of a call are read: OpenAI's, with `function`, and a task's own, {"id", "name", "arguments"}. Null is
-absent, `developer` is `system`, parts of text are joined by line breaks, and arguments that are empty are none. What
-the model could not read as it was meant is refused: images, sound, refusals, arguments that are no object.
+absent, `developer` is `system`, parts of text are joined by line breaks, and empty arguments are `{}`. Images, sound,
+refusals, and arguments that are no object are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MEDIA = frozenset(
 T = TypeVar("T")
 
 
-def joined(texts: Iterable[str]) -> str:
+def join_texts(texts: Iterable[str]) -> str:
     """Return the text of a content that came in parts, the same in every protocol."""
     return "\n".join(texts)
 
@@ -151,7 +151,7 @@ class MessageIn(Given):
         """The message as the log has it."""
         return Message(
             role="system" if self.role == "developer" else self.role,
-            content=joined(part.text for part in self.content or ()),
+            content=join_texts(part.text for part in self.content or ()),
             name=self.name,
             tool_call_id=self.tool_call_id,
             tool_calls=tuple(call.call for call in self.tool_calls or ()),

@@ -1,9 +1,9 @@
-"""Values from outside as pydantic models, and what is wrong with one in the same words at every entrance.
+"""Values from outside as pydantic models, and the words of a fault, the same at every entrance.
 
     class Line(Given): …        strict types, no unknown fields, no NaN; null is absent
     ValidationError ──► faults ──► Fault(kind, path, message): `messages[0].role: Input should be … (got 'wizard')`
 
-Of a field, Refused and Ignored say what becomes of it if it is not used, with the reason.
+Refused and Ignored mark a field that is not used, with the reason.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from gateway.agents.protocol_answers import MessageUsage, ModelMessage, TextCont
 from gateway.http.body import Body, Whole, compact, ignored
 from gateway.http.errors import MESSAGES
 from schemas import json_text
-from schemas.conversation import ToolSchema, check_part, joined
+from schemas.conversation import ToolSchema, check_part, join_texts
 from schemas.events import Message, Sampling, Tool, ToolCall
 from schemas.faults import Ignored, Refused
 from streams.errors import CallError
@@ -169,7 +169,7 @@ def _messages(body: CountTokensBody) -> tuple[Message, ...]:
 
     def turns() -> Iterator[Message]:
         if body.system:
-            yield Message(role="system", content=joined(block.text for block in body.system))
+            yield Message(role="system", content=join_texts(block.text for block in body.system))
         for n, turn in enumerate(body.messages):
             texts = [block.text for block in turn.content if isinstance(block, TextBlock)]
             calls = tuple(
@@ -183,10 +183,10 @@ def _messages(body: CountTokensBody) -> tuple[Message, ...]:
             )
             results = [block for block in turn.content if isinstance(block, ToolResultBlock)]
             for block in results:
-                content = joined(part.text for part in block.content)
+                content = join_texts(part.text for part in block.content)
                 yield Message(role="tool", content=content, tool_call_id=block.tool_use_id)
             if texts or calls or not results:
-                yield Message(role=turn.role, content=joined(texts), tool_calls=calls)
+                yield Message(role=turn.role, content=join_texts(texts), tool_calls=calls)
 
     return tuple(turns())
 

@@ -17,7 +17,7 @@ from gateway.agents.parameters import MAX_TOKENS, logprobs
 from gateway.agents.protocol_answers import ModelResponse
 from gateway.agents.responses_body import FunctionCallOutputItem, MessageItem, ResponsesBody
 from gateway.http.body import Body, compact, ignored
-from schemas.conversation import joined
+from schemas.conversation import join_texts
 from schemas.events import Message, Sampling, Tool, ToolCall
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
@@ -54,9 +54,9 @@ def _messages(body: ResponsesBody, before: Sequence[Message]) -> tuple[Message, 
     for item in body.input:
         if isinstance(item, MessageItem):
             role = "system" if item.role == "developer" else item.role
-            turns.append(Message(role=role, content=joined(part.text for part in item.content)))
+            turns.append(Message(role=role, content=join_texts(part.text for part in item.content)))
         elif isinstance(item, FunctionCallOutputItem):
-            content = joined(part.text for part in item.output)
+            content = join_texts(part.text for part in item.output)
             turns.append(Message(role="tool", content=content, tool_call_id=item.call_id))
         else:
             call = ToolCall(id=item.call_id, name=item.name, arguments=item.arguments)
