@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from schemas import json_text
 from schemas.events import Message, Tool, ToolCall
-from schemas.faults import Given, Ignored, Refused, faults, refusal
+from schemas.faults import Ignored, OutsideObject, Refused, faults, refusal
 
 TEXT_ALONE = "the model reads and writes text alone"
 NO_CACHE_KEYS = "prefixes are cached without keys"
@@ -51,7 +51,7 @@ def check_part(part: Any) -> Any:
     return part
 
 
-class TextPart(Given):
+class TextPart(OutsideObject):
     """A text."""
 
     type: Literal["text", "input_text", "output_text"]
@@ -91,14 +91,14 @@ Arguments = Annotated[str, BeforeValidator(_arguments, json_schema_input_type=st
 """Of a tool call: a JSON object, or its text, which is kept as it is."""
 
 
-class FunctionIn(Given):
+class FunctionIn(OutsideObject):
     """Which function is called, and how."""
 
     name: str = Field(min_length=1)
     arguments: Arguments | None = None
 
 
-class CallIn(Given):
+class CallIn(OutsideObject):
     """A call that the model made: with `function`, as OpenAI writes it, or with `name` and `arguments`, as a task."""
 
     id: str = ""
@@ -123,7 +123,7 @@ class CallIn(Given):
         return ToolCall(id=self.id, name=written.name or "", arguments=written.arguments or "{}")
 
 
-class MessageIn(Given):
+class MessageIn(OutsideObject):
     """A message: its text, and of the model the calls that it made."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -200,7 +200,7 @@ def _schema_text(schema: Any) -> str:
 SchemaText = Annotated[str, BeforeValidator(_schema_text, json_schema_input_type=str | dict[str, Any])]
 
 
-class ToolFunctionIn(Given):
+class ToolFunctionIn(OutsideObject):
     """What a tool is called and takes; `parameters` is a JSON schema, or its text."""
 
     name: str = Field(min_length=1)
@@ -209,7 +209,7 @@ class ToolFunctionIn(Given):
     strict: Annotated[bool | None, Ignored("arguments follow the schema where a call is forced")] = None
 
 
-class ToolIn(Given):
+class ToolIn(OutsideObject):
     """A function that may be called: with `function`, as OpenAI writes it, or with `name`, as a task."""
 
     type: Literal["function"] = "function"

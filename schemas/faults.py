@@ -1,7 +1,7 @@
 """Values from outside as pydantic models, and the words of a fault, the same at every entrance.
 
-    class Line(Given): …        strict types, no unknown fields, no NaN; null is absent
-    ValidationError ──► faults ──► Fault(kind, path, message): `messages[0].role: Input should be … (got 'wizard')`
+    class Line(OutsideObject): …        strict types, no unknown fields, no NaN; null is absent
+    ValidationError ──► faults ──► ValueFault(kind, path, message): `messages[0].role: Input should be … (got 'wizard')`
 
 Refused and Ignored mark a field that is not used, with the reason.
 """
@@ -31,7 +31,7 @@ WORDS = {
 """Of errors that pydantic words after the type that it reads into."""
 
 
-class Given(BaseModel):
+class OutsideObject(BaseModel):
     """An object from outside."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -82,7 +82,7 @@ def refusal(why: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{why}", {"why": why})
 
 
-class Fault(NamedTuple):
+class ValueFault(NamedTuple):
     """One thing that is wrong with a value."""
 
     kind: Literal["invalid", "missing", "unknown", "refused"]
@@ -98,21 +98,21 @@ class Fault(NamedTuple):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
-def faults(exc: ValidationError, model: Any, value: Any, inside: str = "") -> Iterator[Fault]:
+def faults(exc: ValidationError, model: Any, value: Any, inside: str = "") -> Iterator[ValueFault]:
     """Yield each fault that `model` found in `value`, whose own path is `inside`."""
     for error in exc.errors(include_url=False):
         path = _path_in(inside, path_of(error["loc"], value))
         message = error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            yield Fault("unknown", path, f"there is no field {in_quotes(path)}", _hint(model, error["loc"]))
+            yield ValueFault("unknown", path, f"there is no field {in_quotes(path)}", _hint(model, error["loc"]))
         elif error["type"] == "refused":
-            yield Fault("refused", path, f"{path} is not supported: {message}")
+            yield ValueFault("refused", path, f"{path} is not supported: {message}")
         elif error["type"] == "missing":
-            yield Fault("missing", path, f"{path} is required")
+            yield ValueFault("missing", path, f"{path} is required")
         else:
             message = WORDS.get(error["type"], message)
             got = "" if error["type"] == "value_error" else f" (got {excerpt(error['input'])})"
-            yield Fault("invalid", path, f"{path}: {message}{got}" if path else f"{message}{got}")
+            yield ValueFault("invalid", path, f"{path}: {message}{got}" if path else f"{message}{got}")
 
 
 def excerpt(value: Any) -> str:

@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError
 from schemas import serde
 from schemas.conversation import Conversation, ToolIn
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
-from schemas.faults import Fault, Given, faults, names_in_quotes, nearest
+from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
 from schemas.file_text import json_object
 from streams.scorers import source_problems
 from streams.settings.model import Topics
@@ -77,7 +77,7 @@ Text = Annotated[str, BeforeValidator(_as_text)]
 """A text; data sets have numbers in such columns, too."""
 
 
-class SamplingLine(Given):
+class SamplingLine(OutsideObject):
     """How tokens are drawn."""
 
     temperature: float = 1.0
@@ -87,7 +87,7 @@ class SamplingLine(Given):
     stop: tuple[str, ...] = Field((), strict=False)
 
 
-class EnvironmentLine(Given):
+class EnvironmentLine(OutsideObject):
     """The environment that a task takes place in; its settings as an object or as their JSON text."""
 
     name: str = Field(min_length=1)
@@ -95,7 +95,7 @@ class EnvironmentLine(Given):
     seed: int
 
 
-class RewardSourceLine(Given):
+class RewardSourceLine(OutsideObject):
     """A scorer, its weight, and its settings as an object or as its JSON text; a text alone is a scorer's name."""
 
     name: str
@@ -108,7 +108,7 @@ class RewardSourceLine(Given):
         return {"name": given} if isinstance(given, str) else given
 
 
-class TaskLine(Given):
+class TaskLine(OutsideObject):
     """One line of a submission."""
 
     prompt: Text | None = Field(None, description="shorthand for one user message")
@@ -149,7 +149,7 @@ class TaskLine(Given):
 class _WrongFields(ValueError):
     """Fields of a line are wrong."""
 
-    def __init__(self, wrong: list[Fault]) -> None:
+    def __init__(self, wrong: list[ValueFault]) -> None:
         super().__init__("; ".join(fault.text for fault in wrong))
         self.faults = wrong
 
@@ -525,7 +525,7 @@ def _explain(exc: ValueError, reading: Reading) -> str:
     return "; ".join([*sentences, *known])
 
 
-def _meant(fault: Fault, reading: Reading) -> str:
+def _meant(fault: ValueFault, reading: Reading) -> str:
     """Return which field of a task an unknown one is, as other programs call it; nothing if it is none of them."""
     meant = MEANT.get(fault.path.lower()) if fault.kind == "unknown" else None
     if meant is None:
