@@ -50,7 +50,7 @@ class ObservedBody(Body):
     """What an environment showed, and what it made of the action before; the fields of an event's `Observed`."""
 
     environment: Annotated[str, Field(min_length=1, max_length=500)]
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     tool: Annotated[str | None, Field(max_length=500)] = None
     ok: bool | None = None

@@ -41,7 +41,7 @@ Stop = Annotated[
     BeforeValidator(_texts, json_schema_input_type=str | list[str] | None),
     Field(description="texts that end an answer; at most 4"),
 ]
-Seed = Annotated[Whole | None, Field(ge=-(2**63), lt=2**63, description="the same seed gives the same answer")]
+Seed = Annotated[Whole | None, Field(ge=-(2**63), le=2**63 - 1, description="the same seed gives the same answer")]
 Choices = Annotated[Whole | None, Field(ge=1, le=128, description="how many answers")]
 Temperature = Annotated[float | None, Field(ge=0, le=2, description="default: 1; 0 is greedy")]
 TopP = Annotated[float | None, Field(gt=0, le=1, description="default: 1")]

@@ -109,7 +109,7 @@ class EnvironmentBody(Body):
     """An environment to try."""
 
     environment: str = Field(min_length=1, max_length=500, description="a listed one, or a reference that is allowed")
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="default: 0")
+    seed: Annotated[Whole, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(None, description="default: 0")
     settings: dict[str, Any] | None = Field(None, description="of the environment")
     actions: Annotated[list[str], Field(min_length=1, max_length=MOST_ACTIONS)] | None = Field(
         None, description="what the policy writes; default: at random"

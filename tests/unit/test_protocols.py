@@ -80,6 +80,11 @@ def refusal(body: type[Body], value: object) -> CallError:
     return caught.value
 
 
+def test_the_limit_of_a_seed_is_printed_to_its_last_digit() -> None:
+    with pytest.raises(CallError, match=f"less than or equal to {2**63 - 1} "):
+        read(ChatBody, json.dumps(chat(seed=2**63)).encode())
+
+
 @pytest.mark.parametrize(
     ("body", "value", "kind", "parameter"),
     [
