@@ -132,8 +132,9 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     Raises EventError if a line is bad, unless `options` skip bad lines, NotFoundError if there is no such file.
     """
     from schemas.faults import names_in_quotes
+    from streams import file_rows
     from streams.kafka.times import now_ms
-    from streams.stages.tasks import file_rows, lines
+    from streams.stages.tasks import lines
 
     reading = lines.Reading(
         now_ms=now_ms(),

@@ -19,6 +19,7 @@ import pytest
 
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
 from schemas.serde import encode
+from streams.file_rows import json_lines
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of
@@ -27,7 +28,6 @@ from streams.kafka.topics import topics
 from streams.settings.model import Scoring, Settings
 from streams.stages.scoring import scoring_agent as scoring
 from streams.stages.scoring.task_lookup import TaskLookup
-from streams.stages.tasks.file_rows import json_lines
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import Reading, check_rows
 from streams.stages.tasks.submit import submit

@@ -21,8 +21,8 @@ from gateway.jobs.fine_tuning_body import _query
 from gateway.log.tasks import TaskBody, task_of
 from schemas.events import Message, Task, Tool, ToolCall
 from streams.errors import CallError, JobRequestError
+from streams.file_rows import json_lines, rows
 from streams.settings.model import Settings
-from streams.stages.tasks.file_rows import json_lines, rows
 from streams.stages.tasks.lines import Checked, Reading, check_rows
 from trainer.tuning import from_file
 

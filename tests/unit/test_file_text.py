@@ -12,11 +12,11 @@ import pytest
 from schemas.file_text import FileTextError, json_objects, text_lines, whole_text
 from streams.cli.jobs import _queries
 from streams.errors import StreamwardError
+from streams.file_rows import rows
 from streams.jobs.training_files import lines_of
 from streams.settings.load import load
 from streams.settings.model import Topics
 from streams.stages.tasks import suites
-from streams.stages.tasks.file_rows import rows
 from streams.stages.tasks.lines import Reading, check_rows
 
 LINE = b'{"prompt": "What is 1 + 3?", "answer": 4}'

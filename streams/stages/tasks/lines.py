@@ -5,7 +5,7 @@
 A line has a task's own fields (schemas/README.md). Required are only `messages`, or `prompt` (and `system`) instead;
 and `reward_sources`, unless `answer` is given, which is checked with `exact`. A task's id is derived from what its line
 says, so submitting the same lines again adds nothing, whatever their file is called. Which formats a file may have is
-in rows.py.
+in streams/file_rows.py.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from schemas.conversation import Conversation, ToolIn
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
 from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
 from schemas.file_text import json_object
+from streams.file_rows import Row
 from streams.scorers import source_problems
 from streams.settings.model import Topics
 from streams.stages.tasks.column_paths import (
@@ -40,8 +41,6 @@ from streams.stages.tasks.column_paths import (
 )
 from streams.stages.tasks.repeated_questions import RepeatedQuestions
 
-Row = Mapping[str, Any] | bytes | str | ValueError
-"""One task as a file has it: its fields, or the text of a JSON object; an error if the row cannot be read."""
 RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""
 NUMBERS_SHOWN = 5

@@ -43,9 +43,9 @@ from schemas.file_text import FileTextError, whole_text
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.evaluation.suite import SUCCESS_REWARD, Suite, generated_name
 from streams.evaluation.suite_tasks import in_turns
+from streams.file_rows import rows
 from streams.kafka import times
 from streams.settings.model import Settings, Topics
-from streams.stages.tasks.file_rows import rows
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import Reading, RewardSourceLine, by_kind, check_rows, task_problems
 from streams.stages.tasks.submit import Submitted, submit

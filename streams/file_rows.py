@@ -11,7 +11,7 @@ row that cannot be read is its error, and does not hide the others.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from schemas import json_text
 from schemas.faults import in_quotes, names_in_quotes, nearest
 from schemas.file_text import FileTextError, open_table, stray_byte_of, text_lines
 from streams.errors import EventError, NotFoundError, SettingsError
-from streams.stages.tasks.lines import Row
 
+Row = Mapping[str, Any] | bytes | str | ValueError
+"""One row: its fields, or the text of a JSON object; an error if it cannot be read."""
 SEPARATED = (".csv", ".tsv")
 """Files of cells, whose first line is the header."""
 LONGEST_CELL = 2**31 - 1
