@@ -1,37 +1,48 @@
 """Read the rows of a file, whatever its format: JSON lines, CSV, Parquet, or the folder of a Hugging Face data set.
 
-    FILE.jsonl  FILE.csv  FILE.parquet  FOLDER ──► (number, row), (number, row), …
+    FILE.jsonl  FILE.csv  FILE.parquet  FOLDER ──► (number, row), (number, row), …     tasks, questions, examples
 
 A row of JSON lines is its text, and the others are mappings, in which an empty cell is None. All cells of a CSV file
-are text; in those of fields that are numbers or objects, JSON is expected; a column without a name, as pandas writes
-its index, is left out. Numbers count from 1 and are those of the line that a row begins in, where a file has lines. A
-row that cannot be read is its error, and does not hide the others.
+are text, and JSON in the columns that the caller names; a column without a name, as pandas writes its index, is left
+out. Inside the cells of a Parquet file null is absent: Arrow writes it for each key that another row has. Numbers count
+from 1 and are those of the line that a row begins in, where a file has lines. A row that cannot be read is its error,
+and does not hide the others.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from schemas import json_text
 from schemas.faults import in_quotes, names_in_quotes, nearest
-from schemas.file_text import FileTextError, open_table, stray_byte_of, text_lines
+from schemas.file_text import FileTextError, json_object, open_table, stray_byte_of, text_lines
 from streams.errors import EventError, NotFoundError, SettingsError
 
 Row = Mapping[str, Any] | bytes | str | ValueError
 """One row: its fields, or the text of a JSON object; an error if it cannot be read."""
 SEPARATED = (".csv", ".tsv")
 """Files of cells, whose first line is the header."""
+TABLES = (*SEPARATED, ".parquet")
 LONGEST_CELL = 2**31 - 1
 """Characters: whether a record holds the task is checked once it is one."""
-VALUES = ("metadata", "group_size", "created_at", "deadline_at", "adapter_version", "sampling", "verifier", "messages")
-"""Fields whose cells in a CSV file are JSON; all others are taken as they are."""
+OF_TASKS = frozenset(
+    {
+        *("metadata", "group_size", "created_at", "deadline_at", "adapter_version", "sampling", "verifier"),
+        *("messages", "tools", "environment", "max_turns", "reward_sources"),
+    }
+)
+"""Fields of a task whose cells in a CSV file are JSON."""
+OF_EXAMPLES = frozenset(
+    {"messages", "tools", "prompt", "chosen", "rejected", "input", "preferred_output", "non_preferred_output"}
+)
+"""Fields of an example to tune on whose cells are JSON."""
 
 
-def rows(path: Path, split: str | None = None) -> Iterator[tuple[int, Row]]:
-    """Yield (number, row). `split` is the part of a data set's folder to read.
+def rows(path: Path, split: str | None = None, json_columns: Collection[str] = OF_TASKS) -> Iterator[tuple[int, Row]]:
+    """Yield (number, row). `split` is the part of a data set's folder to read; `json_columns` are those of CSV files.
 
     Raises NotFoundError if there is no such file or split, EventError if it is not what its name says.
     """
@@ -43,7 +54,7 @@ def rows(path: Path, split: str | None = None) -> Iterator[tuple[int, Row]]:
         elif path.suffix.lower() == ".parquet":
             yield from enumerate(_parquet(path), 1)
         elif path.suffix.lower() in SEPARATED:
-            yield from _csv(path)
+            yield from _csv(path, json_columns)
         else:
             with path.open("rb") as lines:
                 yield from json_lines(lines, path)
@@ -56,6 +67,13 @@ def rows(path: Path, split: str | None = None) -> Iterator[tuple[int, Row]]:
         ) from exc
 
 
+def fields_of(row: Row) -> dict[str, Any]:
+    """Return the fields of a row. Raises ValueError that says what the row is instead."""
+    if isinstance(row, ValueError):
+        raise row
+    return json_object(row) if isinstance(row, bytes | str) else dict(row)
+
+
 def json_lines(lines: Iterable[bytes | str], file: Path | str = "stdin") -> Iterator[tuple[int, Row]]:
     """Yield (number, text) of each line that is not blank. Raises EventError for a file in another encoding."""
     try:
@@ -64,7 +82,7 @@ def json_lines(lines: Iterable[bytes | str], file: Path | str = "stdin") -> Iter
         raise EventError(exc.at(file)) from exc
 
 
-def _csv(path: Path) -> Iterator[tuple[int, Row]]:
+def _csv(path: Path, json_columns: Collection[str]) -> Iterator[tuple[int, Row]]:
     with open_table(path) as file:
         head = file.readline()
         file.seek(0)
@@ -77,13 +95,13 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
             raise EventError(f"{path}:1: the header is not CSV: {exc}") from exc
         _check_header(header, f"{path}:1")
         number = cells.line_num + 1
-        while (row := _next_row(cells, header)) is not None:
+        while (row := _next_row(cells, header, json_columns)) is not None:
             if row:
                 yield number, row
             number = cells.line_num + 1
 
 
-def _next_row(cells: Any, header: Sequence[str]) -> Row | None:
+def _next_row(cells: Any, header: Sequence[str], json_columns: Collection[str]) -> Row | None:
     """Return the next row of a csv.reader, empty for a blank line, or its error; None at the end of the file."""
     first_line = cells.line_num + 1
     try:
@@ -94,7 +112,7 @@ def _next_row(cells: Any, header: Sequence[str]) -> Row | None:
         last_line = cells.line_num
         through = f": a quote opens in it, and what follows up to line {last_line} is read as its cell"
         return ValueError(f"not CSV: {exc}{through if last_line > first_line else ''}; a quote in a cell is doubled")
-    return _of_cells(header, texts) if texts else {}
+    return _of_cells(header, texts, json_columns) if texts else {}
 
 
 def _check_header(header: Sequence[str], place: str) -> None:
@@ -106,7 +124,7 @@ def _check_header(header: Sequence[str], place: str) -> None:
         raise EventError(f"{place}: the header begins with {{; JSON lines need a name that ends in .jsonl")
 
 
-def _of_cells(header: Sequence[str], texts: Sequence[str]) -> Row:
+def _of_cells(header: Sequence[str], texts: Sequence[str], json_columns: Collection[str]) -> Row:
     """Return the row of a line's cells, None for an empty one, or its error."""
     if len(texts) != len(header):
         return ValueError(
@@ -115,14 +133,21 @@ def _of_cells(header: Sequence[str], texts: Sequence[str]) -> Row:
         )
     if (fault := stray_byte_of("".join(texts))) is not None:
         return ValueError(fault)
-    return {name: _value(name, text) if text else None for name, text in zip(header, texts, strict=True) if name}
+    cells = {name: text or None for name, text in zip(header, texts, strict=True) if name}
+    try:
+        return {name: _value(name, text) if name in json_columns and text else text for name, text in cells.items()}
+    except json_text.RepeatedKeyError as exc:
+        return exc
 
 
 def _value(name: str, text: str) -> Any:
+    """Return the value of a cell that is JSON. Raises RepeatedKeyError."""
     if name == "reward_sources" and not text.startswith("["):
         return [part.strip() for part in text.split(",")]  # `exact, length`
     try:
-        return json_text.parse(text) if name in (*VALUES, "reward_sources") else text
+        return json_text.parse(text)
+    except json_text.RepeatedKeyError as exc:
+        raise json_text.RepeatedKeyError(f"{in_quotes(name)}: {exc}") from exc
     except ValueError:
         return text  # checked, and refused with the field's name, like a wrong value in any other file
 
@@ -137,7 +162,7 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
             table = parquet.ParquetFile(file, pre_buffer=False)
             _check_header(table.schema_arrow.names, str(path))
             for batch in table.iter_batches(use_threads=False):
-                yield from batch.to_pylist()
+                yield from map(_present, batch.to_pylist())
         except (pyarrow.ArrowException, OSError, ValueError) as exc:  # what it calls OSError is the file's content
             raise EventError(f"{path}: not Parquet: {exc}") from exc
 
@@ -157,10 +182,21 @@ def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
     if not isinstance(found, dict):
         if split is not None:
             raise NotFoundError(f"{folder} has no splits; leave --split {split} out")
-        yield from found
+        yield from map(_present, found)
         return
     if split is None and len(found) > 1:
         raise SettingsError(f"{folder} has the splits {', '.join(found)}; choose one with --split")
     if split is not None and split not in found:
         raise NotFoundError(f"{folder} has no split {split}; {nearest(split, found)}")
-    yield from found[split or next(iter(found))]
+    yield from map(_present, found[split or next(iter(found))])
+
+
+def _present(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without the nulls inside its cells."""
+    return {name: _without_nulls(cell) for name, cell in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -7,6 +7,7 @@ jobs ──► rows                                                        costs
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from streams.cli.runtime import AppContext, json_object, json_option, output_option, pass_call, until_stopped, user_name
+from streams.cli.task_file import unloadable
 
 if TYPE_CHECKING:
     from streams.jobs.job_log import JobCommandKind
@@ -61,14 +63,14 @@ def jobs_run(call: AppContext, /) -> None:
     "file",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help='grpo: JSON lines: {"query": …, "expected_outcome": …}; - is stdin.',
+    help='grpo: JSON lines: {"query": …, "expected_outcome": …}, or a table with these columns; - is stdin.',
 )
 @click.option("--iterations", type=int, help="grpo: maximum of adapter versions.")
 @click.option(
     "--examples",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="sft, dpo: JSON lines, as `streamward tune` takes them.  [default: answers of the log]",
+    help="sft, dpo: JSON lines or a table, as `streamward tune` takes them.  [default: answers of the log]",
 )
 @click.option("--budget", type=float, metavar="USD", help="Stop when this much is spent.")
 @click.option("--config", "in_json", default="{}", metavar="JSON", help="Further fields of the order (docs/jobs.md).")
@@ -113,11 +115,18 @@ def jobs_start(
         raise click.UsageError("grpo needs --queries and --iterations, and takes no --examples")
     config = {"n_iterations": iterations, **config}
     job_request = request.read_request(
-        {"agent_id": agent_id, "training_queries": _queries(file), "config": config, "tenant": tenant}
+        {
+            "agent_id": agent_id,
+            "training_queries": _objects(file, "--queries", "training_queries"),
+            "config": config,
+            "tenant": tenant,
+        }
     )
     settings = call.settings_to_write
     names = {"policies": job_log.known_policies(settings), "agents": job_log.known_agents(settings)}
     order = request.order(job_request, settings, **names)  # type: ignore[arg-type]
+    if problem := unloadable(settings, order.spec.reward_sources):
+        click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)
     with job_log.JobLog(settings) as log:
         _show([log.start(order, actor=user_name(), key=key)], output)
 
@@ -143,31 +152,41 @@ def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key
 
 
 def _content(file: Path) -> tuple[bytes, str]:
-    """Return the bytes of a file, or of stdin, and its name. Raises JobRequestError if it cannot be read."""
+    """Return the JSON lines of a file, of a table or of stdin, and its name. Raises JobRequestError."""
+    from schemas.json_text import one_line
     from streams.errors import JobRequestError
+    from streams.file_rows import OF_EXAMPLES, TABLES
 
     if str(file) == "-":
         return click.get_binary_stream("stdin").read(), "stdin.jsonl"
+    if file.suffix.lower() in TABLES:
+        examples = _objects(file, "--examples", "file", OF_EXAMPLES)
+        return "".join(f"{one_line(example)}\n" for example in examples).encode(), f"{file.name}.jsonl"
     try:
         return file.read_bytes(), file.name
     except OSError as exc:
-        raise JobRequestError(f"--examples {file}: {exc.strerror}; name a file of JSON lines", "file") from exc
+        message = f"--examples {file}: {exc.strerror}; name a file of JSON lines, .csv or .parquet"
+        raise JobRequestError(message, "file") from exc
 
 
-def _queries(file: Path) -> list[Any]:
-    """Return the lines of a file. Raises JobRequestError, which names the first line that is no JSON object."""
-    from schemas.file_text import FileTextError, json_objects
-    from streams.errors import JobRequestError
+def _objects(file: Path, option: str, parameter: str, json_columns: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the rows of a file, or of stdin. Raises JobRequestError, which names the first that cannot be read."""
+    from streams.errors import EventError, JobRequestError, NotFoundError
+    from streams.file_rows import fields_of, json_lines, rows
 
     name = "stdin" if str(file) == "-" else str(file)
+    stdin = click.get_binary_stream("stdin")
+    objects = []
     try:
-        raw = click.get_binary_stream("stdin").read() if name == "stdin" else file.read_bytes()
-        return [query for _, query in json_objects(raw)]
-    except OSError as exc:
-        message = f"--queries {name}: {exc.strerror}; name a file of JSON lines"
-        raise JobRequestError(message, "training_queries") from exc
-    except FileTextError as exc:
-        raise JobRequestError(exc.at(name), "training_queries") from exc
+        for number, row in json_lines(stdin) if name == "stdin" else rows(file, json_columns=json_columns):
+            try:
+                fields = fields_of(row)
+            except ValueError as exc:
+                raise JobRequestError(f"{name}:{number}: {exc}", parameter) from exc
+            objects.append({column: value for column, value in fields.items() if value is not None})
+    except (EventError, NotFoundError) as exc:
+        raise JobRequestError(f"{option} {exc}", parameter) from exc
+    return objects
 
 
 @jobs.command("list")

@@ -8,7 +8,8 @@ Shared by `tasks submit` and `up`; `scoring try` reads one task with the first o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import click
 from streams.errors import EventError, SettingsError
 
 if TYPE_CHECKING:
-    from schemas.events import Task
+    from schemas.events import RewardSource, Task
     from streams.settings.model import Settings
     from streams.stages.tasks.lines import Checked
 
@@ -171,3 +172,36 @@ def unanswerable(settings: Settings, tasks: Iterable[Task]) -> str | None:
     task, reason = refused[0]
     count = "1 prompt" if len(refused) == 1 else f"{len(refused)} prompts"
     return f"{count} cannot be answered by model.base {settings.model.base}; {task.metadata.get('source')}: {reason}"
+
+
+def too_few_for_a_step(settings: Settings, tasks: Iterable[Task]) -> list[str]:
+    """Return a sentence for each policy whose train tasks fill no training step."""
+    counts = Counter(task.policy for task in tasks if task.purpose == "train")
+    groups = settings.batches.groups
+    return [
+        f"{count} train task{'s' if count > 1 else ''} of {policy} fill no training step of {groups} groups "
+        f"(batches.groups): give more tasks, more --epochs, or --set batches.groups={count}"
+        for policy, count in counts.items()
+        if count < groups
+    ]
+
+
+def unloadable(settings: Settings, sources: Iterable[RewardSource]) -> str | None:
+    """Return why a scorer of these sources cannot score here; None if all can."""
+    from streams.stages.scoring.trial import load_scorers
+
+    try:
+        load_scorers(settings.scoring, sources)
+    except SettingsError as exc:
+        return str(exc)
+    return None
+
+
+def warn_of(settings: Settings, tasks: Sequence[Task]) -> None:
+    """Print what may keep tasks that are submitted from teaching: prompts, scorers, and too few for a step."""
+    if problem := unanswerable(settings, tasks):
+        click.echo(f"{problem} (unless the model of the agents is another)", err=True)
+    if problem := unloadable(settings, (source for task in tasks for source in task.reward_sources)):
+        click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)
+    for problem in too_few_for_a_step(settings, tasks):
+        click.echo(problem, err=True)

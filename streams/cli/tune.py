@@ -82,9 +82,9 @@ def tune(
     """Train a version by supervised fine-tuning or DPO.
 
     It becomes the next version of its policy. Without FILE the examples are answers of the log: for sft the best of
-    each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines:
-    {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]}, or OpenAI's preference format,
-    for dpo. `streamward export` writes such files.
+    each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines, or CSV
+    or Parquet with these columns: {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]},
+    or OpenAI's preference format, for dpo. `streamward export` writes such files.
 
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
     like any other, and `reproduce` can remake it. A policy with a running trainer cannot be tuned: name another one

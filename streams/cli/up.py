@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.runtime import AppContext, pass_call
-from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options, unanswerable
+from streams.cli.task_file import (
+    TaskFileOptions,
+    read_tasks,
+    task_file_options,
+    too_few_for_a_step,
+    unanswerable,
+    unloadable,
+)
 from streams.errors import SettingsError, StreamwardError
 
 if TYPE_CHECKING:
@@ -124,25 +131,20 @@ def _read_train_tasks(settings: Settings, file: Path, reading: TaskFileOptions) 
 def _check_scorers(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -> None:
     """Load the scorers of all tasks. Raises SettingsError if one cannot be loaded."""
     from streams.scorers import named_sources
-    from streams.stages.scoring.trial import load_scorers
 
     sources = list(named_sources(reading.scorers))
     for task in (*(plan.train or ()), *plan.held_out):
         sources += task.reward_sources
-    load_scorers(settings.scoring, sources)
+    if problem := unloadable(settings, sources):
+        raise SettingsError(f"nothing was started: {problem}")
 
 
 def _check_prompts(settings: Settings, plan: UpPlan) -> None:
     """Say if the tasks fill no training step. Raises SettingsError for prompts that the model cannot answer."""
     if problem := unanswerable(settings, (*(plan.train or ()), *plan.held_out)):
         raise SettingsError(f"{problem}. Correct them, leave them out, or take another --model")
-    count = sum(task.purpose == "train" for task in plan.train or ())
-    if 0 < count < settings.batches.groups:
-        click.echo(
-            f"{count} train tasks fill no training step of {settings.batches.groups} groups (batches.groups): give "
-            f"more tasks, more --epochs, or --set batches.groups={count}",
-            err=True,
-        )
+    for problem in too_few_for_a_step(settings, plan.train or ()):
+        click.echo(problem, err=True)
 
 
 def _episodes(

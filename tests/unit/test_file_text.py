@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from schemas.file_text import FileTextError, json_objects, text_lines, whole_text
-from streams.cli.jobs import _queries
+from streams.cli.jobs import _objects
 from streams.errors import StreamwardError
 from streams.file_rows import rows
 from streams.jobs.training_files import lines_of
@@ -31,7 +31,7 @@ def tasks_of(path: Path) -> list[str]:
 
 ENTRANCES: dict[str, Callable[[Path], Any]] = {
     "tasks": tasks_of,
-    "jobs": _queries,
+    "jobs": lambda path: _objects(path, "--queries", "training_queries"),
     "uploads": lambda path: lines_of(path.read_bytes()),
     "examples": lambda path: list(json_objects(path.read_bytes())),
 }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
 from datasets import Dataset
+from pyarrow import parquet
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from schemas.events import AdvantagedGroup, GroupResponse
@@ -38,7 +41,7 @@ def message(role: str, content: str, **more: Any) -> dict[str, Any]:
 
 def read(lines: Sequence[dict[str, Any]], method: Any = "sft") -> list[TunedExample]:
     template = ChatTemplate(chat_tokenizer())
-    return [from_file.example_of(json.dumps(line).encode(), method, template) for line in lines]
+    return [from_file.example_of(json.dumps(line), method, template) for line in lines]
 
 
 def rewards(*values: float, **changes: Any) -> AdvantagedGroup:
@@ -485,3 +488,26 @@ def test_a_recipe_that_is_not_one_of_tuning_is_refused(recorded: dict[str, str])
 def test_steps_come_back_from_the_recipe_they_were_written_to() -> None:
     steps = TuningSteps(method="dpo", epochs=3, batch=5, beta=0.25)
     assert TuningSteps.of_recipe(steps.plain()) == steps
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_examples_is_the_examples_of_its_lines(tmp_path: Path) -> None:
+    sft = [{"messages": CONVERSATION}, {"messages": [message("user", "21"), message("assistant", "22")]}]
+    pair = {"prompt": [message("user", "21")], "chosen": [message("assistant", "22")],
+            "rejected": [message("assistant", "23")]}  # fmt: skip
+    template = ChatTemplate(chat_tokenizer())
+    for method, lines in (("sft", sft), ("dpo", [pair])):
+        (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        with (tmp_path / "a.csv").open("w") as file:
+            table = csv.writer(file)
+            table.writerows([list(lines[0]), *([json.dumps(cell) for cell in line.values()] for line in lines)])
+        parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "a.parquet")
+        expected = from_file.read(tmp_path / "a.jsonl", method, template, CONTEXT).examples  # type: ignore[arg-type]
+        for name in ("a.csv", "a.parquet"):
+            read_file = from_file.read(tmp_path / name, method, template, CONTEXT)  # type: ignore[arg-type]
+            assert read_file.examples == expected
+    (tmp_path / "a.csv").write_text('messages\n"[{""role"": ""user"", ""content"": 7}]"\n')
+    with pytest.raises(SettingsError, match=r"a.csv:2: messages\[0\].content: expected a text, or a list of parts"):
+        from_file.read(tmp_path / "a.csv", "sft", template, CONTEXT)

@@ -1,4 +1,4 @@
-"""Lines of a file as examples.
+"""Rows of a file as examples.
 
     {"messages": [..., {"role": "assistant", ...}]}                        sft
     {"prompt": [...], "chosen": [...], "rejected": [...]}                  dpo, as TRL has it
@@ -8,7 +8,7 @@
 In `messages` the loss is on what the assistant says, every time, except where its `weight` is 0; all other messages,
 tools included, are context. In a pair it is on all that follows the prompt. The tokens of an answer begin where
 the conversation with it leaves the one that ends before it, as in TRL. Nothing is cut: a line that does not fit is an
-error. `streamward export` writes such files; other keys of a line are ignored.
+error. `streamward export` writes such files; other keys of a line are ignored. A table has these keys as columns.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pydantic import AfterValidator
 from schemas import json_text
 from schemas.conversation import MessageIn, ToolIn, not_empty, read_as
 from schemas.events import Tool, TuningMethod
-from schemas.file_text import FileTextError, json_object, text_lines
 from schemas.tokens import LossMask, TokenIds
 from streams.engines.rendering.chat_template import ChatTemplate
-from streams.errors import NotFoundError, SettingsError
+from streams.errors import EventError, NotFoundError, SettingsError
+from streams.file_rows import OF_EXAMPLES, Row, fields_of, rows
 from trainer.tuning.tuned_examples import TunedAnswer, TunedChain, TunedExample
 
 LINES_SHOWN = 5
@@ -53,22 +53,22 @@ ExampleMessages = Annotated[list[ExampleMessage], AfterValidator(not_empty)]
 
 
 def read(path: Path, method: TuningMethod, template: ChatTemplate, context_tokens: int) -> ExampleFile:
-    """Return the examples of a file of JSON lines; empty lines are skipped.
+    """Return the examples of a file of JSON lines or a table; empty lines are skipped.
 
     Raises NotFoundError if it cannot be read, SettingsError, with the numbers of the lines, if a line is none.
     """
     try:
         data = path.read_bytes()
     except OSError as exc:
-        raise NotFoundError(f"{path}: {exc.strerror}; name a file of JSON lines") from exc
+        raise NotFoundError(f"{path}: {exc.strerror}; name a file of JSON lines, .csv or .parquet") from exc
     examples, problems = [], []
     try:
-        lines = list(text_lines(data))
-    except FileTextError as exc:
-        raise SettingsError(exc.at(path)) from exc
-    for number, line in lines:
+        entries = list(rows(path, json_columns=OF_EXAMPLES))
+    except EventError as exc:
+        raise SettingsError(str(exc)) from exc
+    for number, row in entries:
         try:
-            example = example_of(line, method, template)
+            example = example_of(row, method, template)
             if (longest := max(answer.longest for answer in example)) > context_tokens:
                 raise ValueError(f"it has {longest} tokens, and the model's context {context_tokens}; shorten it")
         except ValueError as exc:
@@ -84,9 +84,9 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
     return ExampleFile(path.name, hashlib.sha256(data).hexdigest(), examples)
 
 
-def example_of(line: bytes, method: TuningMethod, template: ChatTemplate) -> TunedExample:
-    """Return the example in a line. Raises ValueError, with what was expected and found."""
-    fields = json_object(line)
+def example_of(row: Row, method: TuningMethod, template: ChatTemplate) -> TunedExample:
+    """Return the example in a row. Raises ValueError, with what was expected and found."""
+    fields = fields_of(row)
     render = _renderer(template, _tools(fields.get("tools")))
     return (_assistant_answer(fields, render),) if method == "sft" else _pair(fields, render)
 

@@ -26,6 +26,7 @@ from typing import Self
 from schemas.events import AdapterEvent, JobTuning
 from streams.adapters.decisions import read_history
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
+from streams.file_rows import TABLES
 from streams.files import Scratch
 from streams.jobs import training_files
 from streams.jobs.job_log import JobLog
@@ -180,7 +181,7 @@ class TuningWorker:
         if tuning.file_id is None:
             return None
         name = ODD_IN_NAME.sub("_", tuning.file or "")[-100:].lstrip(".") or "examples.jsonl"
-        path = folder / name
+        path = folder / (f"{name}.jsonl" if name.lower().endswith(TABLES) else name)  # an upload is JSON lines
         path.write_bytes(training_files.content(self._settings.adapters.store, tuning.file_id))
         return path
 

@@ -33,11 +33,11 @@ def load_scorers(scoring: Scoring, sources: Iterable[RewardSource]) -> None:
     wanted = list(dict.fromkeys(sources))
     with Scorers(scoring) as scorers:
         if (missing := scorers.missing(wanted)) is not None:
-            raise SettingsError(f"nothing was started: {missing.error}")
+            raise SettingsError(missing.error)
         try:
             scorers.load(wanted)
         except ScoreError as exc:
-            raise SettingsError(f"nothing was started: {exc}") from exc
+            raise SettingsError(str(exc)) from exc
 
 
 def try_scorer(scoring: Scoring, task: Task, source: RewardSource, text: str) -> ScoreOutcome:

@@ -27,8 +27,7 @@ from schemas import serde
 from schemas.conversation import Conversation, ToolIn
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
 from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
-from schemas.file_text import json_object
-from streams.file_rows import Row
+from streams.file_rows import Row, fields_of
 from streams.scorers import source_problems
 from streams.settings.model import Topics
 from streams.stages.tasks.column_paths import (
@@ -315,16 +314,9 @@ def _read_task(row: Row, place: str, reading: Reading) -> tuple[Task, dict[str, 
     return task, unused
 
 
-def _object(row: Row) -> dict[str, Any]:
-    """Return a row as a mapping. Raises ValueError."""
-    if isinstance(row, ValueError):
-        raise row
-    return json_object(row) if isinstance(row, bytes | str) else dict(row)
-
-
 def _chosen(row: Row, reading: Reading) -> tuple[dict[str, Any], dict[str, None]]:
     """Return the fields of a row under their own names, with the defaults, and what of it is not used."""
-    columns = _object(row)
+    columns = fields_of(row)
     empty = _empty_columns(row)
     values: dict[str, Any] = {}
     line = {name: value for name, value in columns.items() if name not in empty}
@@ -479,7 +471,7 @@ def _digest(task: Task) -> bytes:
 def _explain_row(exc: ValueError, row: Row, reading: Reading) -> str:
     """Return what is wrong with a row, and the --map with which it is a task, or the cells it needs that are empty."""
     if columns := _map_that_works(row, reading):
-        unknown = [name for name in _object(row) if name not in TaskLine.model_fields]
+        unknown = [name for name in fields_of(row) if name not in TaskLine.model_fields]
         no_field = "there is no field" if len(unknown) == 1 else "there are no fields"
         problem = f"{no_field} {names_in_quotes(unknown)}" if unknown else _explain(exc, reading)
         return f"{problem}; read it with {map_options(columns)}"
@@ -493,7 +485,7 @@ def _map_that_works(row: Row, reading: Reading) -> dict[str, str]:
     if reading.names or not reading.offers_map or isinstance(row, ValueError):
         return {}
     try:
-        fields = _object(row)
+        fields = fields_of(row)
         columns = fitting_columns(fields)
         if all(field == column for field, column in columns.items()) and any(map(_is_meant, fields)):
             return {}
