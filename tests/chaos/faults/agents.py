@@ -25,6 +25,7 @@ import psutil
 from schemas.events import EpisodeStart, RewardSource
 from streams.errors import LogError
 from streams.settings.load import to_env
+from streams.stages.agents.runs import supervisor
 from streams.stages.agents.runs.episode_agent import AGENT as BUILT_IN
 from tests.chaos import agent_client
 from tests.chaos.agent_recount import log_of, open_runs, read_given, recount
@@ -188,7 +189,7 @@ def kill_server(world: World, load: Load, draw: random.Random) -> None:
 def kill_agents(world: World, load: Load, draw: random.Random) -> None:
     assert isinstance(world, AgentWorld)
     victims: list[Callable[[], bool]] = [
-        *[lambda: _kill_child(world, "supervisor.py")] * 2,
+        *[lambda: _kill_child(world, supervisor.__name__)] * 2,
         *[lambda: _kill_child(world, Path(agent_client.__file__).name)] * 2,
         *[lambda: _kill_manager(world)] * 3,
     ]
@@ -245,7 +246,7 @@ def _kill_manager(world: AgentWorld) -> bool:
 
 
 def _kill_child(world: AgentWorld, script: str) -> bool:
-    """Kill a process of the manager's that runs this script, if there is one."""
+    """Kill a process of the manager's that runs this script or module, if there is one."""
     child = _child(world, script)
     if child is not None:
         with suppress(psutil.NoSuchProcess):
@@ -255,10 +256,10 @@ def _kill_child(world: AgentWorld, script: str) -> bool:
 
 
 def _child(world: AgentWorld, script: str) -> psutil.Process | None:
-    """Return a process below the manager that runs this script; the supervisor's words do not name its program."""
+    """Return a process below the manager that runs this script or module; the supervisor's words do not name its program."""
     manager = world.pid("agents")
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(manager).children(recursive=True) if manager else ():
-            if any(Path(word).name == script for word in child.cmdline()):
+            if any(script in word for word in child.cmdline()):
                 return child
     return None
