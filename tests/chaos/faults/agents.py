@@ -256,7 +256,7 @@ def _kill_child(world: AgentWorld, script: str) -> bool:
 
 
 def _child(world: AgentWorld, script: str) -> psutil.Process | None:
-    """Return a process below the manager that runs this script or module; the supervisor's words do not name its program."""
+    """Return a process below the manager of this script or module; the supervisor's words do not name its program."""
     manager = world.pid("agents")
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(manager).children(recursive=True) if manager else ():
