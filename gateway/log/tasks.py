@@ -30,6 +30,7 @@ from streams.errors import CallError, EventError
 from streams.jobs import job_log
 from streams.kafka import times
 from streams.observability import trace_context
+from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.tasks.lines import Reading, TaskLine, check_rows
 from streams.stages.tasks.task_index import SubmittedTask
@@ -159,6 +160,8 @@ class SentTasks:
             problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"
             raise CallError("not_found", problem, "policy")
         check_named(request, self._settings.serve, task)
+        if reason := unusable_scorer(self._settings.scoring, task.reward_sources):
+            raise CallError("invalid", reason, "reward_sources")
         trace = trace_context.parse(request.headers.get("traceparent"))
         try:
             return _answer(self._log.tasks.submit(task, under=trace))

@@ -162,6 +162,14 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     return replace(checked, tasks=list(lines.epochs(checked.tasks, options.epochs)))
 
 
+def check_scorers(settings: Settings, tasks: Iterable[Task]) -> None:
+    """Raise EventError for a function named as a scorer that cannot be loaded here, if its module is in reach."""
+    from streams.scorers.scorer_check import unusable_scorer
+
+    if problem := unusable_scorer(settings.scoring, (source for task in tasks for source in task.reward_sources)):
+        raise EventError(f"nothing was submitted: {problem}")
+
+
 def unanswerable(settings: Settings, tasks: Iterable[Task]) -> str | None:
     """Return how many prompts model.base cannot answer, and the first of them with the reason; None if it can all."""
     from streams.engines.prompt_check import unanswerable_prompts

@@ -32,6 +32,7 @@ from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
 from streams.jobs.state import JobState, JobUsage, cost_usd, split
+from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.tasks.lines import task_problems
 
@@ -264,7 +265,7 @@ def _check_share(spec: JobSpec) -> None:
 
 
 def _check_tasks(policy: str, spec: JobSpec, settings: Settings) -> None:
-    """Raise JobRequestError for a question that would make no task."""
+    """Raise JobRequestError for a question that would make no task, and a scorer that cannot be loaded."""
     whole = JobState(
         job_id="", policy=policy, tenant=None, spec=spec, train=(), held_out=(), request_digest=None, created_at=0,
         updated_at=0, asks_since=0,
@@ -275,6 +276,8 @@ def _check_tasks(policy: str, spec: JobSpec, settings: Settings) -> None:
         if (problem := next(task_problems(task, settings.topics, settings.advantages.min_group), None)) is not None:
             raise JobRequestError(f"training_queries[{number}]: {problem}", f"training_queries[{number}]")
         tasks[task.task_id] = number, task
+    if problem := unusable_scorer(settings.scoring, spec.reward_sources):
+        raise JobRequestError(f"reward_sources: {problem}", "reward_sources")
     for task, problem in unanswerable_prompts(settings, (task for _, task in tasks.values())):
         place = f"training_queries[{tasks[task.task_id][0]}]"
         raise JobRequestError(f"{place}: model.base {settings.model.base} cannot answer it: {problem}", place)

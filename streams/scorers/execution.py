@@ -106,7 +106,7 @@ class Scorers:
 
     def missing(self, sources: Iterable[RewardSource]) -> MissingScorer | None:
         """Return the first thing that this process lacks to score with these; None if it can."""
-        for part in _known_parts(sources):
+        for part in parts_of(sources):
             if find(part.name).home == "judge" and (error := missing_setting(self._scoring)) is not None:
                 return MissingScorer("no_judge", error)
             if (error := self._import_refusal(part.name)) is not None:
@@ -115,13 +115,13 @@ class Scorers:
 
     def load(self, sources: Iterable[RewardSource]) -> None:
         """Import each function that these name, in a worker process. Raises ScoreError for the first that fails."""
-        for name in dict.fromkeys(part.name for part in _known_parts(sources)):
+        for name in dict.fromkeys(part.name for part in parts_of(sources)):
             if ":" in name:
                 self._sandbox.load(name)
 
     def start(self, task: Task, source: RewardSource, job: Callable[[], T]) -> Future[T]:
         """Run `job`, which scores with `source`, in a thread for such scorers, when it is the task's turn."""
-        asks = any(find(part.name).home == "judge" for part in _known_parts([source]))
+        asks = any(find(part.name).home == "judge" for part in parts_of([source]))
         return (self._judging if asks else self._working).submit(task.task_id, job)
 
     def score(
@@ -213,11 +213,10 @@ class Scorers:
     def _import_refusal(self, name: str) -> str | None:
         """Return why the module of an entry point may not be imported; None if it may, or if it is none."""
         module, colon, _ = name.partition(":")
-        packages = self._scoring.importable
-        if not colon or any(module == package or module.startswith(f"{package}.") for package in packages):
+        if not colon or self._scoring.lists(module):
             return None
         return (
-            f"scorer {name} is not run: scoring.modules lists {', '.join(packages) or 'no module'}, and a task can "
+            f"scorer {name} is not run: scoring.modules lists {self._scoring.modules or 'no module'}, and a task can "
             f"only name what is listed; add {module} to scoring.modules, and `.` if it is in the working folder"
         )
 
@@ -260,7 +259,7 @@ def _sum(components: dict[str, float], spent: dict[str, float]) -> dict[str, flo
     return components | {name: number + components.get(name, 0.0) for name, number in spent.items()}
 
 
-def _known_parts(sources: Iterable[RewardSource]) -> Iterator[MixPart]:
+def parts_of(sources: Iterable[RewardSource]) -> Iterator[MixPart]:
     """Yield the parts of each source, but for those that fail for good, whoever scores them."""
     for source in sources:
         with contextlib.suppress(ScoreError):

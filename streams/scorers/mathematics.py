@@ -34,6 +34,9 @@ _IGNORED = re.compile(
     re.IGNORECASE,
 )
 """What changes the meaning, and the library leaves out: a base, an ordinal, dots, a word. Then texts are compared."""
+_ESCAPED = re.compile(r"\\[{}]")
+_UNFINISHED = re.compile(r"[-+*/^=_\\][\s$]*$|^[\s$]*$")
+_PAIRS = (("{", "}"), (r"\\left(?![A-Za-z])", r"\\right(?![A-Za-z])"))
 _PLAIN = [
     (re.compile(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)|√\s*\(([^()]*)\)|√\s*(\w)"), r"\\sqrt{\1\2\3}"),
     (re.compile(r"(?<![\\A-Za-z])(pi|sin|cos|tan|log|ln)\b"), r"\\\1"),
@@ -56,10 +59,25 @@ def mathematics(task: Task, response: Response, settings: Mathematics) -> Verdic
     """
     text = answer_of(response.text)
     is_right = False
-    for answer in answers(task, "math"):
+    for answer in formula_answers(task):
         content = box_content(answer)
         is_right |= _is_equal((answer if content is None else content).strip(), text, task.task_id)
     return Verdict(float(is_right))
+
+
+def formula_answers(task: Task) -> tuple[str, ...]:
+    """Return the answers of a task, of which none is half a formula. Raises ScoreError(bad_verifier)."""
+    right = answers(task, "math")
+    for answer in right:
+        parts = _ESCAPED.sub("", answer)
+        is_open = any(len(re.findall(begin, parts)) != len(re.findall(end, parts)) for begin, end in _PAIRS)
+        if is_open or _UNFINISHED.search(answer):
+            raise ScoreError(
+                f"task {task.task_id}: the answer {answer[:80]!r} in the verifier is half a formula; write it as "
+                "LaTeX, or use exact",
+                reason="bad_verifier",
+            )
+    return right
 
 
 def answer_of(text: str) -> str:

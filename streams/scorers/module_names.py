@@ -29,6 +29,16 @@ def check_module_names(scoring: Scoring) -> None:
             )
 
 
+def is_in_reach(name: str, scoring: Scoring) -> bool:
+    """Return whether the module of `module:function` is listed, and a worker process of this one would find it."""
+    module = name.partition(":")[0]
+    if not scoring.lists(module):
+        return False
+    package, folder = module.partition(".")[0], Path.cwd()
+    is_local = "." in scoring.importable and ((folder / f"{package}.py").exists() or (folder / package).is_dir())
+    return is_local or _origin(package, folder) is not None
+
+
 def _origin(name: str, folder: Path) -> str | None:
     """Return from where a worker process would import a module, the working folder aside; None: from nowhere else."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -36,8 +36,6 @@ from streams.scorers.verdict import (
 )
 
 Home = Literal["inline", "sandbox", "judge"]
-_COMPARES = ("exact", "math")
-"""Scorers that need an answer in the verifier, and take any text for one."""
 CACHED_CHARACTERS = 10_000
 """Longest settings that are kept once checked: a record may hold some of 4 MiB, and memory is bounded."""
 _ENTRY_POINT = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -108,6 +106,12 @@ def find(name: str) -> Scorer:
         return SCORERS[name]
     if _ENTRY_POINT.fullmatch(name):
         return Scorer(name, f"{name}/unknown", "sandbox")
+    if ":" in name:
+        raise ScoreError(
+            f"{name!r} names no function of a Python module, whose names have letters, digits and _ alone; rename the "
+            "file or the function, e.g. my_scorers:short",
+            reason="unknown_scorer",
+        )
     raise ScoreError(
         f"no scorer is called {name!r}; {nearest(name, SCORERS)}, or module:function", reason="unknown_scorer"
     )
@@ -230,7 +234,9 @@ def source_problems(task: Task) -> Iterator[str]:
             for part in parts(source):
                 if part.name == "numeric":
                     _ = text.numeric_answers(task)
-                elif part.name in _COMPARES or part.settings.get("shape") == "prefix":
+                elif part.name == "math":
+                    _ = mathematics.formula_answers(task)
+                elif part.name == "exact" or part.settings.get("shape") == "prefix":
                     _ = answers(task, part.name)
         except ScoreError as exc:
             yield str(exc)

@@ -497,6 +497,10 @@ class Scoring(Section):
         """The modules and packages that may be imported, and `.`."""
         return _split(self.modules)
 
+    def lists(self, module: str) -> bool:
+        """Return whether `modules` lists this module, or a package that it is in."""
+        return any(module == package or module.startswith(f"{package}.") for package in self.importable)
+
     @model_validator(mode="after")
     def _judge_is_whole(self) -> Scoring:
         if self.judge_url is None and (self.judge_model is not None or self.judge_key is not None):

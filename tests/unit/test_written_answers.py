@@ -152,6 +152,9 @@ def test_the_number_of_a_very_long_text_is_found_and_not_cut() -> None:
         ("numeric", "", "the answer in the verifier is empty, and numeric would reward silence"),
         ("exact", " ", "the answer in the verifier is empty, and exact would reward silence"),
         ("math", None, "math compares with the answer in the verifier"),
+        ("math", "\\frac{1}{", "the answer '\\\\frac{1}{' in the verifier is half a formula"),
+        ("math", "x +", "the answer 'x +' in the verifier is half a formula"),
+        ("math", "\\left( 1", "is half a formula"),
     ],
 )
 def test_an_answer_that_a_scorer_cannot_use_is_a_problem_of_the_task(scorer: str, answer: Any, message: str) -> None:
@@ -178,7 +181,7 @@ def test_math_runs_in_a_worker_and_a_power_of_powers_costs_no_time(scorers: Scor
 
 @MATH_VERIFY
 def test_an_answer_that_math_cannot_read_fails_the_score_and_is_never_0(scorers: Scorers) -> None:
-    failed = outcome(scorers, "math", "x+1", {}, answer="\\frac{")
+    failed = outcome(scorers, "math", "x+1", {}, answer="((1")
     assert (failed.value, failed.reason) == (None, "bad_verifier")
 
 
