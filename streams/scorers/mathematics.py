@@ -17,8 +17,8 @@ from functools import cache
 from typing import Any
 
 from schemas.events import Response, Task
+from streams.scorers.canonical_text import canonical_text
 from streams.scorers.numbers import box_content, read
-from streams.scorers.text_as_seen import text_as_seen
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers
 
 MAX_CHARACTERS = 1_000
@@ -86,7 +86,7 @@ def answer_of(text: str) -> str:
     >>> answer_of(r"First \boxed{3}, then \boxed{x+1}."), answer_of("So the answer is: 3/4.")
     ('x+1', '3/4')
     """
-    text = text_as_seen(text)
+    text = canonical_text(text)
     if (content := box_content(text)) is not None:
         return content.strip()
     line = text.strip()

@@ -23,7 +23,7 @@ from fractions import Fraction
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from streams.scorers.text_as_seen import text_as_seen
+from streams.scorers.canonical_text import canonical_text
 
 MAX_CHARACTERS = 20_000
 """Of a longer text only the begin or the end is looked at; as a whole it is no number."""
@@ -71,7 +71,7 @@ _SIGNS = str.maketrans("−‐‑‒–⁄∕’＇∗٪٫٬", "-----//''*%.,")
 
 def _plain(text: str) -> str:
     """Return a text with LaTeX, markup and Unicode's other writings of digits, signs and fractions made plain."""
-    text = _RAISED.sub(lambda raised: "^" + raised[0], text_as_seen(text))
+    text = _RAISED.sub(lambda raised: "^" + raised[0], canonical_text(text))
     text = _LOWERED.sub(lambda lowered: f"_{{{lowered[0]}}}", _IN_CIRCLES.sub("\n", text))
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)

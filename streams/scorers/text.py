@@ -6,7 +6,7 @@
     format    the shape of an answer, right or wrong              1 or 0
     length    1 up to a free length, then falling to 0 at a limit
 
-What makes two texts the same: text_as_seen.py. How numbers are read: numbers.py. Format and length are for shaping, as
+When two texts are the same: canonical_text.py. How numbers are read: numbers.py. Format and length are for shaping, as
 small parts of a mix: they make wrong answers of a group differ in reward. For formulas use `math`; for equivalence of
 meaning ("eleven") reasoning-gym, an entry point or the judge.
 """
@@ -21,8 +21,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from schemas.events import Response, Task
+from streams.scorers.canonical_text import canonical_text
 from streams.scorers.numbers import WrittenNumber, pick, read
-from streams.scorers.text_as_seen import text_as_seen
 from streams.scorers.verdict import ScoreError, ScorerOptions, Verdict, answers
 
 _SHAPES = {
@@ -48,7 +48,7 @@ def exact(task: Task, response: Response, settings: Exact) -> Verdict:
     """Return 1 if the text is (one of) the answers, else 0."""
 
     def plain(text: str) -> str:
-        text = text_as_seen(text.casefold() if settings.ignore_case else text)
+        text = canonical_text(text.casefold() if settings.ignore_case else text)
         return text.strip() if settings.strip else text
 
     return _yes(plain(response.text) in {plain(right) for right in answers(task, "exact")})
@@ -108,7 +108,7 @@ class Regex(ScorerOptions):
     @model_validator(mode="after")
     def _compiles(self) -> Regex:
         try:
-            re.compile(text_as_seen(self.pattern))
+            re.compile(canonical_text(self.pattern))
         except (re.error, RecursionError, OverflowError) as exc:
             raise ValueError(f"pattern is not a regular expression: {exc}") from exc
         return self
@@ -117,9 +117,9 @@ class Regex(ScorerOptions):
 def regex(task: Task, response: Response, settings: Regex) -> Verdict:
     """Return 1 if the pattern matches, else 0. Patterns can take for ever, so this runs in a worker process."""
     flags = (re.IGNORECASE if settings.ignore_case else 0) | (re.DOTALL if settings.dot_all else 0)
-    text = text_as_seen(response.text)
+    text = canonical_text(response.text)
     text = text.strip() if settings.strip else text
-    compiled = re.compile(text_as_seen(settings.pattern), flags)
+    compiled = re.compile(canonical_text(settings.pattern), flags)
     return _yes((compiled.fullmatch if settings.mode == "fullmatch" else compiled.search)(text) is not None)
 
 
@@ -133,7 +133,7 @@ class Format(ScorerOptions):
 
 def format_(task: Task, response: Response, settings: Format) -> Verdict:
     """Return 1 if the text has the shape, else 0. `prefix`: it begins as (one of) the answers does."""
-    text = text_as_seen(response.text).strip()
+    text = canonical_text(response.text).strip()
     if settings.shape == "prefix":
         starts = (answer.strip()[: settings.characters] for answer in answers(task, "format prefix"))
         return _yes(any(start and text.startswith(start) for start in starts))

@@ -24,7 +24,7 @@ from schemas import json_text
 from schemas.events import COMPONENT_CHARACTERS, MAX_COMPONENTS, MAX_REWARD, Response, Task
 from schemas.faults import nearest
 from streams.errors import EventError
-from streams.scorers.text_as_seen import text_as_seen
+from streams.scorers.canonical_text import canonical_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 O = TypeVar("O", bound="ScorerOptions")  # noqa: E741 - options
@@ -108,7 +108,7 @@ def json_object(text: str, subject: str, *, reason: str) -> dict[str, Any]:
 
 
 def answers(task: Task, scorer: str) -> tuple[str, ...]:
-    """Return the right answers of a task as seen: `answer` in its verifier, a text, a number, or a list of these.
+    """Return the right answers of a task, canonical: `answer` in its verifier, a text, a number, or a list of these.
 
     Raises ScoreError(bad_verifier).
     """
@@ -121,7 +121,7 @@ def answers(task: Task, scorer: str) -> tuple[str, ...]:
             f"got {_short(answer)}, expected a text, a number, or a list of these",
             reason="bad_verifier",
         )
-    texts = tuple(text_as_seen(str(text)) for text in right)
+    texts = tuple(canonical_text(str(text)) for text in right)
     if not all(text.strip() for text in texts):
         raise ScoreError(
             f"task {task.task_id}: the answer in the verifier is empty, and {scorer} would reward silence; write "

@@ -14,8 +14,8 @@ from schemas.events import ResponseTurn, RewardSource
 from schemas.serde import encode
 from streams.errors import EventError
 from streams.scorers import SCORERS, ScoreError, ScoreOutcome, Scorers, Verdict, find, source_problems
+from streams.scorers.canonical_text import canonical_text
 from streams.scorers.registry import Scorer, _parts, parts
-from streams.scorers.text_as_seen import text_as_seen
 from streams.scorers.verdict import MAX_RATIONALE, check_verdict
 from streams.settings.model import Scoring
 from streams.stages.scoring.scoring_agent import reward_of
@@ -91,7 +91,7 @@ def test_a_difference_that_can_be_seen_makes_an_answer_wrong(text: str, seen: st
 
 @given(text=st.text(alphabet="a\u0301\u00e9\u200d\u200c\u00a0\r\n\u2028\ufeff\u0915\u212a<\u0338 \u00ad"))
 def test_what_is_seen_is_seen_the_same_once_more(text: str) -> None:
-    assert text_as_seen(text_as_seen(text)) == text_as_seen(text)
+    assert canonical_text(canonical_text(text)) == canonical_text(text)
 
 
 def test_exact_takes_any_of_several_answers_and_numbers_as_written() -> None:

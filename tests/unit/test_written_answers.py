@@ -18,9 +18,9 @@ from hypothesis import assume, given, strategies as st
 
 from schemas.events import RewardSource
 from streams.scorers import ScoreError, Scorers, find, source_problems
+from streams.scorers.canonical_text import canonical_text
 from streams.scorers.mathematics import answer_of
 from streams.scorers.numbers import MAX_CHARACTERS, pick, read
-from streams.scorers.text_as_seen import text_as_seen
 from streams.settings.model import Scoring
 from tests import skips
 from tests.support.doubles.judge import a_response, a_task, outcome
@@ -118,7 +118,7 @@ def test_a_wrong_number_never_scores_1_whatever_text_surrounds_it(
 @given(right=st.integers(2, 10**6), before=SURROUNDINGS, after=SURROUNDINGS)
 def test_a_number_that_scores_1_has_no_letter_digit_or_operator_beside_it(right: int, before: str, after: str) -> None:
     text = f"{before}{right}{after}"
-    left, rest = text_as_seen(before)[-1:], text_as_seen(after)
+    left, rest = canonical_text(before)[-1:], canonical_text(after)
     for number in ("first", "last"):
         if value("numeric", right, text, number=number) == 1:
             assert not left.isalnum() and left not in {*"^/×√≥∪²\\\u0305\u2063"}, text

@@ -24,10 +24,10 @@ _JOINERS = re.compile("(?<![^\x00-\x7f])[\u200c\u200d]+|[\u200c\u200d]+(?![^\x00
 """Next to a character of ASCII, or at an end, they change nothing."""
 
 
-def text_as_seen(text: str) -> str:
+def canonical_text(text: str) -> str:
     r"""Return `text` without differences that a reader cannot see.
 
-    >>> text_as_seen("\ufeffCafe\u0301\u00a0noir\r\n")
+    >>> canonical_text("\ufeffCafe\u0301\u00a0noir\r\n")
     'Café noir\n'
     """
     text = _LINE_ENDS.sub("\n", text)
