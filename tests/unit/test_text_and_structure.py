@@ -65,6 +65,7 @@ def conversations(text: str) -> Iterator[tuple[list[Message], tuple[Tool, ...]]]
     yield [Message(role="user", content=text)], ()
     yield [Message(role="user", content="q", name=text)], ()
     yield [Message(role="system", content=text), question], ()
+    yield [Message(role="developer", content=text), question], ()
     yield [question, Message(role="assistant", content=text), after], ()
     yield [question, Message(role=text, content="x"), after], ()
     call = ToolCall(id="abcdefghi", name="look", arguments=json.dumps({"in": text}))
@@ -75,7 +76,11 @@ def conversations(text: str) -> Iterator[tuple[list[Message], tuple[Tool, ...]]]
         (ToolCall(id=call.id, name=text, arguments="{}"), result),
     ):
         yield [question, Message(role="assistant", content="", tool_calls=(calling,)), answer], ()
+    named = Message(role="assistant", content="", tool_calls=(ToolCall(id=text, name="look", arguments="{}"),))
+    yield [question, named, Message(role="tool", content="x", tool_call_id=text)], ()
     yield [question], (Tool(name="look", description=text, parameters=json.dumps({"title": text})),)
+    schema = {"properties": {text: {"enum": [text], "default": text}}, "required": [text]}
+    yield [question], (Tool(name=text, parameters=json.dumps(schema)),)
 
 
 def controls(template: ChatTemplate, ids: tuple[int, ...]) -> Counter[int]:
@@ -146,6 +151,42 @@ def test_a_name_that_a_template_puts_together_from_what_messages_say_is_text() -
         ids = template.ids([Message(role="user", content=content, name=name)])
         assert controls(template, ids) == expected, (name, content)
     assert controls(template, template.ids([Message(role="end", content="x")]))[template.tokenizer.eos_token_id] == 0
+
+
+def normalizing_template(normalizer: normalizers.Normalizer | None) -> ChatTemplate:
+    """A template whose tokenizer looks for <think> and <|sys|> in normalized text, as `add_tokens` has it."""
+    tokenizer = chat.chat_tokenizer(chat.KEEPS + "{# <think> #}")
+    tokenizer.backend_tokenizer.normalizer = normalizer
+    tokenizer.add_tokens([AddedToken("<think>", normalized=True)])
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken("<|sys|>", normalized=True)]})
+    return ChatTemplate(tokenizer)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+@pytest.mark.parametrize(
+    "name",
+    ["＜|sys|＞", "<|SYS|>", "<|sýs|>", "＜｜sys｜＞", "﹤|sys|﹥", "＜think＞", "<THINK>", "<thínk>", "＜|im_end|＞"],
+)
+def test_a_look_alike_that_a_tokenizer_normalizes_to_the_name_of_a_control_token_is_text(name: str, role: str) -> None:
+    accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+    for normalizer in (normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), accents]), None):
+        template = normalizing_template(normalizer)
+        ids = template.ids([Message(role=role, content=f"a {name} b"), Message(role="user", content="q")])
+        word = template.ids([Message(role=role, content="a word b"), Message(role="user", content="q")])
+        marks = {"<think>", *template.tokenizer.all_special_tokens}
+        of_word, of_name = (Counter(template.tokenizer.convert_ids_to_tokens(list(tokens))) for tokens in (word, ids))
+        assert {mark: of_name[mark] for mark in marks} == {mark: of_word[mark] for mark in marks}
+
+
+def test_a_template_s_own_marks_stay_tokens_of_a_tokenizer_that_normalizes() -> None:
+    tokenizer = sentence_pieces()
+    expected = ChatTemplate(tokenizer).ids([Message(role="user", content="a b")])
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [AddedToken(name, normalized=True) for name in ("<s>", "</s>")]}
+    )
+    template = ChatTemplate(tokenizer)
+    assert controls(template, template.ids([Message(role="user", content="a b")])) == {1: 2, 2: 1}
+    assert controls(template, expected) == {1: 2, 2: 1}
 
 
 def test_reasoning_that_a_template_takes_out_of_an_answer_is_read_and_a_special_token_beside_it_is_text() -> None:

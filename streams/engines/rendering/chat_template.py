@@ -49,7 +49,7 @@ class ChatTemplate:
         text = self._text(chat)
         with_edges = chat.with_stand_ins(self._edges)
         if with_edges == chat:
-            return RenderedText(text)
+            return RenderedText(text, bytes(len(text)))
         sources = self._sources(text, with_edges)
         if sources is None:
             sources = self._sources(

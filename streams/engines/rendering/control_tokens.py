@@ -5,7 +5,8 @@
                                                        yes: what lies between the template's own control tokens is
                                                             tokenized again, by a tokenizer that has none
 
-Text without such a name keeps the ids that the tokenizer gives it. An unknown word stays the unknown token.
+Text without such a name keeps the ids that the tokenizer gives it. An unknown word stays the unknown token. A tokenizer
+that normalizes text may read ＜think＞ or <THINK> as the token <think>: only its very name is one.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class ControlTokens:
             for number, token in added.items()
             if token.special or token.content in template or re.fullmatch(r"<[|｜].*[|｜]>", token.content)
         }
+        self._is_normalizing = bool(tokenizer.backend_tokenizer.normalizer) and any(
+            added[number].normalized for number in self._names
+        )
 
     def has(self, token: int) -> bool:
         """Return whether this is a control token."""
@@ -69,13 +73,20 @@ class ControlTokens:
         return frozenset(name for number, name in self._names.items() if self._is_barred(number, source))
 
     def tokens(self, text: str, sources: bytes = b"") -> tuple[int, ...]:
-        """Return the tokens of `text`, none added. Raises ValueError for FENCE in it."""
+        """Return the tokens of `text`, none added; without `sources` all of it is the template's.
+
+        Raises ValueError for FENCE in it.
+        """
         encoding = self._tokenizer(text, add_special_tokens=False)
         ids: list[int] = encoding["input_ids"]
-        if not any(sources):
+        if not any(sources) and not (sources and self._is_normalizing):
             return tuple(ids)
         spans = {place: encoding.token_to_chars(place) for place, token in enumerate(ids) if token in self._names}
-        forged = {place for place, span in spans.items() if self._is_forged(ids[place], sources[slice(*span)])}
+        forged = {
+            place
+            for place, span in spans.items()
+            if self._is_forged(ids[place], RenderedText(text[slice(*span)], sources[slice(*span)]))
+        }
         tokens = list[int]()
         for before, after in pairwise([-1, *(place for place in spans if place not in forged), len(ids)]):
             if forged.isdisjoint(range(before + 1, after)):
@@ -90,8 +101,11 @@ class ControlTokens:
     def _is_barred(self, token: int, source: int) -> bool:
         return source == MESSAGE or (source == ANSWER and token in self._special)
 
-    def _is_forged(self, token: int, sources: bytes) -> bool:
-        return any(self._is_barred(token, source) for source in sources)
+    def _is_forged(self, token: int, written: RenderedText) -> bool:
+        """Return whether a message says this token, or text that the tokenizer only takes for its name."""
+        if self._is_normalizing and token != self._tokenizer.unk_token_id and self._names[token] not in written.text:
+            return True
+        return any(self._is_barred(token, source) for source in written.sources)
 
     def _text_tokens(self, text: str, *, is_first: bool) -> list[int]:
         """Return the tokens of text that has no control tokens; `is_first`: no token comes before it."""
