@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.runtime import AppContext, output_option, pass_call, until_stopped
-from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options, warn_of
+from streams.cli.task_file import TaskFileOptions, check_tasks, read_tasks, task_file_options
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _submit(call: AppContext, tasks: list[Task], agent_id: str) -> None:
     for task in tasks:
         if task.agent != agent_id:
             raise SettingsError(f"a task names the agent {task.agent}, not {agent_id}; leave out such lines")
-    warn_of(call.settings, tasks)
+    check_tasks(call.settings, tasks)
     submitted = submit(call.settings_to_write, tasks)
     click.echo(f"{len(submitted.sent)} sent, {len(submitted.known)} known", err=True)
 

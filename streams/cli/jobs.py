@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from streams.cli.runtime import AppContext, json_object, json_option, output_option, pass_call, until_stopped, user_name
-from streams.cli.task_file import unloadable
 
 if TYPE_CHECKING:
     from streams.jobs.job_log import JobCommandKind
@@ -101,6 +100,7 @@ def jobs_start(
     or answers of the log, which --config selects. `streamward tune --jobs` serves such jobs.
     """
     from streams.jobs import job_log, request
+    from streams.scorers.scorer_check import doubtful_scorer
 
     config: dict[str, Any] = json_object(in_json, "--config")
     if budget is not None:
@@ -125,7 +125,7 @@ def jobs_start(
     settings = call.settings_to_write
     names = {"policies": job_log.known_policies(settings), "agents": job_log.known_agents(settings)}
     order = request.order(job_request, settings, **names)  # type: ignore[arg-type]
-    if problem := unloadable(settings, order.spec.reward_sources):
+    if problem := doubtful_scorer(settings.scoring, order.spec.reward_sources):
         click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)
     with job_log.JobLog(settings) as log:
         _show([log.start(order, actor=user_name(), key=key)], output)

@@ -19,7 +19,7 @@ import click
 from streams.errors import EventError, SettingsError
 
 if TYPE_CHECKING:
-    from schemas.events import RewardSource, Task
+    from schemas.events import Task
     from streams.settings.model import Settings
     from streams.stages.tasks.lines import Checked
 
@@ -162,14 +162,6 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     return replace(checked, tasks=list(lines.epochs(checked.tasks, options.epochs)))
 
 
-def check_scorers(settings: Settings, tasks: Iterable[Task]) -> None:
-    """Raise EventError for a function named as a scorer that cannot be loaded here, if its module is in reach."""
-    from streams.scorers.scorer_check import unusable_scorer
-
-    if problem := unusable_scorer(settings.scoring, (source for task in tasks for source in task.reward_sources)):
-        raise EventError(f"nothing was submitted: {problem}")
-
-
 def unanswerable(settings: Settings, tasks: Iterable[Task]) -> str | None:
     """Return how many prompts model.base cannot answer, and the first of them with the reason; None if it can all."""
     from streams.engines.prompt_check import unanswerable_prompts
@@ -194,22 +186,19 @@ def too_few_for_a_step(settings: Settings, tasks: Iterable[Task]) -> list[str]:
     ]
 
 
-def unloadable(settings: Settings, sources: Iterable[RewardSource]) -> str | None:
-    """Return why a scorer of these sources cannot score here; None if all can."""
-    from streams.stages.scoring.trial import load_scorers
+def check_tasks(settings: Settings, tasks: Sequence[Task]) -> None:
+    """Print what may keep tasks that are submitted from teaching: prompts, scorers, and too few for a step.
 
-    try:
-        load_scorers(settings.scoring, sources)
-    except SettingsError as exc:
-        return str(exc)
-    return None
+    Raises EventError for a scorer that cannot be loaded though it is in reach.
+    """
+    from streams.scorers.scorer_check import doubtful_scorer, unusable_scorer
 
-
-def warn_of(settings: Settings, tasks: Sequence[Task]) -> None:
-    """Print what may keep tasks that are submitted from teaching: prompts, scorers, and too few for a step."""
+    sources = list(dict.fromkeys(source for task in tasks for source in task.reward_sources))
+    if problem := unusable_scorer(settings.scoring, sources):
+        raise EventError(f"nothing was submitted: {problem}")
     if problem := unanswerable(settings, tasks):
         click.echo(f"{problem} (unless the model of the agents is another)", err=True)
-    if problem := unloadable(settings, (source for task in tasks for source in task.reward_sources)):
+    if problem := doubtful_scorer(settings.scoring, sources):
         click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)
     for problem in too_few_for_a_step(settings, tasks):
         click.echo(problem, err=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streams.cli.runtime import AppContext, json_object, output_option, pass_call
-from streams.cli.task_file import TaskFileOptions, check_scorers, read_tasks, task_file_options, warn_of
+from streams.cli.task_file import TaskFileOptions, check_tasks, read_tasks, task_file_options
 from streams.errors import SettingsError, StreamwardError
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def tasks_submit(call: AppContext, file: Path, reading: TaskFileOptions, output:
     from streams.stages.tasks.submit import submit
 
     checked = read_tasks(call.settings, file, reading)
-    check_scorers(call.settings, checked.tasks)
-    warn_of(call.settings, checked.tasks)
+    check_tasks(call.settings, checked.tasks)
     _show_submitted(
         call,
         submit(call.settings_to_write, checked.tasks, under=_trace()),

@@ -17,7 +17,6 @@ from streams.cli.task_file import (
     task_file_options,
     too_few_for_a_step,
     unanswerable,
-    unloadable,
 )
 from streams.errors import SettingsError, StreamwardError
 
@@ -131,12 +130,15 @@ def _read_train_tasks(settings: Settings, file: Path, reading: TaskFileOptions) 
 def _check_scorers(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -> None:
     """Load the scorers of all tasks. Raises SettingsError if one cannot be loaded."""
     from streams.scorers import named_sources
+    from streams.stages.scoring.trial import load_scorers
 
     sources = list(named_sources(reading.scorers))
     for task in (*(plan.train or ()), *plan.held_out):
         sources += task.reward_sources
-    if problem := unloadable(settings, sources):
-        raise SettingsError(f"nothing was started: {problem}")
+    try:
+        load_scorers(settings.scoring, sources)
+    except SettingsError as exc:
+        raise SettingsError(f"nothing was started: {exc}") from exc
 
 
 def _check_prompts(settings: Settings, plan: UpPlan) -> None:

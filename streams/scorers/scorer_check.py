@@ -1,9 +1,9 @@
 """Find functions named as scorers that cannot be loaded, before a sample is paid for.
 
-    tasks, scoring.modules ──► module:function, its module in reach ──► loaded in a worker process, once ──► reason
+    tasks, scoring.modules ──► module:function, its module in reach ──► loaded in a worker process ──► reason
 
-Not covered: a module that is not listed or not in reach here. The scoring agent, whose settings and folder may be
-others, says so (`module_not_listed`), and a later start of it scores the responses.
+A module that is not listed or not in reach here is no refusal but a doubt: the settings and the folder of the scoring
+agents may be others.
 """
 
 from __future__ import annotations
@@ -35,3 +35,17 @@ def unusable_scorer(scoring: Scoring, sources: Iterable[RewardSource]) -> str | 
     except (ScoreError, SettingsError) as exc:
         return str(exc)
     return None
+
+
+def doubtful_scorer(scoring: Scoring, sources: Iterable[RewardSource]) -> str | None:
+    """Return what a scoring agent like this process would lack to score with these; None if nothing."""
+    parts = list(parts_of(sources))
+    try:
+        with Scorers(scoring) as scorers:
+            missing = scorers.missing(sources)
+    except SettingsError as exc:
+        return str(exc)
+    if missing is not None:
+        return missing.error
+    far = next((part.name for part in parts if ":" in part.name and not is_in_reach(part.name, scoring)), None)
+    return None if far is None else f"scorer {far} is not in reach: there is no such module here"

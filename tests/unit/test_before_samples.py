@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from schemas.events import RewardSource
 from streams.cli.jobs import _content, _objects
-from streams.cli.task_file import too_few_for_a_step, warn_of
+from streams.cli.task_file import check_tasks, too_few_for_a_step
 from streams.errors import JobRequestError
 from streams.settings.load import load
 from tests.support.factories import task
@@ -30,10 +30,12 @@ def test_fewer_train_tasks_than_a_step_takes_are_counted_for_each_policy() -> No
 
 
 def test_a_scorer_that_cannot_be_loaded_is_said_when_tasks_are_submitted(capsys: pytest.CaptureFixture[str]) -> None:
-    warn_of(SETTINGS, [task(task_id=str(n), reward_sources=(RewardSource(name="no_such:scorer"),)) for n in range(3)])
+    check_tasks(
+        SETTINGS, [task(task_id=str(n), reward_sources=(RewardSource(name="no_such:scorer"),)) for n in range(3)]
+    )
     said = capsys.readouterr().err
     assert "scorer no_such:scorer" in said and "(unless the scoring agents run elsewhere)" in said
-    warn_of(SETTINGS, [task(task_id=str(n)) for n in range(3)])
+    check_tasks(SETTINGS, [task(task_id=str(n)) for n in range(3)])
     assert capsys.readouterr().err == ""
 
 

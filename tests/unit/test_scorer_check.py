@@ -15,10 +15,10 @@ from gateway.people.door import Door
 from gateway.routes import TABLE
 from gateway.server import log_rooms
 from schemas.events import RewardSource
-from streams.cli.task_file import check_scorers
+from streams.cli.task_file import check_tasks
 from streams.errors import EventError, JobRequestError, SettingsError
 from streams.jobs import request
-from streams.scorers.scorer_check import unusable_scorer
+from streams.scorers.scorer_check import doubtful_scorer, unusable_scorer
 from streams.settings.model import Scoring, Serve, Settings
 from streams.stages.scoring.trial import load_scorers
 from tests.support.factories import task
@@ -75,7 +75,7 @@ def by_http(settings: Settings, name: str) -> dict[str, Any]:
 def test_a_function_that_cannot_be_loaded_is_refused_at_every_entrance(name: str, words: str) -> None:
     settings = settings_for(name)
     with pytest.raises(EventError, match=f"nothing was submitted: .*{words}"):
-        check_scorers(settings, [task(reward_sources=(source(name),))])
+        check_tasks(settings, [task(reward_sources=(source(name),))])
     with pytest.raises(JobRequestError, match=f"reward_sources: .*{words}"):
         by_job(settings, name)
     with pytest.raises(SettingsError, match=words):
@@ -89,6 +89,15 @@ def test_what_is_not_listed_or_not_in_reach_is_left_to_the_scoring_agent() -> No
     assert unusable_scorer(Scoring(modules="elsewhere, ."), [source("elsewhere:short")]) is None
     assert unusable_scorer(Scoring(modules="my_scorers"), [source("my_scorers:shor")]) is None
     assert unusable_scorer(Scoring(), [source("exact"), source("exakt")]) is None
+
+
+def test_a_scorer_that_other_settings_may_have_is_doubtful() -> None:
+    assert "scoring.modules lists other, ." in str(doubtful_scorer(Scoring(modules="other, ."), [source("mine:x")]))
+    assert "scorer elsewhere:x is not in reach" in str(
+        doubtful_scorer(Scoring(modules="elsewhere"), [source("elsewhere:x")])
+    )
+    assert "scoring.judge_url" in str(doubtful_scorer(Scoring(), [source("judge")]))
+    assert doubtful_scorer(Scoring(modules="my_scorers, ."), [source("my_scorers:short"), source("exact")]) is None
 
 
 def test_a_function_that_was_loaded_is_not_loaded_again_and_one_that_failed_is() -> None:
