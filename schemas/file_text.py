@@ -150,6 +150,8 @@ def _json_way_out(text: str, fault: int) -> str:
     content = text.strip()
     if content in ("{", "[", "[{"):
         return "it seems to be JSON over several lines; `jq -c . FILE` (of an array, `jq -c '.[]' FILE`) makes lines"
+    if not content.startswith(("{", "[")) and any(separator in content for separator in ",;\t|"):
+        return "write one object a line; if it is a table, its name has to end in .csv"
     has_no_end = fault >= len(text.rstrip()) or not content.endswith("}")
     if has_no_end and content.startswith("{") and not text.endswith(("\n", "\r")):
         return "the file is cut off in its last line; write one object a line"

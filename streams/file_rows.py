@@ -12,6 +12,7 @@ and does not hide the others.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ Row = Mapping[str, Any] | bytes | str | ValueError
 """One row: its fields, or the text of a JSON object; an error if it cannot be read."""
 SEPARATED = (".csv", ".tsv")
 """Files of cells, whose first line is the header."""
+SEPARATOR_LINE = re.compile(r"sep=(.)\s*", re.IGNORECASE)
+"""What Excel reads before the header, and some programs write for it."""
 TABLES = (*SEPARATED, ".parquet")
 LONGEST_CELL = 2**31 - 1
 """Characters: whether a record holds the task is checked once it is one."""
@@ -86,11 +89,15 @@ def _csv(path: Path, json_columns: Collection[str]) -> Iterator[tuple[int, Row]]
     with open_table(path) as file:
         head = file.readline()
         file.seek(0)
+        says_separator = SEPARATOR_LINE.fullmatch(head)
         # spreadsheets of many countries separate with semicolons
-        cells = csv.reader(file, delimiter=max(",;\t", key=head.count), strict=True)
+        separator = says_separator[1] if says_separator else max(",;\t|", key=head.count)
+        cells = csv.reader(file, delimiter=separator, strict=True)
         csv.field_size_limit(LONGEST_CELL)
         try:
             header = next(cells, [])
+            if says_separator:
+                header = next(cells, [])
         except csv.Error as exc:
             raise EventError(f"{path}:1: the header is not CSV: {exc}") from exc
         _check_header(header, f"{path}:1")
@@ -126,6 +133,8 @@ def _check_header(header: Sequence[str], place: str) -> None:
 
 def _of_cells(header: Sequence[str], texts: Sequence[str], json_columns: Collection[str]) -> Row:
     """Return the row of a line's cells, None for an empty one, or its error."""
+    if not any(texts):  # as spreadsheets write a blank line
+        return {}
     if len(texts) != len(header):
         return ValueError(
             f"{len(texts)} cells, expected {len(header)} as in the header ({names_in_quotes(header)}); a cell with a "
@@ -164,7 +173,9 @@ def _parquet(path: Path) -> Iterator[dict[str, Any]]:
             for batch in table.iter_batches(use_threads=False):
                 yield from map(_present, batch.to_pylist())
         except (pyarrow.ArrowException, OSError, ValueError) as exc:  # what it calls OSError is the file's content
-            raise EventError(f"{path}: not Parquet: {exc}") from exc
+            file.seek(0)
+            way_out = "; JSON lines need a name that ends in .jsonl" if file.read(1) == b"{" else ""
+            raise EventError(f"{path}: not Parquet: {exc}{way_out}") from exc
 
 
 def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:

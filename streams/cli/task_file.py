@@ -152,6 +152,8 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
         click.echo(message, err=True)
     if checked.unused:
         click.echo(f"not used: {names_in_quotes(checked.unused)} (--map metadata.NAME=COLUMN keeps one)", err=True)
+    if not (checked.tasks or checked.problems):
+        click.echo(f"{name}: there is no task in it", err=True)
     for note in checked.notes:
         click.echo(f"{name}: {note}", err=True)
     if checked.problems and not options.skip_bad:

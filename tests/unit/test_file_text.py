@@ -89,7 +89,10 @@ def test_a_file_that_is_no_text_is_one_error_that_names_it(
         (b"[\n", "JSON over several lines; `jq -c . FILE`"),
         (b"[1]\n", "got \\[1\\]; write one object a line; of an array, `jq -c '.\\[\\]' FILE` makes lines"),
         (b'{"prompt": "x", "answer": {"a": 1, "a": 2}}\n', 'the key "a" is there twice; remove one'),
-        (b"prompt,answer\n", "not JSON: Expecting value at character 1"),
+        (
+            b"prompt,answer\n",
+            "not JSON: Expecting value at character 1; .*if it is a table, its name has to end in .csv",
+        ),
     ],
 )
 def test_a_line_that_has_no_object_is_named_in_the_same_words_everywhere(

@@ -179,6 +179,11 @@ def test_a_body_that_is_no_json_is_refused(raw: bytes) -> None:
         read(MessagesBody, raw)
 
 
+def test_a_key_that_is_there_twice_is_refused_by_its_name() -> None:
+    with pytest.raises(CallError, match='the body: the key "content" is there twice; remove one'):
+        read(ChatBody, b'{"model": "sums", "messages": [{"role": "user", "content": "a", "content": "b"}]}')
+
+
 def test_a_whole_surrogate_pair_is_a_character() -> None:
     raw = json.dumps(chat(messages=[{"role": "user", "content": "\U0001f600"}])).encode()
     assert b"\\ud83d" in raw and read(ChatBody, raw).model == "sums"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import datetime
 import json
@@ -506,6 +507,51 @@ def test_a_quote_that_is_open_at_the_end_of_the_file_is_named_where_it_opens(tmp
     assert "a.csv:3: not CSV: unexpected end of data: a quote opens in it" in str(checked.problems[0])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sep=;\r\nprompt;answer\r\n1 + 1?;2\r\n",
+        "prompt|answer\n1 + 1?|2\n",
+        "prompt,answer,,\n,,,\n1 + 1?,2,,\n,,,\n",
+        "prompt,answer\r1 + 1?,2\r",
+    ],
+    ids=["separator named", "pipes", "blank lines of a spreadsheet", "old mac"],
+)
+def test_a_table_as_spreadsheets_write_it_is_the_same_tasks(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text, newline="")
+    task = only(check_rows(rows(tmp_path / "a.csv"), "a.csv", reading()))
+    assert task.task_id == only(check({"prompt": "1 + 1?", "answer": "2"})).task_id
+
+
+def test_messages_in_json_text_are_read_where_a_map_says_so(tmp_path: Path) -> None:
+    plain = only(check({"messages": [ASKS], "answer": "11"}))
+    text = {"messages": json.dumps([ASKS]), "answer": "11"}
+    assert problem(check(text)).endswith("; read it with --map messages=messages")
+    assert only(check(text, how=reading({"messages": "messages"}))).task_id == plain.task_id
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["prompt", "answer"], [json.dumps([ASKS]), "11"]])
+    checked = check_rows(rows(tmp_path / "a.csv"), "a.csv", reading({"messages": "prompt"}))
+    assert only(checked).task_id == plain.task_id
+
+
+def test_a_conversation_that_ends_with_its_answer_is_named() -> None:
+    answered = {"messages": [ASKS, {"role": "assistant", "content": "11"}], "answer": "11"}
+    assert check(SHORT, answered).notes == (
+        "1 line ends with a message of the assistant, which the model reads before it answers: 2 "
+        "(--map messages=messages.:-1 leaves it out)",
+    )
+
+
+def test_null_that_arrow_writes_for_keys_of_other_rows_is_absent_and_null_in_a_line_is_a_value(tmp_path: Path) -> None:
+    calls = [{"messages": [ASKS, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": arguments}]}, ASKS],
+              "answer": "11"} for arguments in ({"a": 1}, {"b": 2})]  # fmt: skip
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(calls), tmp_path / "a.parquet")
+    tasks = check_rows(rows(tmp_path / "a.parquet"), "a", reading()).tasks
+    assert [task.task_id for task in tasks] == [task.task_id for task in check(*calls).tasks]
+    of_null = {"messages": [ASKS, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"a": None}}]}, ASKS]}
+    assert only(check({**of_null, "answer": "11"})).messages[1].tool_calls[0].arguments == '{"a": null}'
+
+
 def test_a_cell_may_be_as_long_as_a_record(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"prompt,answer\n{'x' * 1_000_000},4\n")
     assert len(only(check_rows(rows(tmp_path / "a.csv"), "a.csv", reading())).messages[0].content) == 1_000_000
@@ -520,6 +566,7 @@ def test_a_cell_may_be_as_long_as_a_record(tmp_path: Path) -> None:
         ("a.tsv", b"PAR1", EventError, "a.tsv: it is Parquet; a table of tasks needs a name that ends in .parquet"),
         ("c.jsonl", b"PK\x03\x04", EventError, "c.jsonl: it is a ZIP archive or a spreadsheet"),
         ("a.parquet", b"prompt", EventError, "not Parquet"),
+        ("a.parquet", b'{"prompt": 1}', EventError, "JSON lines need a name that ends in .jsonl"),
         ("a/nothing.of.use", b"", NotFoundError, "not the folder of a data set"),
         ("b.jsonl", b"", NotFoundError, "No such file"),
     ],

@@ -64,7 +64,9 @@ def top_names(row: Mapping[str, Any], column: str) -> set[str]:
 
 
 def as_messages(value: Any) -> Any:
-    """Return ShareGPT's messages, {"from", "value"}, as {"role", "content"}; anything else as it is."""
+    """Return messages, also those in JSON text, and ShareGPT's, {"from", "value"}; anything else as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _record_in(value)
     if not isinstance(value, list) or not all(isinstance(turn, Mapping) and "from" in turn for turn in value):
         return value
     return [

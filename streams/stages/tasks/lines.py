@@ -14,6 +14,7 @@ import datetime
 import decimal
 import hashlib
 import json
+import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,7 +65,9 @@ def _texts(values: Any) -> Any:
 
 def _as_answer(value: Any) -> Any:
     for text in value if isinstance(value, list) else [value]:
-        if not isinstance(text, str | int | float) or isinstance(text, bool):
+        if isinstance(text, bool) or not (
+            isinstance(text, str | int) or (isinstance(text, float) and math.isfinite(text))
+        ):
             raise PydanticCustomError("answer", "expected a text, a number, or a list of these")
     return value
 
@@ -202,6 +205,7 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
     repeated = 0
     unused: dict[str, None] = {}
     questions = RepeatedQuestions()
+    answered: list[int] = []
     for number, row in rows:
         try:
             task, left = _read_task(row, f"{source}:{number}", reading)
@@ -214,12 +218,23 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
             first[task.task_id] = (number, digest)
             tasks.append(task)
             questions.add(number, task, digest)
+            answered += [number] if task.messages and task.messages[-1].role == "assistant" else []
         elif first[task.task_id][1] == digest:
             repeated += 1
         else:
             error = f"task_id {task.task_id} is already used in line {first[task.task_id][0]}, with different content"
             problems.append(BadLine(source, number, f"{error}; give this task its own id"))
-    return Checked(tasks, problems, repeated, tuple(unused), tuple(questions.notes()))
+    return Checked(tasks, problems, repeated, tuple(unused), (*questions.notes(), *_answered_note(answered)))
+
+
+def _answered_note(numbers: list[int]) -> Iterator[str]:
+    """Yield a sentence about conversations that end with an answer, if there are any."""
+    if numbers:
+        lines = "1 line ends" if len(numbers) == 1 else f"{len(numbers)} lines end"
+        yield (
+            f"{lines} with a message of the assistant, which the model reads before it answers: {_some(numbers)} "
+            "(--map messages=messages.:-1 leaves it out)"
+        )
 
 
 def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:
@@ -252,9 +267,12 @@ def by_kind(problems: Iterable[BadLine]) -> list[str]:
 def _and_others(others: list[BadLine]) -> str:
     if not others:
         return ""
-    numbers = ", ".join(str(problem.line) for problem in others[:NUMBERS_SHOWN])
-    more = ", …" if len(others) > NUMBERS_SHOWN else ""
-    return f" (and {len(others)} more line{'s' if len(others) > 1 else ''}: {numbers}{more})"
+    numbers = _some([problem.line for problem in others])
+    return f" (and {len(others)} more line{'s' if len(others) > 1 else ''}: {numbers})"
+
+
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:NUMBERS_SHOWN])) + (", …" if len(numbers) > NUMBERS_SHOWN else "")
 
 
 def task_problems(task: Task, topic_settings: Topics, min_group: int = 2) -> Iterator[str]:

@@ -57,7 +57,7 @@ class CallPrompts:
 
     async def of(self, call: ModelCall, conversation: Conversation | None) -> CallPrompt:
         """Return the prompt of a call of a conversation. Raises CallError."""
-        parameter = "messages" if call.prompt is None else "prompt"
+        parameter = {"completions": "prompt", "responses": "input"}.get(call.protocol, "messages")
         self._check_length(call, parameter)
         try:
             if call.prompt is not None:
