@@ -181,8 +181,8 @@ def too_few_for_a_step(settings: Settings, tasks: Iterable[Task]) -> list[str]:
     counts = Counter(task.policy for task in tasks if task.purpose == "train")
     groups = settings.batches.groups
     return [
-        f"{count} train task{'s' if count > 1 else ''} of {policy} fill no training step of {groups} groups "
-        f"(batches.groups): give more tasks, more --epochs, or --set batches.groups={count}"
+        f"{f'{count} train tasks of {policy} fill' if count > 1 else f'1 train task of {policy} fills'} no training "
+        f"step of {groups} groups (batches.groups): add tasks or --epochs, or set it to {count}"
         for policy, count in counts.items()
         if count < groups
     ]

@@ -320,7 +320,7 @@ def test_an_adapter_with_a_wrong_hash_never_answers_and_its_task_says_why(poison
 def test_a_file_names_each_bad_line_and_its_good_one_is_submitted(poisoned: Poisoned) -> None:
     assert poisoned.submitted.returncode == 0
     assert json.loads(poisoned.submitted.stdout)["state"] == "sent"
-    too_large, no_group, no_source, no_scorer, counts = poisoned.submitted.stderr.splitlines()
+    too_large, no_group, no_source, no_scorer, *_, counts = poisoned.submitted.stderr.splitlines()
     assert counts == "1 sent, 0 known, 0 repeated, 4 bad"
     assert too_large.startswith("tasks.jsonl:1: the task has 10000") and "topics.max_record_bytes" in too_large
     assert no_group.startswith("tasks.jsonl:2: ") and "group_size is 0" in no_group

@@ -24,8 +24,7 @@ def test_fewer_train_tasks_than_a_step_takes_are_counted_for_each_policy() -> No
     ]
     tasks += [task(task_id="e", policy="c", purpose="eval", group_size=1)]
     assert too_few_for_a_step(SETTINGS, tasks) == [
-        "2 train tasks of b fill no training step of 3 groups (batches.groups): give more tasks, more --epochs, or "
-        "--set batches.groups=2"
+        "2 train tasks of b fill no training step of 3 groups (batches.groups): add tasks or --epochs, or set it to 2"
     ]
 
 
