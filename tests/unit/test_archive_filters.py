@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Schema, write_deltalake
 
 from schemas.events import Coordinates, Event, Reward
 from schemas.serde import encode
@@ -21,7 +21,7 @@ from streams.settings.model import Settings
 from streams.tools.archive.columns import FIRST_MS, LAST_MS, table_schema
 from streams.tools.archive.compact import compact, expire
 from streams.tools.archive.segments import ArchiveReader
-from streams.tools.archive.tables import SPLIT_BY
+from streams.tools.archive.tables import PROPERTIES, SPLIT_BY
 from streams.tools.archive.verify import verify
 from tests.support.archive_filters import (
     Engine,
@@ -128,6 +128,18 @@ def test_a_table_without_the_property_is_filtered_rightly_once_it_is_upgraded(se
     version = DeltaTable(uri).version()
     reader.table("rewards").upgrade()
     assert DeltaTable(uri).version() == version
+
+
+def test_rows_of_a_release_whose_events_had_fewer_fields_are_found_once_the_table_has_them(settings: Settings) -> None:
+    reader = ArchiveReader(settings)
+    uri, columns = reader.store.uri(reader.folder("rewards")), columns_of(Reward, files_of(reward()))
+    old = columns.drop_columns(["rationale", "slot"])
+    Path(uri).mkdir(parents=True)
+    write_deltalake(uri, old, partition_by=list(SPLIT_BY), configuration=PROPERTIES)
+    reader.table("rewards").upgrade()
+    without = columns.schema.empty_table().select(["rationale", "slot"])
+    expected = pa.concat_tables([old, without], promote_options="default").select(columns.column_names)
+    assert differences(uri, expected, filters_on(columns, "=", "IS NULL")) == []
 
 
 def test_times_at_the_ends_of_what_engines_know_are_found(settings: Settings) -> None:
