@@ -17,7 +17,7 @@ SITUATIONS: tuple[Situation, ...] = (
         what="A filter in Polars, DuckDB, pandas or pyarrow, on a column that has no bounds in the Delta log, or that "
         "the table of an older release lacks.",
         result="The rows are those that SQL over the records gives. The table names the columns that have bounds; an "
-        "older table is told by its next `archive sync`.",
+        "older table gets that list at its next `archive sync`.",
         tests=(
             f"{FILTERS}::test_a_filter_on_any_column_finds_what_sql_over_the_records_finds",
             f"{FILTERS}::test_every_comparison_finds_the_same_before_and_after_compaction",
@@ -72,7 +72,7 @@ SITUATIONS: tuple[Situation, ...] = (
         number="F90",
         what="A folder with a bracket, `^`, a bar, a backslash or `%41` in its path, for which Delta's driver ends the "
         "process or takes another folder; a bucket's URL with `#` or `?`, which it cuts there.",
-        result="Refused by the character. Spaces, `#`, `%`, quotes and letters beyond ASCII are taken as they are.",
+        result="Refused by the character. Spaces, `#`, `%`, quotes and characters beyond ASCII are taken as they are.",
         tests=(
             f"{STORE}::test_a_folder_that_delta_s_driver_does_not_take_is_a_wrong_setting",
             f"{STORE}::test_an_archive_s_files_and_its_log_are_in_the_one_folder_that_its_setting_names",
