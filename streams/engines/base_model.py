@@ -29,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import SettingsError
 from streams.files import cache_folder, sha256_of
 from streams.settings.model import Model
@@ -43,6 +44,8 @@ LAYOUT = 1
 """Version of what a converted folder contains; raise it when the conversion changes."""
 DIGEST_FILE = "base_digest.txt"
 MAGIC = b"GGUF"
+BARRED = -2048.0
+"""Added to the logit of an id that has no token. Of it nothing is left of a share, and entropies stay numbers."""
 BROKEN = (OSError, ValueError, KeyError, RuntimeError)
 """How a missing or broken file shows in transformers."""
 
@@ -67,13 +70,26 @@ class Base:
     tokenizer: PreTrainedTokenizerBase
     base_digest: str  # sha256 over the parameters as loaded, dtype included
     tokenizer_digest: str  # sha256 over vocabulary and chat template
+    token_table: TokenTable
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, base_digest: str, tokenizer_digest: str
+    ) -> Base:
+        """Return the base, in whose distribution ids without a token have no share.
+
+        Engines draw no such id, and the trainer's softmax has none: what is drawn there would be no text, and a model
+        may have been padded for speed without being trained there.
+        """
+        rows = int(model.get_input_embeddings().num_embeddings)
+        table = TokenTable.of(tokenizer, rows, generation_ends(model.generation_config))
+        _leave_out_padding(model, table)
+        _bar_unassigned(model, table)
+        return cls(model, tokenizer, base_digest, tokenizer_digest, table)
 
 
 def load_base(settings: Model) -> Base:
     """Return the model that `settings.base` names, on its device, in its dtype.
-
-    Rows of its head beyond the last token are left out, so that engines draw no such id and the trainer's softmax has
-    none: what is drawn there would be no text, and a model may have been padded for speed without being trained there.
 
     Raises SettingsError if it cannot be found or loaded, with the way out.
     """
@@ -89,16 +105,40 @@ def load_base(settings: Model) -> Base:
             base_digest = digest_file.read_text().strip()
         else:
             base_digest = digest_of_weights(model)
-        _leave_out_padding(model, tokenizer)
+        base = Base.of(model, tokenizer, base_digest, digest_of_tokenizer(tokenizer))
         model.eval().requires_grad_(False)
         model.to(settings.device)
-    return Base(model, tokenizer, base_digest, digest_of_tokenizer(tokenizer))
+    return base
 
 
 def load_tokenizer(base: str) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a base, with its chat template. Raises SettingsError if it cannot be found or loaded."""
     with _quiet():
         return _tokenizer(folder_of(base), base)
+
+
+def load_token_table(base: str) -> tuple[PreTrainedTokenizerBase, TokenTable]:
+    """Return the tokenizer of a base and its table, without reading any weights. Raises SettingsError."""
+    with _quiet():
+        from transformers import AutoConfig, GenerationConfig
+
+        folder = folder_of(base)
+        tokenizer = _tokenizer(folder, base)
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            if (folder / "generation_config.json").exists():
+                generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            else:
+                generation = GenerationConfig.from_model_config(config)
+        except BROKEN as exc:
+            raise SettingsError(_cannot_load(base, f"{folder}: {_first_line(exc)}")) from exc
+        return tokenizer, TokenTable.of(tokenizer, config.get_text_config().vocab_size, generation_ends(generation))
+
+
+def generation_ends(generation_config: Any) -> tuple[int, ...]:
+    """Return the ids that a generation config names as ends."""
+    ends = getattr(generation_config, "eos_token_id", None)
+    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
 
 
 def digest_of_weights(model: torch.nn.Module) -> str:
@@ -311,12 +351,24 @@ def _from_pretrained(folder: Path, dtype: torch.dtype, base: str) -> tuple[PreTr
     return model, _tokenizer(folder, base)
 
 
-def _leave_out_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Cut embeddings and head after the last id that the tokenizer has."""
-    rows, tokens = int(model.get_input_embeddings().num_embeddings), max(tokenizer.get_vocab().values()) + 1
-    if tokens < rows:
-        model.resize_token_embeddings(tokens, mean_resizing=False)
-        log.info("the head has %d rows and the tokenizer %d tokens; the other rows are left out", rows, tokens)
+def _leave_out_padding(model: PreTrainedModel, table: TokenTable) -> None:
+    """Cut embeddings and head after the last id that has a token."""
+    if table.size < table.rows:
+        model.resize_token_embeddings(table.size, mean_resizing=False)
+        log.info("the head has %d rows, and ids from %d on no token; these are left out", table.rows, table.size)
+
+
+def _bar_unassigned(model: PreTrainedModel, table: TokenTable) -> None:
+    """Give the head a bias that leaves ids without a token no share; it is not saved with the model."""
+    if not table.unassigned:
+        return
+    head: Any = model.get_output_embeddings()
+    if head.bias is None:
+        bias = head.weight.detach().new_zeros(len(head.weight))
+        del head.bias
+        head.register_buffer("bias", bias, persistent=False)
+    head.bias.data[sorted(table.unassigned)] = BARRED
+    log.info("%d ids below %d have no token and are left out", len(table.unassigned), table.size)
 
 
 def _tokenizer(folder: Path, base: str) -> PreTrainedTokenizerBase:

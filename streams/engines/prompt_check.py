@@ -17,7 +17,7 @@ from typing import Any
 
 from schemas import json_text
 from schemas.events import Task
-from streams.engines.base_model import load_tokenizer, local_folder
+from streams.engines.base_model import load_token_table, local_folder
 from streams.engines.rendering.prompts import PromptRenderer
 from streams.errors import EventError
 from streams.settings.model import Settings
@@ -62,7 +62,7 @@ def _limits(folder: Path) -> tuple[int, bool]:
 
 @cache
 def _renderer(base: str, context_tokens: int) -> PromptRenderer:
-    return PromptRenderer(load_tokenizer(base), context_tokens or 2**31)
+    return PromptRenderer(*load_token_table(base), context_tokens or 2**31)
 
 
 def _json(file: Path) -> dict[str, Any]:

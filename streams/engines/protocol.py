@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from schemas.events import FinishReason, Message, Sampling, Task
 from streams.engines.constraint import Constraint
+from streams.engines.rendering.token_table import TokenTable
 from streams.engines.token_stream import Generation, TokenStream
 from streams.errors import EventError
 from streams.observability.trace_context import Context
@@ -115,9 +116,7 @@ class TokenEngine(Protocol):
     tokenizer_digest: str
     context_tokens: int
     """Most tokens of a prompt and its answer together."""
-    vocabulary_size: int
-    ends: frozenset[int]
-    """The tokens that end a turn."""
+    token_table: TokenTable
 
     def load(self, version: int, adapter: Path | None) -> None:
         """Make `version` ready from its verified local folder; 0, without one, always is. Raises EventError."""
@@ -168,9 +167,10 @@ def check_generation(generation: Generation, engine: TokenEngine, versions: Coll
         loaded = ", ".join(map(str, sorted(tuple(versions))))  # which another thread may change
         error = f"adapter version {generation.version} is not loaded, only {loaded}; load it, or ask one of these"
         raise EventError(error, reason="unknown_version")
-    if not prompt or min(prompt) < 0 or max(prompt) >= engine.vocabulary_size:
-        ids = f"ids from {min(prompt)} to {max(prompt)}" if prompt else "no tokens"
-        error = f"prompt: {ids}, expected at least one token with ids from 0 to {engine.vocabulary_size - 1}"
+    unknown = engine.token_table.first_unknown(prompt)
+    if not prompt or unknown is not None:
+        got = f"id {unknown}, which is no token" if prompt else "no tokens"
+        error = f"prompt: {got}, expected at least one token with ids from 0 to {engine.token_table.size - 1}"
         raise EventError(f"{error}; use the tokenizer of the served model", reason="bad_tokens")
     if len(prompt) >= engine.context_tokens:
         error = f"{len(prompt)} prompt tokens do not fit the context of {engine.context_tokens}; shorten it"

@@ -134,7 +134,7 @@ class TokenEngineShare:
     def __init__(self, shared: SharedTokenEngine, policy: str) -> None:
         engine = shared.engine
         self.name, self.base_digest, self.tokenizer_digest = engine.name, engine.base_digest, engine.tokenizer_digest
-        self.vocabulary_size, self.ends = engine.vocabulary_size, engine.ends
+        self.token_table = engine.token_table
         self.context_tokens = engine.context_tokens
         self._shared, self._engine, self._policy = shared, engine, policy
         self._numbers = {0: 0}

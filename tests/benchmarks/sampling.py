@@ -117,7 +117,7 @@ def _by_streams(engine: Any, base: Any) -> Callable[[], int]:
     from streams.engines.rendering.prompts import Prompts
     from streams.engines.token_stream import Generation
 
-    rounds, prompts = _rounds(), Prompts(base.model, base.tokenizer)
+    rounds, prompts = _rounds(), Prompts(base)
 
     def sample() -> int:
         streams = []

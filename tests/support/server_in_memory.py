@@ -29,6 +29,7 @@ from schemas.events import Coordinates, TrajectoryEvent, Turn
 from streams.adapters import follower
 from streams.engines.protocol import EngineCounts, check_generation
 from streams.engines.rendering.rendering import Rendering
+from streams.engines.rendering.token_table import TokenTable
 from streams.engines.token_stream import Ending, Generation, TokenStream
 from streams.kafka.record import Record
 from streams.kafka.retry import BrokerOutage
@@ -93,10 +94,9 @@ class HandFedEngine:
     name = "hand-fed"
     base_digest = "b" * 64
     context_tokens = 1_000_000
-    vocabulary_size = 100_000
 
     def __init__(self, ends: frozenset[int], tokenizer_digest: str) -> None:
-        self.ends, self.tokenizer_digest = ends, tokenizer_digest
+        self.token_table, self.tokenizer_digest = TokenTable.of_ids(100_000, ends), tokenizer_digest
         self.streams: list[TokenStream] = []
         self._answers: deque[tuple[Sequence[int], Ending]] = deque()
 

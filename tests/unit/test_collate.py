@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.events import AdvantagedGroup, Coordinates, Sampling
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import ContradictoryEvent
 from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, tiny_group, tiny_model
@@ -15,7 +16,11 @@ from trainer.step.collate import GroupOrigin, check_group, collate, micro_batche
 
 AT = Coordinates("streamward.groups", 2, 41)
 EXPECTED = GroupOrigin(
-    policy="default", version=3, base_digest="base", tokenizer_digest="tokenizer", vocabulary=VOCABULARY
+    policy="default",
+    version=3,
+    base_digest="base",
+    tokenizer_digest="tokenizer",
+    token_table=TokenTable.of_ids(VOCABULARY, ()),
 )
 
 

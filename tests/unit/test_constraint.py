@@ -66,8 +66,8 @@ def model() -> Iterator[Served]:
     network = tiny_model(vocabulary=640)
     network.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(END)
     network.config.max_position_embeddings = 1024
-    engine = ContinuousEngine(Base(network, tokenizer, "base", "tokenizer"))
-    yield Served(engine, ChatRendering(tokenizer, engine.ends, "tokenizer"))
+    engine = ContinuousEngine(Base.of(network, tokenizer, "base", "tokenizer"))
+    yield Served(engine, ChatRendering(tokenizer, engine.token_table, "tokenizer"))
     engine.close()
 
 
@@ -137,9 +137,9 @@ def test_logprobs_are_the_policy_s_own_and_tokens_do_not_depend_on_company(model
     assert tokens(beside) == tokens(stream) and alone == model.rendering.text(tokens(beside))
     for other in company:
         tokens(other)
-    network = model.engine._model  # type: ignore[attr-defined]
-    expected = sampled_logps(tiny_model(vocabulary=640), list(PROMPT), list(tokens(stream)))
-    assert network is not None and [p for _, p in stream.drawn] == pytest.approx(expected, abs=1e-3)
+    fresh = Base.of(tiny_model(vocabulary=640), chat_tokenizer(KEEPS), "base", "tokenizer").model
+    expected = sampled_logps(fresh, list(PROMPT), list(tokens(stream)))
+    assert [p for _, p in stream.drawn] == pytest.approx(expected, abs=1e-3)
 
 
 def test_greedy_takes_the_likeliest_of_what_may_follow(model: Served) -> None:

@@ -52,7 +52,7 @@ def request(name: str = "a", content: str = "5 6 7", **changes: Any) -> Sampling
 
 
 def base(model: Any = None) -> Base:
-    return Base(model if model is not None else tiny_model(), tiny_tokenizer(), "base", "tokenizer")
+    return Base.of(model if model is not None else tiny_model(), tiny_tokenizer(), "base", "tokenizer")
 
 
 @pytest.fixture

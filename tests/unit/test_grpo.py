@@ -19,6 +19,7 @@ from streams.settings.model import Trainer
 from tests.support.factories import changed
 from tests.support.models.tiny import VOCABULARY, sampled_logps, tiny_group, tiny_model, tiny_tokenizer
 from trainer.step import prefix_tree
+from trainer.step.collate import collate
 from trainer.step.grpo import LogGRPOTrainer
 from trainer.step.model import wrap
 from trainer.step.prefix_tree import Row
@@ -27,7 +28,7 @@ from trainer.step.token_chains import chains
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 
 
-def trainer_for(tmp_path: Path, model: Any = None, **changes: Any) -> LogGRPOTrainer:
+def trainer_for(tmp_path: Path, model: Any = None, pad: str = "<pad>", **changes: Any) -> LogGRPOTrainer:
     """A trainer whose adapter already does something: B is not zero."""
     if changes.get("loss") == "cispo":
         changes.setdefault("epsilon_high", 1.2)
@@ -38,7 +39,9 @@ def trainer_for(tmp_path: Path, model: Any = None, **changes: Any) -> LogGRPOTra
         for name, parameter in wrapped.named_parameters():
             if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.05)
-    return LogGRPOTrainer(wrapped, tiny_tokenizer(), settings)
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = pad
+    return LogGRPOTrainer(wrapped, tokenizer, settings)
 
 
 @cache
@@ -216,6 +219,29 @@ def test_each_turn_may_have_an_advantage_of_its_own(tmp_path: Path, loss: str) -
     groups = [replace(group, responses=tuple(map(with_turns, group.responses))) for group in batch()]
     assert not any(group.flat for group in groups)
     assert_as_reference(trainer_for(tmp_path, loss=loss, max_grad_norm=0), groups)
+
+
+def test_an_end_that_is_the_pad_bears_loss_once_and_padding_none(tmp_path: Path) -> None:
+    """Answers of unlike lengths, each with the end at its end."""
+    (end,) = tiny_tokenizer().convert_tokens_to_ids(["</s>"])
+
+    def ended(group: AdvantagedGroup, response: GroupResponse) -> GroupResponse:
+        tokens = (*response.completion_token_ids, end)
+        logps = sampled_logps(tiny_model(), list(group.prompt_token_ids), list(tokens))
+        return changed(response, completion_token_ids=tokens, logprobs=tuple(logps), loss_mask=(True,) * len(tokens))
+
+    groups = [replace(group, responses=tuple(ended(group, one) for one in group.responses)) for group in batch()]
+    micro = collate(groups, pad_id=end)
+    assert (
+        (micro.completion_ids == end).sum()
+        > len(micro.rewards)
+        == ((micro.completion_ids == end) * micro.loss_mask).sum()
+    )
+    for plain_because in (None, "every row is padded"):
+        trainer = trainer_for(tmp_path, pad="</s>", max_grad_norm=0)
+        trainer.plain_because = plain_because
+        assert trainer._pad == end
+        assert_as_reference(trainer, groups)
 
 
 def test_a_response_without_tokens_counts_as_a_response_and_teaches_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from schemas.events import Message, Tool, ToolCall
 from streams.engines.base_model import digest_of_tokenizer, load_tokenizer
 from streams.engines.rendering.answer_form import AnswerForm
 from streams.engines.rendering.template_rendering import ChatRendering
+from streams.engines.rendering.token_table import TokenTable
 from streams.engines.rendering.tool_calls import HermesCalls, LlamaCalls, MistralCalls
 from streams.errors import EventError
 from tests.support.models import chat
@@ -133,7 +134,7 @@ def test_every_sampled_token_is_in_the_last_prompt_as_it_was_sampled(template: s
 @pytest.mark.model
 def test_smollm2_gets_its_own_tokens_again_and_the_prompts_that_transformers_makes() -> None:
     tokenizer: Any = load_tokenizer("smollm2-135m-instruct")
-    render = ChatRendering(tokenizer, (tokenizer.eos_token_id,), digest_of_tokenizer(tokenizer))
+    render = ChatRendering(tokenizer, TokenTable.of(tokenizer), digest_of_tokenizer(tokenizer))
     asked = [{"role": "user", "content": ASKS[0].content}]
     whole = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=True)["input_ids"]
     assert render.first(ASKS, ()) == tuple(whole)
@@ -228,7 +229,7 @@ def family(name: str) -> ChatRendering:
     tokenizer = chat.chat_tokenizer(template)
     tokenizer.add_special_tokens({"additional_special_tokens": list(FAMILIES[name]), "bos_token": FAMILIES[name][0]})
     tokenizer.eos_token = ENDS[name]
-    return ChatRendering(tokenizer, (tokenizer.convert_tokens_to_ids(ENDS[name]),), "tokenizer")
+    return ChatRendering(tokenizer, TokenTable.of(tokenizer), "tokenizer")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

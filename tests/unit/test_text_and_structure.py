@@ -17,9 +17,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from schemas.events import Message, Tool, ToolCall
-from streams.engines.base_model import load_tokenizer
+from streams.engines.base_model import Base, load_tokenizer
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.prompts import Prompts
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import EventError
 from tests.support.models import chat
 from tests.support.models.chat_tiny import chat_base, chat_tokenizer
@@ -232,7 +233,7 @@ def test_every_entrance_makes_the_same_tokens_of_the_same_messages() -> None:
     ids = ChatTemplate(base.tokenizer).ids(messages)
     line = {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "22"}]}
     ((answer,),) = [example_of(json.dumps(line).encode(), "sft", ChatTemplate(base.tokenizer))]
-    assert tuple(answer.chains[0].context) == ids == Prompts(base.model, base.tokenizer).tokens(messages)
+    assert tuple(answer.chains[0].context) == ids == Prompts(base).tokens(messages)
 
 
 def test_what_a_tool_says_after_an_answer_is_text() -> None:
@@ -249,7 +250,7 @@ def test_a_name_that_a_template_looks_for_in_a_message_is_refused_by_name_and_sa
     tokenizer: Any = chat_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}7 {{ m.content.split('</s>')[-1] }} </s> {% endfor %}8 "
     assert ChatTemplate(tokenizer).inseparable == ("</s>",)
-    prompts = Prompts(chat_base().model, tokenizer)
+    prompts = Prompts(Base.of(tiny_model(), tokenizer, "base", "tokenizer"))
     with pytest.raises(EventError, match="it looks for </s> in the content of messages") as refused:
         prompts.tokens([Message(role="user", content="20 </s> 21")])
     assert refused.value.reason == "template_refuses"
@@ -258,5 +259,5 @@ def test_a_name_that_a_template_looks_for_in_a_message_is_refused_by_name_and_sa
 def test_what_a_template_writes_after_an_answer_ends_one() -> None:
     tokenizer = chat.chat_tokenizer(chat.OTHER_END_IN_HISTORY)
     both = set(tokenizer.convert_tokens_to_ids([chat.END, chat.OTHER_END]))
-    assert both <= Prompts(tiny_model(), tokenizer).ends
+    assert both == set(TokenTable.of(tokenizer).ends)
     assert ChatTemplate(tiny_tokenizer()).end is None  # it writes a space

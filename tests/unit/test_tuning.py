@@ -17,6 +17,7 @@ from pyarrow import parquet
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from schemas.events import AdvantagedGroup, GroupResponse
+from streams.engines.base_model import Base
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, SettingsError, StreamwardError
 from streams.settings.model import Settings, Trainer
@@ -278,6 +279,21 @@ def tuner(method: Any, *, beta: float = 0.1, plain: bool = False, **more: Any) -
         made.plain_because = "this is the oracle"
     disturb(made._model)
     return made
+
+
+def test_an_end_that_is_the_pad_bears_loss_once_beside_a_longer_example() -> None:
+    tokenizer = chat_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    base = Base.of(tiny_model(), tokenizer, "base", "tokenizer")
+    examples = read([{"messages": [message("user", "21"), message("assistant", said)]} for said in ("22", "23 24 25")])
+    answers = [answer for example in examples for answer in example]
+    assert [tokens_with_loss(answer).count(tokenizer.eos_token_id) for answer in answers] == [1, 1]
+    padded = Tuner(Settings(), base, TuningSteps(method="sft"), None)
+    padded.plain_because = "every row is padded"
+    assert padded._pad == tokenizer.eos_token_id
+    alone = torch.cat([padded.logps([answer]) for answer in answers])
+    assert torch.allclose(padded.logps(answers), alone, atol=1e-5)
+    assert torch.allclose(tuner("sft").logps(answers), tuner("sft", plain=True).logps(answers), atol=1e-5)
 
 
 def disturb(model: Any) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,12 +22,14 @@ from streams.engines.vllm import vllm_engine
 from streams.engines.vllm.completions_api import seed_of
 from streams.engines.vllm.probe import WeightChange, change
 from streams.engines.vllm.vllm_engine import VllmEngine
-from streams.errors import EventError, SettingsError
+from streams.errors import EventError, SettingsError, StreamwardError
 from streams.observability.trace_context import Context
+from tests.support.models.tiny import VOCABULARY, tiny_tokenizer
 from tests.support.vllm.contract import (
     CONTEXT,
     REQUESTS,
     Replay,
+    Said,
     replay,
     request,
     save_adapter,
@@ -175,6 +180,50 @@ def test_what_needs_the_logprobs_of_the_draw_goes_to_the_server_that_has_them(
 def test_a_server_that_reports_logits_is_refused_at_the_start(start: Callable[..., VllmEngine]) -> None:
     with replay("raw_logits") as logits, pytest.raises(SettingsError, match=r"logprobs of base are|reports logits"):
         start(logits)
+
+
+# --- ids without a token ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def padded(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded model with six more rows; what it says is what a server says that is kept from drawing them."""
+    folder = tmp_path_factory.mktemp("padded")
+    model = AutoModelForCausalLM.from_pretrained(files / "model")
+    model.resize_token_embeddings(VOCABULARY + 6, mean_resizing=False)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_server_is_kept_from_drawing_ids_without_a_token(server: Replay, padded: Path, tmp_path: Path) -> None:
+    server.without_effect = ("logit_bias",)
+    with closing(VllmEngine(settings_of(server.url, padded, tmp_path))) as engine:
+        (slots,) = engine.sample([PLAIN])
+    assert all(slot.error is None for slot in slots)
+    (body,) = server.tasks()
+    assert body["logit_bias"] == {str(VOCABULARY + number): -100 for number in range(6)}
+
+
+def test_a_server_whose_logprobs_have_a_share_of_such_ids_is_refused_at_the_start(padded: Path, tmp_path: Path) -> None:
+    with replay("raw_logprobs") as raw, pytest.raises(SettingsError) as refused:
+        VllmEngine(settings_of(raw.url, padded, tmp_path))
+    assert f"6 of {VOCABULARY + 6} ids of model.base have no token" in str(refused.value)
+    assert "start it with --logprobs-mode processed_logprobs" in str(refused.value) and raw.tasks() == []
+
+
+def test_an_answer_with_such_an_id_is_none(server: Replay, padded: Path, tmp_path: Path) -> None:
+    def drawn(_: dict[str, Any], said: Said) -> Said:
+        answer = json.loads(said[2])
+        answer["choices"][0]["token_ids"][0] = VOCABULARY + 1
+        return said[0], said[1], json.dumps(answer).encode()
+
+    server.without_effect, server.forever = ("logit_bias",), drawn
+    with (
+        closing(VllmEngine(settings_of(server.url, padded, tmp_path, server_retries=0))) as engine,
+        pytest.raises(StreamwardError, match=f"has id {VOCABULARY + 1}, which the tokenizer does not have"),
+    ):
+        engine.sample([PLAIN])
 
 
 # --- what is served --------------------------------------------------------------------------------------------------

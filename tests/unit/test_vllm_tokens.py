@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from streams.engines.base_model import Base, load_base
+from streams.engines.rendering.token_table import TokenTable
 from streams.engines.token_stream import TokenStream
 from streams.engines.vllm.completions_api import seed_of, stream_body
 from streams.engines.vllm.vllm_tokens import VllmTokenEngine
 from streams.errors import EventError, RefusedError
+from tests.support.models.tiny import VOCABULARY
 from tests.support.processes import until
 from tests.support.vllm.contract import GENERATIONS, Replay, Said, generation, replay, settings_for, stream_of
 from tests.support.vllm.replayed import files, impatient, name_in, server
@@ -86,7 +88,7 @@ def test_what_is_drawn_is_what_the_server_streamed_under_the_version_asked_for(
 
 
 def test_each_slot_has_the_seed_that_it_has_among_those_of_a_task() -> None:
-    asked = stream_body(replace(FIRST, slot=3), 5, [2])
+    asked = stream_body(replace(FIRST, slot=3), 5, TokenTable.of_ids(VOCABULARY, {2}))
     assert (asked["seed"], asked["n"], asked["max_tokens"]) == (seed_of(FIRST.draw_key) + 3, 1, 5)
 
 

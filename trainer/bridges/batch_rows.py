@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates, GroupResponse
 from schemas.serde import Poison
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.kafka.history import History
 from streams.kafka.record import Record, partition_of
@@ -145,5 +146,5 @@ def _origin(settings: Settings, batch: Batch, records: Sequence[Record]) -> Grou
         version=None if settings.trainer.off_policy else batch.sequence,
         base_digest="" if sampled is None else sampled.base_digest,
         tokenizer_digest="" if sampled is None else sampled.tokenizer_digest,
-        vocabulary=ANY_TOKEN,
+        token_table=TokenTable.of_ids(ANY_TOKEN, ()),
     )

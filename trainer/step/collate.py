@@ -26,6 +26,7 @@ from torch import Tensor
 from schemas.events import AdvantagedGroup, Coordinates, GroupResponse
 from schemas.tokens import LossMask, TokenIds
 from streams.advantage_formulas import mean_and_std
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import ContradictoryEvent
 from trainer.step.prefix_tree import Row
 from trainer.step.token_chains import TokenChain, chains, tokens_of
@@ -44,7 +45,7 @@ class GroupOrigin:
     """The version being trained; no group can have been sampled by a later one. None: groups of another policy."""
     base_digest: str
     tokenizer_digest: str
-    vocabulary: int
+    token_table: TokenTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +220,8 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
             f"it was sampled with top_p {group.sampling.top_p}: its logprobs are of a cut distribution, and every "
             "ratio would be off by the part that was cut; sample train tasks with top_p 1"
         )
-    if (bad := outside(group.prompt_token_ids, expected.vocabulary)) is not None:
-        yield f"prompt token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
+    if (bad := unknown_token(group.prompt_token_ids, expected.token_table)) is not None:
+        yield f"prompt token {bad} is {_not_in(expected.token_table)}"
     slots = [response.slot for response in group.responses]
     if slots != sorted(set(slots)):
         yield f"slots are {slots}, expected each once and in order; the advantages stage writes them so"
@@ -231,8 +232,8 @@ def _response_problems(group: AdvantagedGroup, response: GroupResponse, expected
         yield "its prompt has no tokens; the first token of a completion would have nothing to follow"
     completions = [response.completion_token_ids, *(branch.completion_token_ids for branch in response.branches)]
     for tokens in (response.prompt_token_ids, *completions):
-        if (bad := outside(tokens, expected.vocabulary)) is not None:
-            yield f"token {bad} is not in the vocabulary of {expected.vocabulary}; check the agent's tokenizer"
+        if (bad := unknown_token(tokens, expected.token_table)) is not None:
+            yield f"token {bad} is {_not_in(expected.token_table)}"
     for number, branch in enumerate(response.branches):
         if not branch.shared_tokens and branch.loss_mask[:1] == LossMask(b"\1"):
             yield f"branch {number} has no prompt; its first token would have nothing to follow"
@@ -242,7 +243,12 @@ def _response_problems(group: AdvantagedGroup, response: GroupResponse, expected
         yield f"tokens {bad_span.start} to {bad_span.end} have advantage {bad_span.advantage}; it must be finite"
 
 
-def outside(tokens: TokenIds, vocabulary: int) -> int | None:
-    """Return the first token that is not in the vocabulary, None if all are."""
-    bad = tokens.numpy() >= vocabulary
+def _not_in(table: TokenTable) -> str:
+    return f"not in the vocabulary of {table.size}; check the agent's tokenizer"
+
+
+def unknown_token(tokens: TokenIds, table: TokenTable) -> int | None:
+    """Return the first id that no token has, None if each has one."""
+    ids = tokens.numpy()
+    bad = (ids >= table.size) | np.isin(ids, sorted(table.unassigned))
     return tokens[int(bad.argmax())] if bad.any() else None

@@ -37,6 +37,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from schemas.conventions import UNCHANGED
 from schemas.events import AdvantagedGroup
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
 from trainer.step import prefix_tree
@@ -113,6 +114,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 processing_class=tokenizer,
                 optimizers=(optimizer, None),
             )
+        self._pad = TokenTable.of(tokenizer, model.get_input_embeddings().num_embeddings).pad
         self.beta = settings.beta
         self.loss = loss_of(settings.loss)
         self.settings = settings
@@ -233,7 +235,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Yield micro-batches with the passes that each takes at least; None: only other ranks have one."""
         if self._rhythm is None:
             return zip(parts, repeat(0))
-        rows = [collate(part, pad_id=self._tokenizer.pad_token_id, device="cpu").rows for part in parts]
+        rows = [collate(part, pad_id=self._pad, device="cpu").rows for part in parts]
         return zip_longest(parts, self._rhythm.agree([len(prefix_tree.grow(part)) for part in rows]))
 
     def _idle(self) -> None:
@@ -260,7 +262,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _micro_loss(self, groups: list[AdvantagedGroup], batch: BatchTotals, sums: StepSums) -> Tensor:
         """Return what the groups of a micro-batch add to the loss of `batch`, [], with gradient."""
-        micro = collate(groups, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
+        micro = collate(groups, pad_id=self._pad, device=self.model.device)
         self._use_temperature(micro.temperature)
         reference = self._reference(micro) if self.beta else None
         run = self._logprobs(micro)
@@ -313,7 +315,7 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 base, micro.rows, shape, self.temperature, passes=self._passes
             )
             return MicroPass(logps, entropies, count, None)
-        rows = side_by_side(micro.rows, pad_id=self._tokenizer.pad_token_id, device=self.model.device)
+        rows = side_by_side(micro.rows, pad_id=self._pad, device=self.model.device)
         plain, wide, aux = self._get_per_token_logps_and_entropies(
             self.model,
             rows.input_ids,

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from trainer.step.sharded import whole_head
+from trainer.step.sharded import WholeHead, whole_head
 from trainer.step.tree_attention import Paths, Run, attention_of, paths
 
 NODES = 4096
@@ -160,18 +160,20 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any,
         hidden: Tensor,  # [U, D] after the final norm
-        weight: Tensor,  # [V, D] of the language-model head, frozen
+        output: WholeHead,
         heads: Tensor,  # [M] int64 into hidden
         ids: Tensor,  # [M] int64, vocabulary
         temperature: float,
     ) -> tuple[Tensor, Tensor]:  # [M] and [U] float32, nats
         """Return logprob per target and entropy per head."""
+        weight, bias = output
         expected = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
         normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         alive = max(1, LOGITS // len(weight))
         for start in range(0, len(hidden), alive):
             part = slice(start, start + alive)
-            logits = (hidden[part] @ weight.T).float().div_(temperature)
+            logits = (hidden[part] @ weight.T).float()
+            logits = (logits if bias is None else logits.add_(bias)).div_(temperature)
             normalizer[part] = logits.logsumexp(-1)
             probabilities = logits.sub_(normalizer[part, None]).exp_()
             expected[part] = (probabilities.to(weight.dtype) @ weight).float()
@@ -212,9 +214,9 @@ def logprobs(
     one_token = _ONE_TOKEN[0].to(model.device)
     states = [_hidden_states(model, trees)[trees.heads] for trees in forest]
     idle = [_hidden_states(model, one_token) for _ in range(len(forest), passes)]
-    with whole_head(model) as weight:
+    with whole_head(model) as output:
         for trees, hidden in zip(forest, states, strict=True):
-            logps, entropy = NextToken.apply(hidden, weight, trees.target_heads, trees.target_ids, temperature)
+            logps, entropy = NextToken.apply(hidden, output, trees.target_heads, trees.target_ids, temperature)
             flat = flat.scatter(0, trees.target_places, logps)
             entropies = entropies.scatter(0, trees.target_places, entropy[trees.target_heads])
     for hidden in idle:
@@ -249,7 +251,7 @@ def unshareable(model: PreTrainedModel) -> str | None:
     if config._attn_implementation != "sdpa":
         return f"its attention ({config._attn_implementation}) is not the one that is run along the tree (sdpa)"
     head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear) or head.bias is not None or head.weight.requires_grad:
+    if not isinstance(head, nn.Linear) or isinstance(head.bias, nn.Parameter) or head.weight.requires_grad:
         return "its head is not a frozen linear map"
     return _probe(model)
 

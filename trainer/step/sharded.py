@@ -23,6 +23,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -81,16 +82,23 @@ def _layers(base: PreTrainedModel) -> list[torch.nn.Module]:
     return layers
 
 
+class WholeHead(NamedTuple):
+    """The frozen linear map from states to logits."""
+
+    weight: Tensor  # [V, D]
+    bias: Tensor | None  # [V], 0 but for ids without a token, which it leaves no share
+
+
 @contextmanager
-def whole_head(model: PreTrainedModel) -> Iterator[Tensor]:
-    """Yield the weight [V, D] of the head; it is whole in this block, if the base is held in parts."""
+def whole_head(model: PreTrainedModel) -> Iterator[WholeHead]:
+    """Yield the head; it is whole in this block, if the base is held in parts."""
     head = model.get_output_embeddings()
     if not isinstance(head, FSDPModule):
-        yield head.weight
+        yield WholeHead(head.weight, head.bias)
         return
     head.unshard()
     try:
-        yield head.weight
+        yield WholeHead(head.weight, head.bias)
     finally:
         head.reshard()
 

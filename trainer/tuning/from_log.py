@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 
 from schemas.events import AdvantagedGroup, Coordinates, TunedGroup, Tuning
 from schemas.serde import Poison
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import ContradictoryEvent, NotFoundError, RefusedError
 from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.step import group_tokens
-from trainer.step.collate import outside
+from trainer.step.collate import unknown_token
 from trainer.tuning.curation import Curation
 from trainer.tuning.tuned_examples import TunedChain, TunedExample, answer_of
 
@@ -34,7 +35,7 @@ class TokenLimits:
     """What the tokens of an example must fit."""
 
     tokenizer_digest: str
-    vocabulary: int
+    token_table: TokenTable
     context_tokens: int
 
 
@@ -180,7 +181,7 @@ def _unfit(example: TunedExample, limits: TokenLimits) -> str | None:
     for chain in _chains(example):
         if not chain.context:
             return "without a prompt"
-        if any(outside(part, limits.vocabulary) is not None for part in (chain.context, chain.tokens)):
+        if any(unknown_token(part, limits.token_table) is not None for part in (chain.context, chain.tokens)):
             return "of tokens that the vocabulary does not have"
     if max(answer.longest for answer in example) > limits.context_tokens:
         return f"longer than the context of {limits.context_tokens} tokens"

@@ -180,8 +180,8 @@ def limits_of(base: Base) -> TokenLimits:
     """Return what tokens must fit, for a model. Raises SettingsError without a chat template."""
     return TokenLimits(
         tokenizer_digest=base.tokenizer_digest,
-        vocabulary=base.model.config.get_text_config().vocab_size,
-        context_tokens=Prompts(base.model, base.tokenizer).context_tokens,
+        token_table=base.token_table,
+        context_tokens=Prompts(base).context_tokens,
     )
 
 

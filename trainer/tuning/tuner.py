@@ -122,7 +122,7 @@ class Tuner:
         )
         self.plain_because = prefix_tree.unshareable(self._model.get_base_model())
         """Why prefixes are not shared; None when they are."""
-        self._pad = base.tokenizer.pad_token_id or 0
+        self._pad = base.token_table.pad
         self.recipe = recipe_of(settings, steps) | {
             "base_digest": base.base_digest,
             "tokenizer_digest": base.tokenizer_digest,

@@ -226,7 +226,7 @@ class Learner:
             version=None if self._off_policy else batch.sequence,
             base_digest=self._base.base_digest,
             tokenizer_digest=self._base.tokenizer_digest,
-            vocabulary=self._base.model.config.get_text_config().vocab_size,
+            token_table=self._base.token_table,
         )
         return groups_in(records, expected, topics(self._settings.topics)["responses"].name, history)
 

@@ -63,9 +63,8 @@ class ContinuousEngine:
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self._model: Any = base.model
         torch.set_num_threads(threads or os.cpu_count() or 1)
-        prompts = Prompts(self._model, base.tokenizer)
-        self.context_tokens, self.ends = prompts.context_tokens, prompts.ends
-        self.vocabulary_size = prompts.vocabulary_size
+        prompts = Prompts(base)
+        self.context_tokens, self.token_table = prompts.context_tokens, base.token_table
         self._plain_attention = self._model.config._attn_implementation
         self._versions = {0: LoadedVersion(None, {})}
         self._decoder = PackedDecoder(self._model, prompts, self._versions, cache_bytes, weight)
@@ -110,11 +109,12 @@ class ContinuousEngine:
     def _vocabulary(self, tokenizer: Any) -> Any:
         from llguidance.hf import from_tokenizer
 
-        return from_tokenizer(tokenizer, n_vocab=self.vocabulary_size, eos_token=sorted(self.ends))
+        table = self.token_table
+        return from_tokenizer(tokenizer, n_vocab=table.size, eos_token=sorted(table.ends))
 
 
 def build_tokens(settings: Settings) -> tuple[ContinuousEngine, ChatRendering]:
     """Return the engine of `model.base` and its rendering. Raises SettingsError if it cannot start."""
     base = load_base(settings.model)
     engine = ContinuousEngine(base, settings.policy.threads, weight=settings.fleet.weight_of)
-    return engine, ChatRendering(base.tokenizer, engine.ends, base.tokenizer_digest)
+    return engine, ChatRendering(base.tokenizer, base.token_table, base.tokenizer_digest)

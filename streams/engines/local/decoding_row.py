@@ -51,7 +51,7 @@ class DecodingRow:
         if self.allowed is not None:
             self.allowed.take(token)
         self.stop = prompts.first_stop(self.tokens, self.sampling.stop)
-        if token in prompts.ends or self.stop is not None:
+        if token in prompts.token_table.ends or self.stop is not None:
             self.finish = "stop"
         elif len(self.tokens) == self.room:
             self.finish = "length"

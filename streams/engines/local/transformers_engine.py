@@ -112,7 +112,7 @@ class TransformersEngine:
         self._resident: dict[tuple[int, Path | None], ResidentVersion] = {(0, None): self._served}
         """In the order in which they were last served. Several policies may have a version of one number."""
         torch.set_num_threads(threads or os.cpu_count() or 1)
-        self._prompts = Prompts(self._model, base.tokenizer)
+        self._prompts = Prompts(base)
         self.context_tokens = self._prompts.context_tokens
         self._plain_attention = self._model.config._attn_implementation
         self._check_itself()

@@ -78,15 +78,30 @@ class ChatTemplate:
 
     @cached_property
     def end(self) -> int | None:
-        """The control token that the template writes after an answer; None if it writes none there."""
-        answer = "an answer"
-        conversation = [Message(role="user", content="a question"), Message(role="assistant", content=answer)]
+        """The control token that the template writes after an answer; None if it writes none there.
+
+        Some write one only where another message follows.
+        """
+        question, answer = Message(role="user", content="a question"), Message(role="assistant", content="an answer")
+        for conversation in ([question, answer], [question, answer, question]):
+            try:
+                text = self.render(conversation, answer=False)
+            except Exception:  # noqa: S112 - a template is a program, and may refuse a conversation that has ended
+                continue
+            _, is_written, after = text.rpartition(answer.content)
+            end = self._control.first_in(after.lstrip()) if is_written else None
+            if end is not None:
+                return end
+        return None
+
+    @cached_property
+    def own_tokens(self) -> frozenset[int]:
+        """Control tokens that the template writes around a question."""
         try:
-            text = self.render(conversation, answer=False)
-        except Exception:  # a template is a program, and may refuse a conversation that has ended
-            return None
-        tokens = self.tokens(text.rpartition(answer)[2].lstrip())
-        return tokens[0] if answer in text and tokens and self._control.has(tokens[0]) else None
+            tokens = self.tokens(self.render([Message(role="user", content="a question")]))
+        except Exception:  # a template is a program, and may want more than a question
+            return frozenset()
+        return frozenset(filter(self._control.has, tokens))
 
     @cached_property
     def inseparable(self) -> tuple[str, ...]:

@@ -68,6 +68,12 @@ class ControlTokens:
         """Return whether this is a control token."""
         return token in self._names
 
+    def first_in(self, text: str) -> int | None:
+        """Return the control token that a template's text begins with; None for any other text, an unknown word too."""
+        tokens = self.tokens(text)
+        name = self._names.get(tokens[0]) if tokens else None
+        return tokens[0] if name is not None and text.startswith(name) else None
+
     def names(self, source: Source) -> frozenset[str]:
         """Return the control tokens that text of this source may not become."""
         return frozenset(name for number, name in self._names.items() if self._is_barred(number, source))

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schemas.events import Message
 from streams.engines.rendering.chat_template import ChatTemplate
+from streams.engines.rendering.token_table import TokenTable
 from streams.errors import EventError, SettingsError
+
+if TYPE_CHECKING:
+    from streams.engines.base_model import Base
 
 log = logging.getLogger("streamward.rendering")
 
@@ -25,13 +29,19 @@ class StopMatch(NamedTuple):
 
 
 class PromptRenderer:
-    """A tokenizer, and the context that its prompts have to fit."""
+    """A tokenizer, and what its prompts have to fit: the ids that the model has, and its context."""
 
-    def __init__(self, tokenizer: Any, context_tokens: int) -> None:
-        """Raises SettingsError without a chat template."""
+    def __init__(self, tokenizer: Any, token_table: TokenTable, context_tokens: int) -> None:
+        """Raises SettingsError without a chat template, or if it writes a token that the model does not have."""
         if not tokenizer.chat_template:
             raise SettingsError("model.base: its tokenizer has no chat template; set it to an instruct or chat model")
-        self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
+        self._tokenizer, self._template, self.token_table = tokenizer, ChatTemplate(tokenizer), token_table
+        if rowless := self._template.own_tokens & token_table.rowless.keys():
+            names = ", ".join(f"{token_table.rowless[token]} (id {token})" for token in sorted(rowless))
+            raise SettingsError(
+                f"model.base: its chat template writes {names}, and the model has rows for ids from 0 to "
+                f"{token_table.rows - 1}; use the tokenizer that it was trained with, or resize its embeddings"
+            )
         if self._template.inseparable:
             names = ", ".join(self._template.inseparable)
             log.warning("the chat template looks for %s in messages; a message that says so is refused", names)
@@ -39,7 +49,10 @@ class PromptRenderer:
         self._longest_token = max(map(len, tokenizer.get_vocab()))
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return a prompt that leaves room for an answer. Raises EventError: prompt_too_long, template_refuses."""
+        """Return a prompt that leaves room for an answer.
+
+        Reasons of EventError: prompt_too_long, template_refuses, bad_tokens.
+        """
         characters = sum(len(message.content) for message in messages)
         if characters > self.context_tokens * self._longest_token:  # too long however it is tokenized
             error = f"{characters} characters never fit the context of {self.context_tokens} tokens; shorten it"
@@ -49,6 +62,10 @@ class PromptRenderer:
         except Exception as exc:  # a template is a program, and a task chooses what it runs on
             error = f"the chat template refuses the messages: {exc}; check their roles and order"
             raise EventError(error, reason="template_refuses") from exc
+        if (unknown := self.token_table.first_unknown(tokens)) is not None:
+            name = self.token_table.rowless.get(unknown)
+            error = f"the prompt has {name} (id {unknown}), for which the model has no row; leave it out"
+            raise EventError(error, reason="bad_tokens")
         if len(tokens) >= self.context_tokens:
             error = f"{len(tokens)} prompt tokens do not fit the context of {self.context_tokens}; shorten it"
             raise EventError(error, reason="prompt_too_long")
@@ -60,18 +77,13 @@ class PromptRenderer:
 
 
 class Prompts(PromptRenderer):
-    """The prompts of a model, and the tokens that end a turn of it."""
+    """The prompts of a model, and the texts of its answers."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
-        """Read the end-of-turn tokens and the context length. Raises SettingsError without a chat template."""
-        windows = (getattr(model.config, "sliding_window", None), model.config.max_position_embeddings)
-        super().__init__(tokenizer, min(window for window in windows if window))
-        self.vocabulary_size = int(model.get_input_embeddings().num_embeddings)
-        generation = getattr(model.generation_config, "eos_token_id", None)
-        ends = generation if isinstance(generation, list) else [generation]
-        every = (*ends, tokenizer.eos_token_id, self._template.end)
-        self.ends = frozenset(token for token in every if token is not None)
-        """Of the generation config, the tokenizer and the chat template: what the template writes after an answer."""
+    def __init__(self, base: Base) -> None:
+        """Raises SettingsError as `PromptRenderer` does."""
+        config = base.model.config
+        windows = (getattr(config, "sliding_window", None), config.max_position_embeddings)
+        super().__init__(base.tokenizer, base.token_table, min(window for window in windows if window))
 
     def plain(self, text: str) -> tuple[int, ...]:
         """Return the tokens of `text` alone."""
@@ -79,7 +91,7 @@ class Prompts(PromptRenderer):
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of a completion, without the end-of-turn token."""
-        spoken = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
+        spoken = tokens[:-1] if tokens and tokens[-1] in self.token_table.ends else tokens
         return str(self._tokenizer.decode(list(spoken), skip_special_tokens=True))
 
     def first_stop(self, tokens: Sequence[int], stops: Sequence[str]) -> StopMatch | None:

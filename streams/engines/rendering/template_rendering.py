@@ -20,7 +20,7 @@ Tokens are made for the new messages only. The text is rendered whole, since a t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import count
@@ -30,6 +30,7 @@ from schemas.events import Message, Tool, ToolCall
 from streams.engines.rendering.answer_form import AnswerForm, grammar_of
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.control_tokens import RenderedText
+from streams.engines.rendering.token_table import TokenTable
 from streams.engines.rendering.tool_calls import FORMATS, ToolCallFormat
 from streams.errors import EventError, SettingsError
 
@@ -41,8 +42,8 @@ RULE = 1
 class ChatRendering:
     """A `Rendering` by a chat template."""
 
-    def __init__(self, tokenizer: Any, ends: Collection[int], tokenizer_digest: str) -> None:
-        """`ends` are the model's end-of-turn tokens. Raises SettingsError for a tokenizer that cannot be used."""
+    def __init__(self, tokenizer: Any, token_table: TokenTable, tokenizer_digest: str) -> None:
+        """Raises SettingsError for a tokenizer that cannot be used."""
         if not tokenizer.chat_template or not tokenizer.is_fast:
             raise SettingsError(
                 "model.base: expected a chat template and a tokenizer.json, and one of them is missing; "
@@ -56,15 +57,14 @@ class ChatRendering:
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
         self.longest_token = max(map(len, tokenizer.get_vocab()))
         self._calls: ToolCallFormat | None = None
-        self._ends = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(ends)}
+        self._ends = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(token_table.ends)}
         self._calls = next((calls for calls in FORMATS if self._writes(calls)), None)
         self.markers: tuple[str, ...] = () if self._calls is None else self._calls.markers
         added = tokenizer.added_tokens_decoder
         marker = None if self._calls is None else self._calls.special
         self._special = next((token for token, kind in added.items() if kind.content == marker), None)
         self._added = frozenset(added)
-        silent = {*self._ends, *(token for token, kind in added.items() if kind.special)}
-        self._silent = frozenset(silent - {self._special})
+        self._silent = token_table.silent - {self._special}
         self._bytes = _byte_alphabet() if '"ByteLevel"' in json.dumps(json.loads(core)["decoder"]) else {}
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
@@ -129,13 +129,15 @@ class ChatRendering:
         """Return what a token adds to the text; of a token that is part of a character, its bytes."""
         if token in self._silent:
             return b""
-        name = str(self._tokenizer.convert_ids_to_tokens(token))
+        name = self._tokenizer.convert_ids_to_tokens(token)
+        if name is None:  # not of this tokenizer
+            return b""
         if self._bytes:
             values = [self._bytes.get(character) for character in name]
             return name.encode() if None in values else bytes(byte for byte in values if byte is not None)
         if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
             return bytes.fromhex(name[3:5])
-        return name.replace("▁", " ").encode()
+        return str(name).replace("▁", " ").encode()
 
     # --- what the template writes -------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from streams.engines.constraint import AllowedTokens, Constraint, ConstraintCompiler
 from streams.engines.decoding_loop import DecodingLoop
 from streams.engines.protocol import EngineCounts, check_folder, check_generation
+from streams.engines.rendering.token_table import TokenTable
 from streams.engines.scripted.scripted_engine import (
     END_OF_TURN,
     Script,
@@ -51,8 +52,7 @@ class ScriptedTokenEngine:
 
     name = ScriptedEngine.name
     base_digest, tokenizer_digest = ScriptedEngine.base_digest, ScriptedEngine.tokenizer_digest
-    vocabulary_size = END_OF_TURN + 1
-    ends = frozenset({END_OF_TURN})
+    token_table = TokenTable.of_ids(END_OF_TURN + 1, {END_OF_TURN})
 
     def __init__(self, script: str = "{}") -> None:
         """Take the script as a JSON object, and start the thread. Raises SettingsError as `ScriptedEngine` does."""

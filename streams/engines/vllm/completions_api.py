@@ -4,8 +4,9 @@
                                                   └─► chunks ──► model, prompt ids, logprobs checked ──► tokens
 
 The request states everything that changes the distribution, also what is off: a server fills gaps from the model's
-generation_config.json, where some models have a top_k or a repetition penalty. Text is decoded here from the token ids,
-the same way for every engine; tokens after an end of turn or a stop text are dropped.
+generation_config.json, where some models have a top_k or a repetition penalty. A bias keeps ids that have a row and no
+token from being drawn. Text is decoded here from the token ids, the same way for every engine; tokens after an end of
+turn or a stop text are dropped.
 
 The server draws, seeded by the task's seed or else the sampling id (slot i by seed + i, as vLLM counts): a repeated try
 draws the same tokens, so slow answers are not less likely to be kept. The draws differ from those of the `transformers`
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 from schemas.events import Sampling
 from streams.engines.protocol import Completion, SamplingRequest, failed_slot
 from streams.engines.rendering.prompts import Prompts, StopMatch
+from streams.engines.rendering.token_table import TokenTable
 from streams.engines.token_stream import Drawn, Generation
 from streams.errors import BadAnswer, ServerError
 
@@ -35,6 +37,8 @@ FLOORED = -9000.0
 """vLLM writes -9999 for a logprob of minus infinity, which no drawn token has."""
 SLACK = 1e-4
 """A logprob may be this far above 0 by rounding (nats); it counts as 0."""
+NEVER = -100
+"""The least bias of a logit that vLLM takes."""
 
 
 def seed_of(draw_key: str) -> int:
@@ -43,39 +47,41 @@ def seed_of(draw_key: str) -> int:
     return int.from_bytes(digest[:8], "big") >> (64 - SEED_BITS)
 
 
-def completions_body(request: SamplingRequest, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
+def completions_body(request: SamplingRequest, prompt: Sequence[int], room: int, table: TokenTable) -> dict[str, Any]:
     """Return the request for all slots of a task, without the model; `room` is the most tokens of each."""
     sampling = request.sampling
     return {
-        **_sampling_body(sampling, prompt, room, ends),
+        **_sampling_body(sampling, prompt, room, table),
         "n": _choice_count(request),
         "seed": seed_of(request.draw_key),
         "stop": [text for text in sampling.stop if text],
     }
 
 
-def stream_body(generation: Generation, room: int, ends: Sequence[int]) -> dict[str, Any]:
+def stream_body(generation: Generation, room: int, table: TokenTable) -> dict[str, Any]:
     """Return the request for one streamed answer, without the model.
 
     Without its stop texts: the reader of the tokens looks for them as every engine does, and ends the request.
     """
     return {
-        **_sampling_body(generation.sampling, generation.prompt_token_ids, room, ends),
+        **_sampling_body(generation.sampling, generation.prompt_token_ids, room, table),
         "n": 1,
         "seed": seed_of(generation.draw_key) + generation.slot,
         "stream": True,
     }
 
 
-def _sampling_body(sampling: Sampling, prompt: Sequence[int], room: int, ends: Sequence[int]) -> dict[str, Any]:
+def _sampling_body(sampling: Sampling, prompt: Sequence[int], room: int, table: TokenTable) -> dict[str, Any]:
+    bias = {"logit_bias": dict.fromkeys(map(str, table.without_token), NEVER)} if table.without_token else {}
     return {
         "prompt": list(prompt),
         "max_tokens": room,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
-        "stop_token_ids": sorted(ends),
+        "stop_token_ids": sorted(table.ends),
         "logprobs": 0,  # of the drawn token alone
         "return_token_ids": True,
+        **bias,
         **PLAIN,
     }
 
@@ -100,16 +106,22 @@ PLAIN = {
 """What would change the distribution or the prompt, each turned off."""
 
 
-def needs_processed(sampling: Sampling) -> bool:
-    """Return whether logprobs before temperature and top_p differ from those of the draw."""
-    return sampling.temperature != 0 and (sampling.temperature != 1 or sampling.top_p < 1)
+def needs_processed(sampling: Sampling, table: TokenTable) -> bool:
+    """Return whether logprobs before bias, temperature and top_p differ from those of the draw."""
+    is_warm = sampling.temperature != 0 and (sampling.temperature != 1 or sampling.top_p < 1)
+    return is_warm or bool(table.without_token)
 
 
-def processed_needed(sampling: Sampling, url: str) -> str:
-    """Return why a server that reports logprobs before temperature and top_p cannot answer."""
+def processed_needed(sampling: Sampling, table: TokenTable, url: str) -> str:
+    """Return why a server that reports logprobs before bias, temperature and top_p cannot answer."""
+    cause = f"temperature {sampling.temperature:g} and top_p {sampling.top_p:g} need"
+    if table.without_token:
+        cause = (
+            f"{len(table.without_token)} of {table.rows} ids of model.base have no token and are not drawn, which needs"
+        )
     return (
-        f"temperature {sampling.temperature:g} and top_p {sampling.top_p:g} need logprobs of the distribution drawn "
-        f"from, and {url} reports those before them; start it with --logprobs-mode processed_logprobs"
+        f"{cause} logprobs of the distribution drawn from, and {url} reports those before; start it with "
+        "--logprobs-mode processed_logprobs"
     )
 
 
@@ -146,14 +158,14 @@ def _completion(
     _check_prompt(choice, prompt)
     tokens = choice["token_ids"]
     _check(_are_ids(tokens) and 0 < len(tokens) <= room, f"choice {slot} holds no list of 1 to {room} token ids")
-    unknown = next((token for token in tokens if token >= prompts.vocabulary_size), None)
-    _check(unknown is None, f"choice {slot} has id {unknown}, of {prompts.vocabulary_size} that the tokenizer has")
+    unknown = prompts.token_table.first_unknown(tokens)
+    _check(unknown is None, f"choice {slot} has id {unknown}, which the tokenizer does not have")
     logprobs = _logprobs(choice, len(tokens))
     _check(logprobs is not None, f"choice {slot} lacks the logprob of a token, or holds one that is none")
     assert logprobs is not None  # noqa: S101  # for the type checker: `_check` has raised
-    end = next((index + 1 for index, token in enumerate(tokens) if token in prompts.ends), len(tokens))
+    end = next((index + 1 for index, token in enumerate(tokens) if token in prompts.token_table.ends), len(tokens))
     tokens, match = _cut(tokens[:end], stop, prompts)
-    has_ended = match is not None or tokens[-1] in prompts.ends
+    has_ended = match is not None or tokens[-1] in prompts.token_table.ends
     reason = choice.get("finish_reason")
     if not has_ended and (reason != "length" or len(tokens) < room):
         ending = f"finish_reason {reason!r} after {len(tokens)} of {room} tokens, the last of them {tokens[-1]}"

@@ -54,10 +54,11 @@ class VllmAdapters:
         """Verify the servers with `base`; nothing else may run its model until `close`.
 
         Raises SettingsError if one wants another key, has no model to ask for, serves another base than model.base, or
-        the folder cannot be written; StreamwardError if none answers.
+        the folder cannot be written; if none reports the logprobs that model.base needs; StreamwardError if none
+        answers.
         """
         self._policy = policy
-        self.prompts = Prompts(base.model, base.tokenizer)
+        self.prompts = Prompts(base)
         _use_threads(policy.threads)
         self._probe = Probe(self.prompts, base.model) if policy.verify == "logprobs" else None
         self.proof = Proof(policy, self._probe, self.prompts)
@@ -76,6 +77,10 @@ class VllmAdapters:
         except StreamwardError:
             self.close()
             raise
+        table, servers = self.prompts.token_table, self.servers.servers
+        if needs_processed(Sampling(), table) and all(server.reports_unprocessed for server in servers):
+            self.close()
+            raise SettingsError(processed_needed(Sampling(), table, servers[0].url))
 
     def close(self) -> None:
         """Release everything, once the threads are done."""
@@ -139,8 +144,9 @@ class VllmAdapters:
         `Proof.ready` and `send` raise.
         """
         model = self.proof.ready(server, loaded)
-        if needs_processed(sampling) and not server.is_processed:
-            raise WrongModel(processed_needed(sampling, server.url))
+        table = self.prompts.token_table
+        if needs_processed(sampling, table) and not server.is_processed:
+            raise WrongModel(processed_needed(sampling, table, server.url))
         try:
             with server.answering():
                 return send(model)

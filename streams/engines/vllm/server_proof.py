@@ -52,6 +52,8 @@ class Proof:
         """Context length that model.base and every server verified so far have."""
         self._policy, self._probe = policy, probe
         self._ids = probe.tokens if probe else prompts.plain(QUESTION)
+        without_token = len(prompts.token_table.without_token)
+        self._padding = f"; {without_token} ids without a token have a share in them" if without_token else ""
 
     def ready(self, server: VllmServer, loaded: Loaded | None) -> str:
         """Return the model name to ask for, once `server` is verified to serve `loaded` (None: the base) under it.
@@ -96,7 +98,7 @@ class Proof:
             if apart > SAME_BASE:
                 raise WrongModel(
                     f"{server.url}: the logprobs of {name} are {apart:.3g} nats off those of model.base (root mean "
-                    f"square, at most {SAME_BASE} expected); start it with the folder of model.base"
+                    f"square, at most {SAME_BASE} expected{self._padding}); start it with the folder of model.base"
                 )
             log.info("%s: the logprobs of %s are within %.2g nats of model.base", server.url, name, apart)
         server.is_processed = self._reports_processed(server, name)

@@ -11,9 +11,10 @@ its adapters (vLLM forgets them when it restarts) is verified again before it is
 
 vLLM has to be started with --enable-lora, --max-lora-rank of at least trainer.lora_rank, and in its environment
 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Its logprobs are those before temperature and top_p, unless it is started with
---logprobs-mode processed_logprobs; tasks with another temperature than 0 or 1, or with top_p, are only answered by
-servers that are. On a CPU it needs --no-enable-chunked-prefill as well: version 0.32.0 ends when a seeded prompt is run
-in two parts there (it rewinds a generator that a CPU cannot rewind). launch.py starts a server with all of this.
+--logprobs-mode processed_logprobs; tasks with another temperature than 0 or 1, or with top_p, and all tasks for a model
+that has rows without a token, are only answered by servers that are. On a CPU it needs --no-enable-chunked-prefill as
+well: version 0.32.0 ends when a seeded prompt is run in two parts there (it rewinds a generator that a CPU cannot
+rewind). launch.py starts a server with all of this.
 
 Rounds are not made of streams (vllm_tokens.py): one request for all slots of a task takes a ninth of the client's CPU
 time that a stream for each slot takes, with 12 tokens a slot, and a twentieth with 128; and it can be tried again as a
@@ -157,7 +158,7 @@ class VllmEngine:
 
     def _answer(self, loaded: Loaded | None, request: SamplingRequest, prompt: tuple[int, ...]) -> list[Completion]:
         room = min(request.sampling.max_tokens, self._proof.context_tokens - len(prompt))
-        body = completions_body(request, prompt, room, sorted(self._prompts.ends))
+        body = completions_body(request, prompt, room, self._prompts.token_table)
 
         def complete(server: VllmServer) -> list[Completion]:
             def post(model: str) -> list[Completion]:
@@ -172,7 +173,7 @@ class VllmEngine:
         try:
             return self._servers.run(hashlib.sha256(str(prompt).encode()).digest(), complete)
         except WrongModel as exc:
-            if needs_processed(request.sampling) and any(
+            if needs_processed(request.sampling, self._prompts.token_table) and any(
                 server.reports_unprocessed for server in self._servers.servers
             ):
                 return _answer_failed(request, exc)

@@ -88,8 +88,7 @@ class VllmTokenEngine:
         self.base_digest, self.tokenizer_digest = base.base_digest, base.tokenizer_digest
         self._adapters = VllmAdapters(policy, base)
         self._prompts, self._proof = self._adapters.prompts, self._adapters.proof
-        self.context_tokens, self.ends = self._proof.context_tokens, self._prompts.ends
-        self.vocabulary_size = self._prompts.vocabulary_size
+        self.context_tokens, self.token_table = self._proof.context_tokens, base.token_table
         self._versions: dict[int, Loaded | None] = {0: None}
         self._lock, self._changing = threading.Lock(), threading.Lock()
         """For what follows, and for loading and unloading on the servers."""
@@ -139,8 +138,9 @@ class VllmTokenEngine:
         """Begin to answer; see `TokenEngine.submit`."""
         sampling, servers = generation.sampling, self._adapters.servers.servers
         unfit = unanswerable(sampling)
-        if unfit is None and needs_processed(sampling) and all(server.reports_unprocessed for server in servers):
-            unfit = processed_needed(sampling, servers[0].url)
+        is_unprocessed = all(server.reports_unprocessed for server in servers)
+        if unfit is None and is_unprocessed and needs_processed(sampling, self.token_table):
+            unfit = processed_needed(sampling, self.token_table, servers[0].url)
         with self._lock:
             if self._is_closed:
                 raise RefusedError("the engine is closed and takes no more generations; start another")
@@ -213,7 +213,7 @@ class VllmTokenEngine:
         stream, generation = answer.stream, answer.stream.generation
         prompt = generation.prompt_token_ids
         room = min(generation.sampling.max_tokens, self._proof.context_tokens - len(prompt))
-        body = {"model": model, **stream_body(generation, room, sorted(self._prompts.ends))}
+        body = {"model": model, **stream_body(generation, room, self.token_table)}
         tokens, reason = list[int](), None
         with closing(server.stream("/v1/completions", body, answer.begin)) as events:
             for number, event in enumerate(events):
@@ -230,12 +230,12 @@ class VllmTokenEngine:
 
     def _push(self, stream: TokenStream, tokens: list[int], drawn: Drawn, room: int) -> None:
         """Push a token, and end the stream if it ends the answer. Raises BadAnswer."""
-        if drawn[0] >= self.vocabulary_size:
-            raise BadAnswer(f"the server drew id {drawn[0]}, of {self.vocabulary_size} that the tokenizer has")
+        if self.token_table.first_unknown(drawn[:1]) is not None:
+            raise BadAnswer(f"the server drew id {drawn[0]}, which the tokenizer does not have")
         tokens.append(drawn[0])
         stream.push(*drawn)
         match = self._prompts.first_stop(tokens, stream.generation.sampling.stop)
-        if match is not None or drawn[0] in self._prompts.ends:
+        if match is not None or drawn[0] in self.token_table.ends:
             stream.finish("stop", stop=None if match is None else match.stop)
         elif len(tokens) == room:
             stream.finish("length")
@@ -265,4 +265,4 @@ def build_tokens(settings: Settings) -> tuple[VllmTokenEngine, ChatRendering]:
     """Return the engine over policy.servers and its rendering, by model.base. Raises SettingsError if one is unfit."""
     base = load_base(settings.model.model_copy(update={"device": "cpu"}))
     engine = VllmTokenEngine(settings.policy, base)
-    return engine, ChatRendering(base.tokenizer, engine.ends, base.tokenizer_digest)
+    return engine, ChatRendering(base.tokenizer, base.token_table, base.tokenizer_digest)

@@ -94,6 +94,7 @@ def vllm(folder: Path) -> Check:
     """What a model server answers is completions that can be written, logprobs, models; or an error of its branch."""
     import httpx
 
+    from streams.engines.base_model import Base
     from streams.engines.rendering.prompts import Prompts
     from streams.engines.vllm.completions_api import completions, prompt_logprobs, stream_chunk
     from streams.engines.vllm.server_proof import Proof
@@ -104,7 +105,7 @@ def vllm(folder: Path) -> Check:
     from tests.support.vllm.contract import REQUESTS
 
     request = REQUESTS[0]
-    prompts = Prompts(tiny_model(), tiny_tokenizer())
+    prompts = Prompts(Base.of(tiny_model(), tiny_tokenizer(), "base", "tokenizer"))
     served = ServedVersion(
         adapter_version=1, engine="vllm", base_digest="b", tokenizer_digest="t", created_at=0, latency_ms=1.0
     )

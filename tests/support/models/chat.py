@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from streams.engines.rendering.template_rendering import ChatRendering
+from streams.engines.rendering.token_table import TokenTable
 
 END, OTHER_END = "<|im_end|>", "<|endoftext|>"
 SPECIAL = ["<|im_start|>", END, OTHER_END]
@@ -58,4 +59,5 @@ def chat_tokenizer(template: str) -> PreTrainedTokenizerFast:
 
 def rendering(template: str) -> ChatRendering:
     tokenizer = chat_tokenizer(template)
-    return ChatRendering(tokenizer, tokenizer.convert_tokens_to_ids([END, OTHER_END]), "tokenizer")
+    ends = tokenizer.convert_tokens_to_ids([END, OTHER_END])
+    return ChatRendering(tokenizer, TokenTable.of(tokenizer, generation_ends=ends), "tokenizer")

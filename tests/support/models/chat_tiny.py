@@ -28,7 +28,7 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
 
 def chat_base(seed: int = 0) -> Base:
     """Return a fresh tiny model with this tokenizer."""
-    return Base(tiny_model(seed), chat_tokenizer(), "base", "tokenizer")
+    return Base.of(tiny_model(seed), chat_tokenizer(), "base", "tokenizer")
 
 
 @pytest.fixture(scope="module")

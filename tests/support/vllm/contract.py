@@ -178,6 +178,7 @@ class Replay:
     takes_adapters: bool = True  # false: started without VLLM_ALLOW_RUNTIME_LORA_UPDATING
     loaded: dict[str, str] = field(default_factory=dict)  # path by name
     as_model: dict[str, str] = field(default_factory=dict)  # answers for a model with another's numbers
+    without_effect: tuple[str, ...] = ()  # parts of a request that change nothing of what was recorded
     turns: list[Turn] = field(default_factory=list)  # of the next tasks, one each
     forever: Turn | None = None  # of every task after these
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -228,7 +229,8 @@ class Replay:
         model = body["model"]
         if model != "base" and model not in self.loaded:
             return self._found("no such model", None)
-        said = self._found(path, {**body, "model": self.as_model.get(model, model)})
+        recorded = {name: value for name, value in body.items() if name not in self.without_effect}
+        said = self._found(path, {**recorded, "model": self.as_model.get(model, model)})
         if model in self.as_model and said[0] == 200:
             return 200, said[1], json.dumps({**json.loads(said[2]), "model": model}).encode()
         return said

@@ -83,7 +83,7 @@ class CallPrompts:
         rendering, placement = self._rendering, self._place(call, conversation, None)
         if placement.parent is not None and conversation is not None:
             recorded = conversation.chains.tokens(placement.parent.turn_id)
-            is_finished = bool(recorded) and recorded[-1] in self._engine.ends
+            is_finished = bool(recorded) and recorded[-1] in self._engine.token_table.ends
             history = call.messages[: len(call.messages) - len(placement.new)]
             new = await self._render(call, rendering.extend, recorded, is_finished, history, placement.new, call.tools)
             if not isinstance(new, str):
