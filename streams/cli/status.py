@@ -136,19 +136,25 @@ def _newest(row: dict[str, Any]) -> str:
 
 
 @click.command()
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Check the tokens and the chat template of a known model, a folder or a cached hub id instead: what ends an "
+    "answer, what may be drawn, and each oddity. Needs no settings and no broker.",
+)
 @output_option
 @click.pass_context
 @pass_call
-def doctor(call: AppContext, ctx: click.Context, output: Output) -> None:
+def doctor(call: AppContext, ctx: click.Context, model: str | None, output: Output) -> None:
     """Check this set-up and say how to fix it.
 
     Checks broker, topics, schemas, model and disk, and changes nothing. The exit code is that of the worst finding;
     warnings are 0.
     """
     from streams import output as show
-    from streams.tools.doctor import examine
+    from streams.tools.doctor import examine, examine_model
 
-    findings = examine(lambda: call.settings_and_origins)
+    findings = examine(lambda: call.settings_and_origins) if model is None else examine_model(model)
     columns = [
         show.Column("check", "check"),
         show.Column("state", "state"),

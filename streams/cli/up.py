@@ -112,7 +112,7 @@ def up(
         questions = read_tasks(settings, held_out, replace(reading, epochs=1, purpose="eval"))
         plan = replace(plan, held_out=tuple(questions.tasks))
     _check_scorers(settings, plan, reading)
-    _check_prompts(settings, plan)
+    _check_prompts(settings, plan, reading)
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
@@ -141,10 +141,11 @@ def _check_scorers(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -
         raise SettingsError(f"nothing was started: {exc}") from exc
 
 
-def _check_prompts(settings: Settings, plan: UpPlan) -> None:
+def _check_prompts(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -> None:
     """Say if the tasks fill no training step. Raises SettingsError for prompts that the model cannot answer."""
     if problem := unanswerable(settings, (*(plan.train or ()), *plan.held_out)):
-        raise SettingsError(f"{problem}. Correct them, leave them out, or take another --model")
+        left_out = "them" if reading.system is None else "them or --system"
+        raise SettingsError(f"{problem}. Correct them, leave {left_out} out, or take another --model")
     for problem in too_few_for_a_step(settings, plan.train or ()):
         click.echo(problem, err=True)
 

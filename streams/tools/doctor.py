@@ -86,6 +86,20 @@ def examine(load: Callable[[], tuple[Settings, Mapping[str, str]]]) -> list[Doct
     ]
 
 
+def examine_model(base: str) -> list[DoctorFinding]:
+    """Return the table of a model's tokens and every oddity of its tokenizer and template.
+
+    It needs no settings and no broker, and downloads nothing.
+    """
+    packages = _packages()
+    if packages is not None:
+        return [packages]
+    found = _base(base)
+    if found.state == "warning":  # of the hub, and not in its cache
+        return [DoctorFinding("model", "failed", found.what, f"Download it first: `hf download {base}`", 3)]
+    return [found, *([] if found.state == "failed" else _tokens(base, odd_only=False))]
+
+
 def _scorers(settings: Settings) -> Iterator[DoctorFinding]:
     """Yield the module of a scorer that is not the one its name imports."""
     try:
@@ -294,19 +308,39 @@ def _registry(settings: Settings) -> Iterator[DoctorFinding]:
 
 
 def _model(settings: Settings) -> Iterator[DoctorFinding]:
-    missing = [name for name in ("torch", "transformers", "peft", "trl") if importlib.util.find_spec(name) is None]
-    if missing:
-        yield DoctorFinding(
-            "model",
-            "failed",
-            f"the packages {', '.join(missing)} are not installed",
-            "Install streamward with its dependencies (`make setup`)",
-            1,
-        )
+    packages = _packages()
+    if packages is not None:
+        yield packages
         return
     if settings.model.device != "cpu":
         yield from _device(settings.model.device)
-    yield _base(settings.model.base)
+    base = _base(settings.model.base)
+    yield base
+    if base.state == "ok" and Path(os.path.expanduser(settings.model.base)).is_dir():
+        yield from _tokens(settings.model.base, odd_only=True)
+
+
+def _packages() -> DoctorFinding | None:
+    """Return the finding of packages that are missing; None if none is."""
+    missing = [name for name in ("torch", "transformers", "peft", "trl") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    do = "Install streamward with its dependencies (`make setup`)"
+    return DoctorFinding("model", "failed", f"the packages {', '.join(missing)} are not installed", do, 1)
+
+
+def _tokens(base: str, *, odd_only: bool) -> Iterator[DoctorFinding]:
+    """Yield what the tokens and the template of a model do."""
+    from streams.engines.base_model import load_token_table
+    from streams.tools.model_findings import model_findings
+
+    try:
+        for finding in model_findings(*load_token_table(base)):
+            if not odd_only or (finding.is_odd and finding.check != "tools"):
+                state: State = "warning" if finding.is_odd else "ok"
+                yield DoctorFinding(finding.check, state, finding.what, finding.do)
+    except SettingsError as exc:
+        yield DoctorFinding("model", "failed", str(exc), exit_code=exc.exit_code)
 
 
 def _device(device: str) -> Iterator[DoctorFinding]:
