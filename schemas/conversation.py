@@ -79,7 +79,8 @@ def _arguments(arguments: object) -> str:
         return "{}"
     try:
         value = json_text.parse(arguments) if isinstance(arguments, str) else arguments
-        text = json.dumps(value, allow_nan=False)
+        may_have_nan = not isinstance(arguments, str) or "NaN" in arguments or "Infinity" in arguments
+        text = json.dumps(value, allow_nan=False) if may_have_nan else ""
     except (TypeError, ValueError, RecursionError) as exc:
         raise PydanticCustomError("arguments", "they are not JSON: {why}", {"why": str(exc)}) from exc
     if not isinstance(value, dict):

@@ -39,7 +39,7 @@ class OutsideObject(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict):
+        if not isinstance(fields, dict) or None not in fields.values():
             return fields
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -22,7 +22,7 @@ def parse(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))
     try:
-        value = json.loads(text, object_pairs_hook=_without_repeated_key)
+        value = _STRICT.decode(text)
         if _HALF_A_PAIR.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as exc:
@@ -60,4 +60,5 @@ def _without_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder()
+_STRICT = json.JSONDecoder(object_pairs_hook=_without_repeated_key)
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")

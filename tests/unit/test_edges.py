@@ -53,7 +53,6 @@ WITHOUT_TRY = {
     "schemas/ids.py::__init__ json.loads": "its fingerprint was taken, which an odd text has none of",
     "schemas/versions.py::__init__ json.loads": OWN,
     "schemas/versions.py::definition json.loads": OWN,
-    "schemas/json_text.py::parse json.loads": CALLER,
     "schemas/json_text.py::parse_first raw_decode": CALLER,
     "streams/adapters/signing.py::verify json.loads": OWN,
     "streams/adapters/signing.py::verify json_text.parse": "its signature was verified: the publisher wrote it",
