@@ -85,6 +85,15 @@ def has_scores(group: AdvantagedGroup) -> bool:
     return group.group_size > unscored and is_judged
 
 
+EARLIEST_MS, LATEST_MS = 1_293_840_000_000, 4_102_444_800_000
+"""The years 2011, before Kafka, and 2100: a record time outside is one in seconds or microseconds, or none."""
+
+
+def task_time_ms(task: Task, timestamp_ms: int) -> int:
+    """Return when a task was recorded: the time of its record, or if that can be none, of the task itself."""
+    return timestamp_ms if EARLIEST_MS <= timestamp_ms < LATEST_MS else task.created_at
+
+
 def deadline_ms(task: Task, timestamp_ms: int, default_s: float) -> int | None:
     """Return the time (ms since the epoch) after which nothing recorded counts for `task`; None if none is known.
 
@@ -94,4 +103,4 @@ def deadline_ms(task: Task, timestamp_ms: int, default_s: float) -> int | None:
     """
     if task.deadline_at is not None or not default_s or task.purpose == "train":
         return task.deadline_at
-    return timestamp_ms + int(default_s * 1000)
+    return task_time_ms(task, timestamp_ms) + int(default_s * 1000)

@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 def _reason(error: ck.KafkaError) -> str:
     if error.code() == ck.KafkaError.INVALID_TIMESTAMP:
-        return f"{error.str()} Is this machine's clock right? Kafka takes no records from the future"
+        clock = "Is this machine's clock right? A topic takes no record older than its retention, or from the future"
+        return f"{error.str()}. {clock}"
     return str(error.str())
 
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 from schemas import serde
+from schemas.conventions import EARLIEST_MS
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from streams.errors import EventError
 from streams.kafka.headers import Headers
-from streams.kafka.topics import Topic
+from streams.kafka.topics import AHEAD_MS, Topic
 from streams.observability import trace_context
 
 E = TypeVar("E", bound=Event)
@@ -41,16 +43,24 @@ def made_of(kind: type[T]) -> Callable[[Iterable[Any]], T]:
     return partial(tuple.__new__, kind)
 
 
-EARLIEST_MS = 1_293_840_000_000
-"""The year 2011, before Kafka: an earlier record time is one in seconds, or none."""
+def latest_ms() -> int:
+    """Return the latest time that a record written by now may have: that of a clock that is ahead."""
+    return time.time_ns() // 1_000_000 + AHEAD_MS
 
 
 def warn_of_time(at: Coordinates, timestamp_ms: int) -> None:
-    """Name a record whose time cannot be right. Kafka deletes it by that time, possibly within minutes."""
+    """Name a record whose time cannot be right. Kafka deletes it by that time, within minutes or never."""
     if timestamp_ms < EARLIEST_MS:
         log.warning(
             "%s: its record time is %d ms since 1970, which is no time of a record; it has to be in milliseconds. "
             "Retention goes by it, and may delete this record at any moment: correct its producer",
+            *(at, timestamp_ms),
+            extra={"at": at},
+        )
+    elif timestamp_ms > latest_ms():
+        log.warning(
+            "%s: its record time is %d ms since 1970, more than an hour ahead of this machine's clock; it has to be in "
+            "milliseconds. Retention goes by it, and keeps its segment until then: correct its producer, or this clock",
             *(at, timestamp_ms),
             extra={"at": at},
         )

@@ -20,6 +20,13 @@ DAY_MS = 86_400_000
 FRAMING_BYTES = 4096
 """A generous bound for what Kafka adds to a record (headers, batch): the broker's limit is this much above ours."""
 
+OLDEST, NEWEST = "message.timestamp.before.max.ms", "message.timestamp.after.max.ms"
+"""How far a record's time may be before and after the broker's clock (KIP-937, Kafka 3.6)."""
+AHEAD_MS = 3_600_000
+"""What NEWEST is here; Kafka's own default since 4.0."""
+ANY_MS = 2**63 - 1
+"""Of a limit: none."""
+
 LEAST_ROW_BYTES = 64 * 1024
 """Rows of tables may have as much however small the records of the topics must be."""
 
@@ -69,7 +76,6 @@ def topics(settings: Topics) -> dict[str, Topic]:
     """Return every topic of a deployment by its label."""
     sizes = dict.fromkeys(LABELS, settings.max_record_bytes)
     sizes["dead-letters"] += settings.max_record_bytes // 2 + 64 * 1024
-    kept_ms = -1 if settings.retention_days == 0 else int(settings.retention_days * DAY_MS)
     return {
         label: Topic(
             label=label,
@@ -80,12 +86,26 @@ def topics(settings: Topics) -> dict[str, Topic]:
             max_bytes=sizes[label],
             config={
                 "cleanup.policy": "delete",
-                "retention.ms": str(-1 if label in KEPT_FOR_EVER else kept_ms),
                 "max.message.bytes": str(sizes[label] + FRAMING_BYTES),
                 "message.timestamp.type": "CreateTime",
+                **_times(0 if label in KEPT_FOR_EVER else settings.retention_days),
             },
         )
         for label, event, key in _SHAPES
+    }
+
+
+def _times(retention_days: float) -> dict[str, str]:
+    """Return the settings of a topic about time: for how long it has records (0: for ever), and which times they have.
+
+    The broker refuses a record that retention would delete at once, possibly unread, and one from the future. Its
+    producer gets INVALID_TIMESTAMP.
+    """
+    kept_ms = int(retention_days * DAY_MS)
+    return {
+        "retention.ms": str(kept_ms or -1),
+        OLDEST: str(kept_ms or ANY_MS),
+        NEWEST: str(AHEAD_MS),
     }
 
 

@@ -67,7 +67,9 @@ def test_a_process_that_starts_waits_for_topics_that_the_broker_does_not_list_ye
     late.join()
 
 
-def test_offsets_at_a_time_are_those_of_the_first_record_of_that_time_or_later(made: Settings) -> None:
+def test_offsets_at_a_time_are_those_of_the_first_record_of_that_time_or_later(settings: Settings) -> None:
+    made = settings.model_copy(update={"topics": settings.topics.model_copy(update={"retention_days": 0})})
+    cluster.apply_topics(made)
     with Producer(made) as producer:
         for at_ms in (1000, 2000, 3000):
             producer.send_bytes(name(made, "tasks"), b"t1", b"x", timestamp_ms=at_ms)

@@ -156,7 +156,9 @@ def test_a_producer_without_a_broker_says_what_was_not_written(nowhere: Settings
 # --- dead letters ----------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_letter_holds_the_whole_record_and_says_where_it_lay(made: Settings) -> None:
+def test_a_dead_letter_holds_the_whole_record_and_says_where_it_lay(settings: Settings) -> None:
+    made = settings.model_copy(update={"topics": settings.topics.model_copy(update={"retention_days": 0})})
+    admin.apply_topics(made)
     with Producer(made) as producer:
         producer.send_bytes(name(made, "rewards"), b"\xff\x00", b"\x01no", headers={"who": b"\xfe"}, timestamp_ms=1234)
     (record,) = admin.read_topic(made, "rewards")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from schemas.conventions import deadline_ms
 from schemas.events import AdvantagedGroup, Event
 from schemas.serde import decode, encode
-from streams.stages.advantages.state import ClosedGroup, OpenGroup
+from streams.settings.model import Settings
+from streams.stages.advantages.state import ClosedGroup, OpenGroup, task_info
+from streams.stages.advantages.timers import DeadlineTimers
 from tests.support.factories import T0, control, response, reward, task
 from tests.support.log.join_partition import Log, answers, left_out, scores
 
@@ -181,3 +184,17 @@ def test_control_records_for_the_unknown_do_nothing() -> None:
     log = Log()
     log.read_all([control(), control(kind="evict"), control()])
     assert (log.state, log.closes, log.rejects) == (None, [], [])
+
+
+@pytest.mark.parametrize("timestamp_ms", [T0 // 1000, T0 * 1000], ids=["seconds", "microseconds"])
+def test_the_deadline_of_a_task_whose_record_time_is_none_counts_from_its_creation(timestamp_ms: int) -> None:
+    settings = Settings()
+    asked = task(purpose="eval", deadline_at=None, created_at=T0)
+    due_ms = T0 + int(settings.advantages.deadline_s * 1000)
+    assert deadline_ms(asked, timestamp_ms, settings.advantages.deadline_s) == due_ms
+    group = OpenGroup(first_seen_ms=T0, task=task_info(asked, timestamp_ms, settings.advantages))
+    timers = DeadlineTimers(settings)
+    timers.note(asked.task_id, group)
+    now_ms = due_ms + int(settings.advantages.grace_s * 1000)
+    timers.record_read(timestamp_ms, now_ms)  # no sign of a backlog
+    assert (timers.due(now_ms - 1), [control.task_id for control in timers.due(now_ms)]) == ([], [asked.task_id])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from schemas.conventions import deadline_ms
+from schemas.conventions import deadline_ms, task_time_ms
 from schemas.events import Coordinates, LeftOut, Task
 from streams.settings.model import Advantages
 from streams.stages.advantages.digests import (
@@ -66,7 +66,7 @@ def task_info(task: Task, timestamp_ms: int, rule: Advantages) -> TaskInfo:
         adapter_version=task.adapter_version,
         sources=tuple((source.name, source.weight) for source in task.reward_sources),
         deadline_ms=deadline_ms(task, timestamp_ms, rule.deadline_s),
-        timestamp_ms=timestamp_ms,
+        timestamp_ms=task_time_ms(task, timestamp_ms),
         traceparent=task.traceparent,
         metadata=tuple(sorted(task.metadata.items())),
         request_digest=request_digest(task.messages, task.sampling, task.verifier, task.reward_sources),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from schemas.conventions import EARLIEST_MS
 from schemas.events import ControlKind, GroupControl, derive_id
 from streams.kafka.record import partition_of
 from streams.kafka.topics import DAY_MS
@@ -48,7 +49,7 @@ class DeadlineTimers:
 
     def record_read(self, timestamp_ms: int, now_ms: int) -> None:
         """Note that a record of this time was read now."""
-        if timestamp_ms < now_ms - self.BACKLOG_S * 1000:
+        if EARLIEST_MS <= timestamp_ms < now_ms - self.BACKLOG_S * 1000:
             self._quiet_from_ms = now_ms + self.QUIET_S * 1000
 
     def rebuild(self, owned: set[int], states: Iterable[tuple[str, GroupState]], now_ms: int) -> None:

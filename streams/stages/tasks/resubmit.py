@@ -12,6 +12,7 @@ from collections.abc import Iterator, Set
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from schemas.conventions import task_time_ms
 from schemas.events import AdvantagedGroup, Task, derive_id
 from streams.kafka import times
 from streams.kafka.topics import topics
@@ -47,7 +48,7 @@ def resubmit(settings: Settings, wanted: Wanted, *, now_ms: int, under: Context 
     for record in records_of(settings, lost):
         task = record.decode(Task)
         if isinstance(task, Task) and task.task_id not in again:  # of one id with two contents the first wins
-            again[task.task_id] = sent_again(task, record.timestamp_ms, now_ms)
+            again[task.task_id] = sent_again(task, task_time_ms(task, record.timestamp_ms), now_ms)
     return submit(settings, again.values(), under=under)
 
 

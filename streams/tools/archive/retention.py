@@ -1,7 +1,7 @@
-"""Switch the retention of topics off while restored records are in them, and set it back.
+"""Switch the limits of time of topics off while restored records are in them, and set them back.
 
-    switch_off: what it was ──► restores/CLUSTER/TOPIC.json, beside the archive ──► retention.ms = -1
-    set_back:   retention.ms as it was ──► the file is removed
+    switch_off: what they were ──► restores/CLUSTER/TOPIC.json, beside the archive ──► retention.ms = -1, any time taken
+    set_back:   each as it was ──► the file is removed
 
 The file is written before the topic is changed and removed after it was changed back, so a process that is killed in
 between leaves a file about a topic as it was, which does not count: a restore is under way where the retention is off.
@@ -10,7 +10,7 @@ between leaves a file about a topic as it was, which does not count: a restore i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import confluent_kafka as ck
@@ -20,11 +20,16 @@ from schemas import json_text
 from streams.errors import LogError
 from streams.kafka import admin as cluster
 from streams.kafka.client import admin_client, unreachable
-from streams.kafka.topics import topics
+from streams.kafka.topics import ANY_MS, NEWEST, OLDEST, topics
 from streams.settings.model import Settings
 from streams.tools.archive.store import Store
 
 KEY, OFF = "retention.ms", "-1"
+LIFTED = {KEY: OFF, OLDEST: str(ANY_MS), NEWEST: str(ANY_MS)}
+"""The settings of a topic that a restore changes: what they are meanwhile."""
+
+Limits = Mapping[str, str | None]
+"""What each of LIFTED was, as far as it was noted. None: the broker's default."""
 
 
 class SetBack(NamedTuple):
@@ -51,56 +56,60 @@ class RestoredTopics:
 
     def under_way(self, labels: Iterable[str]) -> set[str]:
         """Return those of the topics whose retention a restore has switched off."""
-        now = self._retentions(labels)
-        return {label for label in now if now[label] == OFF and self._note(label) is not None}
+        now = self._limits(labels)
+        return {label for label in now if now[label][KEY] == OFF and self._note(label) is not None}
 
     def switch_off(self, labels: Iterable[str]) -> None:
-        """Switch the retention of these topics off, and note what it was."""
-        now = self._retentions(labels)
+        """Switch the limits of these topics off, and note what they were."""
+        now = self._limits(labels)
         for label in now.keys() - self.under_way(now):
             self._store.remove(self._file(label))  # of an earlier topic of this name
-            self._store.create(self._file(label), json.dumps({KEY: now[label]}).encode())
-        self._alter({label: OFF for label, value in now.items() if value != OFF})
+            self._store.create(self._file(label), json.dumps(now[label]).encode())
+        self._alter({label: LIFTED for label, limits in now.items() if limits != LIFTED})
 
     def set_back(self, labels: Iterable[str]) -> Iterator[SetBack]:
-        """Set the retention of restored topics back, and yield each."""
+        """Set the limits of restored topics back, and yield each topic."""
         labels = list(labels)
         restored = self.under_way(labels)
         for label in labels:
             note = self._note(label)
             if label in restored and note is not None:
-                if note.retention_ms != OFF:
-                    self._alter({label: note.retention_ms})
-                yield note
+                self._alter({label: note})
+                yield SetBack(label, note[KEY])
             self._store.remove(self._file(label))
 
     def _file(self, label: str) -> str:
         return f"{self._folder}/{self._names[label]}.json"
 
-    def _note(self, label: str) -> SetBack | None:
+    def _note(self, label: str) -> Limits | None:
         """Return what was noted of a topic, None if nothing was. Raises LogError if the note is damaged."""
         data = self._store.read(self._file(label))
         try:
-            return None if data is None else SetBack(label, json_text.parse(data)[KEY])
+            if data is None:
+                return None
+            note = json_text.parse(data)
+            return {KEY: note[KEY]} | {key: note[key] for key in LIFTED if key in note}
         except (ValueError, TypeError, LookupError) as exc:
             raise LogError(
                 f"{self._store.location(self._file(label))}: not the {KEY} that was noted here: {exc!r}. Set that of "
                 f"{self._names[label]} yourself, and remove this file"
             ) from exc
 
-    def _retentions(self, labels: Iterable[str]) -> dict[str, str | None]:
-        """Return the retention that was set on each topic that exists, None where the broker's default holds."""
+    def _limits(self, labels: Iterable[str]) -> dict[str, Limits]:
+        """Return what was set on each topic that exists."""
         existing = cluster.describe(self._settings)
         existing_names = {label: self._names[label] for label in labels if self._names[label] in existing}
         configs = cluster.configs(self._settings, existing_names.values())
-        return {label: configs[name].get(KEY) for label, name in existing_names.items()}
+        return {label: {key: configs[name].get(key) for key in LIFTED} for label, name in existing_names.items()}
 
-    def _alter(self, values: dict[str, str | None]) -> None:
+    def _alter(self, limits: Mapping[str, Limits]) -> None:
         resources = [
             admin.ConfigResource(
-                admin.ConfigResource.Type.TOPIC, self._names[label], incremental_configs=[_entry(value)]
+                admin.ConfigResource.Type.TOPIC,
+                self._names[label],
+                incremental_configs=[_entry(key, value) for key, value in of_topic.items()],
             )
-            for label, value in values.items()
+            for label, of_topic in limits.items()
         ]
         if not resources:
             return
@@ -109,11 +118,11 @@ class RestoredTopics:
                 future.result()
             except ck.KafkaException as exc:
                 raise LogError(
-                    f"{KEY} of {resource.name} was not changed: {exc.args[0].str()}. Check access rights with "
-                    "`streamward doctor`"
+                    f"{', '.join(LIFTED)} of {resource.name} were not changed: {exc.args[0].str()}. Check access "
+                    "rights with `streamward doctor`"
                 ) from exc
 
 
-def _entry(value: str | None) -> admin.ConfigEntry:
+def _entry(key: str, value: str | None) -> admin.ConfigEntry:
     kinds = admin.AlterConfigOpType
-    return admin.ConfigEntry(KEY, value, incremental_operation=kinds.DELETE if value is None else kinds.SET)
+    return admin.ConfigEntry(key, value, incremental_operation=kinds.DELETE if value is None else kinds.SET)

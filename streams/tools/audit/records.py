@@ -14,6 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any
 
+from schemas.conventions import task_time_ms
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
@@ -127,7 +128,7 @@ def _without(event: Any, *names: str) -> int:
 def _task(record: Record, task: Task) -> TaskFact:
     return TaskFact(
         at=record.at,
-        ms=record.timestamp_ms,
+        ms=task_time_ms(task, record.timestamp_ms),
         mark=mark_of(record.key, record.payload),
         content=_without(task, "created_at", "traceparent", "deadline_at"),
         policy=task.policy,

@@ -140,8 +140,11 @@ def topics_file() -> str:
     lines += [f"  {key}: {value}" for key, value in plain.model_dump().items()]
     configs = [set(topic.config.items()) for one in (small, large) for topic in one.values()]
     forever = topics.topics(Topics(retention_days=0))["tasks"].config["retention.ms"]
-    same = {key: text for key, text in set.intersection(*configs) if key != "retention.ms"}
-    lines += ["config:", *(f"  {key}: {text}" for key, text in sorted(same.items())), "topics:"]
+    by_retention = ("retention.ms", topics.OLDEST)
+    same = {key: text for key, text in set.intersection(*configs) if key not in by_retention}
+    quoted = {key: f'"{text}"' if text.isdecimal() else text for key, text in sorted(same.items())}
+    lines += [f'anyMs: "{topics.ANY_MS}"']
+    lines += ["config:", *(f"  {key}: {text}" for key, text in quoted.items()), "topics:"]
     for label in topics.LABELS:
         bytes_small, bytes_large = (int(one[label].config["max.message.bytes"]) for one in (small, large))
         halves = 2 * (bytes_large - bytes_small) // ((1 << 22) - (1 << 20))
