@@ -22,9 +22,9 @@ def status(call: AppContext, output: str) -> None:
     """Show the whole loop on one screen.
 
     Shows which processes are alive and what each waits for, the serving versions and what the last step taught, failing
-    and paused scorers, and drops. It reads the log and changes nothing. A process is alive while it is a member of its
-    consumer group. Drops are those of the last hour: dead letters, and groups that were not trained on, with the
-    reason.
+    and paused scorers, transactions that keep readers waiting, and drops. It reads the log and changes nothing. A
+    process is alive while it is a member of its consumer group. Drops are those of the last hour: dead letters, and
+    groups that were not trained on, with the reason.
     """
     from streams.tools import status as loop
     from streams.tools.doctor import disk
@@ -64,6 +64,7 @@ def _plain(call: AppContext, state: LoopStatus, disks: list[DoctorFinding]) -> d
         "dropped": [asdict(drop) for drop in state.dropped],
         "paused": state.paused,
         "failing": [asdict(scorer) for scorer in state.failing],
+        "open_transactions": [transaction.row() for transaction in state.transactions],
         "disk": [{"state": finding.state, "what": finding.what} for finding in disks],
         "ended": None if any(process.alive for process in state.processes) else _ended_run(call),
     }
@@ -107,6 +108,8 @@ def _show(state: dict[str, Any]) -> None:
         print(f"\n{name}: {show.printable(diagnosis)}")
     for error in (*state["paused"], *map(_failing, state["failing"])):
         print(f"\nscoring: {show.printable(error)}")
+    for transaction in state["open_transactions"]:
+        print(f"\n{transaction['what']}")
     print("\ndropped in the last hour" + ("" if state["dropped"] else ": nothing"))
     if state["dropped"]:
         names = ("what", "stage", "reason", "count")

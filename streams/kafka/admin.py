@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import confluent_kafka as ck
 from confluent_kafka import admin
@@ -25,6 +26,9 @@ from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, BrokerOutage
 from streams.kafka.topics import LABELS, topics, wrong_partitions
 from streams.settings.model import Settings
+
+if TYPE_CHECKING:
+    from streams.kafka.transactions import OpenTransaction
 
 log = logging.getLogger("streamward.kafka")
 
@@ -42,8 +46,22 @@ def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, t
     return {tp: (low[tp], high[tp]) for tp in partitions}
 
 
-def open_ends(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, int]:
-    """Return the end of each partition of these topics in which a transaction is open. Raises as `offsets`."""
+def open_transactions(settings: Settings, labels: Iterable[str]) -> list[OpenTransaction]:
+    """Return the transactions that keep readers of these topics waiting, the first of each partition, in order.
+
+    Raises as `offsets`.
+    """
+    ends = _open_ends(settings, labels)
+    if not ends:
+        return []
+    from streams.kafka.transactions import open_transaction  # with aiokafka, which takes a tenth of a second to import
+
+    found = (open_transaction(settings.kafka, tp, end) for tp, end in sorted(ends.items()))
+    return [transaction for transaction in found if transaction is not None]
+
+
+def _open_ends(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, int]:
+    """Return the end of each partition of these topics in which a transaction is open."""
     client, counts = _connect(settings, not_empty=True)
     partitions = _partitions(settings, labels, counts)
     latest, uncommitted = admin.OffsetSpec.latest(), ck.IsolationLevel.READ_UNCOMMITTED
@@ -118,6 +136,20 @@ _NO_LEADER_YET = {
     ck.KafkaError._NOENT,  # librdkafka's error for metadata without a single leader
 }
 """What is answered for a moment about a topic that was just created, or by a broker that just started or was fenced."""
+
+
+def topic_ids(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """Return the id of each of these topics: a recreated one has another.
+
+    Raises LogError if a topic does not exist, or the broker does not answer.
+    """
+    client, _ = _connect(settings, not_empty=True)
+    topics_named = ck.TopicCollection([*names])
+    futures = client.describe_topics(topics_named, request_timeout=settings.kafka.request_timeout_s)
+    try:
+        return {name: str(future.result().topic_id) for name, future in futures.items()}
+    except ck.KafkaException as exc:
+        raise unreachable(settings.kafka, exc.args[0].str()) from exc
 
 
 def configs(settings: Settings, names: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -2,7 +2,7 @@
 
     partition, offsets ──► batches as they are in the log ──► markers and aborted records; the producer of an open one
 
-Transactions are of other programs; Streamward writes none. librdkafka shows neither markers nor producers, aiokafka's
+Transactions are of other programs, and of `archive restore`. librdkafka shows neither markers nor producers, aiokafka's
 batches do, so this is the one module below the Faust worker that imports it.
 
 Not covered: a producer's transactional.id, which only the transaction coordinator knows (`kafka-transactions.sh list`).
@@ -23,6 +23,7 @@ from aiokafka.structs import TopicPartition as Place
 
 from streams.kafka.client import tls_context, unreachable
 from streams.kafka.record import TopicPartition
+from streams.output import moment
 from streams.settings.model import Kafka
 
 T = TypeVar("T")
@@ -34,7 +35,8 @@ READ_UNCOMMITTED = 0
 class OpenTransaction(NamedTuple):
     """A transaction that has begun in a partition and not ended."""
 
-    at: TopicPartition
+    topic: str
+    partition: int
     offset: int
     """Its first record here: where the partition ends for readers."""
     producer_id: int
@@ -44,9 +46,13 @@ class OpenTransaction(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.at[0]}[{self.at[1]}]@{self.offset}: producer {self.producer_id} (epoch {self.epoch}) has a "
-            "transaction open from here on"
+            f"{self.topic}[{self.partition}]@{self.offset}: producer {self.producer_id} (epoch {self.epoch}) has a "
+            f"transaction open from here on, since {moment(self.since_ms)}: no record from there on is read yet"
         )
+
+    def row(self) -> dict[str, Any]:
+        """Return it for printing."""
+        return {**self._asdict(), "what": str(self)}
 
 
 def unread_offsets(kafka: Kafka, tp: TopicPartition, ranges: Iterable[range]) -> set[int]:
@@ -81,7 +87,7 @@ def open_transaction(kafka: Kafka, tp: TopicPartition, stable_end: int) -> OpenT
             for batch in await _fetch(client, tp, stable_end):
                 if batch.is_transactional and not batch.is_control_batch:
                     producer = (batch.producer_id, batch.producer_epoch)
-                    return OpenTransaction(tp, stable_end, *producer, batch.first_timestamp)
+                    return OpenTransaction(*tp, stable_end, *producer, batch.first_timestamp)
         return None
 
     return _answer(kafka, read())

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from streams.errors import LogError, SettingsError, StreamwardError
-from streams.output import moment, size
+from streams.kafka.topics import NEWEST, OLDEST
+from streams.output import size
 from streams.scorers.module_names import check_module_names
 from streams.settings.load import default_address
 from streams.settings.model import Settings
@@ -159,6 +160,7 @@ def _topics(settings: Settings) -> Iterator[DoctorFinding]:
     for topic in wanted.values():
         if topic.name in configs:
             yield from _topic_config(topic.name, topic.config, configs[topic.name])
+    yield from _unbounded_times(configs)
     if not missing:
         yield from _open_transactions(settings)
 
@@ -167,18 +169,11 @@ def _open_transactions(settings: Settings) -> Iterator[DoctorFinding]:
     """Say which transactions of other programs keep all readers of a partition waiting."""
     from streams.kafka import admin
     from streams.kafka.topics import LABELS
-    from streams.kafka.transactions import open_transaction
 
+    do = "Have that program commit or abort; the broker aborts it after the producer's transaction.timeout.ms"
     try:
-        for tp, end in admin.open_ends(settings, LABELS).items():
-            if (transaction := open_transaction(settings.kafka, tp, end)) is not None:
-                yield DoctorFinding(
-                    "topics",
-                    "warning",
-                    f"{transaction}, since {moment(transaction.since_ms)}: no record from there on is read yet",
-                    "Have that program commit or abort; the broker aborts it after the producer's "
-                    "transaction.timeout.ms",
-                )
+        for transaction in admin.open_transactions(settings, LABELS):
+            yield DoctorFinding("topics", "warning", str(transaction), do)
     except LogError as exc:
         yield DoctorFinding("topics", "failed", str(exc), exit_code=exc.exit_code)
 
@@ -192,7 +187,7 @@ def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> I
             "Set cleanup.policy=delete on it, or use another topics.prefix",
             2,
         )
-    for key in ("max.message.bytes", "retention.ms", "message.timestamp.type"):
+    for key in ("max.message.bytes", "retention.ms", "message.timestamp.type", OLDEST, NEWEST):
         if (got := found.get(key)) is not None and got != wanted[key]:
             yield DoctorFinding(
                 "topics",
@@ -200,6 +195,20 @@ def _topic_config(name: str, wanted: dict[str, str], found: dict[str, str]) -> I
                 f"{name} has {key}={got}, the settings have {wanted[key]}",
                 "Change one of them; `topics apply` never changes a topic that exists",
             )
+
+
+def _unbounded_times(configs: Mapping[str, Mapping[str, str]]) -> Iterator[DoctorFinding]:
+    """Name the topics that take a record which retention deletes at once."""
+    names = [
+        name for name, config in configs.items() if config.get("retention.ms", "-1") != "-1" and OLDEST not in config
+    ]
+    if names:
+        yield DoctorFinding(
+            "topics",
+            "warning",
+            f"{', '.join(names)} take records that are older than retention.ms, which Kafka deletes within minutes",
+            f"Set {OLDEST} of each to its retention.ms with kafka-configs.sh, so that their producer gets an error",
+        )
 
 
 def _raised(act: Callable[[], object]) -> StreamwardError | None:

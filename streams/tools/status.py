@@ -20,7 +20,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Task
 from schemas.serde import Poison
@@ -33,11 +33,14 @@ from streams.evaluation.learning import DIAGNOSED_STEPS, LearningHistory
 from streams.kafka import admin, offsets, times
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition, partition_of
-from streams.kafka.topics import topics
+from streams.kafka.topics import LABELS, topics
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
 from streams.tools.sample_answers import sample_answers
 from streams.tools.score_failures import FailingScorer, ScoreFailures
+
+if TYPE_CHECKING:
+    from streams.kafka.transactions import OpenTransaction
 
 WINDOW_S = 3600
 """How far back drops are counted."""
@@ -147,6 +150,8 @@ class LoopStatus:
     """Why scorers are paused."""
     failing: list[FailingScorer] = field(default_factory=list)
     """Scorers that left answers of the window without a score."""
+    transactions: list[OpenTransaction] = field(default_factory=list)
+    """Those of other programs that are open, and keep readers waiting."""
 
 
 def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
@@ -182,6 +187,7 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
         [DroppedCount(*what, count) for what, count in dropped.most_common()],
         list(paused.values()),
         failures.scorers(),
+        admin.open_transactions(settings, LABELS),
     )
 
 
