@@ -78,7 +78,7 @@ def archive_sync(call: AppContext, names: tuple[str, ...], follow: bool, output:
         f"{records} records archived in {call.settings.archive.store}"
         + (f"; {bad} of them are not events, and are archived as they are" if bad else "")
         + (f"; {headers_left_out} of them are kept without headers: a name is not UTF-8" if headers_left_out else "")
-        + (f"; {holes} offsets hold no record (transactions): `archive restore` refuses such a topic" if holes else "")
+        + (f"; {holes} offsets hold no record (transactions, or compaction)" if holes else "")
         + (f"; {len(partitions) - len(changed)} partitions were up to date" if len(changed) < len(partitions) else ""),
         err=True,
     )
@@ -250,8 +250,9 @@ def archive_restore(
     """Restore the archive into empty topics.
 
     Each record returns to its partition and offset, with its key, timestamp and headers; a record with a header name
-    that is not UTF-8 returns without headers. Missing topics are created. A topic that holds records is refused, unless
-    it holds all of its archive: then nothing is done. Repeat an interrupted restore to continue it.
+    that is not UTF-8 returns without headers. Offsets that held no record hold none again. Missing topics are created.
+    A topic that holds records is refused, unless it holds all of its archive: then nothing is done. Repeat an
+    interrupted restore to continue it.
 
     The retention of the topics is switched off (retention.ms=-1), since it would delete records this old at once. The
     archive records the old value. When you have what you need, --set-back restores it, also after a killed restore;
@@ -277,13 +278,15 @@ def archive_restore(
         show.Column("next", "next", right=True),
         show.Column("records", "records", right=True),
     ]
-    fields = ("partition", "first", "next", "records", "headers_left_out")
+    fields = ("partition", "first", "next", "records", "headers_left_out", "holes")
     rows = [{"topic": part.label, **{name: getattr(part, name) for name in fields}} for part in partitions]
     show.rows(rows, columns, output)
     records = _total(partitions, "records")
     if not records:
         click.echo(f"{target.topics.prefix}* holds all of the archive already; nothing was changed.", err=True)
         return
+    if holes := _total(partitions, "holes"):
+        click.echo(f"{holes} offsets between them hold no record, as before; aborted transactions fill them.", err=True)
     headers_left_out = _total(partitions, "headers_left_out")
     if headers_left_out:
         click.echo(f"{headers_left_out} of these records have no headers: a name was not UTF-8.", err=True)

@@ -429,7 +429,7 @@ FAILURES = (
         elsewhere=(
             f"{STUCK}::test_aborted_and_open_transactions_of_others_lose_nothing_and_hold_up_no_worker",
             f"{AUDIT_LOG}::test_markers_and_aborted_records_of_others_are_no_lost_records",
-            f"{TRANSACTIONS}::test_archive_sync_says_that_a_topic_has_holes_which_restore_refuses",
+            f"{TRANSACTIONS}::test_archive_sync_says_that_a_topic_has_holes_and_restore_makes_them_again",
         ),
     ),
     KnownFailure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -11,18 +12,21 @@ from typing import NamedTuple
 import confluent_kafka as ck
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka import admin as config
 from confluent_kafka.admin import AdminClient
 
 from schemas.events import Coordinates
 from streams.cli.root import cli
+from streams.errors import LogError
 from streams.kafka import admin, times
 from streams.kafka.offsets import positions
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, read
 from streams.kafka.record import TopicPartition
 from streams.kafka.retry import BrokerOutage
-from streams.kafka.topics import topics
+from streams.kafka.topics import NEWEST, topics
 from streams.kafka.tracked import TrackedConsumer
+from streams.kafka.transactions import unread_offsets
 from streams.settings.load import to_env
 from streams.settings.model import Settings
 from streams.tools import doctor
@@ -174,32 +178,101 @@ def test_doctor_names_the_partition_and_the_producer_of_an_open_transaction(
     assert finding.state == "warning" and [*doctor._open_transactions(made)] == []
 
 
-def test_archive_sync_says_that_a_topic_has_holes_which_restore_refuses(made: Settings, partition: Partition) -> None:
+def test_archive_sync_says_that_a_topic_has_holes_and_restore_makes_them_again(
+    made: Settings, partition: Partition
+) -> None:
     offsets = partition.write(made, 2)
     partition.foreign.abort(RECORD)
     offsets += partition.write(made, 1)
+    partition.foreign.commit(RECORD)
+    partition.foreign.abort(RECORD, RECORD)
 
     def archive(*arguments: str) -> Result:
         return CliRunner().invoke(cli, ["archive", *arguments], env=to_env(made))
 
     result = archive("sync", "rewards")
-    assert result.exit_code == 0 and "3 records archived" in result.stderr, result.output
-    assert "; 2 offsets hold no record (transactions): `archive restore` refuses such a topic" in result.stderr
+    assert result.exit_code == 0 and "4 records archived" in result.stderr, result.output
+    assert "; 6 offsets hold no record (transactions, or compaction)" in result.stderr
     assert archive("sync", "rewards").exit_code == archive("verify").exit_code == 0
     history = ArchiveHistory(made)
-    assert history.bounds(["rewards"])[partition.tp] == admin.offsets(made, ["rewards"])[partition.tp]
-    assert [record.at.offset for record in history.read({partition.tp: 1}, {partition.tp: 6})] == offsets
+    before = admin.offsets(made, ["rewards"])
+    assert history.bounds(["rewards"])[partition.tp] == before[partition.tp] == (1, 11)
+    archived = [*history.read({partition.tp: 1}, {partition.tp: 11})]
+    assert [record.at.offset for record in archived] == [*offsets, 6]
     result = archive("restore", "rewards", "--into-prefix", made.topics.prefix + "again.")
-    assert result.exit_code == 4 and "a range with holes cannot be written again" in result.stderr
+    assert result.exit_code == 0 and "4 records are restored" in result.stderr, result.output
+    assert "6 offsets between them hold no record, as before" in result.stderr
+    again = made.model_copy(update={"topics": made.topics.model_copy(update={"prefix": made.topics.prefix + "again."})})
+    tp = (topics(again.topics)["rewards"].name, partition.tp[1])
+    assert admin.offsets(again, ["rewards"])[tp] == (1, 11)
+    assert [(record.at.offset, *record[1:]) for record in read(again, {tp: 1}, {tp: 11})] == [
+        (record.at.offset, *record[1:]) for record in archived
+    ]
+    assert unread_offsets(again.kafka, tp, [range(1, 11)]) >= {3, 4, 7, 8, 9, 10}
+    result = archive("restore", "rewards", "--into-prefix", again.topics.prefix)
+    assert result.exit_code == 0 and "nothing was changed" in result.stderr
 
 
 def test_a_record_whose_time_is_in_seconds_is_named_where_it_is_read(
-    made: Settings, partition: Partition, caplog: pytest.LogCaptureFixture
+    settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # for ever kept: no time is refused, as retention deletes nothing
+    made = settings.model_copy(update={"topics": settings.topics.model_copy(update={"retention_days": 0})})
+    admin.apply_topics(made)
+    tp = place_of(made)
     with Producer(made) as producer:
         for timestamp_ms in (int(time.time() * 1000), int(time.time())):
-            producer.send_bytes(partition.tp, b"k", b"a record", timestamp_ms=timestamp_ms)
-    first, end = admin.offsets(made, ["rewards"])[partition.tp]
-    assert len([*read(made, {partition.tp: first}, {partition.tp: end})]) == end - first
+            producer.send_bytes(tp, b"k", b"a record", timestamp_ms=timestamp_ms)
+    first, end = admin.offsets(made, ["rewards"])[tp]
+    assert len([*read(made, {tp: first}, {tp: end})]) == end - first
     (line,) = [record.getMessage() for record in caplog.records if "its record time is" in record.getMessage()]
-    assert line.startswith(f"{Coordinates(*partition.tp, end - 1)}: its record time is 1")
+    assert line.startswith(f"{Coordinates(*tp, end - 1)}: its record time is 1")
+
+
+@pytest.mark.parametrize("unit", ["seconds", "an old day", "tomorrow"])
+def test_a_record_whose_time_is_far_from_the_clock_is_refused_and_its_producer_told(made: Settings, unit: str) -> None:
+    now_s = int(time.time())
+    timestamp_ms = {"seconds": now_s, "an old day": (now_s - 40 * 86_400) * 1000, "tomorrow": (now_s + 86_400) * 1000}
+    with (
+        pytest.raises(LogError, match=r"Invalid timestamp.*clock right.*older than its retention"),
+        Producer(made) as p,
+    ):
+        p.send_bytes(topics(made.topics)["rewards"].name, b"k", b"a record", timestamp_ms=timestamp_ms[unit])
+    assert all(low == high for low, high in admin.offsets(made, ["rewards"]).values())
+
+
+def test_a_record_from_the_future_is_named_where_a_topic_takes_it(
+    made: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    tp = place_of(made)
+    entry = config.ConfigEntry(NEWEST, str(2**62), incremental_operation=config.AlterConfigOpType.SET)
+    resource = config.ConfigResource(config.ConfigResource.Type.TOPIC, tp[0], incremental_configs=[entry])
+    client = admin.connected(made)
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result()
+    (finding,) = (finding for finding in doctor._topics(made) if NEWEST in finding.what)
+    assert finding.state == "warning"
+    with Producer(made) as producer:
+        producer.send_bytes(tp, b"k", b"a record", timestamp_ms=int(time.time() * 1_000_000))
+    assert len([*read(made, {tp: 1}, {tp: 2})]) == 1
+    assert f"{Coordinates(*tp, 1)}: its record time is" in caplog.text
+    assert "more than an hour ahead of this machine's clock" in caplog.text
+
+
+def test_status_names_the_partition_and_the_producer_of_an_open_transaction(
+    made: Settings, partition: Partition
+) -> None:
+    partition.foreign.begin(RECORD)
+    shown = CliRunner().invoke(cli, ["status"], env=to_env(made))
+    (row,) = json.loads(CliRunner().invoke(cli, ["status", "--output", "json"], env=to_env(made)).stdout)[
+        "open_transactions"
+    ]
+    partition.foreign.end(commit=True)
+    assert (row["topic"], row["partition"], row["offset"]) == (*partition.tp, 1)
+    assert row["what"] in shown.stdout and f"producer {row['producer_id']} (epoch " in row["what"]
+    assert (
+        json.loads(CliRunner().invoke(cli, ["status", "--output", "json"], env=to_env(made)).stdout)[
+            "open_transactions"
+        ]
+        == []
+    )

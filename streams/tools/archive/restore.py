@@ -2,7 +2,7 @@
 
     archive ──► topics, empty, or as far as an earlier restore came ──► retention off, and noted (retention.py)
             ──► placeholders below the archive's first offset ──► deleted, once the log begins after them
-            ──► every record, at the offset it had
+            ──► every record, at the offset it had; where there was none, what nobody can read (holes.py)
 
 A batch is a list of offsets, so a record at another offset would be another record. The archive may begin after offset
 0; then small records are written up to there and deleted again, since a Kafka partition cannot begin anywhere else.
@@ -14,14 +14,14 @@ like its archive, and that no restore is known to have written, may be in use: i
 
 Headers are restored as the archive has them: streams/kafka/headers.py says which were left out.
 
-Not covered: records with timestamp 0, which librdkafka takes for "now". A range with holes in its offsets (a topic
-written in transactions) cannot be written again by any client, and is refused.
+Not covered: records with timestamp 0, which librdkafka takes for "now".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import confluent_kafka as ck
@@ -32,9 +32,10 @@ from streams.kafka import admin as cluster, reader
 from streams.kafka.client import admin_client
 from streams.kafka.headers import LEFT_OUT, Headers
 from streams.kafka.producer import Producer
-from streams.kafka.record import Record, TopicPartition
+from streams.kafka.record import TopicPartition
 from streams.kafka.topics import LABELS, topics
 from streams.settings.model import Settings
+from streams.tools.archive.holes import HoleWriter, holes_after
 from streams.tools.archive.retention import RestoredTopics, SetBack
 from streams.tools.archive.segments import ArchiveReader, fingerprint
 from streams.tools.archive.tables import ArchiveExtent
@@ -53,6 +54,8 @@ class Restored(NamedTuple):
     """Written now; fewer than there are if an earlier restore was interrupted."""
     headers_left_out: int
     """Of these, the records whose headers the archive does not have (streams/kafka/headers.py)."""
+    holes: int = 0
+    """Offsets between them that hold no record, as in the log that was archived."""
 
 
 def restore(
@@ -77,8 +80,9 @@ def restore(
             f"{settings.topics.prefix!r}; see `streamward archive list`, and set archive.store and topics.prefix"
         )
     cluster.apply_topics(into)
-    bounds = cluster.offsets(into, dict.fromkeys(label for label, _ in extents))
     targets = {key: _Target(archive, extent, into, key) for key, extent in extents.items()}
+    holes = HoleWriter(into) if any(target.has_holes for target in targets.values()) else None
+    bounds = cluster.offsets(into, dict.fromkeys(label for label, _ in extents))
     for target in targets.values():  # all of them before the first record is written
         target.check(bounds)
     restored = RestoredTopics(archive.store, into)
@@ -89,10 +93,12 @@ def restore(
     with Producer(into, any_size=True) as producer:
         for target in targets.values():
             target.fill_up(producer, bounds[target.to][1])
-    late = [target for target in targets.values() if bounds[target.to][0] < target.first]
+    late = [t for t in targets.values() if bounds[t.to][0] < t.first and t.is_behind(bounds)]
     _delete_before(into, {target.to: target.first for target in late})
     with Producer(into, any_size=True) as producer:
-        done = [target.write(producer, bounds[target.to][1]) for target in targets.values()]
+        done = [target.write(producer, holes, bounds[target.to][1]) for target in targets.values()]
+    if holes is not None:
+        holes.close()
     ends = cluster.offsets(into, dict.fromkeys(label for label, _ in extents))
     for target in targets.values():
         target.check_done(*ends[target.to])
@@ -124,8 +130,9 @@ class _Target:
     def __init__(self, archive: ArchiveReader, extent: ArchiveExtent, into: Settings, key: tuple[str, int]) -> None:
         self._archive, self._extent, self._target_settings = archive, extent, into
         self._label, self._partition = key
-        self.first = extent.first
         self._from = (archive.folder(self._label), self._partition)
+        self.has_holes = sum(file.records for file in extent.segments) < extent.next - extent.first
+        self.first = self._first_record() if self.has_holes else extent.first
         self.to: TopicPartition = (topics(into.topics)[self._label].name, self._partition)
         self._position = f"{self.to[0]}[{self.to[1]}]"
 
@@ -139,15 +146,8 @@ class _Target:
                 "archived: keys would belong to other partitions. Delete the topic, or set topics.partitions and "
                 "topics.policy_partitions as they were, and use another topics.prefix"
             )
-        for (first, next_), files in groupby(self._extent.segments, key=lambda part: (part.first, part.next)):
-            segments = list(files)
-            if (records := sum(file.records for file in segments)) != next_ - first:
-                raise RefusedError(
-                    f"{segments[0].path}: has {records} records in {next_ - first} offsets; a range "
-                    "with holes cannot be written again, since Kafka gives every record the next offset"
-                )
-            for segment in segments:
-                self._archive.check(segment)
+        for segment in self._extent.segments:
+            self._archive.check(segment)
         low, high = bounds[self.to]
         if not self._is_ours(low, high):
             raise RefusedError(
@@ -161,15 +161,34 @@ class _Target:
             return high <= self.first
         if high > self._extent.next or low > self.first:
             return False
-        ends = {Coordinates(*self.to, low), Coordinates(*self.to, high - 1)}
-        return all(self._is_from_here(record) for record in reader.fetch(self._target_settings, ends).values())
+        first = min(self.first, high - 1)
+        return all(map(self._is_from_here, {low, first, self._last_record(high)}))
 
-    def _is_from_here(self, record: Record) -> bool:
-        """Return whether a record in the target was written by a restore."""
-        if record.at.offset < self.first:
-            return record.payload == PLACEHOLDER
-        archived = self._archive.fetch([Coordinates(*self._from, record.at.offset)])
-        return fingerprint(record) == fingerprint(*archived.values())
+    def _is_from_here(self, offset: int) -> bool:
+        """Return whether the target has at this offset what a restore writes there."""
+        records = [*reader.read(self._target_settings, {self.to: offset}, {self.to: offset + 1})]
+        if not records:
+            return self._extent.first <= offset < self.first
+        if offset < self.first:
+            return records[0].payload == PLACEHOLDER
+        archived = self._archive.fetch([Coordinates(*self._from, offset)])
+        return fingerprint(*records) == fingerprint(*archived.values())
+
+    def _first_record(self) -> int:
+        """Return the offset of the archive's first record; its end if it has none: nothing can be written before it."""
+        records = self._archive.read({self._from: self._extent.first}, {self._from: self._extent.next})
+        return next((record.at.offset for record in records), self._extent.next)
+
+    def _last_record(self, end: int) -> int:
+        """Return the offset of the last record below `end`, as the archive has it."""
+        if not self.has_holes or end <= self.first:
+            return end - 1
+        ranges = [[*files] for _, files in groupby(self._extent.segments, key=attrgetter("first", "next"))]
+        for segments in reversed([segments for segments in ranges if segments[0].first < end]):
+            offsets = [record.at.offset for record in self._archive.range(self._from, segments)]
+            if before := [offset for offset in offsets if offset < end]:
+                return before[-1]
+        return self.first
 
     def is_behind(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> bool:
         """Return whether anything of the archive is missing here."""
@@ -180,18 +199,28 @@ class _Target:
         for offset in range(high, self.first):
             self._send(producer, offset, None, PLACEHOLDER)
 
-    def write(self, producer: Producer, high: int) -> Restored:
-        """Write the records that are not there yet."""
+    def write(self, producer: Producer, holes: HoleWriter | None, high: int) -> Restored:
+        """Write the records that are not there yet, and the holes between them."""
         begin, next_ = max(self.first, high), self._extent.next
-        headers_left_out = 0
-        for record in self._archive.read({self._from: begin}, {self._from: next_}):
-            self._send(producer, record.at.offset, record.key, record.payload, record.timestamp_ms, record.headers)
-            headers_left_out += record.headers == LEFT_OUT
-        return Restored(self._label, self._partition, self.first, next_, next_ - begin, headers_left_out)
+        written = headers_left_out = 0
+        for hole in holes_after(self._archive.read({self._from: begin}, {self._from: next_}), begin, next_):
+            if (record := hole.before) is not None:
+                written += 1
+                headers_left_out += record.headers == LEFT_OUT
+                if hole.size != 1:
+                    self._send(
+                        producer, record.at.offset, record.key, record.payload, record.timestamp_ms, record.headers
+                    )
+            if hole.size:
+                assert holes is not None, "some target has holes"  # noqa: S101
+                producer.flush()
+                holes.write(self.to, hole, PLACEHOLDER)
+        empty = next_ - begin - written
+        return Restored(self._label, self._partition, self.first, next_, written, headers_left_out, empty)
 
     def check_done(self, low: int, high: int) -> None:
         """Raise LogError unless the partition now has the offsets of the archive."""
-        if (low, high) != (self.first, self._extent.next):
+        if high != self._extent.next or not self._extent.first <= low <= self.first:
             raise LogError(
                 f"{self._position}: has offsets {low} to {high - 1} now, expected {self.first} to "
                 f"{self._extent.next - 1}: another process writes to this topic. Stop it, delete the topic, restore"
