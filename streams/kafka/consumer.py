@@ -27,6 +27,7 @@ from streams.kafka.lag_meter import LagMeter
 from streams.kafka.reader import Reader, bounds_of, consume, is_unknown_topic, trouble_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import ANSWER_S, MISSING_S, NOTICE_S, TICK_S, TRANSIENT, BrokerOutage
+from streams.kafka.topic_ids import TopicIds, note
 from streams.kafka.topics import topics, wrong_partitions
 from streams.observability import catalog
 from streams.settings.model import Settings
@@ -116,6 +117,7 @@ class GroupConsumer(Reader):
             self._topics[0],
             outage,
         )
+        self._topic_ids: TopicIds = TopicIds(settings.kafka, self._topics)
         self._subscribe()
 
     def __enter__(self) -> Self:
@@ -133,6 +135,7 @@ class GroupConsumer(Reader):
         self._raise_trouble()
         self._meter.heartbeat()
         self._look_for_open_transactions()
+        self._topic_ids.look()
         if self._must_rejoin:
             self._must_rejoin = False
             self._rejoin()
@@ -161,7 +164,8 @@ class GroupConsumer(Reader):
             if failed.code() == ck.KafkaError._AUTO_OFFSET_RESET:
                 self._stopped.add((message.topic(), message.partition()))
         elif failed.code() == ck.KafkaError._AUTO_OFFSET_RESET:
-            self._trouble = self._lost(message.topic(), message.partition()) or error
+            topic, partition = message.topic(), message.partition()
+            self._trouble = self._topic_ids.recreation(topic) or self._lost(topic, partition) or error
         elif failed.code() != ck.KafkaError.INCONSISTENT_GROUP_PROTOCOL or not self._waits_for_others():
             self._trouble = error
 
@@ -218,7 +222,7 @@ class GroupConsumer(Reader):
 
     def _committing(self, tp: TopicPartition, offset: int) -> ck.TopicPartition:
         """Return what a commit of this partition says."""
-        return ck.TopicPartition(*tp, offset)
+        return ck.TopicPartition(*tp, offset, metadata=note(self._topic_ids.of(tp[0])))
 
     def _on_commit(self, failed: ck.KafkaError | None, partitions: list[ck.TopicPartition]) -> None:
         for commit in partitions:
@@ -282,6 +286,7 @@ class GroupConsumer(Reader):
         tps = [(tp.topic, tp.partition) for tp in partitions]
         try:
             self._refuse_added(tps)
+            self._ask(self._topic_ids.ask, "which topics there are")
             starts = self._starts(tps)
         except ck.KafkaException as exc:
             self._must_rejoin = exc.args[0].code() in TRANSIENT
@@ -326,7 +331,7 @@ class GroupConsumer(Reader):
 
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
         """Return where to begin in each of these partitions. Raises LogError if a commit cannot be right."""
-        return [self._start(tp) for tp in self._commits(tps)]
+        return [self._start(tp) for tp in self._commits_here(tps)]
 
     def _start(self, committed: ck.TopicPartition) -> ck.TopicPartition:
         tp, offset = (committed.topic, committed.partition), committed.offset
@@ -369,6 +374,14 @@ class GroupConsumer(Reader):
                 "earliest"
             )
         return None
+
+    def _commits_here(self, partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
+        """Return the commits, without an offset where they were made in a topic of this name that was deleted."""
+        commits = self._commits(partitions)
+        for commit in commits:
+            if self._topic_ids.is_of_another((commit.topic, commit.partition), commit.offset, commit.metadata):
+                commit.offset = ck.OFFSET_INVALID
+        return commits
 
     def _commits(self, partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
         tps = [ck.TopicPartition(*tp) for tp in partitions]

@@ -11,7 +11,7 @@ Not covered: commits beyond the end of a recreated log; and the trainer, which r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import confluent_kafka as ck
@@ -21,6 +21,7 @@ from streams.errors import LogError, NotFoundError, RefusedError
 from streams.kafka import admin as kafka_admin
 from streams.kafka.client import admin_client, unreachable
 from streams.kafka.record import TopicPartition
+from streams.kafka.topic_ids import noted_id
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
@@ -30,7 +31,7 @@ GROUPS = ("streams", "scoring", "policy-", "agents-", "trainer-")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a group has committed in one partition, beside the partition's offsets."""
+    """The commit of a group in one partition, and the offsets of the partition."""
 
     group: str
     """Without topics.prefix."""
@@ -41,20 +42,24 @@ class Position:
     next: int
     metadata: str | None = None
     """Of the commit; kept by `skip`."""
+    recreated: bool = False
+    """Whether it was committed in a topic of this name that was deleted: it counts for nothing."""
 
     @property
     def lag(self) -> int:
         """Records that the group has not committed."""
-        return max(0, self.next - max(self.committed, self.first))
+        return max(0, self.next - (self.first if self.recreated else max(self.committed, self.first)))
 
     @property
     def gone(self) -> int:
         """Records that retention has cut before the group committed them."""
-        return max(0, self.first - self.committed)
+        return 0 if self.recreated else max(0, self.first - self.committed)
 
     @property
     def state(self) -> str:
-        """`ok`, `cut` with the number, or `beyond the end`."""
+        """`ok`, `cut` with the number, `recreated`, or `beyond the end`."""
+        if self.recreated:
+            return "recreated"
         if self.gone:
             return f"cut: {self.gone} records gone"
         return "beyond the end" if self.committed > self.next else "ok"
@@ -66,6 +71,7 @@ def positions(settings: Settings) -> list[Position]:
     Raises NotFoundError without the topics, LogError if the broker does not answer.
     """
     bounds = kafka_admin.offsets(settings, topics(settings.topics))
+    ids = kafka_admin.topic_ids(settings, {topic for topic, _ in bounds})
     client = admin_client(settings.kafka)
     prefix, timeout_s = settings.topics.prefix, settings.kafka.request_timeout_s
     result: list[Position] = []
@@ -78,7 +84,7 @@ def positions(settings: Settings) -> list[Position]:
                 commits = futures[name].result().topic_partitions
             except UnicodeDecodeError as exc:  # librdkafka reads metadata that ends without NUL beyond its end
                 raise LogError(f"group {name}: a note in its commits could not be read ({exc}); try again") from exc
-            result += [_position(name.removeprefix(prefix), tp, bounds) for tp in commits if _counts(tp, bounds)]
+            result += [_position(name.removeprefix(prefix), tp, bounds, ids) for tp in commits if _counts(tp, bounds)]
     except ck.KafkaException as exc:
         raise unreachable(settings.kafka, exc.args[0].str()) from exc
     return sorted(result, key=lambda position: (position.group, position.topic, position.partition))
@@ -119,9 +125,12 @@ def _counts(tp: ck.TopicPartition, bounds: Iterable[TopicPartition]) -> bool:
     return tp.offset >= 0 and (tp.topic, tp.partition) in bounds
 
 
-def _position(group: str, tp: ck.TopicPartition, bounds: dict[TopicPartition, tuple[int, int]]) -> Position:
+def _position(
+    group: str, tp: ck.TopicPartition, bounds: Mapping[TopicPartition, tuple[int, int]], ids: Mapping[str, str]
+) -> Position:
     first, end = bounds[tp.topic, tp.partition]
-    return Position(group, tp.topic, tp.partition, tp.offset, first, end, tp.metadata or None)
+    recreated = noted_id(tp.metadata or "") not in ("", ids[tp.topic])
+    return Position(group, tp.topic, tp.partition, tp.offset, first, end, tp.metadata or None, recreated)
 
 
 def members(settings: Settings) -> dict[str, list[str]]:

@@ -23,13 +23,15 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import confluent_kafka as ck
 
+from schemas.conventions import EARLIEST_MS
 from schemas.events import Coordinates
 from streams.errors import LogError, StreamwardError
 from streams.kafka import client
 from streams.kafka.client import POLL_S, unreachable
 from streams.kafka.headers import headers_of
-from streams.kafka.record import EARLIEST_MS, Record, TopicPartition, made_of, warn_of_time
+from streams.kafka.record import Record, TopicPartition, latest_ms, made_of, warn_of_time
 from streams.kafka.retry import ANSWER_S, TRANSIENT, BrokerOutage
+from streams.kafka.topic_ids import TopicIds
 from streams.kafka.topics import FRAMING_BYTES, topics
 from streams.settings.model import Settings
 
@@ -91,6 +93,7 @@ class Reader:
         self._stable_ends: dict[TopicPartition, StableEnd] = {}
         self._positions_before: dict[TopicPartition, int] = {}
         self._next_look = 0.0
+        self._topic_ids: TopicIds | None = None
 
     def end(self, tp: TopicPartition) -> int | None:
         """Return where a partition ends, as far as known without a request; None if nothing is yet."""
@@ -152,7 +155,7 @@ class Reader:
         times = [message.timestamp()[1] for message in messages]
         keys, payloads = map(ck.Message.key, messages), map(ck.Message.value, messages)
         records = list(map(made_of(Record), zip(places, times, keys, payloads, map(headers_of, messages), strict=True)))
-        if times and min(times) < EARLIEST_MS:
+        if times and (min(times) < EARLIEST_MS or max(times) > latest_ms()):
             for record in records:
                 warn_of_time(record.at, record.timestamp_ms)
         return records
@@ -205,6 +208,9 @@ class PartitionReader(Reader):
         """Read from `starts`, to below `ends` if given, instead of what was read until now."""
         self._ends = None if ends is None else dict(ends)
         self._position = dict(starts)
+        names = {topic for topic, _ in starts} if ends is None else set()
+        if names and (self._topic_ids is None or self._topic_ids.names != sorted(names)):
+            self._topic_ids = TopicIds(self._settings.kafka, names)
         reading = [tp for tp in starts if self._ends is None or starts[tp] < self._ends[tp]]
         partitions = [ck.TopicPartition(*tp, starts[tp]) for tp in reading]
         self._consumer.assign(partitions)
@@ -253,6 +259,8 @@ class PartitionReader(Reader):
         """Return up to `count` messages below the bounds. Raises as `poll`."""
         self._raise_trouble()
         self._look_for_open_transactions()
+        if self._topic_ids is not None:
+            self._topic_ids.look()
         messages = consume(self._consumer, count, timeout_s)
         if messages:
             self._heard_at, self._missing = time.monotonic(), None
@@ -327,7 +335,8 @@ class PartitionReader(Reader):
     def _note(self, message: Any) -> None:
         """Handle a message that is not a record."""
         if (trouble := trouble_of(message)) is not None:
-            self._trouble = trouble
+            recreated = None if self._topic_ids is None else self._topic_ids.recreation(message.topic())
+            self._trouble = recreated or trouble
         elif message.error().code() == ck.KafkaError._PARTITION_EOF:
             # the log ends here: between the last record and the end are only transaction markers
             tp = (message.topic(), message.partition())

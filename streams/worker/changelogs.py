@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from schemas import json_text
+from streams.kafka import topic_ids
 from streams.kafka.record import TopicPartition
 
 FORMAT = 1
@@ -72,11 +73,15 @@ class Changelogs:
         """Return where each of these changelog partitions ends, as far as written to or accepted here."""
         return {tp: self._extents[tp].end for tp in tps if tp in self._extents}
 
-    def note(self, partition: int) -> str:
-        """Return what a commit of a source partition with this number notes. Called from the consumer's thread."""
+    def note(self, partition: int, topic_id: str = "") -> str:
+        """Return what a commit of a source partition with this number notes, and the id of its topic.
+
+        Called from the consumer's thread.
+        """
         extents = sorted(self._extents.copy().items())
         reach = {topic: list(extent) for (topic, number), extent in extents if number == partition}
-        return json.dumps({"v": FORMAT, "changelogs": reach}, separators=(",", ":")) + END if reach else ""
+        note = ({"v": FORMAT, "changelogs": reach} if reach else {}) | ({topic_ids.KEY: topic_id} if topic_id else {})
+        return json.dumps(note, separators=(",", ":")) + END if note else ""
 
 
 def read_note(metadata: str) -> dict[str, Extent]:

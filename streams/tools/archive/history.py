@@ -6,7 +6,7 @@
 
 A tool that reads old records reads them here and not from the broker, so retention does not matter to it. Archive and
 log are joined by offset: nothing is read twice, and records that are in neither are an error that names them. Where
-both have the last archived record, the two are compared first: a topic that was recreated is another log.
+both have the last archived record, the two are compared first: a topic that was recreated is another log (seams.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from streams.kafka.history import History, LogHistory
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from streams.tools.archive.segments import ArchiveReader, fingerprint
+from streams.tools.archive.seams import check_seams
+from streams.tools.archive.segments import ArchiveReader
 
 Source = Literal["auto", "log", "archive"]
 
@@ -82,6 +83,8 @@ class JoinedHistory:
 
     def __init__(self, settings: Settings, archived: ArchiveHistory, log: LogHistory) -> None:
         self._settings, self._archived, self._log = settings, archived, log
+        self._checked: set[TopicPartition] = set()
+        """Partitions of which log and archive are known to be one."""
         self._labels = {topic.name: label for label, topic in topics(settings.topics).items()}
 
     def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
@@ -148,7 +151,7 @@ class JoinedHistory:
             old[tp] = (start, min(ends[tp], next_))
             if ends[tp] > next_:
                 new[tp] = (next_, ends[tp])
-        self._check_seams([tp for tp in new if tp in old])
+        self._check_joins(starts, [tp for tp in new if tp in old])
         yield from self._archived.read(*_split(old))
         yield from self._log.read(*_split(new))
 
@@ -156,27 +159,19 @@ class JoinedHistory:
         extent = self._archived.archive.extent(self._labels[tp[0]], tp[1])
         return (0, 0) if extent is None else (extent.first, extent.next)
 
-    def _check_seams(self, joined: Iterable[TopicPartition]) -> None:
-        """Raise LogError if the log has another record where the archive ends."""
-        nexts = {tp: self._archive_bounds(tp)[1] for tp in joined}
-        if not nexts:
-            return
-        bounds = self._log.bounds(dict.fromkeys(self._labels[name] for name, _ in nexts))
-        lasts: dict[Coordinates, Record] = {}
-        for tp, next_ in nexts.items():
-            low = bounds[tp][0]
-            if low > next_:
+    def _check_joins(self, tps: Iterable[TopicPartition], joined: Iterable[TopicPartition]) -> None:
+        """Raise LogError if a partition of the log is not the one in the archive, or begins after its end."""
+        new = [tp for tp in tps if tp not in self._checked and self._archive_bounds(tp)[1]]
+        names = dict.fromkeys(topic for topic, _ in (*new, *joined))
+        try:
+            bounds = self._log.bounds([self._labels[name] for name in names]) if names else {}
+        except NotFoundError:
+            return  # the archive is all there is
+        for tp in joined:
+            if (low := bounds[tp][0]) > (next_ := self._archive_bounds(tp)[1]):
                 raise self._gap(tp, next_, low)
-            last = self._archived.archive.last(self._labels[tp[0]], tp[1])
-            if low < next_ and last is not None:  # with holes it may have none there
-                lasts[last.at] = last
-        for position, record in self._log.fetch(lasts).items():
-            if fingerprint(record) != fingerprint(lasts[position]):
-                raise LogError(
-                    f"{position}: the log holds another record here than the archive in "
-                    f"{self._settings.archive.store}: the topic was recreated. Read one of them with --source archive "
-                    "or --source log, or set archive.store to another place for the new log"
-                )
+        check_seams(self._archived.archive, self._log, {tp: bounds[tp] for tp in new if tp in bounds})
+        self._checked.update(new)
 
     def fetch(self, positions: Iterable[Coordinates]) -> dict[Coordinates, Record]:
         """Return the records at these coordinates. Raises LogError, naming those that are gone."""

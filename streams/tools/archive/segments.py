@@ -77,6 +77,15 @@ class ArchiveReader:
         """Return the folder of a topic, relative to the store."""
         return self._topics[label].name
 
+    def label(self, folder: str) -> str:
+        """Return the label of the topic with this name."""
+        return next(label for label, topic in self._topics.items() if topic.name == folder)
+
+    @property
+    def location(self) -> str:
+        """Where the archive is, as the settings say it."""
+        return self._settings.archive.store
+
     def table(self, label: str) -> ArchiveTable:
         """Return the table of a topic, whether it exists or not."""
         if label not in self._tables:
@@ -111,13 +120,22 @@ class ArchiveReader:
         return None if extent is None else extent.next
 
     def last(self, label: str, partition: int) -> Record | None:
-        """Return the record before `next_offset`, if there is one; its segment's sha256 is not checked."""
-        extent = self.extent(label, partition)
-        if extent is None or not extent.segments:
-            return None
-        position = Coordinates(self.folder(label), partition, extent.next - 1)
-        newest = [segment for segment in extent.segments if segment.next == extent.next]
-        return self._find(newest, position, checked=False)
+        """Return the last record that is archived, if any is; its segment's sha256 is not checked.
+
+        After it there may be offsets that hold no record.
+        """
+        newest_first = reversed(self.segments(label, partition))
+        for _, files in groupby(newest_first, key=lambda segment: segment.first):
+            lasts = {self._last_offset(file): file for file in files if file.records}
+            if lasts:
+                position = Coordinates(self.folder(label), partition, max(lasts))
+                return self._find([lasts[position.offset]], position, checked=False)
+        return None
+
+    def _last_offset(self, segment: Segment) -> int:
+        end = Coordinates(self.folder(segment.label), segment.partition, segment.next)
+        *_, offsets = self._group_of(segment, end, checked=False)
+        return offsets[-1]
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -103,10 +103,10 @@ def sync(
     archived, or if this is not the log that was archived; what can be archived is archived first.
     """
     stop, labels = stop or threading.Event(), list(labels)
-    outage, lag = BrokerOutage(settings.kafka, stop, meter), ArchiveLag(meter)
+    outage, lag, known = BrokerOutage(settings.kafka, stop, meter), ArchiveLag(meter), dict[str, str]()
     while True:
         try:
-            done = _look(settings, labels, stop, lag)
+            done = _look(settings, labels, stop, lag, known)
         except BrokerUnreachable:
             if not follow:
                 raise
@@ -130,18 +130,23 @@ def _pause(seconds: float, stop: threading.Event, meter: Meter) -> bool:
     return stop.is_set()
 
 
-def _look(settings: Settings, labels: list[str], stop: threading.Event, lag: ArchiveLag) -> list[Synced]:
+def _look(
+    settings: Settings, labels: list[str], stop: threading.Event, lag: ArchiveLag, known: dict[str, str]
+) -> list[Synced]:
+    """Archive what is new. `known` has the ids of topics that were compared with their archive."""
     lag.meter.begin("archives what is new")
+    names = [topics(settings.topics)[label].name for label in labels]
     bounds = admin.offsets(settings, labels)
+    ids = admin.topic_ids(settings, names)
     lag.meter.ready("kafka")
-    bounds_by_label = [
-        {p: bound for (name, p), bound in bounds.items() if name == topics(settings.topics)[label].name}
-        for label in labels
-    ]
+    bounds_by_label = [{p: bound for (topic, p), bound in bounds.items() if topic == name} for name in names]
     done: list[Synced] = []
     troubles: list[str] = []
     with ThreadPoolExecutor(WRITERS, "archive") as writers:
-        tables = [TopicSync(settings, label, writers, lag) for label in labels]
+        tables = [
+            TopicSync(settings, label, writers, lag, is_known=ids[name] == known.get(name))
+            for label, name in zip(labels, names, strict=True)
+        ]
         for table, ranges in zip(tables, bounds_by_label, strict=True):
             table.report_ends(ranges)
         for table, ranges in zip(tables, bounds_by_label, strict=True):
@@ -151,6 +156,7 @@ def _look(settings: Settings, labels: list[str], stop: threading.Event, lag: Arc
                 table.compact_small(stop)
     if troubles:
         raise LogError("\n".join(troubles))
+    known |= ids
     return done
 
 
@@ -175,8 +181,15 @@ class TopicSync:
     """One topic and its archive."""
 
     def __init__(
-        self, settings: Settings, label: str, writers: ThreadPoolExecutor, lag: ArchiveLag = UNREPORTED
+        self,
+        settings: Settings,
+        label: str,
+        writers: ThreadPoolExecutor,
+        lag: ArchiveLag = UNREPORTED,
+        *,
+        is_known: bool = False,
     ) -> None:
+        """`is_known`: the topic is the one that was archived, also where it has nothing new to tell by."""
         self._settings, self._label, self._writers, self._lag = settings, label, writers, lag
         self._archive = ArchiveReader(settings)
         self._table = self._archive.table(label)
@@ -185,6 +198,7 @@ class TopicSync:
         self._waiting: list[_NewRange] = []
         self._reader: bulk.Bulk | None = None
         self._low = 0
+        self._is_known = is_known
         self.troubles: list[str] = []
         """What keeps partitions from being archived, a sentence each."""
 
@@ -261,7 +275,7 @@ class TopicSync:
         self._note(partition, before)
         self._low, start = low, before.next
         rows_of = self._chunks(partition, start, high)
-        rows = next(rows_of, None) if start < high and not stop.is_set() else None
+        rows = next(rows_of, None) if (start < high or not self._is_known) and not stop.is_set() else None
         while start < high and not stop.is_set():
             self._lag.note_archived(self._label, partition, start, rows.timestamps[0] if rows is not None else None)
             writing = RangeWriter(self._settings, self._archive.store, self._label, partition)
@@ -317,12 +331,15 @@ class TopicSync:
 
     def _chunks(self, partition: int, start: int, high: int) -> Iterator[DecodedRows]:
         """Yield the log from `start` on, once it is known to continue where the archive ends."""
-        last = self._archive.last(self._label, partition) if self._low < start else None
-        tp = (self._name, partition)
+        last, tp = self._archive.last(self._label, partition), (self._name, partition)
+        if last is not None and last.at.offset < self._low:
+            last = None
+        if last is None and start == high:
+            return
         limit = max(1, self._settings.archive.segment_records)
         if self._reader is None:
             self._reader = bulk.Bulk(self._settings, {}, ends={}, fetch_wait_ms=FETCH_WAIT_MS)
-        self._reader.assign({tp: start if last is None else start - 1}, {tp: high})
+        self._reader.assign({tp: start if last is None else last.at.offset}, {tp: high})
         for rows in self._reader.pieces(headers=True):
             if last is not None:
                 if rows.offsets[0] < start:

@@ -35,10 +35,12 @@ from streams.arrow import bulk, decode
 from streams.arrow.decode import Bad, DecodedRows
 from streams.errors import LogError, NotFoundError, SettingsError, StreamwardError
 from streams.files import Scratch
+from streams.kafka.history import LogHistory
 from streams.kafka.times import parse_time
 from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
+from streams.tools.archive.seams import check_seams
 from streams.tools.archive.segments import ArchiveReader
 from streams.tools.archive.tables import Segment
 from streams.tools.query import archived, statement as query_statement
@@ -233,12 +235,17 @@ class Session:
         return {label for view in named for label in (view.label, *view.also)}
 
     def check(self, labels: set[str]) -> None:
-        """Return if the segments of these topics exist as they were written; checks once. Raises LogError."""
+        """Return if the segments of these topics exist as they were written, and the log is the one that was archived.
+
+        Checks once. Raises LogError.
+        """
         if self._archive is None:
             return
         for label in labels - self._looked_at:
-            for segment in self._parts[label].segments:
+            parts = self._parts[label]
+            for segment in parts.segments:
                 self._archive.sound(segment)
+            check_seams(self._archive, LogHistory(self._settings), parts.bounds)
             self._looked_at.add(label)
 
     # --- what could not be read ---------------------------------------------------------------------------------------

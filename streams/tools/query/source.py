@@ -10,7 +10,7 @@ retention was faster than the archive, are reported as a gap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -108,6 +108,8 @@ class Parts:
     """First offset to be read from the log."""
     ends: dict[TopicPartition, int] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
+    bounds: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    """First and next offset of each partition in the log."""
     missing: bool = False
     """Whether the log was read, and does not have the topic."""
 
@@ -191,4 +193,4 @@ def _cut(topic: Topic, segments: tuple[Segment, ...], bounds: dict[TopicPartitio
         elif 0 < high < begin:
             reason = f"the log ends at {high}, before the archive's {begin}: the topic was recreated, and is not read"
             gaps.append(Gap(position, reason))
-    return Parts(topic, segments, starts, ends, tuple(gaps), missing=not own_bounds)
+    return Parts(topic, segments, starts, ends, tuple(gaps), own_bounds, missing=not own_bounds)

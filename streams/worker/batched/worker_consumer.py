@@ -119,7 +119,7 @@ class WorkerConsumer(GroupConsumer):
     def _starts(self, tps: list[TopicPartition]) -> list[ck.TopicPartition]:
         """Return where to begin: at the commit, or at the first record where there is none, or rows were lost."""
         self.waits = False
-        commits = {(commit.topic, commit.partition): commit for commit in self._commits(tps)}
+        commits = {(commit.topic, commit.partition): commit for commit in self._commits_here(tps)}
         fed = self.changelogs_of(tps)
         self.bounds = self._bounds_now([*tps, *fed])
         for tp, commit in commits.items():
@@ -169,7 +169,7 @@ class WorkerConsumer(GroupConsumer):
         return {tp: Bounds(first[tp], end[tp]) for tp in tps}
 
     def _committing(self, tp: TopicPartition, offset: int) -> ck.TopicPartition:
-        note = self.changelogs.note(tp[1]).rstrip(END)  # the client adds the zero byte at its end
+        note = self.changelogs.note(tp[1], self._topic_ids.of(tp[0])).rstrip(END)  # the client adds the zero byte
         return ck.TopicPartition(*tp, offset, metadata=note) if note else ck.TopicPartition(*tp, offset)
 
     def _waits_for_others(self) -> bool:

@@ -28,6 +28,7 @@ from streams.errors import EventError, LogError, SettingsError
 from streams.kafka.client import tls_context, unreachable
 from streams.kafka.lag_meter import LagMeter
 from streams.kafka.record import Record, dead_letter, encoded, trace_of, warn_of_time
+from streams.kafka.topic_ids import TopicIds
 from streams.kafka.topics import FRAMING_BYTES, Topic, row_bytes, topics
 from streams.observability import catalog
 from streams.observability.logging import quieten_faust
@@ -62,6 +63,8 @@ class App(faust.App):  # type: ignore[misc]  # faust is not typed
     meter: Meter = OFF
     traces: Tracer = NO_TRACER
     """Not `tracer`: that is Faust's own, of another kind."""
+    ids: TopicIds
+    """Of the topics that are read."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -143,6 +146,7 @@ def build_app(
         autodiscover=False,
     )
     app.settings, app.meter, app.traces = settings, meter, tracer
+    app.ids = TopicIds(kafka, ())
     fixes.install(app)
     return app
 

@@ -12,18 +12,21 @@ A partition whose first records were deleted before the group ever committed sta
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import confluent_kafka as ck
 from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP
 
 from streams.errors import LogError
+from streams.kafka.retry import TICK_S
 from streams.kafka.topics import topics, wrong_partitions
 from streams.worker.changelogs import Changelogs, Extent, distrust
 from streams.worker.faust.delivery import Delivery
@@ -66,7 +69,7 @@ async def _commit(self: Any, offsets: Mapping[TP, int]) -> bool:
     try:
         await consumer.commit(
             {
-                TopicPartition(*tp): OffsetAndMetadata(offset, changelogs.note(tp.partition))
+                TopicPartition(*tp): OffsetAndMetadata(offset, changelogs.note(tp.partition, self.app.ids.of(tp.topic)))
                 for tp, offset in owned.items()
             }
         )
@@ -98,7 +101,8 @@ async def perform_seek(self: Any) -> None:
         if tp.topic in shapes and tp.partition >= shapes[tp.topic].partitions:
             raise wrong_partitions(shapes[tp.topic], f"a partition {tp.partition}")
     committed = await self.seek_to_committed()
-    start = {tp: committed.get(tp) or 0 for tp in tps}
+    await _ask_for_ids(self.app, {tp.topic for tp in tps})
+    start = {tp: _commit_here(self.app, tp, committed.get(tp) or 0) for tp in tps}
     owned = sorted(self.assignment())
     first, ends = await self.earliest_offsets(*owned), await self.highwaters(*owned)
     extents = {tp: Extent(first.get(tp) or 0, ends.get(tp) or 0) for tp in owned}
@@ -123,6 +127,24 @@ async def perform_seek(self: Any) -> None:
         self._gap.pop(tp, None)
         self._acked[tp].clear()
         self._acked_index[tp].clear()
+
+
+async def _ask_for_ids(app: Any, names: set[str]) -> None:
+    """Take the ids that these topics have now, in a thread: aiokafka does not know them, and librdkafka does."""
+    app.ids.names = sorted(names)
+    deadline = monotonic() + app.conf.broker_request_timeout
+    while True:
+        try:
+            return await asyncio.to_thread(app.ids.ask)
+        except ck.KafkaException:
+            if monotonic() > deadline:
+                raise
+            await asyncio.sleep(TICK_S)
+
+
+def _commit_here(app: Any, tp: TP, offset: int) -> int:
+    """Return the committed offset; 0 if it was committed in a topic of this name that was deleted."""
+    return 0 if app.ids.is_of_another(tp, offset, changelogs_of(app).notes.get(tp)) else offset
 
 
 async def _wind_back(consumer: Any, start: Mapping[TP, int], extents: Mapping[TP, Extent]) -> set[TP]:

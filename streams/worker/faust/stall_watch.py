@@ -21,6 +21,7 @@ from faust.types import TP
 from faust.types.transports import ConsumerT
 from mode.services import Service
 
+from streams.errors import LogError
 from streams.processes.watchdog import Watchdog, end_process
 from streams.worker.faust.membership import membership
 from streams.worker.stalls import Sight, StallDetector
@@ -77,6 +78,10 @@ class StallWatch(Service):  # type: ignore[misc]  # mode is not typed
                 end_process(hole)
             if stuck is not None and await broker_answers(self.app):
                 end_process("\n".join([f"{stuck}. Tasks that wait:", *await_chains()]))
+            try:
+                self.app.ids.look()
+            except LogError as exc:
+                await self.app.crash(exc)
             if not self.app.rebalancing:
                 with contextlib.suppress(IllegalStateError):  # revoked meanwhile
                     await self._look_behind(self.app.consumer)

@@ -18,7 +18,7 @@ from typing import Any
 from schemas import events
 from streams.cli.runtime import until_stopped
 from streams.errors import EventError, StreamwardError
-from streams.kafka import topics as topic_shapes
+from streams.kafka import topic_ids, topics as topic_shapes
 from streams.kafka.record import Record
 from streams.kafka.retry import StoppedWaiting
 from streams.kafka.topics import topics
@@ -104,6 +104,7 @@ def main() -> int:
     loop.STUCK_S = float(os.environ.get("JOIN_STUCK_S", 60))
     loop.FROZEN_S = float(os.environ.get("JOIN_FROZEN_S", 60))
     loop.TICK_S = 0.5
+    topic_ids.LOOK_S = float(os.environ.get("JOIN_LOOK_S", topic_ids.LOOK_S))
     told = 0.0
     try:
         with until_stopped() as stop:

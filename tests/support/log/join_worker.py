@@ -20,6 +20,7 @@ from typing import Any
 
 from schemas import events
 from streams.errors import EventError, StreamwardError
+from streams.kafka import topic_ids
 from streams.kafka.topics import Topic
 from streams.settings.load import load
 from streams.settings.model import Settings
@@ -106,6 +107,7 @@ def build(conf: Settings) -> apps.App:
 
 
 def main() -> int:
+    topic_ids.LOOK_S = float(os.environ.get("JOIN_LOOK_S", topic_ids.LOOK_S))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         return apps.run_worker(build(load()), grace_s=20)
