@@ -49,11 +49,11 @@ SITUATIONS: tuple[Situation, ...] = (
         number="F88",
         what="Ranges of offsets that hold no record, since a transaction was aborted there; then `archive compact` "
         "and `archive expire`.",
-        result="A range is archived whether it has records or not, and hides none. `archive sync` counts such "
-        "offsets, and says that `archive restore` refuses the topic.",
+        result="A range is archived whether it has records or not, and hides none. `archive sync` counts such offsets, "
+        "and `archive restore` leaves them without a record again.",
         tests=(
             f"{FILTERS}::test_ranges_without_a_record_hide_none_before_and_after_compaction_and_expiry",
-            "tests/log/test_transactions.py::test_archive_sync_says_that_a_topic_has_holes_which_restore_refuses",
+            "tests/log/test_transactions.py::test_archive_sync_says_that_a_topic_has_holes_and_restore_makes_them_again",
         ),
     ),
     Situation(
