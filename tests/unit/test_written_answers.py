@@ -151,6 +151,7 @@ def test_the_number_of_a_very_long_text_is_found_and_not_cut() -> None:
         ("numeric", ["5", "x"], "the answer 'x' in the verifier is no number"),
         ("numeric", "", "the answer in the verifier is empty, and numeric would reward silence"),
         ("exact", " ", "the answer in the verifier is empty, and exact would reward silence"),
+        ("exact", "\u200b\ufeff", "the answer in the verifier is empty, and exact would reward silence"),
         ("math", None, "math compares with the answer in the verifier"),
         ("math", "\\frac{1}{", "the answer '\\\\frac{1}{' in the verifier is half a formula"),
         ("math", "x +", "the answer 'x +' in the verifier is half a formula"),
