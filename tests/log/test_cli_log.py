@@ -250,9 +250,11 @@ def times(result: Result) -> list[int]:
     return [row["timestamp"] for row in lines(result)]
 
 
-def test_tail_begins_where_it_is_told(log: Settings) -> None:
+def test_tail_begins_where_it_is_told(settings: Settings) -> None:
     from schemas.serde import encode
 
+    log = settings.model_copy(update={"topics": settings.topics.model_copy(update={"retention_days": 0})})
+    admin.apply_topics(log)  # for ever kept, and so of any time
     at = [1_700_000_000_000 + 1000 * number for number in range(12)]  # 2023-11-14T22:13:20Z, one a second
     write_at(log, "tasks", *((b"k%d" % number, encode(a_task(number)), when) for number, when in enumerate(at)))
 

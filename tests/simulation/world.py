@@ -24,6 +24,7 @@ from unittest import mock
 
 import confluent_kafka as ck
 
+from streams.kafka import topic_ids
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import KEYED_BY_TASK, topics
 from streams.settings.model import Settings
@@ -40,6 +41,17 @@ READ = (*KEYED_BY_TASK, "groups")
 
 def _end_process(why: str) -> NoReturn:
     raise Ended(why)
+
+
+class _WithoutIds:
+    """In place of a client of the node's administration: no topic is recreated here, and none has an id."""
+
+    def list_topics(self, *, timeout: float) -> None:
+        """Nothing is looked at."""
+
+    def describe_topics(self, *_: object, **__: object) -> dict[str, Any]:
+        """Return no topic."""
+        return {}
 
 
 class _Unwatched:
@@ -113,6 +125,7 @@ class Simulation:
             mock.patch.object(ck, "Consumer", lambda config: self._host.consumer(config)),
             mock.patch.object(ck, "Producer", lambda config: self._host.producer(config)),
             mock.patch.object(changelog_topics, "create", lambda _, wanted: self.broker.create_compacted(wanted)),
+            mock.patch.object(topic_ids, "admin_client", lambda *_: _WithoutIds()),
             mock.patch.object(loop, "Watchdog", _Unwatched),
             mock.patch.object(loop, "end_process", _end_process),
             mock.patch.object(loop, "MAX_RECORDS", most),

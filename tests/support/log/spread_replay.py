@@ -51,7 +51,8 @@ class Ended(NamedTuple):
 def archived(settings: Settings) -> Settings:
     """Write a log in which everything that can be wrong with a task is, and archive it; return its settings."""
     kept = settings.archive.model_copy(update={"segment_records": 50})
-    source = settings.model_copy(update={"archive": kept})
+    for_ever = settings.topics.model_copy(update={"retention_days": 0})
+    source = settings.model_copy(update={"archive": kept, "topics": for_ever})
     cluster.apply_topics(source)
     log = Log([[trouble] for trouble in (*TROUBLES, *TROUBLES[::-1])] + [[], [], [], []], seed=3)
     named = topics(source.topics)
