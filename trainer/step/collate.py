@@ -250,5 +250,7 @@ def _not_in(table: TokenTable) -> str:
 def unknown_token(tokens: TokenIds, table: TokenTable) -> int | None:
     """Return the first id that no token has, None if each has one."""
     ids = tokens.numpy()
-    bad = (ids >= table.size) | np.isin(ids, sorted(table.unassigned))
+    bad = ids >= table.size
+    if table.unassigned:
+        bad |= np.isin(ids, sorted(table.unassigned))
     return tokens[int(bad.argmax())] if bad.any() else None
