@@ -9,6 +9,7 @@ Refused and Ignored mark a field that is not used, with the reason.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -73,8 +74,14 @@ class Refused:
             value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral
         )
         if value is not None and not is_neutral:
-            raise refusal(self.why)
+            raise refusal(f"{self.why}; {self.way_out}")
         return value
+
+    @property
+    def way_out(self) -> str:
+        """What to send instead."""
+        values = " or ".join(json.dumps(value) for value in self.neutral)
+        return f"leave it out, or send {values}" if values else "leave it out"
 
 
 def refusal(why: str) -> PydanticCustomError:

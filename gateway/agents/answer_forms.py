@@ -23,7 +23,7 @@ from streams.errors import CallError
 NOT_SHOWN = "the model does not see it; say in a message what you want"
 ALWAYS_STRICT = "an answer always follows the schema"
 FORMAT = "text, any JSON object, or JSON of a schema, which bears no loss"
-PARALLEL = "false: at most one call, where a call or a format is forced"
+PARALLEL = "false: at most one call, and the answer ends with it"
 
 Schema = Annotated[dict[str, Any], Field(alias="schema")]
 """A JSON schema. What of it cannot be forced is refused when the call begins."""
@@ -123,14 +123,14 @@ class ToolsChoice(NamedTuple):
 
 FormParameters = tuple[str, str, str]
 """What a protocol calls the format, the choice of tools, and whether there may be several calls."""
-SEVERAL_CALLS = "several calls are ruled out only where a call or a format is forced; leave it out, and run the first"
 
 
 class ForcedForm(NamedTuple):
     """What a `ModelCall` says of the form of its answer."""
 
-    form: AnswerForm | None
-    form_parameter: str | None
+    form: AnswerForm | None = None
+    form_parameter: str | None = None
+    one_call: str | None = None
 
 
 def forced(
@@ -149,9 +149,7 @@ def forced(
     schema = _schema(text_format, of_format)
     if schema is not None:
         return ForcedForm(AnswerForm(schema=schema, tools=offered, several=choice.several), of_format)
-    if offered and not choice.several:
-        raise CallError("unsupported", f"{of_several} is not supported: {SEVERAL_CALLS}", of_several)
-    return ForcedForm(None, None)
+    return ForcedForm(one_call=of_several if offered and not choice.several else None)
 
 
 def _schema(text_format: Format | None, parameter: str) -> str | None:

@@ -20,6 +20,7 @@ from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
     MOST_TOKENS,
+    NO_EFFORT,
     Model,
     StopText,
     Stream,
@@ -126,8 +127,16 @@ class OutputConfig(Body):
     """What the text is."""
 
     format: MessagesSchemaFormat | None = None
-    effort: Annotated[Any, Refused("the policy has no effort of its own")] = None
+    effort: Annotated[str | None, Ignored(NO_EFFORT)] = None
     task_budget: Annotated[Any, Refused("say it in words; max_tokens is the limit")] = None
+
+
+class Thinking(Body):
+    """Whether the model thinks before it answers."""
+
+    type: Annotated[Any, Refused("the policy has no thinking of its own", "adaptive", "disabled")]
+    display: Annotated[Any, Ignored("there is no thinking to show")] = None
+    budget_tokens: Annotated[Any, Ignored("there is no thinking to limit")] = None
 
 
 class CountTokensBody(Body):
@@ -142,7 +151,7 @@ class CountTokensBody(Body):
     tool_choice: ToolChoice | None = Field(None, description="`auto`, `any`, `tool` or `none`")
     cache_control: Annotated[Any, Ignored(CACHES)] = None
     output_config: OutputConfig | None = Field(None, description="`format`: JSON of a schema, which bears no loss")
-    thinking: Annotated[Any, Refused("the policy has no thinking of its own", {"type": "disabled"})] = None
+    thinking: Thinking | None = Field(None, description="`disabled`, or `adaptive`: the policy decides not to")
     speed: Annotated[Any, Refused("there is one speed", "standard")] = None
 
 

@@ -27,6 +27,8 @@ from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
     MAX_TOKENS,
+    NO_ALTERNATIVES,
+    NO_EFFORT,
     OWN_LOGPROBS,
     Choices,
     MaxTokens,
@@ -90,7 +92,7 @@ class ChatBody(Body):
     seed: Seed = None
     stop: Stop = None
     logprobs: bool | None = Field(None, description="logprobs of the sampled tokens")
-    top_logprobs: Whole | None = Field(None, ge=0, le=20, description="alternatives to each token")
+    top_logprobs: Annotated[Whole | None, Field(ge=0, le=20), Ignored(NO_ALTERNATIVES)] = None
     stream: Stream = None
     stream_options: StreamOptions | None = Field(None, description="`include_usage`")
     user: Annotated[str | None, Ignored(ADDRESS)] = None
@@ -105,8 +107,8 @@ class ChatBody(Body):
     response_format: Annotated[
         TextFormat | JsonObjectFormat | ChatSchemaFormat | None, Field(discriminator="type", description=FORMAT)
     ] = None
-    reasoning_effort: Annotated[Any, Refused("the policy has no reasoning of its own", "none")] = None
-    verbosity: Annotated[Any, Refused("ask for it in words")] = None
+    reasoning_effort: Annotated[str | None, Ignored(NO_EFFORT)] = None
+    verbosity: Annotated[Any, Refused("ask for it in words", "medium")] = None
     frequency_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
     presence_penalty: Annotated[Any, Refused(OWN_LOGPROBS, 0)] = None
     logit_bias: Annotated[Any, Refused(OWN_LOGPROBS, {})] = None
@@ -140,7 +142,7 @@ def call(body: ChatBody, caller: Caller) -> ModelCall:
             stop=tuple(body.stop or ()),
         ),
         count=body.n or 1,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        with_logprobs=bool(body.logprobs),
         ignored=ignored(body),
     )
 

@@ -62,7 +62,9 @@ class CompletionsBody(Body):
     top_p: TopP = None
     seed: Seed = None
     stop: Stop = None
-    logprobs: Whole | None = Field(None, ge=0, le=5, description="logprobs of the sampled tokens, and alternatives")
+    logprobs: Whole | None = Field(
+        None, ge=0, le=5, description="logprobs of the sampled tokens; alternatives are not kept, whatever the number"
+    )
     stream: Stream = None
     stream_options: StreamOptions | None = Field(None, description="`include_usage`")
     user: Annotated[str | None, Ignored(ADDRESS)] = None
@@ -89,8 +91,8 @@ def call(body: CompletionsBody, caller: Caller) -> ModelCall:
             stop=tuple(body.stop or ()),
         ),
         count=body.n or 1,
-        logprobs=body.logprobs,
-        ignored=ignored(body),
+        with_logprobs=body.logprobs is not None,
+        ignored=(*ignored(body), *(["logprobs.alternatives"] if body.logprobs else [])),
     )
 
 
@@ -149,7 +151,7 @@ def _logprobs(body: CompletionsBody, tokens: Sequence[Token], offset: int) -> Te
     return TextLogprobs(
         tokens=[token.text for token in tokens],
         token_logprobs=[token.logprob for token in tokens],
-        top_logprobs=[{other.text: other.logprob for other in token.top} for token in tokens],
+        top_logprobs=[{} for _ in tokens],
         text_offset=offsets,
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from gateway.agents.protocol_answers import SampledLogprob, TokenLogprob
+from gateway.agents.protocol_answers import SampledLogprob
 from gateway.http.body import Body, Whole
 from schemas.faults import Ignored
 from streams.stages.agents.recording.calls import Token
@@ -20,6 +20,8 @@ MAX_TOKENS = 1024
 ADDRESS = "the log knows the agent by its address"
 OWN_LOGPROBS = "logprobs would not be the policy's own"
 FOLLOWS_CHOICE = "arguments follow the schema where a call is forced; elsewhere they are what was sampled"
+NO_EFFORT = "the policy answers as it was trained, without levels of effort"
+NO_ALTERNATIVES = "alternatives to a sampled token are not kept; its own logprob is"
 
 
 class StreamOptions(Body):
@@ -48,20 +50,13 @@ TopP = Annotated[float | None, Field(gt=0, le=1, description="default: 1")]
 MaxTokens = Annotated[
     Whole | None, Field(ge=1, le=MOST_TOKENS, description=f"most tokens of an answer; default: {MAX_TOKENS}")
 ]
-Model = Annotated[str, Field(description="`POLICY`, or `POLICY@7` for one version")]
+Model = Annotated[str, Field(description="`POLICY`, `POLICY@7` for one version, or a name of `serve.model_names`")]
 Stream = Annotated[bool | None, Field(description="server-sent events")]
 
 
 def logprobs(tokens: Sequence[Token]) -> list[SampledLogprob]:
-    """Return tokens as OpenAI's chat and responses have them: text, bytes, logprob, and the most likely ones."""
+    """Return tokens as OpenAI's chat and responses have them: text, bytes and logprob."""
     return [
-        SampledLogprob(
-            token=token.text,
-            bytes=list(token.bytes),
-            logprob=token.logprob,
-            top_logprobs=[
-                TokenLogprob(token=other.text, bytes=list(other.bytes), logprob=other.logprob) for other in token.top
-            ],
-        )
+        SampledLogprob(token=token.text, bytes=list(token.bytes), logprob=token.logprob, top_logprobs=[])
         for token in tokens
     ]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ from gateway.agents.protocol_answers import (
     TextCompletion,
     TokenCount,
 )
-from gateway.agents.responses_body import ResponsesBody
+from gateway.agents.responses_body import Item, ItemReference, ResponsesBody
 from gateway.http import errors, sse
 from gateway.http.principal import may_ask, principal_of, sees
 from gateway.http.request_record import RequestRecord, record_of
@@ -58,6 +59,9 @@ class AnswersCalls(FindsAgents, Protocol):
 
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
+
+    def model_of(self, name: str) -> str:
+        """Return the model that a call asks for by a name."""
 
     def models(self) -> Sequence[ServedModel]:
         """Return what can be asked for, the policy itself first."""
@@ -117,7 +121,8 @@ class AgentProtocols:
         """Answer a conversation, or continue one that the log has."""
         body, caller = await read_model_call(request, ResponsesBody, raw, self._recorder)
         created_s, conversation = time.time(), await self._conversation(request, body.previous_response_id)
-        begun, pieces = await self._begin(request, responses.call(body, caller, conversation))
+        whole = await self._resolve_items(request, body)
+        begun, pieces = await self._begin(request, responses.call(whole, caller, conversation))
         if body.stream:
             return _stream(responses.events(body, begun, pieces, created_s), begun, sse.END)
         [done] = await _finish(request, pieces)
@@ -178,20 +183,24 @@ class AgentProtocols:
     )
     async def get_model(self, request: Request, name: str) -> ModelCard | MessagesModelCard:
         """Look at one model."""
-        model = next((model for model in self._models(request) if model.name == name), None)
+        models = {model.name: model for model in self._models(request)}
+        model = models.get(name) or models.get(self._recorder.model_of(name))
         if model is None:
             raise _no_model(name)
+        model = model._replace(name=name)
         return _messages_card(model) if _speaks_messages(request) else _card(model)
 
     def _models(self, request: Request) -> list[ServedModel]:
         """Return the models that a request may know of."""
-        return [model for model in self._recorder.models() if may_ask(request, model.name, self._shared)]
+        models, model_of = self._recorder.models(), self._recorder.model_of
+        return [model for model in models if may_ask(request, model_of(model.name), self._shared)]
 
     def _check_model(self, request: Request, call: ModelCall) -> ModelCall:
-        """Return the call. Raises CallError if its model is another tenant's."""
-        if not may_ask(request, call.model, self._shared):
+        """Return the call by the name of its model. Raises CallError if that is another tenant's."""
+        model = self._recorder.model_of(call.model)
+        if not may_ask(request, model, self._shared):
             raise _no_model(call.model)
-        return call
+        return replace(call, model=model)
 
     async def _begin(self, request: Request, call: ModelCall) -> tuple[Begun, AsyncGenerator[Piece, None]]:
         """Return the call's beginning, and what is still to come. Raises CallError if it cannot begin."""
@@ -206,13 +215,31 @@ class AgentProtocols:
         """Return the conversation that a response continues. Raises CallError if the key may see no such response."""
         if response_id is None:
             return ()
-        turn_id, conversation = response_id.removeprefix("resp_"), None
-        agent_id = await self._recorder.agent_of(turn_id)
-        if agent_id is not None and sees(principal_of(request), agent_id):
-            conversation = await self._recorder.conversation(turn_id)
-        if conversation is None:
+        conversation = await self._visible_messages(request, response_id.removeprefix("resp_"))
+        if not conversation:
             raise CallError("not_found", f"there is no response {response_id}", "previous_response_id")
         return conversation
+
+    async def _resolve_items(self, request: Request, body: ResponsesBody) -> ResponsesBody:
+        """Return the body with the items that it only refers to. Raises CallError for one that the key may not see."""
+        items: list[Item] = []
+        for number, item in enumerate(body.input):
+            if isinstance(item, ItemReference):
+                messages = await self._visible_messages(request, responses.turn_of_item(item.id))
+                recorded = responses.recorded_item(item.id, messages[-1]) if messages else None
+                if recorded is None:
+                    text = f"there is no item {item.id} in the log; send the item itself"
+                    raise CallError("not_found", text, f"input[{number}].id")
+                item = recorded
+            items.append(item)
+        return body.model_copy(update={"input": items})
+
+    async def _visible_messages(self, request: Request, turn_id: str) -> tuple[Message, ...]:
+        """Return the messages up to a turn that the key may see, its answer included; none if there is no such turn."""
+        agent_id = await self._recorder.agent_of(turn_id)
+        if agent_id is None or not sees(principal_of(request), agent_id):
+            return ()
+        return await self._recorder.conversation(turn_id) or ()
 
 
 def _no_model(name: str) -> CallError:

@@ -15,7 +15,13 @@ from gateway.agents.answer_forms import FunctionChoice, ToolsChoice, forced
 from gateway.agents.caller import Caller
 from gateway.agents.parameters import MAX_TOKENS, logprobs
 from gateway.agents.protocol_answers import ModelResponse
-from gateway.agents.responses_body import FunctionCallOutputItem, MessageItem, ResponsesBody
+from gateway.agents.responses_body import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    FunctionTool,
+    MessageItem,
+    ResponsesBody,
+)
 from gateway.http.body import Body, compact, ignored
 from schemas.conversation import join_texts
 from schemas.events import Message, Sampling, Tool, ToolCall
@@ -40,7 +46,7 @@ def call(body: ResponsesBody, caller: Caller, before: Sequence[Message] = ()) ->
         tools=tools,
         tool_choice="none" if choice.kind == "none" else "auto",
         sampling=_sampling(body),
-        logprobs=(body.top_logprobs or 0) if _with_logprobs(body) else None,
+        with_logprobs=_with_logprobs(body),
         ignored=ignored(body),
     )
 
@@ -58,7 +64,7 @@ def _messages(body: ResponsesBody, before: Sequence[Message]) -> tuple[Message, 
         elif isinstance(item, FunctionCallOutputItem):
             content = join_texts(part.text for part in item.output)
             turns.append(Message(role="tool", content=content, tool_call_id=item.call_id))
-        else:
+        elif isinstance(item, FunctionCallItem):
             call = ToolCall(id=item.call_id, name=item.name, arguments=item.arguments)
             last = turns.pop() if turns and turns[-1].role == "assistant" else Message(role="assistant", content="")
             calls = (*last.tool_calls, call)
@@ -68,13 +74,31 @@ def _messages(body: ResponsesBody, before: Sequence[Message]) -> tuple[Message, 
     return (*head, *rest, *turns)
 
 
+def turn_of_item(item_id: str) -> str:
+    """Return the turn of an answer's item, by the item's id; see `_item_id`."""
+    return item_id.partition("_")[2].rpartition("_")[0]
+
+
+def recorded_item(item_id: str, reply: Message) -> MessageItem | FunctionCallItem | None:
+    """Return the item of a recorded answer; None if the answer has no such item."""
+    kind, _, rest = item_id.partition("_")
+    number = rest.rpartition("_")[2]
+    if kind == "msg" and number == "0":
+        return MessageItem.model_validate({"role": "assistant", "content": reply.content})
+    if kind != "fc" or not number.isdecimal() or int(number) >= len(reply.tool_calls):
+        return None
+    call = reply.tool_calls[int(number)]
+    return FunctionCallItem(type="function_call", call_id=call.id, name=call.name, arguments=call.arguments)
+
+
 def _tools(body: ResponsesBody) -> tuple[Tool, ...]:
-    """Return the tools, with their schemas as JSON text."""
+    """Return the tools that the model is shown, with their schemas as JSON text."""
     return tuple(
         Tool(
             name=tool.name, description=tool.description or "", parameters=compact(tool.parameters or {}, f"tools[{n}]")
         )
         for n, tool in enumerate(body.tools or ())
+        if isinstance(tool, FunctionTool)
     )
 
 
@@ -125,7 +149,11 @@ def _fields(body: ResponsesBody, begun: Begun, done: Done | None, created_s: flo
         "tool_choice": body.tool_choice.model_dump()
         if isinstance(body.tool_choice, Body)
         else body.tool_choice or "auto",
-        "tools": [tool.model_dump(include=TOOL_FIELDS) | {"strict": False} for tool in body.tools or ()],
+        "tools": [
+            tool.model_dump(include=TOOL_FIELDS) | {"strict": False}
+            for tool in body.tools or ()
+            if isinstance(tool, FunctionTool)
+        ],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": _sampling(body).top_p,
         "truncation": "disabled",

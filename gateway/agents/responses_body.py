@@ -21,13 +21,15 @@ from gateway.agents.answer_forms import (
 from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
+    NO_ALTERNATIVES,
+    NO_EFFORT,
     MaxTokens,
     Model,
     Stream,
     Temperature,
     TopP,
 )
-from gateway.http.body import Body, Whole
+from gateway.http.body import Body, NamedOnly, Whole
 from schemas.conversation import NO_CACHE_KEYS, TEXT_ALONE, Arguments, Content, ToolSchema
 from schemas.faults import Ignored, Refused
 
@@ -71,8 +73,16 @@ def _kind(item: Any) -> str:
     return kind if isinstance(kind, str) else "message"
 
 
+class ItemReference(Body):
+    """An item of an answer that the log has."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
+    | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
     Discriminator(_kind),
@@ -94,6 +104,23 @@ class FunctionTool(Body):
     defer_loading: Annotated[Any, Refused("every tool is in the prompt", False)] = None
 
 
+class ServerTool(NamedOnly):
+    """A tool that this server does not have: the model is not shown it, so no answer calls it."""
+
+    type: Literal[
+        "namespace",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+        "file_search",
+        "code_interpreter",
+        "image_generation",
+        "tool_search",
+        "mcp",
+    ]
+
+
 class EventOptions(Body):
     """How events are sent."""
 
@@ -104,7 +131,17 @@ class TextOptions(Body):
     """What the text is."""
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat | None, Field(discriminator="type")] = None
-    verbosity: Annotated[Any, Refused("ask for it in words")] = None
+    verbosity: Annotated[Any, Refused("ask for it in words", "medium")] = None
+
+
+class Reasoning(Body):
+    """How a model with a reasoning of its own would reason."""
+
+    effort: Annotated[str | None, Ignored(NO_EFFORT)] = None
+    summary: Annotated[str | None, Ignored("there is no reasoning to summarize")] = None
+    generate_summary: Annotated[str | None, Ignored("there is no reasoning to summarize")] = None
+    context: Annotated[str | None, Ignored("there is no reasoning to keep")] = None
+    mode: Annotated[str | None, Ignored(NO_EFFORT)] = None
 
 
 class ResponsesBody(Body):
@@ -112,11 +149,14 @@ class ResponsesBody(Body):
 
     model: Model
     input: Annotated[list[Item], BeforeValidator(_items, json_schema_input_type=str | list[Item])] = Field(
-        min_length=1, description="text, or messages, `function_call` and `function_call_output` items"
+        min_length=1,
+        description="text, or messages, `function_call`, `function_call_output` and `item_reference` items",
     )
     instructions: str | None = Field(None, description="the system message, before all others")
     previous_response_id: str | None = Field(None, description="continues the recorded conversation of that response")
-    tools: list[FunctionTool] | None = Field(None, description="tools that the client runs")
+    tools: list[Annotated[FunctionTool | ServerTool, Field(discriminator="type")]] | None = Field(
+        None, description="tools that the client runs; those of OpenAI's servers are not shown to the model, and named"
+    )
     tool_choice: ResponsesToolChoice | None = Field(None, description=CHOICES)
     max_output_tokens: MaxTokens = None
     temperature: Temperature = None
@@ -125,9 +165,10 @@ class ResponsesBody(Body):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         None, description="logprobs of the sampled tokens; a policy without reasoning has none to include"
     )
-    top_logprobs: Whole | None = Field(None, ge=0, le=20, description="alternatives to each token")
+    top_logprobs: Annotated[Whole | None, Field(ge=0, le=20), Ignored(NO_ALTERNATIVES)] = None
     stream_options: EventOptions | None = Field(None, description="has nothing that changes an answer")
     metadata: Annotated[dict[str, str] | None, Ignored(ADDRESS)] = None
+    client_metadata: Annotated[Any, Ignored(ADDRESS)] = None
     store: Annotated[bool | None, Ignored("every answer is in the log before it is complete")] = None
     user: Annotated[str | None, Ignored(ADDRESS)] = None
     safety_identifier: Annotated[str | None, Ignored(ADDRESS)] = None
@@ -138,7 +179,7 @@ class ResponsesBody(Body):
     max_tool_calls: Annotated[int | None, Ignored("it limits tools of the server, and there are none")] = None
     parallel_tool_calls: bool | None = Field(None, description=PARALLEL)
     text: TextOptions | None = Field(None, description=f"`format`: {FORMAT}")
-    reasoning: Annotated[Any, Refused("the policy has no reasoning of its own", {}, {"effort": "none"})] = None
+    reasoning: Reasoning | None = Field(None, description="`effort` and `summary` of a reasoning that no policy has")
     truncation: Annotated[Any, Refused("a conversation that does not fit is refused, never cut", "disabled")] = None
     background: Annotated[Any, Refused("an answer belongs to its connection", False)] = None
     background_options: Annotated[Any, Refused("an answer belongs to its connection")] = None

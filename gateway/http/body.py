@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from schemas import json_text
-from schemas.faults import Ignored, Refused, faults
+from schemas.faults import Ignored, Refused, ValueFault, faults
 from streams.errors import CallError, CallErrorKind
 
 KINDS: dict[str, CallErrorKind] = {
@@ -30,6 +30,8 @@ KINDS: dict[str, CallErrorKind] = {
     "invalid": "invalid",
 }
 """Of an error, by the kind of the fault."""
+MOST_FAULTS = 10
+"""Most parameters of one body that an error message names."""
 
 
 class Body(BaseModel):
@@ -54,6 +56,13 @@ class PathQuery(Body):
     """The parameters after the `?` of a path, whose values are texts."""
 
     model_config = ConfigDict(strict=False)
+
+
+class NamedOnly(Body):
+    """An object in a request that changes no answer, whatever it holds; it is named by its type."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str
 
 
 def _whole(value: object) -> object:
@@ -82,7 +91,7 @@ async def sent(request: Request, max_bytes: int) -> bytes:
 
 
 def read(model: type[Read], raw: bytes) -> Read:
-    """Return the body. Raises CallError that names the first parameter that is wrong."""
+    """Return the body. Raises CallError that names every parameter that is wrong."""
     return checked(model, _parse(raw))
 
 
@@ -124,7 +133,7 @@ def _parse(raw: bytes) -> Any:
 
 
 def checked(model: type[Read], value: Any, inside: str = "") -> Read:
-    """Return a value as a body; `inside` is its own path. Raises CallError that names the first parameter wrong."""
+    """Return a value as a body; `inside` is its own path. Raises CallError that names every parameter that is wrong."""
     try:
         return model.model_validate(value)
     except ValidationError as exc:
@@ -140,6 +149,9 @@ def ignored(body: BaseModel, path: str = "") -> tuple[str, ...]:
             for item in value:
                 if isinstance(item, list | BaseModel):
                     yield from paths(item, path)
+            return
+        if isinstance(value, NamedOnly):
+            yield f"{path}.{value.type}"
             return
         fields = _fields(type(value))
         for name in sorted(value.model_fields_set):
@@ -184,10 +196,29 @@ def compact(value: object, path: str) -> str:
 
 
 def _call_error(exc: ValidationError, model: type[BaseModel], value: object, inside: str, *, hides: bool) -> CallError:
-    fault = next(faults(exc, model, value, inside))
+    """Return one error for all that is wrong in a body, with the kind and the parameter of the first."""
+    problems: dict[str, CallError] = {}
+    for fault, error in zip(faults(exc, model, value, inside), exc.errors(include_url=False), strict=True):
+        if not any(_overlap(fault.path, path) for path in problems):  # alternatives to one value are one problem
+            problems[fault.path] = _problem(fault, error["msg"], hides=hides)
+    first, *others = problems.values()
+    if not others:
+        return first
+    messages = dict.fromkeys(problem.message for problem in (first, *others[: MOST_FAULTS - 1]))
+    more = f" | and {len(others) + 1 - MOST_FAULTS} more" if len(others) >= MOST_FAULTS else ""
+    return CallError(first.kind, " | ".join(messages) + more, first.parameter)
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Return whether two paths lead to the same value, or one to a part of the other's."""
+    shorter, longer = sorted((path, other), key=len)
+    return longer.startswith(shorter) and longer[len(shorter) : len(shorter) + 1] in ("", ".", "[")
+
+
+def _problem(fault: ValueFault, message: str, *, hides: bool) -> CallError:
+    """Return the error of one fault; `message` does not have the value that is wrong."""
     if hides and fault.kind == "unknown":  # a value in the place of a name may be a secret
         return CallError("unknown_parameter", "the body has a parameter that there is not; leave it out")
     if hides and fault.kind == "invalid":
-        message = exc.errors(include_url=False, include_input=False)[0]["msg"]
         return CallError("invalid", f"{fault.path or 'the body'}: {message}", fault.path or None)
     return CallError(KINDS[fault.kind], fault.text, fault.path or None)

@@ -41,8 +41,7 @@ from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, Tool
 from schemas.faults import Refused
 from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
-from streams.environments.episodes.environment import Action
-from streams.environments.episodes.trial_episode import TrialEpisode, try_twice
+from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
 from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
 from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
@@ -112,7 +111,7 @@ class EnvironmentBody(Body):
     seed: Annotated[Whole, Field(ge=-(2**63), le=2**63 - 1)] | None = Field(None, description="default: 0")
     settings: dict[str, Any] | None = Field(None, description="of the environment")
     actions: Annotated[list[str], Field(min_length=1, max_length=MOST_ACTIONS)] | None = Field(
-        None, description="what the policy writes; default: at random"
+        None, description="what the policy writes, text or calls of tools; default: at random"
     )
     max_turns: Annotated[Whole, Field(ge=1, le=MOST_ACTIONS)] | None = Field(
         None, description=f"most actions; default: {DEFAULT_ACTIONS}"
@@ -241,7 +240,7 @@ class TrainingJobs:
         """Play an episode of an environment three times, and say what it shows."""
         settings = compact(body.settings or {}, "settings")
         start = EpisodeStart(name=body.environment, settings=settings, seed=body.seed or 0)
-        actions = None if body.actions is None else [Action(text) for text in body.actions]
+        actions = None if body.actions is None else handwritten_actions(body.actions)
         with closing(EnvironmentPool(self._settings.environments)) as pool:
             try:
                 episode = try_twice(pool.open, start, body.max_turns or DEFAULT_ACTIONS, actions)

@@ -60,7 +60,8 @@ def environments_list(call: AppContext, output: Output) -> None:
     "actions",
     multiple=True,
     metavar="TEXT",
-    help="Action of the policy; repeat it for more turns.  [default: random actions]",
+    help='Action of the policy: text, or a tool call, e.g. {"name": "add", "arguments": {"a": 2}}; repeat it for more '
+    "turns.  [default: random actions]",
 )
 @click.option("--max-turns", type=click.IntRange(1, 1024), default=32, show_default=True, help="Maximum of actions.")
 @output_option
@@ -79,17 +80,17 @@ def environments_try(
     from schemas.events import EpisodeStart
     from streams import output as show
     from streams.environments.environment_pool import EnvironmentPool
-    from streams.environments.episodes.environment import Action
-    from streams.environments.episodes.trial_episode import try_twice
+    from streams.environments.episodes.trial_episode import handwritten_actions, try_twice
 
     start = EpisodeStart(name=name, settings=settings, seed=seed)
-    scripted = [Action(text) for text in actions] or None
+    scripted = handwritten_actions(actions) or None
     with closing(EnvironmentPool(call.settings.environments)) as pool:
         trial = try_twice(pool.open, start, max_turns, scripted)
     rows: list[dict[str, Any]] = [_row("", trial.observation.messages, trial.observed[0].digest)]
     for (action, result), observed in zip(trial.steps, trial.observed[1:], strict=True):
         outcome = {"reward": result.reward, "ok": result.ok, "tool": result.tool, "ended": result.is_over}
-        rows.append(_row(action.text, result.observation.messages, observed.digest) | outcome)
+        written = " ".join([action.text, *(f"{call.name}({call.arguments})" for call in action.calls)]).strip()
+        rows.append(_row(written, result.observation.messages, observed.digest) | outcome)
     columns = [
         show.Column("action", "action"),
         show.Column("reward", lambda row: "" if row.get("reward") is None else f"{row['reward']:g}", right=True),

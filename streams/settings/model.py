@@ -841,6 +841,12 @@ class Serve(Section):
         description="PEM file of the certificate chain; the server then speaks https",
     )
     tls_key: Path | None = Field(None, description="PEM file of its private key")
+    model_names: str = Field(
+        "",
+        description="other names for models, which clients insist on: NAME=POLICY or NAME=POLICY@7, comma separated; * "
+        "in a name is any text, and without =POLICY it is policy.name; e.g. gpt-4o-mini,claude-*=chat; the first match "
+        "counts, after the names of policies; empty: none",
+    )
     idle_s: float = Field(1800.0, gt=0, description="idle time after which a trajectory ends, seconds")
     longest_s: float = Field(
         86400.0,
@@ -914,10 +920,26 @@ class Serve(Section):
         return _split(self.outside_scorers)
 
     @property
+    def model_targets(self) -> tuple[tuple[str, str], ...]:
+        """The patterns of `model_names` with the models that they stand for; "": policy.name."""
+        pairs = (part.partition("=") for part in _split(self.model_names))
+        return tuple((pattern.strip(), model.strip()) for pattern, _, model in pairs)
+
+    @property
     def url(self) -> str:
         """The server's address, without a path."""
         scheme = "http" if self.tls_certificate is None else "https"
         return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @model_validator(mode="after")
+    def _model_names_have_models(self) -> Serve:
+        for part, (pattern, model) in zip(_split(self.model_names), self.model_targets, strict=True):
+            if not pattern or ("=" in part and not re.fullmatch(rf"{FOLDER_NAME}(@\d{{1,9}})?", model)):
+                raise ValueError(
+                    f"model_names has {part!r}; expected comma separated NAME, NAME=POLICY or NAME=POLICY@7, e.g. "
+                    "gpt-4o-mini,claude-*=chat"
+                )
+        return self
 
     @model_validator(mode="after")
     def _tls_has_both_files(self) -> Serve:

@@ -98,11 +98,11 @@ class HandFedEngine:
     def __init__(self, ends: frozenset[int], tokenizer_digest: str) -> None:
         self.token_table, self.tokenizer_digest = TokenTable.of_ids(100_000, ends), tokenizer_digest
         self.streams: list[TokenStream] = []
-        self._answers: deque[tuple[Sequence[int], Ending]] = deque()
+        self._answers: deque[tuple[Sequence[int], Ending, str | None]] = deque()
 
-    def says(self, tokens: Sequence[int], ending: Ending = "stop") -> None:
-        """Answer the next generation that has no answer yet with these tokens."""
-        self._answers.append((tokens, ending))
+    def says(self, tokens: Sequence[int], ending: Ending = "stop", stop: str | None = None) -> None:
+        """Answer the next generation that has no answer yet with these tokens; `stop`: the stop text that ends them."""
+        self._answers.append((tokens, ending, stop))
 
     def submit(self, generation: Generation) -> TokenStream:
         """Begin to answer."""
@@ -110,10 +110,10 @@ class HandFedEngine:
         stream = TokenStream(generation)
         self.streams.append(stream)
         if self._answers:
-            tokens, ending = self._answers.popleft()
+            tokens, ending, stop = self._answers.popleft()
             for number, token in enumerate(tokens):
                 stream.push(token, -0.25 * (number + 1))
-            stream.finish(ending)
+            stream.finish(ending, stop=stop)
         return stream
 
     def load(self, version: int, adapter: Path | None) -> None:
@@ -151,13 +151,17 @@ class ServerInMemory:
         """Return what comes of a coroutine in the server's event loop."""
         return self._runner.run(what)
 
-    def post(self, path: str, body: Any, agent: str = "calc", **headers: str) -> httpx.Response:
+    def get(self, path: str, **headers: str) -> httpx.Response:
+        """Return the answer to a request without a body."""
+        return self.post(path, None, method="GET", **headers)
+
+    def post(self, path: str, body: Any, agent: str = "calc", method: str = "POST", **headers: str) -> httpx.Response:
         """Return the whole answer to a request."""
 
         async def answer() -> httpx.Response:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://memory") as client:
                 named = {name.replace("_", "-"): value for name, value in headers.items()}
-                return await client.post(f"/agents/{agent}/v1/{path}", json=body, headers=named)
+                return await client.request(method, f"/agents/{agent}/v1/{path}", json=body, headers=named)
 
         found = self.run(answer())
         as_documented(found)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from schemas.events import Message, Observed, Response, Sampling, ToolCall, Turn, derive_id
+from schemas.events import Message, Observed, Response, Sampling, Tool, ToolCall, Turn, derive_id
 from schemas.serde import encode
 from schemas.tokens import TokenIds
 from streams.stages.agents.trajectories.call_chains import Chains
@@ -139,6 +139,46 @@ def test_a_title_is_auxiliary_whether_it_is_asked_for_before_the_first_call_or_a
         run.call(ASKED if before else TITLE, [ADD] if before else ())
         assert sorted(what(run), key=str) == [("auxiliary", None), ("first", 0)]
         assert str(fold(run.turns)) == "1 of 2 calls delivered; 1 auxiliary"
+
+
+SUMMARIZE = user("Summarize what was said.")
+
+
+def at_the_end(run: Recorded) -> Trajectory:
+    return fold(run.turns, trajectory(turns=len(run.turns)))
+
+
+def test_a_summary_under_the_agents_own_system_prompt_is_auxiliary_once_nothing_has_continued_it() -> None:
+    run = Recorded()
+    first = run.call(ASKED, [ADD])
+    summary = run.call([*run.history(first), SUMMARIZE])
+    assert by_number(run, 1).role == "conversation", "it may still be continued"
+    run.call([ASKED[0], user(f"So far: {summary.reply.content}. Go on.")], [ADD])
+    found = at_the_end(run)
+    assert str(found) == "2 of 3 calls delivered; 1 auxiliary"
+    step = found.steps[1]
+    assert (step.role, step.continuity, step.left_out) == ("auxiliary", "auxiliary", "auxiliary")
+    assert step.reason == "no tools, and no call after it has its answer"
+    assert [[turn.number for turn in chain.turns] for chain in found.chains] == [[2], [0]]
+
+
+@pytest.mark.parametrize("tools", [[ADD], []])
+def test_a_call_without_tools_whose_answer_is_continued_is_the_conversation(tools: list[Tool]) -> None:
+    run = Recorded()
+    first = run.call(ASKED, [ADD])
+    plan = run.call([*run.history(first), user("Plan.")])
+    run.call([*run.history(plan), user("Go on.")], tools)
+    run.call([*run.history(first), user("Go on otherwise.")], [ADD])
+    assert [step.role for step in at_the_end(run).steps] == ["conversation"] * 4
+
+
+def test_the_last_call_of_a_run_is_its_answer_though_it_offers_no_tools() -> None:
+    run = Recorded()
+    first = run.call(ASKED, [ADD])
+    for choice in (0, 1):
+        run.call([*run.history(first), user("Answer now.")], choice=choice, choices=2)
+    assert [step.role for step in at_the_end(run).steps] == ["conversation"] * 3
+    assert at_the_end(run).chains[0].turns[-1].choice == 0
 
 
 def test_every_call_of_an_auxiliary_chain_is_auxiliary() -> None:

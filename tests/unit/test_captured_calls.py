@@ -19,6 +19,7 @@ import pytest
 
 from gateway.http.body import read_call
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
+from schemas.tokens import TokenIds
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
 from streams.stages.agents.trajectories.fold import fold
@@ -180,6 +181,68 @@ def test_a_streamed_call_has_the_logprob_of_every_token() -> None:
     assert told == list(turn.logprobs)
     [call] = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", ())]
     assert call["id"] == turn.reply.tool_calls[0].id
+
+
+SEVERAL_OFF: dict[str, dict[str, Any]] = {
+    "chat/completions": {"parallel_tool_calls": False, "tools": [WEATHER]},
+    "responses": {"parallel_tool_calls": False, "tools": [{"type": "function", **WEATHER["function"]}]},
+    "messages": {
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "tools": [{"name": "weather", "input_schema": {"type": "object"}}],
+        "max_tokens": 999,
+    },
+}
+
+
+def by(path: str, text: str, **parameters: Any) -> dict[str, Any]:
+    """Return a question in the words of a protocol."""
+    said = {"input": text} if path == "responses" else {"messages": [user(text)]}
+    return {"model": "sums", **said, **parameters}
+
+
+def says_until_a_call_ends(server: ServerInMemory, text: str) -> None:
+    """Have the model write a text up to the end of its first call, as engines do where that is a stop text."""
+    before, end, _ = text.partition("</tool_call>")
+    server.engine.says([token for character in before + end for token in RENDER.plain(character)], stop=end)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", SEVERAL_OFF)
+def test_where_a_client_takes_one_call_the_answer_ends_with_it(path: str, stream: bool) -> None:
+    with served() as server:
+        says_until_a_call_ends(server, "See. " + CALL + "\n" + CALL)
+        answer = server.post(path, by(path, "both", **SEVERAL_OFF[path], stream=stream), idempotency_key="1")
+        again = server.post(path, by(path, "both", **SEVERAL_OFF[path], stream=stream), idempotency_key="1")
+        [turn] = server.turns
+    assert server.engine.streams[0].generation.sampling.stop == ("</tool_call>",)
+    assert [call.name for call in turn.reply.tool_calls] == ["weather"] and turn.reply.content == "See."
+    assert (turn.finish_reason, turn.constraint, turn.malformed) == ("tool_calls", None, None)
+    assert RENDER.text(turn.completion_token_ids) == "See. " + CALL
+    assert answer.status_code == again.status_code == 200
+    assert answer.text.count("Ulm") == again.text.count("Ulm") >= 1
+    assert answer.text.count('"stop_sequence"') == answer.text.replace(" ", "").count('"stop_sequence":null')
+
+
+def test_a_call_that_follows_one_of_several_that_were_cut_extends_it() -> None:
+    body = SEVERAL_OFF["chat/completions"]
+    with served() as server:
+        says_until_a_call_ends(server, CALL)
+        reply = ask(server, user("both"), **body)
+        says(server, "fine")
+        result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "sunny"}
+        ask(server, user("both"), reply, result, **body)
+        first, second = server.turns
+    assert (second.continuity, second.parent_id) == ("extends", first.turn_id)
+    whole = first.prompt_token_ids.data + first.completion_token_ids.data + second.prompt_token_ids.data
+    assert RENDER.text(TokenIds(whole)).count("</tool_call>") == 1
+
+
+def test_text_with_a_stray_end_of_a_call_is_text_without_it() -> None:
+    with served() as server:
+        says_until_a_call_ends(server, "odd </tool_call>")
+        answer = server.post("messages", by("messages", "both", **SEVERAL_OFF["messages"])).json()
+    assert answer["content"] == [{"type": "text", "text": "odd "}]
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("end_turn", None)
 
 
 # --- streams, and clients that leave ----------------------------------------------------------------------------------
@@ -377,6 +440,40 @@ def test_a_response_continues_the_recorded_conversation_of_the_one_before() -> N
         one, two = server.turns
         assert (two.parent_id, two.continuity) == (one.turn_id, "extends")
         assert server.post("responses", body | {"previous_response_id": "resp_nobody"}).status_code == 404
+
+
+def test_an_item_that_is_only_referred_to_is_the_one_that_the_log_has() -> None:
+    tools = SEVERAL_OFF["responses"]["tools"]
+    with served() as server:
+        says(server, "See. " + CALL)
+        [text, call] = server.post("responses", by("responses", "hi", tools=tools)).json()["output"]
+        says(server, "sunny")
+        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sun"}
+        refer = [{"type": "item_reference", "id": item["id"]} for item in (text, call)]
+        body = {"model": "sums", "tools": tools}
+        assert server.post("responses", {**body, "input": [user("hi"), *refer, result]}).status_code == 200
+        one, two = server.turns
+        for wrong in ("msg_nobody_0", "fc_nobody", call["id"][:-1] + "7", ""):
+            refused = server.post("responses", {**body, "input": [user("hi"), {"type": "item_reference", "id": wrong}]})
+            assert refused.status_code == 404 and refused.json()["error"]["param"] == "input[1].id", refused.text
+        other = server.post("responses", {**body, "input": [user("hi"), refer[0]]}, agent="other")
+    assert (two.parent_id, two.continuity) == (one.turn_id, "extends")
+    assert other.status_code == 200, "without keys every agent sees every answer"
+
+
+def test_a_name_that_a_client_insists_on_is_the_model_that_the_setting_says() -> None:
+    with served(model_names="gpt-4o-mini, claude-*=sums@0, sums=elsewhere") as server:
+        for path, model in (("chat/completions", "gpt-4o-mini"), ("messages", "claude-any-5"), ("responses", "sums")):
+            says(server, "fine")
+            limit = {"max_output_tokens" if path == "responses" else "max_tokens": 9}
+            answer = server.post(path, by(path, "hi", **limit) | {"model": model})
+            assert (answer.status_code, answer.headers.get("x-streamward-model")) == (200, "sums@0"), answer.text
+        refused = server.post("chat/completions", asked(user("hi")) | {"model": "gpt-5"})
+        assert refused.status_code == 404 and "serve.model_names" in refused.json()["error"]["message"]
+        listed = [model["id"] for model in server.get("models").json()["data"]]
+        assert listed == ["sums", "sums@0", "gpt-4o-mini", "claude-*"]
+        assert server.get("models/claude-any-5", anthropic_version="2023-06-01").json()["id"] == "claude-any-5"
+        assert server.get("models/gpt-5").status_code == 404
 
 
 def test_an_anthropic_client_gets_its_own_blocks_counted_and_refused_by_name() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from schemas.events import Sampling, Turn
+from schemas.events import Message, Sampling, Turn
 from schemas.serde import decode, encode
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.agents.recording.conversations import RETRIED_MS, Conversations, held_bytes
-from tests.support.agent_calls import Recorded, user
+from tests.support.agent_calls import Recorded, assistant, system, user
 from tests.support.factories import T0, trajectory, turn
 
 
@@ -79,6 +79,90 @@ def test_a_key_of_the_client_finds_the_answer_under_that_key_alone() -> None:
         assert remembered.find_answered(asked(key), later) == {0: one}
     assert remembered.find_answered(asked("k3"), whole.created_at) is None
     assert remembered.find_answered(asked("d" * 64), whole.created_at) == {0: whole}
+
+
+def saying(name: str, asked_for: str, reply: str, at: int = 0, **changes: Any) -> Turn:
+    """Return the first turn of a trajectory."""
+    return turn(
+        0,
+        turn_id=f"{name} 0",
+        trajectory_id=name,
+        task_id=name,
+        sampling_id=None,
+        messages=(user(asked_for),),
+        reply=assistant(reply),
+        created_at=T0 + at,
+        **changes,
+    )
+
+
+def call_with(*messages: Message, **changes: Any) -> ModelCall:
+    return replace(asked(None), messages=messages, **changes)
+
+
+def continued(remembered: Conversations, call: ModelCall) -> str | None:
+    conversation = remembered.find_continued(call)
+    return None if conversation is None else conversation.trajectory_id
+
+
+def test_a_call_continues_the_newest_turn_by_time_whatever_was_read_last() -> None:
+    """A server that starts reads partition by partition."""
+    runs = [saying(name, "hi", "hello", at) for at, name in enumerate(("r0", "r1", "r2", "r3"))]
+    for order in (runs, runs[::-1], [runs[3], *runs[:3]]):
+        remembered = Conversations()
+        for one in order:
+            remembered.take(one)
+        assert continued(remembered, call_with(user("hi"), assistant("hello"), user("and?"))) == "r3"
+
+
+def test_a_retry_gets_the_newest_answer_by_time_whatever_was_read_last() -> None:
+    old, new = (saying(name, "hi", "hello", at, started_at=T0 + at) for at, name in enumerate(("r0", "r1")))
+    for order in ((old, new), (new, old)):
+        remembered = Conversations()
+        for one in order:
+            remembered.take(one)
+        assert remembered.find_answered(replace(asked(None), request_digest=old.request_digest), T0 + 1) == {0: new}
+
+
+HI, HELLO, AND = user("hi"), assistant("hello "), user("and?")
+SUMMARY = user("What was said so far: hi, hello")
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (system("now 12:01"), HI, HELLO, AND),
+        (HI, assistant("hello"), AND),
+        (SUMMARY, HI, HELLO, AND),
+        (HI, assistant("I have said something else"), HI, HELLO, AND),
+    ],
+    ids=[
+        "another system prompt",
+        "a reply that was stripped",
+        "a window, behind a summary",
+        "a reply that was changed",
+    ],
+)
+def test_a_call_without_a_name_that_repeats_answers_of_one_trajectory_rewrites_it(history: tuple[Message, ...]) -> None:
+    remembered = Conversations()
+    remembered.take(saying("r1", "hi", "hello "))
+    remembered.take(saying("r2", "ho", "hello "))
+    assert continued(remembered, call_with(*history)) == "r1"
+    assert continued(remembered, call_with(*history, agent_id="other")) is None
+    remembered.take(saying("r3", "hi", "hello "))
+    placed = continued(remembered, call_with(*history))
+    assert placed is None, "it may be of either"
+    remembered.forget(remembered.by_id["r3"])
+    assert continued(remembered, call_with(*history)) == "r1"
+    remembered.by_id["r1"].ended = True
+    assert continued(remembered, call_with(*history)) is None
+
+
+def test_a_call_that_repeats_no_answer_rewrites_nothing() -> None:
+    remembered = Conversations()
+    remembered.take(saying("r1", "hi", "hello"))
+    for history in ((SUMMARY,), (HI, assistant("hullo"), AND), (user("ho"), assistant("hello"), AND), (HI,)):
+        assert continued(remembered, call_with(*history)) is None
 
 
 def run_of(remembered: Conversations, name: str, *, turns: int = 1, **changes: Any) -> None:

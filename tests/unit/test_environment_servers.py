@@ -13,8 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from schemas.events import EpisodeStart, Message, ToolCall
+from streams.cli.root import cli
 from streams.environments.by_reference import load
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, EpisodeError
@@ -152,6 +154,17 @@ def test_the_tools_of_an_mcp_server_are_offered_for_a_prompt(over: str) -> None:
         return _play(STDIO)
     with served(TOOLS) as port:
         return _play(f"mcp:http://127.0.0.1:{port}/mcp")
+
+
+@pytest.mark.environments
+def test_a_tool_is_tried_on_the_command_line() -> None:
+    pytest.importorskip("mcp", reason=skips.ENVIRONMENTS)
+    call = json.dumps({"name": "add", "arguments": {"a": 2, "b": 3}})
+    line = ["--set", f"environments.servers={STDIO}", "environments", "try", STDIO, "--settings", json.dumps(ADD)]
+    result = CliRunner().invoke(cli, [*line, "--action", call, "--action", "5", "--output", "jsonl"])
+    rows = [json.loads(row) for row in result.stdout.splitlines()]
+    assert [(row["action"], row["shown"]) for row in rows[1:2]] == [('add({"a": 2, "b": 3})', "5")], result.stderr
+    assert rows[1]["tool"] == "add" and rows[1]["ok"] and rows[2]["ended"]
 
 
 def _play(name: str) -> None:

@@ -17,7 +17,7 @@ from streams.environments.adapters.adapted import AdaptedEnvironment
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
 from streams.environments.episodes.running_episode import MAX_OBSERVATION, RunningEpisode
-from streams.environments.episodes.trial_episode import try_twice
+from streams.environments.episodes.trial_episode import handwritten_actions, try_twice
 from streams.environments.listed import open_listed
 from streams.settings.model import Environments
 from tests.support.doubles import odd_environment
@@ -246,6 +246,30 @@ def test_an_episode_is_tried_with_the_actions_that_are_given() -> None:
     assert [row["shown"].splitlines()[-1] for row in rows] == ["98 * 53", "result: 5194", "right"]
     assert [row.get("reward") for row in rows] == [None, 0.2, 0.8]
     assert result.stderr == "Repeatable from seed 1: 2 actions; goal reached.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "names"),
+    [
+        ('{"name": "add", "arguments": {"a": 2, "b": 3}}', "", ["add"]),
+        ('{"name": "add", "parameters": {"a": 2, "b": 3}}', "", ["add"]),
+        (
+            'Both. <tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>\n'
+            '<tool_call>{"name": "leave", "arguments": {}}</tool_call>',
+            "Both.",
+            ["add", "leave"],
+        ),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {"a": 2, "b": 3}}]', "", ["add"]),
+        ("calc(98 * 53)", "calc(98 * 53)", []),
+        ('{"name": "add"}', '{"name": "add"}', []),
+        ('<tool_call>{"name": "add"', '<tool_call>{"name": "add"', []),
+        ("", "", []),
+    ],
+)
+def test_an_action_that_somebody_writes_may_call_tools(text: str, said: str, names: list[str]) -> None:
+    [action] = handwritten_actions([text])
+    assert (action.text, [call.name for call in action.calls]) == (said, names)
+    assert all(json.loads(call.arguments) in ({"a": 2, "b": 3}, {}) for call in action.calls)
 
 
 def test_the_environment_in_the_docs_has_twenty_lines_at_most() -> None:

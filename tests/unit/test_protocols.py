@@ -92,7 +92,7 @@ def test_the_limit_of_a_seed_is_printed_to_its_last_digit() -> None:
         (MessagesBody, message(max_tokens=None), "invalid", "max_tokens"),
         (MessagesBody, message(max_tokens="8"), "invalid", "max_tokens"),
         (MessagesBody, message(colour="blue"), "unknown_parameter", "colour"),
-        (MessagesBody, message(thinking={"type": "enabled", "budget_tokens": 9}), "unsupported", "thinking"),
+        (MessagesBody, message(thinking={"type": "enabled", "budget_tokens": 9}), "unsupported", "thinking.type"),
         (MessagesBody, message(top_k=7), "invalid", "top_k"),
         (
             MessagesBody,
@@ -120,7 +120,7 @@ def test_the_limit_of_a_seed_is_printed_to_its_last_digit() -> None:
         (ChatBody, chat(frequency_penalty=0.5), "unsupported", "frequency_penalty"),
         (ChatBody, chat(response_format={"type": "yaml"}), "invalid", "response_format"),
         (ResponsesBody, responses(text={"format": {"type": "json_schema"}}), "invalid", "text.format.schema"),
-        (MessagesBody, message(output_config={"effort": "high"}), "unsupported", "output_config.effort"),
+        (MessagesBody, message(output_config={"task_budget": 9}), "unsupported", "output_config.task_budget"),
         (ChatBody, chat(messages=[{"role": "wizard", "content": "hi"}]), "invalid", "messages[0].role"),
         (ChatBody, chat(messages=[]), "invalid", "messages"),
         (
@@ -146,8 +146,8 @@ def test_the_limit_of_a_seed_is_printed_to_its_last_digit() -> None:
         (ChatBody, chat(stop=["a"] * 5), "invalid", "stop"),
         (ResponsesBody, responses(input=42), "invalid", "input"),
         (ResponsesBody, responses(background=True), "unsupported", "background"),
-        (ResponsesBody, responses(tools=[{"type": "web_search"}]), "invalid", "tools[0].type"),
-        (ResponsesBody, responses(input=[{"type": "item_reference", "id": "a"}]), "invalid", "input[0]"),
+        (ResponsesBody, responses(tools=[{"type": "shell"}]), "invalid", "tools[0]"),
+        (ResponsesBody, responses(input=[{"type": "compaction", "id": "a"}]), "invalid", "input[0]"),
         (
             ResponsesBody,
             responses(tools=[{"type": "function", "name": "f", "parameters": {"properties": [1]}}]),
@@ -171,6 +171,77 @@ def test_what_is_wrong_is_refused_by_its_name(
 ) -> None:
     error = refusal(body, value)
     assert (error.kind, error.parameter) == (kind, parameter)
+
+
+def test_all_that_is_wrong_in_a_body_is_said_at_once_with_the_way_out() -> None:
+    error = refusal(
+        ChatBody,
+        chat(colour="blue", frequency_penalty=0.5, n="two", stop=["", ""], messages=[{"role": "user", "content": 7}]),
+    )
+    assert (error.kind, error.parameter) == ("invalid", "messages[0].content")
+    assert error.message.split(" | ") == [
+        "messages[0].content: Input should be a valid list; got 7",
+        "n: Input should be a valid integer; got 'two'",
+        "stop[0]: String should have at least 1 character; got ''",
+        "stop[1]: String should have at least 1 character; got ''",
+        "frequency_penalty is not supported: logprobs would not be the policy's own; leave it out, or send 0",
+        "colour: there is no such parameter; leave it out",
+    ]
+
+
+def test_of_a_body_in_which_nothing_is_right_the_first_mistakes_are_said_and_the_others_counted() -> None:
+    error = refusal(ChatBody, chat(**{f"colour{number}": "blue" for number in range(25)}))
+    assert error.message.endswith("colour9: there is no such parameter; leave it out | and 15 more")
+
+
+def test_alternatives_to_one_value_are_one_problem() -> None:
+    assert refusal(CompletionsBody, completions(prompt=7)).message == "prompt: Input should be a valid string; got 7"
+
+
+NAMESPACE = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "d",
+    "tools": [{"type": "function", "name": "spawn"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "value", "names"),
+    [
+        (
+            ResponsesBody,
+            responses(
+                client_metadata={"x": "y"},
+                reasoning={"summary": "auto"},
+                tools=[
+                    {"type": "function", "name": "f"},
+                    NAMESPACE,
+                    {"type": "web_search", "search_context_size": "low"},
+                ],
+            ),
+            ("client_metadata", "reasoning.summary", "tools.namespace", "tools.web_search"),
+        ),
+        (
+            MessagesBody,
+            message(thinking={"type": "adaptive", "display": "summarized"}, output_config={"effort": "high"}),
+            ("output_config.effort", "thinking.display"),
+        ),
+        (ChatBody, chat(reasoning_effort="low", top_logprobs=3), ("reasoning_effort", "top_logprobs")),
+        (ResponsesBody, responses(reasoning={"effort": "low"}, top_logprobs=3), ("reasoning.effort", "top_logprobs")),
+    ],
+    ids=["codex", "claude code", "effort in chat", "effort in responses"],
+)
+def test_what_changes_no_answer_is_named_and_not_refused(
+    body: type[Body], value: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    assert ignored(read(body, json.dumps(value).encode())) == names
+
+
+def test_of_the_tools_of_a_response_the_model_is_shown_the_clients_own() -> None:
+    body = responses(tools=[NAMESPACE, {"type": "web_search"}, {"type": "function", "name": "f"}])
+    call = gateway_responses.call(read(ResponsesBody, json.dumps(body).encode()), CALLER)
+    assert [tool.name for tool in call.tools] == ["f"]
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000])
@@ -354,13 +425,18 @@ def test_the_same_form_is_forced_in_every_protocol(protocol: str, wanted: dict[s
 
 @PROTOCOLS
 def test_a_choice_that_cannot_be_made_is_refused_by_its_name(protocol: str) -> None:
-    for wanted, kind, parameter in (
-        ({"choice": "dance"}, "invalid", "tool_choice"),
-        ({"several": False}, "unsupported", "parallel"),
-    ):
-        with pytest.raises(CallError) as caught:
-            asked(protocol, **wanted)  # type: ignore[arg-type]
-        assert caught.value.kind == kind and parameter in (caught.value.parameter or "")
+    with pytest.raises(CallError) as caught:
+        asked(protocol, "dance")
+    assert caught.value.kind == "invalid" and "tool_choice" in (caught.value.parameter or "")
+
+
+@PROTOCOLS
+def test_at_most_one_call_is_asked_for_where_a_call_is_free_and_forced_where_it_is_not(protocol: str) -> None:
+    parameter = "tool_choice.disable_parallel_tool_use" if protocol == "messages" else "parallel_tool_calls"
+    assert asked(protocol, several=False).one_call == parameter
+    assert asked(protocol).one_call is None
+    for wanted in ({"choice": "none"}, {"choice": "required"}, {"schema": WEATHER}):
+        assert asked(protocol, several=False, **wanted).one_call is None
 
 
 def test_any_json_object_may_be_asked_for() -> None:

@@ -19,6 +19,8 @@ class Rendering(Protocol):
     tokenizer_digest: str
     markers: tuple[str, ...]
     """Texts that a tool call may begin with."""
+    call_end: str | None
+    """The text that each of several tool calls ends with; "": an answer has one at most; None: it cannot be told."""
     longest_token: int
     """Most characters that one token stands for."""
 

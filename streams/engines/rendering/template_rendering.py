@@ -60,6 +60,7 @@ class ChatRendering:
         self._ends = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(token_table.ends)}
         self._calls = next((calls for calls in FORMATS if self._writes(calls)), None)
         self.markers: tuple[str, ...] = () if self._calls is None else self._calls.markers
+        self.call_end = "" if self._calls is None or self._calls.single else self._calls.end
         added = tokenizer.added_tokens_decoder
         marker = None if self._calls is None else self._calls.special
         self._special = next((token for token, kind in added.items() if kind.content == marker), None)
@@ -105,10 +106,10 @@ class ChatRendering:
 
         Of a call's arguments it is only checked that they are a JSON object: the agent that offers a tool judges them.
         """
-        text = self.text(token_ids).partition(stop)[0] if stop else self.text(token_ids)
+        text = self.text(token_ids)
         if not tools or self._calls is None:
-            return Message(role="assistant", content=text), None
-        return self._calls.read(text, turn_id)
+            return Message(role="assistant", content=text.partition(stop)[0] if stop else text), None
+        return self._calls.read_until(text, stop or None, turn_id)
 
     def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
         """Return the grammar of an answer of this form. Raises EventError as `first` does for tools."""

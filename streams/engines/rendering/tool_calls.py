@@ -57,6 +57,10 @@ class ToolCallFormat(ABC):
 
     markers: tuple[str, ...]
     """Texts that a call may begin with; while an answer is streamed, what follows one is held back."""
+    end: str | None = None
+    """The text that each call ends with; None: the answer does not show where the first of several ends."""
+    single: bool = False
+    """Whether an answer has one call at most."""
     special: str | None = None
     """A token that belongs to the text here, and is left out of it otherwise."""
 
@@ -79,6 +83,14 @@ class ToolCallFormat(ABC):
             for number, call in enumerate(written)
         )
         return ReadAnswer(Message(role="assistant", content=text[:begin].rstrip(), tool_calls=calls), None)
+
+    def read_until(self, text: str, stop: str | None, turn_id: str) -> ReadAnswer:
+        """Return the answer in `text`, which a stop text ended: `stop` is no part of it, unless a call ends with it."""
+        if stop is None:
+            return self.read(text, turn_id)
+        before = text.partition(stop)[0]
+        answer = self.read(before + stop if stop == self.end else before, turn_id)
+        return answer if answer.reply.tool_calls or answer.malformed else self.read(before, turn_id)
 
     def template_id(self, call_id: str) -> str:
         """Return the id of a call as these models' templates take it."""
@@ -139,6 +151,7 @@ class HermesCalls(ToolCallFormat):
 class LlamaCalls(ToolCallFormat):
     """One call, which is the whole answer."""
 
+    single = True
     tag = "<|python_tag|>"
     markers = (tag, '{"name"')
     special = tag

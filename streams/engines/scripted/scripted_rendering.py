@@ -24,6 +24,7 @@ class ScriptedRendering:
     template_digest = sha256(b"role: content, a line each").hexdigest()
     tokenizer_digest = ScriptedEngine.tokenizer_digest
     markers: tuple[str, ...] = CALLS.markers
+    call_end: str | None = CALLS.end
     longest_token = 1
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[int, ...]:
@@ -46,8 +47,10 @@ class ScriptedRendering:
         self, token_ids: Sequence[int], tools: Sequence[Tool], turn_id: str, stop: str | None = None
     ) -> tuple[Message, str | None]:
         """Return the answer before `stop`, and why a tool call in it cannot be read."""
-        text = self.text(token_ids).partition(stop)[0] if stop else self.text(token_ids)
-        return CALLS.read(text, turn_id) if tools else (Message(role="assistant", content=text), None)
+        text = self.text(token_ids)
+        if not tools:
+            return Message(role="assistant", content=text.partition(stop)[0] if stop else text), None
+        return CALLS.read_until(text, stop or None, turn_id)
 
     def grammar(self, form: AnswerForm, tools: Sequence[Tool]) -> str:
         """Return the grammar of an answer of this form."""

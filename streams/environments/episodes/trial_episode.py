@@ -9,9 +9,10 @@ deterministic; one that fails is proven not to be.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from schemas.events import EpisodeStart, Observed
+from streams.engines.rendering.handwritten_calls import read_handwritten
 from streams.environments.episodes.environment import Action, Environment, EpisodeError, Observation, StepResult
 from streams.environments.episodes.running_episode import RunningEpisode
 
@@ -70,6 +71,12 @@ def _check_equal(start: EpisodeStart, episode: TrialEpisode, other: TrialEpisode
             )
     if len(episode.observed) != len(other.observed):
         raise EpisodeError(f"{start.name}: seed {start.seed} gave episodes of unequal length", reason="bad_result")
+
+
+def handwritten_actions(texts: Sequence[str]) -> list[Action]:
+    """Return the actions of a person that writes as a policy would: text, and calls of tools."""
+    replies = (read_handwritten(text, f"action {number}") for number, text in enumerate(texts, 1))
+    return [Action(reply.content, reply.tool_calls) for reply in replies]
 
 
 def random_actions(seed: int, count: int) -> Iterator[Action]:

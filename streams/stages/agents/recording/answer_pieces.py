@@ -13,7 +13,7 @@ from schemas.events import Turn
 from streams.engines.protocol import TokenEngine
 from streams.engines.rendering.rendering import Rendering
 from streams.stages.agents.recording.call_preparation import PreparedCall
-from streams.stages.agents.recording.calls import Begun, Delta, Done, Piece, Token
+from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece, Token
 
 
 class AnswerPieces:
@@ -40,9 +40,11 @@ class AnswerPieces:
         """Return tokens with their texts."""
         return [Token(token, *self._text_of(token), logprob) for token, logprob in drawn]
 
-    def done(self, turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
-        """Return the piece that says that an answer is complete. `stop`: the stop text that ended it."""
+    def done(self, call: ModelCall, turn: Turn, tokens: tuple[Token, ...], stop: str | None) -> Done:
+        """Return the piece that says that an answer to `call` is complete. `stop`: the stop text that ended it."""
         reason = turn.finish_reason
+        if call.one_call is not None and stop == self._rendering.call_end:
+            stop = None  # which the client did not name
         return Done(
             choice=turn.choice,
             message=turn.reply,
@@ -52,8 +54,8 @@ class AnswerPieces:
             turn_id=turn.turn_id,
         )
 
-    async def recorded(self, turns: Mapping[int, Turn]) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of an answer from its turns, by choice."""
+    async def recorded(self, call: ModelCall, turns: Mapping[int, Turn]) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of an answer to `call` from its turns, by choice."""
         first = turns[0]
         version = first.adapter_version
         yield Begun(
@@ -70,7 +72,7 @@ class AnswerPieces:
             tokens = tuple(self.tokens(zip(turn.completion_token_ids, turn.logprobs, strict=True)))
             if turn.reply.content:
                 yield Delta(choice=choice, text=turn.reply.content, tokens=tokens)
-            yield self.done(turn, tokens, self._stop_text(turn))
+            yield self.done(call, turn, tokens, self._stop_text(turn))
 
     def _stop_text(self, turn: Turn) -> str | None:
         """Return the stop text that ended a recorded answer, if its tokens show one."""

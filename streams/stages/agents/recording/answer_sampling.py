@@ -81,7 +81,7 @@ class SampledChoice:
         markers = rendering.markers if _reads_calls(self._call) else ()
         self._text = AnswerText(rendering.text, self._call.sampling.stop, markers)
         # text may be held back, and its tokens with it; and logprobs are wanted with the text of their token
-        self._one_by_one = bool(markers or self._call.sampling.stop) or self._call.logprobs is not None
+        self._one_by_one = bool(markers or self._call.sampling.stop) or self._call.with_logprobs
 
     @property
     def tokens(self) -> tuple[Token, ...]:

@@ -71,14 +71,11 @@ class CallPreparation:
 
     async def prepare(self, call: ModelCall) -> PreparedCall:
         """Return a call that can be answered; its conversation has one open call more. Raises CallError."""
-        if call.logprobs:
-            text = "alternatives to the sampled tokens are not kept; ask for logprobs alone"
-            raise CallError("unsupported", text, "top_logprobs" if call.protocol == "chat" else "logprobs")
         constraint = await compile_constraint(call, self._engine, self._rendering)
         conversation, started_at = self._conversations.find_continued(call), times.now_ms()
         if conversation is None:
             conversation = self._new_conversation(call, started_at)
-        call = _as_answered(call, conversation.began)
+        call = _end_after_one_call(_as_answered(call, conversation.began), self._rendering)
         beginning = conversation.trajectory_id, call.request_digest, self._nonce, next(self._begun)
         turn_ids = tuple(derive_id(*beginning, choice) for choice in range(call.count))
         conversation.open_calls += 1  # from here on nobody ends or forgets it
@@ -134,6 +131,19 @@ def _as_answered(call: ModelCall, began: TrajectoryEvent | None) -> ModelCall:
     ignored = [name for name in names if getattr(requested, name) != getattr(drawn, name)]
     stop = tuple(dict.fromkeys((*drawn.stop, *requested.stop)))
     return replace(call, sampling=replace(drawn, stop=stop), ignored=tuple(dict.fromkeys((*call.ignored, *ignored))))
+
+
+def _end_after_one_call(call: ModelCall, rendering: Rendering) -> ModelCall:
+    """Return a call whose answer ends with its first call of a tool, if its client takes no more than one.
+
+    The end of a call then is a text that ends the answer, so nothing behind it is sampled, in any engine, and a replay
+    ends there, too. Where a model's calls have no such text, the parameter is named as ignored.
+    """
+    if call.one_call is None or rendering.call_end == "":
+        return call
+    if rendering.call_end is None:
+        return replace(call, one_call=None, ignored=(*call.ignored, call.one_call))
+    return replace(call, sampling=replace(call.sampling, stop=(*call.sampling.stop, rendering.call_end)))
 
 
 async def compile_constraint(call: ModelCall, engine: TokenEngine, rendering: Rendering) -> Constraint | None:

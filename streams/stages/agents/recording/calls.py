@@ -44,11 +44,13 @@ class ModelCall:
     """What the answer is forced to be; None: it is sampled freely."""
     form_parameter: str | None = None
     """The parameter that asked for `form`."""
+    one_call: str | None = None
+    """The parameter that allows one call of a tool at most, where the answer is sampled freely; None: any number."""
     sampling: Sampling
     count: int = 1
     """How many answers."""
-    logprobs: int | None = None
-    """None: the answer has none; else how many alternatives of each token it names beside it."""
+    with_logprobs: bool = False
+    """Whether the answer names the logprob of each token."""
     request_digest: str
     """SHA-256 of the body in canonical form: sorted keys, no spaces."""
     retry_key: str | None = None
@@ -73,8 +75,6 @@ class Token(NamedTuple):
     bytes: bytes
     logprob: float
     """Nats, under the distribution it was drawn from."""
-    top: tuple[Token, ...] = ()
-    """The most likely ones in its place, most likely first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,16 +14,20 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from schemas.conventions import RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import CallInProgress, ModelCall
-from streams.stages.agents.trajectories.call_chains import Chains
+from streams.stages.agents.trajectories.call_chains import Chains, exchanges
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 RETRIED_MS = 600_000
 """How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""
-TURN_BYTES = 3072
+TURN_BYTES = 3584
 """What a turn takes besides its texts and tokens: ids, digests, and its places in the indexes."""
 MESSAGE_BYTES = 512
 """The same of each of its messages."""
@@ -86,6 +90,18 @@ class Conversation:
         return (placed.turn for placed in self.chains.turns.values())
 
 
+class HistoryEnd(NamedTuple):
+    """Where a call may continue."""
+
+    created_at: int
+    turn_id: str
+    conversation: Conversation
+
+    def age(self) -> tuple[int, str]:
+        """Return what is larger for a newer turn; of two at the same time it is the same one after a restart."""
+        return self.created_at, self.turn_id
+
+
 class Conversations:
     """Every trajectory that is remembered."""
 
@@ -101,8 +117,10 @@ class Conversations:
         self._forgotten: set[str] = set()
         """Names of trajectories in the log of which nothing else is remembered."""
         self._of_turn: dict[str, Conversation] = {}
-        self._ends: dict[tuple[str, bytes, bytes], Conversation] = {}
+        self._ends: dict[tuple[str, bytes, bytes], set[HistoryEnd]] = {}
         """By agent, tools, and the digest of a history with its last answer."""
+        self._exchanges: dict[tuple[str, bytes], set[Conversation]] = {}
+        """The trajectories with an answer and the message before it, by agent and `exchanges`."""
         self._answered: dict[tuple[str | None, tuple[str, str, str]], dict[int, Turn]] = {}
         """The turns of the newest call that a retry may be of, by trajectory, `request_of` and choice.
 
@@ -191,12 +209,16 @@ class Conversations:
         node = conversation.chains.add(turn)
         self._of_turn[turn.turn_id] = conversation
         if node.broken is None and turn.error is None:
-            self._ends[turn.agent_id, node.kind.tools, node.end] = conversation
+            end = HistoryEnd(turn.created_at, turn.turn_id, conversation)
+            self._ends.setdefault((turn.agent_id, node.kind.tools, node.end), set()).add(end)
+            for exchange in _exchanges_of(turn):
+                self._exchanges.setdefault(exchange, set()).add(conversation)
         for request in _requests(turn):
             before = self._answered.get(request, {})
-            if before and next(iter(before.values())).started_at != turn.started_at:
-                before = {}
-            self._answered[request] = {**before, turn.choice: turn}
+            begun_at = next(iter(before.values())).started_at if before else turn.started_at
+            if begun_at <= turn.started_at:
+                same_call = before if begun_at == turn.started_at else {}
+                self._answered[request] = {**same_call, turn.choice: turn}
         self._make_room(conversation)
 
     def _make_room(self, newest: Conversation) -> None:
@@ -214,9 +236,10 @@ class Conversations:
         conversation.closed = reason
         for turn_id, placed in conversation.chains.turns.items():
             self._of_turn.pop(turn_id, None)
-            end = conversation.agent_id, placed.kind.tools, placed.end
-            if self._ends.get(end) is conversation:
-                del self._ends[end]
+            end = HistoryEnd(placed.turn.created_at, turn_id, conversation)
+            _discard(self._ends, (conversation.agent_id, placed.kind.tools, placed.end), end)
+            for exchange in _exchanges_of(placed.turn):
+                _discard(self._exchanges, exchange, conversation)
             self._forget_answer(placed.turn)
         self.nbytes -= conversation.nbytes
         conversation.chains, conversation.nbytes = Chains(), 0
@@ -265,10 +288,20 @@ class Conversations:
             self.check_remembered(call.trajectory_id)
             return conversation
         for digest in reversed(call.digests.prefixes[1:]):
-            conversation = self._ends.get((call.agent_id, call.digests.tools, digest))
-            if conversation is not None and not conversation.ended:
-                return conversation
-        return None
+            ends = self._ends.get((call.agent_id, call.digests.tools, digest), ())
+            open_ends = (end for end in ends if not end.conversation.ended)
+            newest = max(open_ends, key=HistoryEnd.age, default=None)  # by time: a restart reads in another order
+            if newest is not None:
+                return newest.conversation
+        return self._find_rewritten(call)
+
+    def _find_rewritten(self, call: ModelCall) -> Conversation | None:
+        """Return the trajectory whose answers a call repeats in another history, if it can be no other one's."""
+        known = (self._exchanges.get((call.agent_id, digest)) for digest in exchanges(call.messages))
+        holders = [conversations for conversations in known if conversations]
+        common = set.intersection(*holders) if holders else set()
+        conversation = common.pop() if len(common) == 1 else None
+        return None if conversation is None or conversation.ended else conversation
 
     def find_answered(self, call: ModelCall, now_ms: int) -> Mapping[int, Turn] | None:
         """Return the turns of the call that this one is a retry of, by choice, if all were recorded and delivered."""
@@ -324,6 +357,20 @@ def _requests(turn: Turn) -> Iterator[tuple[str | None, tuple[str, str, str]]]:
     request = request_of(turn)
     yield turn.trajectory_id, request
     yield None, request
+
+
+def _exchanges_of(turn: Turn) -> Iterator[tuple[str, bytes]]:
+    """Yield where an answer is looked for by calls that repeat it in another history."""
+    for digest in exchanges((*turn.messages[-1:], turn.reply)):
+        yield turn.agent_id, digest
+
+
+def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
+    """Take a value out of an index of sets, which holds no empty ones."""
+    values = index.get(key, set())
+    values.discard(value)
+    if not values:
+        index.pop(key, None)
 
 
 def has_key(call: ModelCall) -> bool:

@@ -79,7 +79,7 @@ class PolicyRecorder:
             await self._turns.wait_written(call)
             turns = self._conversations.find_answered(call, times.now_ms())
         if turns is not None:
-            pieces = self._pieces.recorded(turns)
+            pieces = self._pieces.recorded(call, turns)
         else:
             if progress is None or progress.abandoned:
                 progress = self._begin(call, key)
@@ -188,4 +188,4 @@ class PolicyRecorder:
         if stream.ending == "error":
             raise CallError("internal", f"the engine failed: {stream.error}")
         choice.publish_rest(turn.reply, progress)
-        progress.publish(self._pieces.done(turn, choice.tokens, stream.stop))
+        progress.publish(self._pieces.done(prepared.call, turn, choice.tokens, stream.stop))

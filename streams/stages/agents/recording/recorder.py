@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from schemas.conventions import RatedAnswer
 from schemas.events import Message
@@ -100,12 +101,24 @@ class Recorder:
                 return answer
         return None
 
+    def model_of(self, name: str) -> str:
+        """Return the model that a call asks for by a name: its own, or what serve.model_names says."""
+        if self._is_known(name.partition("@")[0]):
+            return name
+        targets = self._settings.serve.model_targets
+        named = (model for pattern, model in targets if fnmatchcase(name, pattern))
+        return next(named, name) or self._settings.policy.name
+
     def models(self) -> list[ServedModel]:
-        """Return what can be asked for, of each policy itself first."""
+        """Return what can be asked for, of each policy itself first; then the other names in serve.model_names."""
         for policy in self._versions.policies:
             self.of(policy)
         usable = (policy for policy in sorted(self._recorders) if self._versions.other_base(policy) is None)
-        return list(itertools.chain.from_iterable(self._versions.of(policy).models() for policy in usable))
+        models = list(itertools.chain.from_iterable(self._versions.of(policy).models() for policy in usable))
+        by_name = {model.name: model for model in models}
+        names = (name for name, _ in self._settings.serve.model_targets if name not in by_name)
+        others = ((name, by_name.get(self.model_of(name))) for name in names)
+        return models + [model._replace(name=name) for name, model in others if model is not None]
 
     async def close(self) -> None:
         """Return once no call is in progress any more."""
@@ -160,7 +173,8 @@ class Recorder:
     def _no_model(self, model: str) -> str:
         policies = ", ".join(self._versions.policies[:8]) or "none yet"
         or_agent = ", and no agent of that name" if self.is_fleet else ""
-        return f"there is no model {model[:80]!r}{or_agent}; this server has {policies}"
+        way_out = "ask for one of these, or add the name to serve.model_names"
+        return f"there is no model {model[:80]!r}{or_agent}; this server has {policies}; {way_out}"
 
     async def _model_of_agent(self, agent_id: str) -> str | None:
         """Return the model of a registered agent, which is a policy that is known, or one version of it."""

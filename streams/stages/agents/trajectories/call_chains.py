@@ -11,7 +11,8 @@ compared as JSON.
 A root is what continues no turn. What it is follows from its system prompt and its tools: those of the conversation are
 the ones of the first root that has tools, or of the first of all. With other ones, and without tools, it is auxiliary
 (a title, a summary); with tools it begins the chain of a sub-agent; and if it repeats replies of the trajectory, its
-history was rewritten, whatever else changed.
+history was rewritten, whatever else changed. Of those, one without tools may be a summary after all: the fold decides
+that at the end (`Chains.is_aside`).
 
 Not covered: whether a chain of the same system prompt and tools is a rewritten history or a sub-agent of the same kind;
 both are `rewrites`.
@@ -20,9 +21,10 @@ both are `rewrites`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from schemas.events import Continuity, Message, Tool, Turn
@@ -172,6 +174,16 @@ class Chains:
         self._roles.update(dict.fromkeys(walked, role))
         return role
 
+    def is_aside(self, root: PlacedTurn) -> bool:
+        """Return whether a call repeats a conversation with tools, offers none, and no call up to now has its answer.
+
+        So do agents that ask for a summary or a title under their own system prompt.
+        """
+        offers_none = self._main is not None and bool(self._main.tools) and not root.kind.tools
+        if root.parent is not None or root.rewrites is None or not offers_none:
+            return False
+        return not root.children and not any(_repeats(node, root) for node in self.turns.values())
+
     def tokens(self, turn_id: str) -> TokenIds:
         """Return all tokens of a turn, its whole prompt and its completion, as they were recorded."""
         return TokenIds(b"".join(part.data for node in self.path(turn_id) for part in _token_parts(node.turn)))
@@ -306,6 +318,14 @@ def prefixes(messages: Sequence[Message]) -> list[bytes]:
     return digests
 
 
+def exchanges(messages: Sequence[Message]) -> Iterator[bytes]:
+    """Yield a digest of each answer of the model with the message before it, whatever spaces are around their texts."""
+    for before, reply in pairwise(messages):
+        if reply.role == "assistant" and before.role not in SYSTEM_ROLES:
+            trimmed = [replace(message, content=message.content.strip()) for message in (before, reply)]
+            yield prefixes(trimmed)[-1]
+
+
 def _system_messages(messages: Sequence[Message]) -> int:
     """Return how many messages at the beginning are the system's."""
     return next((n for n, message in enumerate(messages) if message.role not in SYSTEM_ROLES), len(messages))
@@ -393,6 +413,18 @@ def _new_child(turn: Turn, place: int, parent: PlacedTurn) -> PlacedTurn:
         continuity=continuity,
         reason=reason,
     )
+
+
+def _repeats(node: PlacedTurn, root: PlacedTurn) -> bool:
+    """Return whether the history of a turn has the answer of a root."""
+    if node.parent is None:
+        return node.rewrites is root
+    digest = node.parent.end
+    for message in node.turn.messages:
+        digest = _next(digest, message)
+        if digest == root.end:
+            return True
+    return False
 
 
 def _broken(turn: Turn, parent: PlacedTurn | None) -> str | None:

@@ -15,8 +15,8 @@ The fold knows nothing but its arguments, so whoever makes it gets the same traj
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from schemas.events import Continuity, Message, TrajectoryEvent, Turn
@@ -113,10 +113,13 @@ def fold(turns: Iterable[Turn], ended: TrajectoryEvent | None = None) -> Traject
             elif node.broken is not None:
                 out[turn.turn_id] = "broken"
     nodes = list(chains.turns.values())
-    usable = _usable(chains, nodes, out)
+    asides = frozenset[str]() if ended is None else _asides(chains, nodes, out)
+    usable = _usable(chains, nodes, out, asides)
     call_chains, owner = _chains(chains, [node for node in nodes if node.turn.turn_id in usable])
-    steps = (_step(chains, turn, owner.get(turn.turn_id), out.get(turn.turn_id)) for turn in by_id.values())
-    return Trajectory(tuple(steps), tuple(call_chains))
+    steps = [_step(chains, turn, owner.get(turn.turn_id), out.get(turn.turn_id)) for turn in by_id.values()]
+    return Trajectory(
+        tuple(_aside(step) if step.turn.turn_id in asides else step for step in steps), tuple(call_chains)
+    )
 
 
 def of_each(turns: Iterable[Turn], ends: Iterable[TrajectoryEvent] = ()) -> dict[str, Trajectory]:
@@ -128,14 +131,26 @@ def of_each(turns: Iterable[Turn], ends: Iterable[TrajectoryEvent] = ()) -> dict
     return {name: fold(of_trajectory, ended.get(name)) for name, of_trajectory in by_trajectory.items()}
 
 
-def _usable(chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason]) -> set[str]:
+def _asides(chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason]) -> frozenset[str]:
+    """Return the calls of the conversation that turned out to be none: summaries and titles.
+
+    The last call of a conversation is its answer, whatever it offers.
+    """
+    sound = [node for node in nodes if node.turn.turn_id not in out and chains.role(node) == "conversation"]
+    last = _call(sound[-1]) if sound else None
+    return frozenset(node.turn.turn_id for node in sound if chains.is_aside(node) and _call(node) != last)
+
+
+def _usable(
+    chains: Chains, nodes: list[PlacedTurn], out: dict[str, LeftOutReason], asides: Collection[str]
+) -> set[str]:
     """Return the turns that bear loss, and say of the others why not."""
     usable: set[str] = set()
     for node in reversed(nodes):
         name = node.turn.turn_id
         if name in out:
             continue
-        if chains.role(node) == "auxiliary":
+        if name in asides or chains.role(node) == "auxiliary":
             out[name] = "auxiliary"
         elif node.turn.delivered or any(child.turn.turn_id in usable for child in node.children):
             usable.add(name)
@@ -174,11 +189,18 @@ def _conversation(chains: Chains, last: list[PlacedTurn]) -> PlacedTurn | None:
     of_it = [node for node in last if chains.role(node) == "conversation"]
     if not of_it:
         return None
+    return min((node for node in of_it if _call(node) == _call(of_it[-1])), key=lambda node: node.turn.choice)
 
-    def call(node: PlacedTurn) -> tuple[str | None, str, int]:
-        return node.turn.parent_id, node.turn.request_digest, node.turn.started_at
 
-    return min((node for node in of_it if call(node) == call(of_it[-1])), key=lambda node: node.turn.choice)
+def _call(node: PlacedTurn) -> tuple[str | None, str, int]:
+    """Return what the answers to one call have in common."""
+    return node.turn.parent_id, node.turn.request_digest, node.turn.started_at
+
+
+def _aside(step: TrajectoryStep) -> TrajectoryStep:
+    """Return the step of a summary or a title, which only the whole trajectory shows to be one."""
+    reason = step.turn.error or "no tools, and no call after it has its answer"
+    return replace(step, role="auxiliary", continuity="auxiliary", reason=reason)
 
 
 def _step(chains: Chains, turn: Turn, chain: int | None, out: LeftOutReason | None) -> TrajectoryStep:
