@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
@@ -386,6 +387,30 @@ def test_a_large_body_is_read_outside_of_the_event_loop(characters: int, in_the_
         finally:
             sys.setprofile(None)
     assert answer.status_code == 400 and (read_call.__code__ in called) is in_the_loop
+
+
+@pytest.mark.parametrize("characters", [60, 3_000], ids=["once it is tokenized", "whatever its tokens are"])
+def test_a_conversation_that_does_not_fit_is_refused_in_the_words_that_clients_look_for(characters: int) -> None:
+    text, limit = "x" * characters, 40
+    calls = {"completions": {"model": "sums", "prompt": text}, "chat/completions": by("chat", text)}
+    with served() as server:
+        server.engine.context_tokens = limit
+        for stream in (False, True):
+            for path, body in (calls | {"responses": by("responses", text)}).items():
+                refused = server.post(path, {**body, "stream": stream})
+                error = refused.json()["error"]
+                assert (refused.status_code, error["code"]) == (400, "context_length_exceeded"), refused.text
+                assert (
+                    f"maximum context length is {limit} tokens. However, your messages resulted in" in error["message"]
+                )
+            refused = server.post("messages", by("messages", text, max_tokens=9, stream=stream))
+            error = refused.json()["error"]
+            assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
+            known = re.match(r"prompt is too long: (\d+) tokens > 39 maximum", error["message"])
+            assert known is not None and int(known[1]) >= limit
+        assert server.log.records == []
+        says(server, "fine")
+        assert ask(server, user("hi"))["content"] == "fine", "the shortened conversation is answered"
 
 
 def test_a_call_too_large_to_be_recorded_is_refused_before_anything_is_sampled() -> None:
