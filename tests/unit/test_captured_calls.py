@@ -481,6 +481,7 @@ def test_an_item_that_is_only_referred_to_is_the_one_that_the_log_has() -> None:
         for wrong in ("msg_nobody_0", "fc_nobody", call["id"][:-1] + "7", ""):
             refused = server.post("responses", {**body, "input": [user("hi"), {"type": "item_reference", "id": wrong}]})
             assert refused.status_code == 404 and refused.json()["error"]["param"] == "input[1].id", refused.text
+        says(server, "fine")
         other = server.post("responses", {**body, "input": [user("hi"), refer[0]]}, agent="other")
     assert (two.parent_id, two.continuity) == (one.turn_id, "extends")
     assert other.status_code == 200, "without keys every agent sees every answer"
