@@ -197,10 +197,13 @@ def compact(value: object, path: str) -> str:
 
 def _call_error(exc: ValidationError, model: type[BaseModel], value: object, inside: str, *, hides: bool) -> CallError:
     """Return one error for all that is wrong in a body, with the kind and the parameter of the first."""
-    problems: dict[str, CallError] = {}
+    problems, hints = dict[str, CallError](), set[str]()
     for fault, error in zip(faults(exc, model, value, inside), exc.errors(include_url=False), strict=True):
-        if not any(_overlap(fault.path, path) for path in problems):  # alternatives to one value are one problem
-            problems[fault.path] = _problem(fault, error["msg"], hides=hides)
+        if any(_overlap(fault.path, path) for path in problems):  # alternatives to one value are one problem
+            continue
+        once = fault._replace(hint="") if fault.hint in hints else fault
+        problems[fault.path] = _problem(once, error["msg"], hides=hides)
+        hints.add(fault.hint)
     first, *others = problems.values()
     if not others:
         return first

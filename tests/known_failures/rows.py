@@ -201,8 +201,8 @@ FAILURES = (
         number="F18",
         others="The agent edits an answer (strips, repairs, shortens it) and continues from that.",
         measure="The call forks from the turn before, with the reason; the sampled answer keeps its own branch. "
-        "Without a trajectory in its path it does so if the answers that it repeats are those of one open trajectory, up to "
-        "spaces around them; otherwise it begins one.",
+        "Without a trajectory in its path it does so if the answers that it repeats are those of one open trajectory, "
+        "up to spaces around them; otherwise it begins one.",
         proofs=(f"{FOLD}::test_a_reply_that_the_agent_trimmed_forks_and_the_sampled_one_is_trained_on_once",),
         naive="what_an_agent_made_of_a_reply_does_not_matter",
         elsewhere=(
@@ -229,8 +229,8 @@ FAILURES = (
         number="F21",
         others="Calls for a title or a summary are trained on as if they were the task.",
         measure="A first call with another system prompt and without tools is auxiliary, with all that continues it. "
-        "So is one with the agent's own system prompt and without tools, if the trajectory ends and no later call has its "
-        "answer. Without a trajectory in its path a title is a trajectory of its own, which is in no run of a task.",
+        "So is one with the agent's own system prompt and without tools, if the trajectory ends and no later call has "
+        "its answer. Without a trajectory in its path a title is a trajectory of its own.",
         proofs=(
             f"{FOLD}::test_a_title_is_auxiliary_whether_it_is_asked_for_before_the_first_call_or_after",
             f"{FOLD}::test_every_call_of_an_auxiliary_chain_is_auxiliary",

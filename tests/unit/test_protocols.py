@@ -180,22 +180,23 @@ def test_all_that_is_wrong_in_a_body_is_said_at_once_with_the_way_out() -> None:
     )
     assert (error.kind, error.parameter) == ("invalid", "messages[0].content")
     assert error.message.split(" | ") == [
-        "messages[0].content: Input should be a valid list; got 7",
-        "n: Input should be a valid integer; got 'two'",
-        "stop[0]: String should have at least 1 character; got ''",
-        "stop[1]: String should have at least 1 character; got ''",
+        "messages[0].content: expected a text, or a list of parts of text (got 7)",
+        "n: Input should be a valid integer (got 'two')",
+        "stop[0]: String should have at least 1 character (got '')",
+        "stop[1]: String should have at least 1 character (got '')",
         "frequency_penalty is not supported: logprobs would not be the policy's own; leave it out, or send 0",
-        "colour: there is no such parameter; leave it out",
+        f"there is no field colour; known: {', '.join(sorted(ChatBody.model_fields))}",
     ]
 
 
 def test_of_a_body_in_which_nothing_is_right_the_first_mistakes_are_said_and_the_others_counted() -> None:
     error = refusal(ChatBody, chat(**{f"colour{number}": "blue" for number in range(25)}))
-    assert error.message.endswith("colour9: there is no such parameter; leave it out | and 15 more")
+    assert error.message.endswith(" | there is no field colour8 | there is no field colour9 | and 15 more")
+    assert error.message.count("known:") == 1
 
 
 def test_alternatives_to_one_value_are_one_problem() -> None:
-    assert refusal(CompletionsBody, completions(prompt=7)).message == "prompt: Input should be a valid string; got 7"
+    assert refusal(CompletionsBody, completions(prompt=7)).message == "prompt: Input should be a valid string (got 7)"
 
 
 NAMESPACE = {
