@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.known_failures.edge.situation import Situation
 
-TITLE = "What ends an answer, what may be drawn, what is never text"
+TITLE = "Ends of an answer, and tokens that may be drawn"
 FAMILIES = "tests/unit/test_families.py"
 TABLE = "tests/unit/test_token_table.py"
 ENGINES = "tests/unit/test_engines.py"
