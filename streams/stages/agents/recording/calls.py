@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from schemas.events import Message, Observed, Sampling, Tool
 from streams.engines.rendering.answer_form import AnswerForm
 from streams.errors import CallError
 from streams.stages.agents.trajectories.call_chains import Digests
+
+NO_HISTORY = Digests((), ())
 
 CallProtocol = Literal["chat", "completions", "responses", "messages"]
 
@@ -60,10 +61,12 @@ class ModelCall:
     ignored: tuple[str, ...] = ()
     """Parameters that were sent and change no answer."""
 
-    @cached_property
-    def digests(self) -> Digests:
-        """What its history is recognized by."""
-        return Digests.of(self.messages, self.tools)
+    digests: Digests = field(default=NO_HISTORY, repr=False, compare=False)
+    """What its history is recognized by."""
+
+    def __post_init__(self) -> None:
+        if self.digests.messages is not self.messages or self.digests.offered is not self.tools:
+            object.__setattr__(self, "digests", Digests(self.messages, self.tools))
 
 
 class Token(NamedTuple):

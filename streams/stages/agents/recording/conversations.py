@@ -10,6 +10,7 @@ all that is left of it is its name. Not thread-safe.
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,13 +21,15 @@ from schemas.conventions import RatedAnswer
 from schemas.events import Message, Observed, Purpose, TrajectoryEvent, Turn
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import CallInProgress, ModelCall
-from streams.stages.agents.trajectories.call_chains import Chains, exchanges
+from streams.stages.agents.trajectories.call_chains import Chains, exchanges, opening
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 RETRIED_MS = 600_000
 """How old an answer may be that a retry without a key gets: clients wait ten minutes for one unless told otherwise."""
+MOST_ALIKE = 16
+"""Most trajectories with the same first messages that are looked at for the one that a call continues."""
 TURN_BYTES = 3584
 """What a turn takes besides its texts and tokens: ids, digests, and its places in the indexes."""
 MESSAGE_BYTES = 512
@@ -119,6 +122,8 @@ class Conversations:
         self._of_turn: dict[str, Conversation] = {}
         self._ends: dict[tuple[str, bytes, bytes], set[HistoryEnd]] = {}
         """By agent, tools, and the digest of a history with its last answer."""
+        self._openings: dict[tuple[str, bytes], set[Conversation]] = {}
+        """The trajectories that begin with some messages, by agent and `opening`."""
         self._exchanges: dict[tuple[str, bytes], set[Conversation]] = {}
         """The trajectories with an answer and the message before it, by agent and `exchanges`."""
         self._answered: dict[tuple[str | None, tuple[str, str, str]], dict[int, Turn]] = {}
@@ -211,6 +216,8 @@ class Conversations:
         if node.broken is None and turn.error is None:
             end = HistoryEnd(turn.created_at, turn.turn_id, conversation)
             self._ends.setdefault((turn.agent_id, node.kind.tools, node.end), set()).add(end)
+            if node.parent is None:
+                self._openings.setdefault((turn.agent_id, opening(turn.messages)), set()).add(conversation)
             for exchange in _exchanges_of(turn):
                 self._exchanges.setdefault(exchange, set()).add(conversation)
         for request in _requests(turn):
@@ -238,6 +245,8 @@ class Conversations:
             self._of_turn.pop(turn_id, None)
             end = HistoryEnd(placed.turn.created_at, turn_id, conversation)
             _discard(self._ends, (conversation.agent_id, placed.kind.tools, placed.end), end)
+            if placed.parent is None:
+                _discard(self._openings, (conversation.agent_id, opening(placed.turn.messages)), conversation)
             for exchange in _exchanges_of(placed.turn):
                 _discard(self._exchanges, exchange, conversation)
             self._forget_answer(placed.turn)
@@ -286,14 +295,24 @@ class Conversations:
                 text = f"trajectory {call.trajectory_id} is of another agent than {call.agent_id}"
                 raise CallError("conflict", f"{text}; use another trajectory")
             self.check_remembered(call.trajectory_id)
+            if conversation is not None:
+                conversation.chains.recognize(call.digests)
             return conversation
-        for digest in reversed(call.digests.prefixes[1:]):
+        self._recognize(call)
+        for _, digest in call.digests.longest_first():
             ends = self._ends.get((call.agent_id, call.digests.tools, digest), ())
             open_ends = (end for end in ends if not end.conversation.ended)
             newest = max(open_ends, key=HistoryEnd.age, default=None)  # by time: a restart reads in another order
             if newest is not None:
                 return newest.conversation
         return self._find_rewritten(call)
+
+    def _recognize(self, call: ModelCall) -> None:
+        """Find the trajectory whose newest turn a call seems to continue: its history is not digested again."""
+        alike = self._openings.get((call.agent_id, opening(call.messages)), set())
+        for conversation in heapq.nlargest(MOST_ALIKE, alike, key=lambda conversation: conversation.last_at):
+            if conversation.chains.recognize(call.digests):
+                return
 
     def _find_rewritten(self, call: ModelCall) -> Conversation | None:
         """Return the trajectory whose answers a call repeats in another history, if it can be no other one's."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -96,17 +97,46 @@ class PlacedTurn:
         return self.broken is None and self.turn.error is None and (self.turn.delivered or bool(self.children))
 
 
-class Digests(NamedTuple):
-    """What the history of a call is recognized by."""
+class Digests:
+    """What the history of a call is recognized by: digests of its first 0, 1, … messages, and of the tools it offers.
 
-    prefixes: list[bytes]
-    """Of its first 0, 1, … messages."""
-    tools: bytes
+    They are made when they are asked for, and not again for a beginning whose digest is known.
+    """
 
-    @staticmethod
-    def of(messages: Sequence[Message], tools: Sequence[Tool]) -> Digests:
-        """Return those of a history and of the tools it comes with."""
-        return Digests(prefixes(messages), tools_digest(tools))
+    def __init__(self, messages: Sequence[Message], offered: Sequence[Tool]) -> None:
+        self.messages, self.offered = messages, offered
+        self._begin, self._digest = 0, b""
+
+    def begin_at(self, count: int, digest: bytes) -> None:
+        """Take the digest of the first `count` messages as known; before any is asked for."""
+        self._begin, self._digest = count, digest
+
+    @cached_property
+    def tools(self) -> bytes:
+        """Of the tools."""
+        return tools_digest(tuple(self.offered))
+
+    @cached_property
+    def prefixes(self) -> list[bytes]:
+        """Of the first 0, 1, … messages."""
+        known = prefixes(self.messages[: self._begin])
+        return [*known[:-1], *self._rest]
+
+    def longest_first(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the number of messages of each beginning, and its digest; the shortest has one message."""
+        for count in range(len(self.messages), max(self._begin, 1) - 1, -1):
+            yield count, self._rest[count - self._begin]
+        for count in range(self._begin - 1, 0, -1):
+            yield count, self.prefixes[count]
+
+    def since(self, count: int) -> list[bytes]:
+        """Return the digests of the beginnings of `count` messages and more."""
+        return self._rest[count - self._begin :] if count >= self._begin else self.prefixes[count:]
+
+    @cached_property
+    def _rest(self) -> list[bytes]:
+        """Those behind the known one, and that."""
+        return prefixes(self.messages[self._begin :], self._digest)
 
 
 class CallHistory(NamedTuple):
@@ -149,17 +179,35 @@ class Chains:
         """Return what a call with this whole history is. `prompt`: the tokens, where no messages were sent."""
         if prompt is not None:
             return self._place_tokens(prompt)
-        prefix_digests, offered = digests or Digests.of(messages, tools)
-        for count in range(len(messages), 0, -1):
-            parent = _newest(self._ends.get((offered, prefix_digests[count]), ()))
+        digests = digests or Digests(messages, tools)
+        for count, digest in digests.longest_first():
+            parent = _newest(self._ends.get((digests.tools, digest), ()))
             if parent is not None:
                 new = tuple(messages[count:])
-                return Placement(*_continuity_after(parent, new, prefix_digests[count:]), parent.turn, new)
-        system = _system_messages(messages)
-        continuity, reason = self._place_root(
-            Kind(prefix_digests[system], offered), CallHistory(prefix_digests, system), messages
-        )[:2]
+                return Placement(*_continuity_after(parent, new, digests.since(count)), parent.turn, new)
+        history = CallHistory(digests.prefixes, _system_messages(messages))
+        kind = Kind(history.digests[history.system], digests.tools)
+        continuity, reason = self._place_root(kind, history, messages)[:2]
         return Placement(continuity, reason, None, tuple(messages))
+
+    def recognize(self, digests: Digests) -> bool:
+        """Tell `digests` of how much of its history the digest is known, from the newest turn, and return whether any."""
+        recorded, known = list[Message](), (0, b"")
+        messages = digests.messages
+        for node in self.path(next(reversed(self.turns), "")):
+            for message in node.turn.messages:
+                recorded.append(message)
+            start = known[0]
+            if len(messages) < len(recorded) or not all(map(_is_same, recorded[start:], messages[start:])):
+                break
+            known = len(recorded), node.prompt_end
+            if len(messages) == len(recorded) or not _is_same(node.turn.reply, messages[len(recorded)]):
+                break
+            recorded.append(node.turn.reply)
+            known = len(recorded), node.end
+        if known[0]:
+            digests.begin_at(*known)
+        return known[0] > 0
 
     def role(self, node: PlacedTurn) -> Role:
         """Return whose call a turn is, as far as the turns up to now say."""
@@ -216,7 +264,7 @@ class Chains:
     def _new_root(self, turn: Turn) -> PlacedTurn:
         if turn.messages:
             history = CallHistory(prefixes(turn.messages), _system_messages(turn.messages))
-            kind = Kind(history.digests[history.system], tools_digest(turn.tools))
+            kind = Kind(history.digests[history.system], tools_digest(tuple(turn.tools)))
         else:
             history, kind = _history_of_tokens(turn.prompt_token_ids), _TOKENS
         continuity, reason, rewrites = self._place_root(kind, history, turn.messages)
@@ -310,9 +358,9 @@ class Chains:
         return f"message {shared} of {count} is in no history before"
 
 
-def prefixes(messages: Sequence[Message]) -> list[bytes]:
-    """Return the digests of the first 0, 1, … messages."""
-    digests = [b""]
+def prefixes(messages: Sequence[Message], before: bytes = b"") -> list[bytes]:
+    """Return the digests of the first 0, 1, … messages, which follow those with the digest `before`."""
+    digests = [before]
     for message in messages:
         digests.append(_next(digests[-1], message))
     return digests
@@ -331,8 +379,28 @@ def _system_messages(messages: Sequence[Message]) -> int:
     return next((n for n, message in enumerate(messages) if message.role not in SYSTEM_ROLES), len(messages))
 
 
-def tools_digest(tools: Sequence[Tool]) -> bytes:
-    """Return a digest of what may be called; empty for nothing."""
+def opening(messages: Sequence[Message]) -> bytes:
+    """Return the digest of what was said before the model's first answer."""
+    answers = (n for n, message in enumerate(messages) if message.role == "assistant")
+    return prefixes(messages[: next(answers, len(messages))])[-1]
+
+
+def _is_same(recorded: Message, sent: Message) -> bool:
+    """Return whether two messages have the same digest in the same place."""
+    if recorded == sent:
+        return True
+    if (recorded.role, recorded.name or "", recorded.content) != (sent.role, sent.name or "", sent.content):
+        return False
+    calls, others = recorded.tool_calls, sent.tool_calls
+    return len(calls) == len(others) and all(
+        call.name == other.name and _canonical(call.arguments) == _canonical(other.arguments)
+        for call, other in zip(calls, others, strict=True)
+    )
+
+
+@lru_cache(64)
+def tools_digest(tools: tuple[Tool, ...]) -> bytes:
+    """Return a digest of what may be called; empty for nothing. Agents offer the same tools with each call."""
     fields = [(tool.name, tool.description, _canonical(tool.parameters)) for tool in tools]
     return sha256(repr(fields).encode()).digest() if fields else b""
 
