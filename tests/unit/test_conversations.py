@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from schemas.serde import decode, encode
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import ModelCall
 from streams.stages.agents.recording.conversations import RETRIED_MS, Conversations, held_bytes
+from streams.stages.agents.trajectories import call_chains
+from streams.stages.agents.trajectories.call_chains import Chains, Digests
 from tests.support.agent_calls import Recorded, assistant, system, user
 from tests.support.factories import T0, trajectory, turn
 
@@ -163,6 +166,56 @@ def test_a_call_that_repeats_no_answer_rewrites_nothing() -> None:
     remembered.take(saying("r1", "hi", "hello"))
     for history in ((SUMMARY,), (HI, assistant("hullo"), AND), (user("ho"), assistant("hello"), AND), (HI,)):
         assert continued(remembered, call_with(*history)) is None
+
+
+def asking(history: Sequence[Message], trajectory_id: str | None) -> ModelCall:
+    return call_with(*history, trajectory_id=trajectory_id, agent_id="calc")
+
+
+@pytest.mark.parametrize("name", [None, "r1"], ids=["without a name", "with a name"])
+def test_a_call_late_in_a_conversation_digests_as_much_as_an_early_one(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digested: list[Message] = []
+    digest_of = call_chains._next
+
+    def counting(before: bytes, message: Message) -> bytes:
+        digested.append(message)
+        return digest_of(before, message)
+
+    monkeypatch.setattr(call_chains, "_next", counting)
+    remembered, run, history, counts = Conversations(), Recorded("r1"), [system("You add.")], list[int]()
+    for number in range(200):
+        history.append(user(f"{number} + 1 ="))
+        recorded = run.call(history, agent_id="calc", request_digest=f"{number:064}")
+        call = asking(history, name)
+        digested.clear()
+        conversation = remembered.find_continued(call)
+        placed = (Chains() if conversation is None else conversation.chains).place(
+            call.messages, call.tools, None, call.digests
+        )
+        remembered.take(recorded)
+        counts.append(len(digested))
+        assert placed.continuity == recorded.continuity == ("extends" if number else "first")
+        history.append(recorded.reply)
+    assert set(counts[20:]) == {counts[20]}, counts
+
+
+@pytest.mark.parametrize("name", [None, "r1"], ids=["without a name", "with a name"])
+def test_a_history_that_is_compared_has_the_digests_of_one_that_is_not(name: str | None) -> None:
+    remembered, run = Conversations(), Recorded("r1")
+    first = run.call([system("You add."), HI], agent_id="calc", reply=HELLO)
+    second = run.call([*run.history(first), AND], agent_id="calc")
+    for one in (first, second):
+        remembered.take(one)
+    whole = run.history(second)
+    changed = (*whole[:2], assistant("hello"), *whole[3:])
+    for history in (whole, whole[:4], whole[:3], whole[:2], [*whole, AND], whole[1:], changed, [HI], []):
+        call, plain = asking(history, name), Digests(tuple(history), ())
+        remembered.find_continued(call)
+        assert list(call.digests.longest_first()) == list(plain.longest_first())
+        assert call.digests.prefixes == plain.prefixes
+        assert [call.digests.since(n) for n in range(len(history))] == [plain.since(n) for n in range(len(history))]
 
 
 def run_of(remembered: Conversations, name: str, *, turns: int = 1, **changes: Any) -> None:

@@ -191,23 +191,27 @@ class Chains:
         return Placement(continuity, reason, None, tuple(messages))
 
     def recognize(self, digests: Digests) -> bool:
-        """Tell `digests` of how much of its history the digest is known, from the newest turn, and return whether any."""
-        recorded, known = list[Message](), (0, b"")
-        messages = digests.messages
+        """Tell `digests` the digest of what it has in common with the newest turn, and return whether that is anything.
+
+        To compare messages takes a tenth of the time of digesting them.
+        """
+        count, digest = 0, b""
+        for added, end in self._newest_history():
+            sent = digests.messages[count : count + len(added)]
+            if len(sent) < len(added) or not all(map(_is_same, added, sent)):
+                break
+            count, digest = count + len(added), end
+        if count:
+            digests.begin_at(count, digest)
+        return count > 0
+
+    def _newest_history(self) -> Iterator[tuple[Sequence[Message], bytes]]:
+        """Yield the messages of the newest turn, part by part, each with the digest of all up to its end."""
         for node in self.path(next(reversed(self.turns), "")):
-            for message in node.turn.messages:
-                recorded.append(message)
-            start = known[0]
-            if len(messages) < len(recorded) or not all(map(_is_same, recorded[start:], messages[start:])):
-                break
-            known = len(recorded), node.prompt_end
-            if len(messages) == len(recorded) or not _is_same(node.turn.reply, messages[len(recorded)]):
-                break
-            recorded.append(node.turn.reply)
-            known = len(recorded), node.end
-        if known[0]:
-            digests.begin_at(*known)
-        return known[0] > 0
+            if node.kind == _TOKENS:
+                return
+            yield node.turn.messages, node.prompt_end
+            yield (node.turn.reply,), node.end
 
     def role(self, node: PlacedTurn) -> Role:
         """Return whose call a turn is, as far as the turns up to now say."""
