@@ -37,6 +37,8 @@ from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Delta, Done, ModelCall, Piece
 
 PARAMETERS = "output_config.format", "tool_choice", "tool_choice.disable_parallel_tool_use"
+KEEPS_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
+"""What Claude Code asks for: a conversation without thinking stays as it is."""
 CACHES = "prefixes are cached without being marked"
 
 
@@ -168,7 +170,9 @@ class MessagesBody(CountTokensBody):
     service_tier: Annotated[Any, Ignored("there is one tier")] = None
     inference_geo: Annotated[Any, Ignored("the server runs where you started it")] = None
     container: Annotated[Any, Refused("the server runs no code")] = None
-    context_management: Annotated[Any, Refused("the client decides what a conversation holds")] = None
+    context_management: Annotated[
+        Any, Refused("the client decides what a conversation holds", {"edits": []}, {"edits": [KEEPS_THINKING]})
+    ] = None
     diagnostics: Annotated[Any, Refused("there are none", {"previous_message_id": None})] = None
     mcp_servers: Annotated[Any, Refused("tools are run by the client", [])] = None
 

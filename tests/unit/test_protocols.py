@@ -225,7 +225,11 @@ NAMESPACE = {
         ),
         (
             MessagesBody,
-            message(thinking={"type": "adaptive", "display": "summarized"}, output_config={"effort": "high"}),
+            message(
+                thinking={"type": "adaptive", "display": "summarized"},
+                output_config={"effort": "high"},
+                context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            ),
             ("output_config.effort", "thinking.display"),
         ),
         (ChatBody, chat(reasoning_effort="low", top_logprobs=3), ("reasoning_effort", "top_logprobs")),
