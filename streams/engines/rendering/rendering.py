@@ -20,7 +20,7 @@ class Rendering(Protocol):
     markers: tuple[str, ...]
     """Texts that a tool call may begin with."""
     call_end: str | None
-    """The text that each of several tool calls ends with; "": an answer has one at most; None: it cannot be told."""
+    """The text that each of several tool calls ends with; "": an answer has one at most; None: no text ends them."""
     longest_token: int
     """Most characters that one token stands for."""
 

@@ -136,7 +136,7 @@ def _as_answered(call: ModelCall, began: TrajectoryEvent | None) -> ModelCall:
 def _end_after_one_call(call: ModelCall, rendering: Rendering) -> ModelCall:
     """Return a call whose answer ends with its first call of a tool, if its client takes no more than one.
 
-    The end of a call then is a text that ends the answer, so nothing behind it is sampled, in any engine, and a replay
+    The end of a call then is a text that ends the answer, so nothing after it is sampled, in any engine, and a replay
     ends there, too. Where a model's calls have no such text, the parameter is named as ignored.
     """
     if call.one_call is None or rendering.call_end == "":

@@ -135,7 +135,7 @@ class Digests:
 
     @cached_property
     def _rest(self) -> list[bytes]:
-        """Those behind the known one, and that."""
+        """The known one, and those after it."""
         return prefixes(self.messages[self._begin :], self._digest)
 
 
