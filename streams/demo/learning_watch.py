@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from streams.demo.progress import Progress
 from streams.errors import LogError
-from streams.evaluation.diagnosis import CAUSES, Diagnosis, diagnose, evidence_of, newest_improvement
+from streams.evaluation.diagnosis import CAUSES, Diagnosis, diagnose, newest_improvement, symptoms_of
 from streams.tools.sample_answers import sample_answers
 
 
@@ -59,8 +59,8 @@ class LearningWatch:
             answers = sample_answers(self.progress.settings, groups)
         except LogError:  # the broker is away: the diagnosis needs no answers
             answers = []
-        evidence = evidence_of(self.progress.learning, answers=answers, errors=errors, primary=self.progress.primary)
-        return None if evidence is None else diagnose(evidence)
+        symptoms = symptoms_of(self.progress.learning, answers=answers, errors=errors, primary=self.progress.primary)
+        return None if symptoms is None else diagnose(symptoms)
 
     def stop_reason(self) -> str | None:
         """Return why the run has to end: too many of its steps in a row taught nothing."""

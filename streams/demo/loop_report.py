@@ -29,7 +29,7 @@ from rich.text import Text
 from streams.demo.loop_plan import Plan
 from streams.demo.progress import HeldOut, Progress, waits
 from streams.demo.settings_file import finds_settings
-from streams.evaluation.learning import Learning
+from streams.evaluation.learning import LearningFigures
 from streams.kafka.topics import topics
 from streams.tools.views.places import PLACES
 
@@ -302,7 +302,7 @@ def _scores(progress: Progress) -> Table:
 LEARNING_COLUMNS = ("train reward", "differed", "cut", "distinct")
 
 
-def _learning_cells(learning: Learning | None) -> list[str]:
+def _learning_cells(learning: LearningFigures | None) -> list[str]:
     """Return what a version's train tasks taught: its answers' mean reward, groups that differed, share cut, texts."""
     if learning is None:
         return ["–"] * len(LEARNING_COLUMNS)

@@ -25,7 +25,7 @@ from schemas.events import (
     Turn,
 )
 from schemas.serde import Poison
-from streams.evaluation.learning import Learning, LearningHistory, facts_of
+from streams.evaluation.learning import LearningFigures, LearningHistory, facts_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -193,7 +193,7 @@ class Progress:
         """Return why answers have no score: paused scorers, or else those that fail."""
         return self.pause_reasons() or [str(scorer) for scorer in self.failures.scorers()]
 
-    def scored_versions(self) -> dict[int, Learning]:
+    def scored_versions(self) -> dict[int, LearningFigures]:
         """Return what each version taught that has scored answers to train tasks, in order."""
         return {version: learning for version, learning in sorted(self.learning.versions.items()) if learning.answers}
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from streams.evaluation.learning import GroupFacts, Learning, LearningHistory, learning_of
+from streams.evaluation.learning import GroupFacts, LearningFigures, LearningHistory, learning_of
 
 SHOWN_ANSWERS = 3
 SHOWN_CHARACTERS = 60
@@ -90,7 +90,7 @@ class SampleAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Symptoms:
     """What a diagnosis is made of."""
 
     groups: Sequence[GroupFacts]
@@ -117,24 +117,24 @@ class Diagnosis:
         return f"{self.what}. {self.do}"
 
 
-def evidence_of(
+def symptoms_of(
     history: LearningHistory, *, answers: Sequence[SampleAnswer] = (), errors: Sequence[str] = (), primary: int = 0
-) -> Evidence | None:
-    """Return the evidence in a policy's newest groups; None while some of them differ, or there are too few."""
+) -> Symptoms | None:
+    """Return the symptoms in a policy's newest groups; None while some of them differ, or there are too few."""
     groups = history.flat_groups()
     if not groups:
         return None
     since = history.first_collapse()
-    return Evidence(groups=groups, answers=answers, errors=errors, first_collapse=since, primary=primary)
+    return Symptoms(groups=groups, answers=answers, errors=errors, first_collapse=since, primary=primary)
 
 
-def diagnose(evidence: Evidence) -> Diagnosis:
+def diagnose(symptoms: Symptoms) -> Diagnosis:
     """Return the likeliest cause why none of these groups differed in reward, in words."""
-    learning = learning_of(evidence.groups)
-    cause = likeliest_cause(evidence.groups, evidence.answers, evidence.errors)
+    learning = learning_of(symptoms.groups)
+    cause = likeliest_cause(symptoms.groups, symptoms.answers, symptoms.errors)
     what = f"nothing is learnt: none of the last {learning.groups} groups differed in reward, since {CAUSES[cause]}"
-    details = "; ".join(_details(cause, evidence, learning))
-    return Diagnosis(cause, f"{what}{details and ': '}{details}", _way_out(cause, evidence))
+    details = "; ".join(_details(cause, symptoms, learning))
+    return Diagnosis(cause, f"{what}{details and ': '}{details}", _way_out(cause, symptoms))
 
 
 def likeliest_cause(
@@ -167,32 +167,32 @@ def _cause_without_scores(groups: Sequence[GroupFacts], errors: Sequence[str]) -
     return "unscored" if reasons & {"score_failed", "unscored"} else "unanswered"
 
 
-def _details(cause: str, evidence: Evidence, learning: Learning) -> Iterable[str]:
+def _details(cause: str, symptoms: Symptoms, learning: LearningFigures) -> Iterable[str]:
     """Yield what was seen, in parts of a sentence."""
     if cause in ("too_long", "unanswered", "unscored"):
-        yield from map(_short_error, evidence.errors[-1:])
+        yield from map(_short_error, symptoms.errors[-1:])
     elif cause == "one_text":
-        yield from (repr(_short(answer.text)) for answer in evidence.answers[:1])
-        if evidence.first_collapse is not None:
-            yield f"since version {evidence.first_collapse}"
+        yield from (repr(_short(answer.text)) for answer in symptoms.answers[:1])
+        if symptoms.first_collapse is not None:
+            yield f"since version {symptoms.first_collapse}"
     elif cause in ("no_end", "too_few_tokens"):
-        limit = max(facts.max_tokens for facts in evidence.groups)
+        limit = max(facts.max_tokens for facts in symptoms.groups)
         yield f"{learning.cut_share:.0%} of the answers have all {limit} tokens (sampling.max_tokens)"
-        yield from map(str, evidence.answers[:1])
+        yield from map(str, symptoms.answers[:1])
     elif cause == "not_alone":
-        containing = [answer for answer in evidence.answers if answer.contains_expected]
+        containing = [answer for answer in symptoms.answers if answer.contains_expected]
         yield from map(str, containing[:SHOWN_ANSWERS])
     else:
         if cause == "all_equal":
-            yield f"all of them {evidence.groups[-1].rewards[0]:.4g}"
-        yield from map(str, evidence.answers[:SHOWN_ANSWERS])
+            yield f"all of them {symptoms.groups[-1].rewards[0]:.4g}"
+        yield from map(str, symptoms.answers[:SHOWN_ANSWERS])
 
 
-def _way_out(cause: str, evidence: Evidence) -> str:
-    since = evidence.first_collapse
-    if cause != "one_text" or not since or evidence.primary < since:
+def _way_out(cause: str, symptoms: Symptoms) -> str:
+    since = symptoms.first_collapse
+    if cause != "one_text" or not since or symptoms.primary < since:
         return WAYS_OUT[cause]
-    words = ["streamward", "adapters", "rollback", "--to", str(since - 1), "--expect", str(evidence.primary)]
+    words = ["streamward", "adapters", "rollback", "--to", str(since - 1), "--expect", str(symptoms.primary)]
     command = shlex.join([*words, "--reason", f"collapsed since version {since}"])
     return f"Go back: `{command}`. {WAYS_OUT[cause]}"
 

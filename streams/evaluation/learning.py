@@ -1,6 +1,6 @@
 """What groups taught: how many differed in reward, and what their answers were like.
 
-    AdvantagedGroup ──► GroupFacts ──► Learning of the last step, or of a version
+    AdvantagedGroup ──► GroupFacts ──► LearningFigures of the last step, or of a version
                                   └──► LearningHistory: the newest groups of a policy, and the tally of each version
 
 A step is `batches.groups` groups for training, counted back from the newest, whether or not a batch was cut from them:
@@ -68,7 +68,7 @@ def _digest(response: GroupResponse) -> bytes:
 
 
 @dataclass(slots=True)
-class Learning:
+class LearningFigures:
     """A tally of groups for training."""
 
     groups: int = 0
@@ -139,20 +139,20 @@ class Learning:
         )
 
 
-def learning_of(groups: Iterable[GroupFacts]) -> Learning:
+def learning_of(groups: Iterable[GroupFacts]) -> LearningFigures:
     """Return the tally of some groups."""
-    learning = Learning()
+    learning = LearningFigures()
     for facts in groups:
         learning.add(facts)
     return learning
 
 
-def learning_in(metrics: Mapping[str, float]) -> Learning | None:
+def learning_in(metrics: Mapping[str, float]) -> LearningFigures | None:
     """Return the tally in the metrics of a version; None for one that was made without it."""
     if "groups_differed" not in metrics:
         return None
     answers = metrics.get("responses", 0.0)
-    return Learning(
+    return LearningFigures(
         groups=int(metrics.get("groups", 0.0)),
         differed=int(metrics["groups_differed"]),
         answers=int(answers),
@@ -168,7 +168,7 @@ class LearningHistory:
 
     step: int
     """Groups in a step."""
-    versions: dict[int, Learning] = field(default_factory=dict)
+    versions: dict[int, LearningFigures] = field(default_factory=dict)
     """By the version that answered."""
     groups: int = 0
     differed: int = 0
@@ -193,12 +193,12 @@ class LearningHistory:
         self._flat_count = 0 if facts.differed else self._flat_count + 1
         self.steps_without_difference = self._flat_count // self.step
         if facts.version not in self.versions:
-            self.versions[facts.version] = Learning()
+            self.versions[facts.version] = LearningFigures()
             for version in sorted(self.versions)[:-TEXTS_OF_VERSIONS]:
                 self.versions[version].forget_texts()
         self.versions[facts.version].add(facts)
 
-    def last_step(self) -> Learning | None:
+    def last_step(self) -> LearningFigures | None:
         """Return the tally of the newest step; None before its first group."""
         return learning_of(list(self._newest)[-self.step :]) if self._newest else None
 

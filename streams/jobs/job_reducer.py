@@ -318,7 +318,7 @@ def _best_gain(job: JobState) -> float:
 
 
 def version_to_keep(job: JobState) -> int:
-    """Return the version that a job should leave behind: its best, or if none was better the one before it."""
+    """Return the version that a job should end with: its best, or if none was better the one before it."""
     return job.best[0] if job.best and _best_gain(job) > 0 else job.base_version or 0
 
 

@@ -28,7 +28,7 @@ from streams.adapters.admission.admission import Admission
 from streams.adapters.admission.held_back import waits_for
 from streams.adapters.router import VersionRouter
 from streams.adapters.versions import AdapterState
-from streams.evaluation.diagnosis import Diagnosis, diagnose, evidence_of
+from streams.evaluation.diagnosis import Diagnosis, diagnose, symptoms_of
 from streams.evaluation.learning import DIAGNOSED_STEPS, LearningHistory
 from streams.kafka import admin, offsets, times
 from streams.kafka.reader import read
@@ -198,7 +198,7 @@ def diagnoses(settings: Settings, status: LoopStatus) -> dict[str, Diagnosis]:
     """
     errors = [scorer.last_error for scorer in status.failing]
     evidence = {
-        name: evidence_of(
+        name: symptoms_of(
             policy.learning,
             answers=sample_answers(settings, policy.learning.flat_groups()),
             errors=errors,

@@ -12,7 +12,7 @@ import pytest
 from schemas.events import AdvantagedGroup, LeftOut, Message, Response, RewardSource, Sampling, Task
 from streams.engines.protocol import SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine
-from streams.evaluation.diagnosis import CAUSES, WAYS_OUT, Diagnosis, SampleAnswer, diagnose, evidence_of
+from streams.evaluation.diagnosis import CAUSES, WAYS_OUT, Diagnosis, SampleAnswer, diagnose, symptoms_of
 from streams.evaluation.learning import LearningHistory
 from streams.scorers.registry import load
 from streams.tools.sample_answers import sample_of
@@ -66,9 +66,9 @@ class Run:
 
     @property
     def diagnosis(self) -> Diagnosis:
-        evidence = evidence_of(self.history, answers=self.answers, errors=self.errors, primary=9)
-        assert evidence is not None
-        return diagnose(evidence)
+        symptoms = symptoms_of(self.history, answers=self.answers, errors=self.errors, primary=9)
+        assert symptoms is not None
+        return diagnose(symptoms)
 
 
 def grouped(task: Task, responses: list[Response], version: int) -> AdvantagedGroup:
@@ -146,9 +146,9 @@ def test_questions_that_are_each_always_or_never_right_are_not_called_too_hard()
 
 def test_nothing_is_diagnosed_before_two_steps_or_while_a_group_differs() -> None:
     wrong = Run({"answers": "wrong"}, NUMBERS[:7])
-    assert evidence_of(wrong.history) is None
+    assert symptoms_of(wrong.history) is None
     wrong.history.take(group(task_id="differs"))
-    assert (evidence_of(wrong.history), wrong.history.steps_without_difference) == (None, 0)
+    assert (symptoms_of(wrong.history), wrong.history.steps_without_difference) == (None, 0)
 
 
 # --- counted ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from streams.demo import loop_report as report
 from streams.demo.demo_options import DemoOptions
 from streams.demo.progress import HeldOut, Progress
 from streams.demo.settings_file import leave_settings
-from streams.evaluation.learning import Learning
+from streams.evaluation.learning import LearningFigures
 from streams.kafka.record import Record, dead_letter
 from streams.settings.load import save
 from streams.settings.model import Broker, Kafka, Settings
@@ -39,7 +39,7 @@ def progress(tmp_path: Path) -> Progress:
     known = Progress(Settings(kafka=Kafka(bootstrap="127.0.0.1:21000"), broker=Broker(data_dir=tmp_path)))
     known.held_out = {2: HeldOut(2, 0.91428, 0.93, 35), 0: HeldOut(0, 0.0, 0.1, 35)}
     for version, rewards in {0: 2.0, 1: 8.0, 2: 12.0}.items():
-        known.learning.versions[version] = Learning(groups=2, differed=1, answers=16, reward_sum=rewards, cut=4)
+        known.learning.versions[version] = LearningFigures(groups=2, differed=1, answers=16, reward_sum=rewards, cut=4)
     known.taught_nothing = 12
     known.counts.update(tasks=40, responses=310, rewards=310, groups=38, batches=2, adapters=6)
     known.places.update({"trained": 32, "left out": 5, "waiting": 3})

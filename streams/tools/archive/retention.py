@@ -29,7 +29,7 @@ LIFTED = {KEY: OFF, OLDEST: str(ANY_MS), NEWEST: str(ANY_MS)}
 """The settings of a topic that a restore changes: what they are meanwhile."""
 
 Limits = Mapping[str, str | None]
-"""What each of LIFTED was, as far as it was noted. None: the broker's default."""
+"""The values of LIFTED before, of those that were noted. None: the broker's default."""
 
 
 class SetBack(NamedTuple):

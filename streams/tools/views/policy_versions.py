@@ -158,7 +158,7 @@ MEASURES = {
     "clipped": "share of tokens clipped",
     "effective": "effective share of the tokens",
 }
-"""What is drawn of the figures of a step, by its name in them."""
+"""Titles of the figures of a step that are drawn, by their names in its metrics."""
 
 
 def measures(log: LogSnapshot, policy: str) -> list[Curve]:

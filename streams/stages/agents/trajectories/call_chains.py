@@ -384,7 +384,7 @@ def _system_messages(messages: Sequence[Message]) -> int:
 
 
 def opening(messages: Sequence[Message]) -> bytes:
-    """Return the digest of what was said before the model's first answer."""
+    """Return the digest of the messages before the model's first answer."""
     answers = (n for n, message in enumerate(messages) if message.role == "assistant")
     return prefixes(messages[: next(answers, len(messages))])[-1]
 
