@@ -129,4 +129,5 @@ def noted_id(metadata: str) -> str:
 
 
 def _id_in(future: Future[Any]) -> str:
+    """Return the id in the answer about a topic. Raises KafkaException."""
     return str(future.result().topic_id)

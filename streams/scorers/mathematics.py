@@ -33,7 +33,7 @@ _IGNORED = re.compile(
     r"\d\s*_|\d\s*(?:\\text\s*\{)?\s*(?:st|nd|rd|th)\b|\\[lcd]?dots|\.\.\.|…|\b(?:not|wrong|incorrect|false|except)\b",
     re.IGNORECASE,
 )
-"""Parts that change the meaning and that the library leaves out: base, ordinal, dots, a word. Texts are compared then."""
+"""A base, an ordinal, dots, a word: they change the meaning, and the library leaves them out; texts are compared."""
 _ESCAPED = re.compile(r"\\[{}]")
 _UNFINISHED = re.compile(r"[-+*/^=_\\][\s$]*$|^[\s$]*$")
 _PAIRS = (("{", "}"), (r"\\left(?![A-Za-z])", r"\\right(?![A-Za-z])"))

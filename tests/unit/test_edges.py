@@ -70,6 +70,7 @@ WITHOUT_TRY = {
     "streams/engines/vllm/vllm_engine.py::sample_mixed result": IN_THREAD,
     "streams/kafka/record.py::_without_original b64decode": OWN,
     "streams/kafka/record.py::key_of b64decode": OWN,
+    "streams/kafka/topic_ids.py::_id_in result": CALLER,
     "streams/kafka/retry.py::_aside result": "it is the call's own result or error",
     "streams/kafka/retry.py::close result": "likewise",
     "streams/demo/restarts.py::_end_leftovers json.loads": OWN,
