@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,8 +27,10 @@ from streams.cli.runtime import (
     source_option,
     until_stopped,
 )
+from streams.cli.task_file import TaskFileOptions, map_option, read_tasks, split_option
 
 if TYPE_CHECKING:
+    from streams.evaluation.suite import Suite
     from streams.kafka.history import History
     from streams.output import Output
     from streams.settings.model import Settings
@@ -270,17 +273,31 @@ def _matching_tasks(settings: Settings, condition: str, *, source: Source) -> se
 @click.argument("name")
 @click.option(
     "--suite",
-    "generator",
     default="sums",
     show_default=True,
-    metavar="GENERATOR",
-    help="Generator of the questions.",
+    metavar="GENERATOR|FILE",
+    help="Generator of the questions, or a suite's file, as in docs/examples/suite.yaml.",
 )
 @click.option("--options", default="{}", metavar="JSON", help="Options of the generator.")
 @click.option(
-    "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Number of questions per version."
+    "--count",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Number of a generator's questions per version.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same questions.")
+@click.option(
+    "--held-out",
+    type=click.Path(path_type=Path),
+    metavar="FILE|FOLDER",
+    help="Ask these questions instead, read with the options below as `up` reads its --held-out.",
+)
+@map_option
+@split_option
+@click.option("--group-size", type=click.IntRange(min=1), help="Responses per question of --held-out.  [default: 8]")
+@click.option("--system", default=None, metavar="TEXT", help="System message before each question of --held-out.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum tokens of a response.  [default: 256]")
 @click.option("--versions", default="0,last", show_default=True, metavar="N,N,last", help="Versions that answer.")
 @click.option(
     "--scorer",
@@ -295,43 +312,56 @@ def _matching_tasks(settings: Settings, condition: str, *, source: Source) -> se
 def replay_evaluate(
     call: AppContext,
     ctx: click.Context,
+    /,
     name: str,
-    generator: str,
+    suite: str,
     options: str,
     count: int,
     seed: int,
+    held_out: Path | None,
     versions: str,
     scorers: tuple[str, ...],
     output: Output,
+    **reading: Any,
 ) -> None:
     """Evaluate an experiment's versions on held-out questions.
 
     A policy agent and a scoring agent run in this process until all questions are answered; for a suite in an
-    environment, so do the server for agents and the built-in agent. `experiments compare` shows the scores. Repeating
-    the command adds nothing.
+    environment, so do the server for agents and the built-in agent. `experiments compare` shows the scores, of two
+    experiments on the same questions side by side. Repeating the command adds nothing.
     """
     from streams import output as show
     from streams.scorers import named_sources
+    from streams.stages.tasks import suites
     from streams.tools.replay import held_out as asking
     from streams.tools.replay.replay_context import Stopped
 
-    suite = asking.HeldOutSuite(
-        generator=generator,
-        options=json_object(options, "--options"),
-        count=count,
-        seed=seed,
-        versions=tuple(versions.split(",")),
-        scorers=named_sources(scorers),
-    )
+    if held_out is not None:
+        questions = _suite_of_file(call.settings, held_out, TaskFileOptions(**reading, scorers=scorers))
+        asked = asking.HeldOutSuite(suite=questions, versions=tuple(versions.split(",")))
+    else:
+        if suite.endswith((".yaml", ".yml")):
+            questions = suites.load(Path(suite), call.settings.topics)
+        else:
+            questions = suites.generated(suite, count=count, seed=seed, options=json_object(options, "--options"))
+        chosen = tuple(versions.split(","))
+        asked = asking.HeldOutSuite(suite=questions, versions=chosen, scorers=named_sources(scorers))
     try:
-        with until_stopped() as stop, _progress() as report, _players(call.settings, name, suite, report) as report:
-            results = asking.run(call.settings_to_write, name, suite, stop=stop, report=report)
+        with until_stopped() as stop, _progress() as report, _players(call.settings, name, asked, report) as report:
+            results = asking.run(call.settings_to_write, name, asked, stop=stop, report=report)
     except Stopped:
         click.echo("Stopped. Run the same command again to resume.", err=True)
         ctx.exit(INTERRUPTED)
     rows = [{"version": number, "suite": event.suite, **event.metrics} for number, event in results.items()]
     columns = [show.Column(title, title) for title in ("version", "exact", "mean_reward", "n", "failed", "suite")]
     show.rows([{"exact": None, "mean_reward": None, **row} for row in rows], columns, output)
+
+
+def _suite_of_file(settings: Settings, file: Path, reading: TaskFileOptions) -> Suite:
+    """Return the questions of a file, under the name that `up` gives them. Raises as `read_tasks`."""
+    from streams.stages.tasks import suites
+
+    return suites.of_tasks("held-out", read_tasks(settings, file, replace(reading, purpose="eval")).tasks)
 
 
 @contextmanager

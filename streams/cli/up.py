@@ -15,7 +15,6 @@ from streams.cli.task_file import (
     TaskFileOptions,
     read_tasks,
     task_file_options,
-    too_few_for_a_step,
     unanswerable,
 )
 from streams.errors import SettingsError, StreamwardError
@@ -109,8 +108,7 @@ def up(
     if file is not None:
         plan = replace(plan, train=_read_train_tasks(settings, file, reading))
     if held_out is not None:
-        questions = read_tasks(settings, held_out, replace(reading, epochs=1, purpose="eval"))
-        plan = replace(plan, held_out=tuple(questions.tasks))
+        plan = replace(plan, held_out=_read(settings, held_out, replace(reading, epochs=1, purpose="eval")))
     _check_scorers(settings, plan, reading)
     _check_prompts(settings, plan, reading)
     result = loop.run(plan, Console(stderr=output == "json"))
@@ -121,10 +119,17 @@ def up(
 
 
 def _read_train_tasks(settings: Settings, file: Path, reading: TaskFileOptions) -> tuple[Task, ...]:
-    tasks = read_tasks(settings, file, reading).tasks
+    tasks = _read(settings, file, reading)
     if not tasks:
         raise SettingsError(f"--tasks {file}: there is no task in it")
-    return tuple(tasks)
+    return tasks
+
+
+def _read(settings: Settings, file: Path, reading: TaskFileOptions) -> tuple[Task, ...]:
+    """Return the tasks of a file, and say what became of its rows. Raises as `read_tasks`."""
+    checked = read_tasks(settings, file, reading)
+    click.echo(f"{file}: {checked.rows}", err=True)
+    return tuple(checked.tasks)
 
 
 def _check_scorers(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -> None:
@@ -142,12 +147,10 @@ def _check_scorers(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -
 
 
 def _check_prompts(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -> None:
-    """Say if the tasks fill no training step. Raises SettingsError for prompts that the model cannot answer."""
+    """Raise SettingsError for prompts that the model cannot answer."""
     if problem := unanswerable(settings, (*(plan.train or ()), *plan.held_out)):
         left_out = "them" if reading.system is None else "them or --system"
         raise SettingsError(f"{problem}. Correct them, leave {left_out} out, or take another --model")
-    for problem in too_few_for_a_step(settings, plan.train or ()):
-        click.echo(problem, err=True)
 
 
 def _episodes(

@@ -11,16 +11,15 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.console import Console
 
-from schemas.events import Task
 from streams.demo import loop_run as loop
-from streams.demo.loop_plan import ONE_MACHINE, Plan
+from streams.demo.loop_plan import ONE_MACHINE, Plan, PlannedTasks
 from streams.demo.progress import Progress
 from streams.engines.vllm import launch as vllm_launch
 from streams.environments.listed import LISTED
@@ -117,13 +116,13 @@ class DemoOptions(Plan):
         ]
         return load(file=self.file, overrides=[*chosen, *self.overrides])
 
-    def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
+    def tasks(self, settings: Settings, progress: Progress) -> PlannedTasks:
         """Return the train tasks that are not in the log yet, without end."""
         spec = TaskSpec(
             family=self.task, count=sys.maxsize, seed=self.seed, purpose="train", policy=POLICY, options=self.options
         )
         endless = generate(spec, now_ms=times.now_ms())
-        return itertools.islice(endless, progress.train_tasks[self.task], None)
+        return PlannedTasks(itertools.islice(endless, progress.train_tasks[self.task], None))
 
     def suite(self) -> Suite:
         """Return the held-out tasks."""

@@ -14,6 +14,7 @@ from streams.demo.progress import Progress
 from streams.errors import LogError
 from streams.evaluation.diagnosis import CAUSES, Diagnosis, diagnose, newest_improvement, symptoms_of
 from streams.tools.sample_answers import sample_answers
+from streams.tools.views.places import PLACES
 
 
 @dataclass
@@ -76,11 +77,18 @@ class LearningWatch:
             return ". ".join([reason, *self._causes(), *self._way_back()])
         history, progress = self.progress.learning, self.progress
         if trains and progress.places["trained"] == self._trained_before:
-            return ". ".join(["nothing was trained", *progress.scoring_faults(), *self._causes()])
-        if history.groups > self._groups_before and history.differed == self._differed_before:
-            groups = history.groups - self._groups_before
-            return ". ".join([f"nothing was learnt: none of {groups} groups differed in reward", *self._causes()])
+            return ". ".join([f"nothing was trained: {self._places()}", *progress.scoring_faults(), *self._causes()])
+        groups = history.groups - self._groups_before
+        if groups and history.differed == self._differed_before and progress.settings.learning.stop_after:
+            return ". ".join(self._causes() or [f"nothing was learnt: none of {groups} groups differed in reward"])
         return None
+
+    def _places(self) -> str:
+        """Return where the train tasks are that were not trained on."""
+        places, reasons = self.progress.places, self.progress.reasons
+        counts = [f"{places[place]} {place}" for place in PLACES if places[place] and place != "trained"]
+        counts += [f"{count} of them {reason}" for reason, count in reasons.most_common()]
+        return ", ".join(counts) or "there was no task"
 
     def _causes(self) -> list[str]:
         diagnosis = self.diagnosis()

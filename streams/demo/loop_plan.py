@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from schemas.events import Task
 from streams.demo.progress import Progress
@@ -31,6 +31,14 @@ ONE_MACHINE = {
     "batches.zero_variance": "keep",
 }
 """Settings with which all processes on one machine learn the most per minute (docs/experiments.md)."""
+
+
+class PlannedTasks(NamedTuple):
+    """Train tasks that are not in the log yet."""
+
+    tasks: Iterator[Task]
+    note: str = ""
+    """How many there are, and how many are in the log; empty if they have no end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +78,12 @@ class Plan(ABC):
         """
 
     @abstractmethod
-    def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
+    def tasks(self, settings: Settings, progress: Progress) -> PlannedTasks:
         """Return the train tasks that are not in the log yet."""
+
+    def tasks_again(self, settings: Settings) -> Iterator[Task]:
+        """Return train tasks to ask once more, if the last ones fill no step."""
+        return iter(())
 
     @abstractmethod
     def suite(self) -> Suite | None:

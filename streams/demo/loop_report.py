@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -271,7 +271,8 @@ def train_summary(progress: Progress) -> str:
     if waiting := progress.window():
         groups = progress.settings.batches.groups
         parts.append(f"{waiting} wait{'s' if waiting == 1 else ''} for a batch of {groups} (batches.groups)")
-    under_way = places["waiting"] + places["sampled"] + places["scored"] + places["batched"]
+    under_way = places["waiting"] + places["sampled"] + places["scored"]
+    under_way += places["batched"] if progress.settings.policy.engine != "scripted" else 0
     return f"Train tasks: {', '.join(parts)}" + (f", {under_way} in flight" if under_way else "")
 
 
@@ -280,7 +281,8 @@ def _faults(progress: Progress) -> Iterator[str]:
     for error in progress.scoring_faults():
         yield f"scoring: {error}"
     if progress.letters:
-        letters = ", ".join(f"{count} {reason}" for reason, count in progress.letters.most_common())
+        counts = Counter(progress.letters.values()).most_common()
+        letters = ", ".join(f"{count} {reason}" for reason, count in counts)
         yield f"Dead letters: {letters} (`streamward dlq list`)"
 
 

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from rich.console import Console
 
 from schemas.events import Task
 from streams.demo import loop_report as report
+from streams.demo.failed_scores import FailedScores
 from streams.demo.learning_watch import LearningWatch
 from streams.demo.loop_plan import Plan
 from streams.demo.loop_report import Display
@@ -62,6 +63,7 @@ PROCESSES: dict[str, tuple[str, ...]] = {
 """Arguments of `streamward` by process."""
 CONTROLLER = ("jobs", "run")
 """Runs the jobs of a loop that waits for other work."""
+RESCORE = ("rescore", "--failed", "--output", "table")
 STOPS_LAST = ("serve", "vllm")
 """Processes that others need to finish their work, in the order in which they are stopped."""
 
@@ -85,6 +87,10 @@ class LoopRun:
     """Train tasks that are in the log or were sent."""
     all_sent: bool = False
     """Whether there is no further train task."""
+    again: Iterator[Task] | None = None
+    """Tasks to ask once more, where the rest fills no step; None until they are needed."""
+    is_filled: bool = False
+    """Whether no task is left that would fill the last step."""
 
     @property
     def trains(self) -> bool:
@@ -117,12 +123,21 @@ class LoopRun:
 
     def all_done(self) -> bool:
         """Return whether every train task has left, but for those that wait for a batch they cannot fill."""
+        window = self.progress.window()
+        return self._is_quiet() and (not window or (self.is_filled and window < self.settings.batches.groups))
+
+    def missing_groups(self) -> int:
+        """Return how many groups the last step lacks, if no task is under way that could fill it; else 0."""
+        window, groups = self.progress.window(), self.settings.batches.groups
+        return groups - window if self._is_quiet() and 0 < window < groups else 0
+
+    def _is_quiet(self) -> bool:
+        """Return whether all train tasks were sent and none is on its way to a group, or in a batch."""
         progress, places = self.progress, self.progress.places
         under_way = places["waiting"] + places["sampled"] + places["scored"]
         under_way += places["batched"] if self.trains else 0
         read = sum(progress.train_tasks.values()) >= self.sent
-        waiting = progress.window() < self.settings.batches.groups
-        return self.all_sent and read and under_way == 0 and waiting
+        return self.all_sent and read and under_way == 0
 
 
 def run(plan: Plan, console: Console) -> dict[str, Any]:
@@ -173,21 +188,23 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
         _catch_up(reader, progress)
         watch = LearningWatch(progress)
         run = LoopRun(plan, settings, suite, progress, watch, processes, display, producer, started_at)
-        tasks = plan.tasks(settings, run.progress)
+        tasks, note = plan.tasks(settings, run.progress)
         run.sent = sum(run.progress.train_tasks.values())
         with _interruptible(run.stopping):
             if run.progress.counts["tasks"]:
                 display.say(
                     f"resuming: {run.progress.counts['tasks']} tasks and {run.progress.versions} adapters in the log"
                 )
+            if note:
+                display.say(note)
             _feed(run, tasks)
             had_work = not run.is_finished()
             if not had_work:
                 display.say(plan.done_hint)
             else:
                 _start(run, config)
-                with _keep_node_up(run):
-                    _work(run, reader, tasks)
+                with _keep_node_up(run), closing(_failed_scores(run, config)) as failed_scores:
+                    _work(run, reader, tasks, failed_scores)
         interrupted = run.stopping.is_set()
         if processes.children:
             display.say("stopping: in-flight work is finished first")
@@ -287,7 +304,16 @@ def _keep_node_up(run: LoopRun) -> Iterator[None]:
         thread.join()
 
 
-def _work(run: LoopRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
+def _failed_scores(run: LoopRun, config: Path) -> FailedScores:
+    """Return the answers without a score, to try again at once if an earlier run left some."""
+    rescore, log = command(config, RESCORE), run.processes.log_file("rescore")
+    failed_scores = FailedScores(rescore, _child_env(run.plan), run.settings.scoring, log)
+    if run.progress.failures.rescorable:
+        failed_scores.try_again()
+    return failed_scores
+
+
+def _work(run: LoopRun, reader: PartitionReader, tasks: Iterator[Task], failed_scores: FailedScores) -> None:
     """Submit tasks, watch the processes and draw until the run is over."""
     next_memory = 0.0
     minutes = run.plan.minutes
@@ -296,7 +322,8 @@ def _work(run: LoopRun, reader: PartitionReader, tasks: Iterator[Task]) -> None:
         for record in reader.poll(5000, TICK_S):
             run.progress.fold(record)
         _feed(run, tasks)
-        for line in (*run.processes.check(), *run.watch.warnings()):
+        again = failed_scores.check(run.progress.failures.rescorable)
+        for line in (*run.processes.check(), *run.watch.warnings(), *again):
             run.display.say(line)
         if time.monotonic() >= next_memory:
             _measure(run)
@@ -317,6 +344,7 @@ def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
                 run.producer.send(task)
             run.sent += sum(task.purpose == "train" for task in sent)
             run.all_sent = len(sent) < room and not run.plan.endless
+        _fill_last_step(run)
     if run.suite is not None:
         last = run.last_version()
         due = {0, *([] if last is None else [last])}
@@ -330,6 +358,23 @@ def _feed(run: LoopRun, tasks: Iterator[Task]) -> None:
                 if task.task_id not in submitted:
                     run.producer.send(task)
     run.producer.flush()
+
+
+def _fill_last_step(run: LoopRun) -> None:
+    """Ask tasks once more where those that are left fill no step."""
+    missing = 0 if run.is_filled else run.missing_groups()
+    if not missing:
+        return
+    if run.again is None:
+        run.again = run.plan.tasks_again(run.settings)
+    tasks = list(itertools.islice(run.again, missing))
+    run.is_filled = len(tasks) < missing
+    if run.is_filled:
+        return
+    run.sent += missing
+    for task in tasks:
+        run.producer.send(task)
+    run.display.say(f"the last step lacks {missing} groups: as many tasks are asked again (learning.fill_last_step)")
 
 
 def _measure(run: LoopRun) -> None:

@@ -15,6 +15,7 @@ from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
     Batch,
+    Coordinates,
     DeadLetter,
     Event,
     Observed,
@@ -30,7 +31,7 @@ from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import PAUSED_REASON, paused_scorer
-from streams.tools.dead_letters.letters import STAGE as DECISIONS
+from streams.tools.dead_letters.letters import STAGE as DECISIONS, source_of
 from streams.tools.score_failures import ScoreFailures
 from streams.tools.views.group_outcome import FLAT, nothing_reason
 from streams.tools.views.places import PLACES
@@ -99,8 +100,8 @@ class Progress:
     """Train tasks, by place."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Train tasks that left without training, by reason."""
-    letters: Counter[str] = field(default_factory=Counter)
-    """Dead letters, by reason; a paused scorer drops nothing."""
+    letters: dict[Coordinates, str] = field(default_factory=dict)
+    """Reasons of open dead letters, by the record that each is about; a paused scorer drops nothing."""
     taught_nothing: int = 0
     """Train tasks that were trained on although all their rewards are equal."""
     failures: ScoreFailures = field(default_factory=ScoreFailures)
@@ -172,7 +173,9 @@ class Progress:
                 scorer, error = paused_scorer(event)
                 self._pauses[scorer] = max(self._pauses.get(scorer, (0, "")), (record.timestamp_ms, error))
             case DeadLetter():
-                self.letters[event.reason] += event.stage != DECISIONS
+                self.letters[source_of(event)] = event.reason
+                if event.stage == DECISIONS:
+                    del self.letters[source_of(event)]
                 self.failures.take_letter(event)
         self._take_batches()
         return event

@@ -8,24 +8,29 @@ them. Interrupted, and run again with the same tasks, it continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from schemas.events import Task
-from streams.demo.loop_plan import ONE_MACHINE, Plan
+from streams.demo.loop_plan import ONE_MACHINE, Plan, PlannedTasks
 from streams.demo.progress import Progress
 from streams.environments.by_reference import settings_to_open
+from streams.errors import SettingsError
 from streams.evaluation.suite import Suite
 from streams.kafka.node.config import read_node
 from streams.settings.load import BOOTSTRAP, load, load_with_origins
 from streams.settings.model import Settings
 from streams.stages.tasks import suites
+from streams.stages.tasks.lines import EPOCH, epochs
 from streams.stages.tasks.submit import known_ids
 
 WITHOUT_WEIGHTS = "1000000"
 """batches.max_policy_lag of an engine without weights: nothing is trained, so nothing may wait for the trainer."""
+OPEN_PLACES = ("waiting", "sampled", "scored", "grouped")
+"""Places of train tasks that may still be in the next batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +96,32 @@ class UpPlan(Plan):
         address = [] if bootstrap is None else [f"{BOOTSTRAP}={bootstrap}"]
         return load(file=self.file, overrides=[*open_keys, *self.overrides, *named, *address])
 
-    def tasks(self, settings: Settings, progress: Progress) -> Iterator[Task]:
-        """Return the tasks that are not in the log yet, in their order."""
-        submitted = known_ids(settings, [task.task_id for task in self.train or ()])
-        return (task for task in self.train or () if task.task_id not in submitted)
+    def tasks(self, settings: Settings, progress: Progress) -> PlannedTasks:
+        """Return the tasks that are not in the log yet, in their order.
+
+        Raises SettingsError if all of the plan's fill no step, with those that are in flight.
+        """
+        tasks = _unknown(settings, self.train or ())
+        groups, count = settings.batches.groups, len(tasks) + sum(progress.places[place] for place in OPEN_PLACES)
+        if tasks and max(count, len(self.train or ())) < groups:
+            tasks_fill = "1 train task fills" if count == 1 else f"{count} train tasks fill"
+            raise SettingsError(
+                f"{tasks_fill} no training step of {groups} groups (batches.groups): give more tasks, "
+                f"--epochs {math.ceil(groups / count)}, or --set batches.groups={count}"
+            )
+        if self.train is None:
+            return PlannedTasks(iter(()))
+        known = len(self.train) - len(tasks)
+        return PlannedTasks(iter(tasks), f"{len(self.train)} train tasks: {len(tasks)} new, {known} known (in the log)")
+
+    def tasks_again(self, settings: Settings) -> Iterator[Task]:
+        """Return the tasks of one epoch more, those that are not in the log yet."""
+        if not settings.learning.fill_last_step:
+            return iter(())
+        train = [task for task in self.train or () if task.purpose == "train"]
+        once = [task for task in train if EPOCH not in task.metadata]
+        count = len(train) // max(len(once), 1)
+        return iter(_unknown(settings, list(epochs(once, count + 1))[len(train) :]))
 
     def suite(self) -> Suite | None:
         """Return the held-out questions."""
@@ -103,3 +130,9 @@ class UpPlan(Plan):
     def to_continue(self) -> None:
         """Return None: there is no obvious command."""
         return None
+
+
+def _unknown(settings: Settings, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks that are not in the log yet."""
+    submitted = known_ids(settings, [task.task_id for task in tasks])
+    return [task for task in tasks if task.task_id not in submitted]

@@ -350,13 +350,17 @@ class Batches(Section):
 
 
 class Learning(Section):
-    """When a run that teaches nothing ends."""
+    """How a run ends: when it teaches nothing, and with its last tasks."""
 
     stop_after: int = Field(
         8,
         ge=0,
         description="steps in a row in which no group differs in reward, after which `up`, `demo` and jobs end with an "
-        "error; 0: never",
+        "error; 0: never, and to learn nothing is no error",
+    )
+    fill_last_step: bool = Field(
+        True,
+        description="whether `up` asks tasks once more where the rest fills no step; otherwise it waits for more",
     )
 
 

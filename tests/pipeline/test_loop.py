@@ -161,11 +161,12 @@ def test_up_trains_on_a_table_of_questions_goes_on_where_it_stopped_and_ends_whe
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     """On a Kafka that is there; `up` with a node of its own is in tests/pipeline/test_own_data.py."""
-    (tmp_path / "sums.csv").write_text("question,answer\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(10)))
+    rows = [*(f"{n} + 1,{n + 1}\n" for n in range(8)), "0 + 1,1\n", "0 + 1,2\n", "9 + 1,\n"]
+    (tmp_path / "sums.csv").write_text("question,answer\n" + "".join(rows))
     (tmp_path / "own.csv").write_text("question,answer\n20 + 1,21\n")
     scripted = ("policy.engine=scripted", 'policy.script={"accuracy": 0.5}', f"batches.groups={GROUPS}")
     words = ["up", "--tasks", "sums.csv", "--map", "prompt=question", "--group-size", "4", "--epochs", "2"]
-    words += ["--held-out", "own.csv", "--output", "json", "--minutes", "5"]
+    words += ["--held-out", "own.csv", "--output", "json", "--minutes", "5", "--skip-bad"]
     topics = Topics(prefix=own_prefix(), partitions=2, policy_partitions=1)
     there = environment(Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=topics))
 
@@ -176,13 +177,57 @@ def test_up_trains_on_a_table_of_questions_goes_on_where_it_stopped_and_ends_whe
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout), done.stderr
 
-    first, _ = up("--steps", "2")
+    first, said = up("--steps", "2")
+    assert "sums.csv: 11 rows: 9 tasks (1 contradictory), 1 repeated, 1 skipped" in said
+    assert "18 train tasks: 18 new, 0 known" in said and "differed in reward" in said
     assert first["finished"] and first["batches"] >= 2
     second, said = up()
     assert "resuming:" in said and "Mean train reward" not in said
+    assert "the last step lacks 2 groups: as many tasks are asked again (learning.fill_last_step)" in said
     assert second["finished"] and (second["batches"], second["groups"]) == (5, 20 + 1)
     assert [(score["version"], score["n"]) for score in second["held_out"]] == [(0, 4)]
     assert left_over(tmp_path) == []
+
+
+RAISES = """from streamward import entry_point
+
+@entry_point("own/1")
+def score(task, response, settings):
+    return task.verifier["answr"] in response.text
+"""
+
+
+def test_up_names_a_scorer_that_fails_scores_again_once_it_is_mended_and_says_why_nothing_is_learnt(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(RAISES)
+    (tmp_path / "few.jsonl").write_text("".join(f'{{"prompt": "{n} + 1", "answer": "{n + 1}"}}\n' for n in range(4)))
+    topics = Topics(prefix=own_prefix(), partitions=1, policy_partitions=1)
+    there = environment(Settings(kafka=Kafka(bootstrap=kafka_bootstrap), topics=topics))
+    chosen = ["policy.engine=scripted", 'policy.script={"answers": "wrong"}', "batches.groups=2"]
+    line = ["up", "--tasks", "few.jsonl", "--scorer", "own:score", "--group-size", "2", "--minutes", "5"]
+    line += ["--output", "json"]
+
+    def up(*settings: str) -> list[str]:
+        return command(*(word for text in settings for word in ("--set", text)), *line)
+
+    few = subprocess.run(up(*chosen, "batches.groups=5"), env=there, cwd=tmp_path, capture_output=True, text=True)
+    assert few.returncode == 2
+    assert "4 train tasks fill no training step of 5 groups (batches.groups): give more tasks, --epochs 2" in few.stderr
+    said = tmp_path / "said.txt"
+    with said.open("w") as output, subprocess.Popen(up(*chosen), env=there, cwd=tmp_path, stderr=output) as run:
+        try:
+            until(lambda: "scoring: own:score: exception: own:score raised KeyError" in said.read_text(), "the error")
+            until(lambda: "answers have no score" in said.read_text(), "the count")
+            (tmp_path / "own.py").write_text(RAISES.replace('task.verifier["answr"] in response.text', "0.0"))
+            assert run.wait(200) == 1
+        finally:
+            run.terminate()
+    text = said.read_text()
+    assert "scoring: 8 answers have no score and are scored again" in text
+    assert "4 trained on, 4 of them taught nothing" not in text  # no version without weights
+    assert "Error: nothing is learnt: none of the last 4 groups differed in reward, since no answer is right: " in text
+    assert "(expected '1')" in text
 
 
 def try_next(commands: list[list[str]], folder: Path) -> dict[str, str]:

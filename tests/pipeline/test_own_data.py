@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_thirty_questions_make_a_better_version_by_the_commands_of_the_page(folder: Path) -> None:
-    model = "" if FULL else f'\n[model]\nbase = "{save_tiny(folder / "tiny")}"\n'
+    model = "" if FULL else f'\n[model]\nbase = "{save_tiny(folder / "tiny")}"\n\n[learning]\nstop_after = 0\n'
     readme.check_page(PAGE, folder, more=model, limit_s=500)
     report = json.loads((folder / ".streamward/up/report.json").read_text())
     assert (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from click.testing import CliRunner
 
 from schemas.events import AdapterEvent, AdvantagedGroup, DeadLetter, Response
 from streams.cli.root import cli
+from streams.cli.task_file import TaskFileOptions, read_tasks
 from streams.engines.base_model import load_base
 from streams.errors import NotFoundError, RefusedError
 from streams.settings.load import to_env
 from streams.settings.model import Model, Settings
+from streams.stages.tasks import suites
 from streams.tools.archive import history
 from streams.tools.replay import comparison, experiments, held_out, run_replay as replay
 from streams.tools.replay.held_out import HeldOutSuite
@@ -29,7 +32,7 @@ from trainer.reproduce import retrain
 pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
 SAMPLED_BY = 7
 """A version that the experiment's own line never has when it trains on what that version sampled."""
-ASKED = HeldOutSuite(generator="sums", count=2)
+ASKED = HeldOutSuite(suite=suites.generated("sums", count=2, seed=0))
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +124,20 @@ def test_its_versions_answer_held_out_questions_once_and_are_compared(source: Se
     assert last["whole"] is not None and last["n"] == [2, 0]
 
 
+def test_its_versions_answer_the_held_out_file_of_up_under_the_name_that_up_gives_it(
+    source: Settings, whole: ReplayResult, tmp_path: Path
+) -> None:
+    (tmp_path / "own.csv").write_text("question,answer\n20 + 1,21\n20 + 2,22\n")
+    words = ["replay", "evaluate", "whole", "--held-out", str(tmp_path / "own.csv"), "--map", "prompt=question"]
+    words += ["--group-size", "1", "--max-tokens", "4", "--versions", "last", "--output", "jsonl"]
+    result = CliRunner().invoke(cli, words, env=to_env(source))
+    assert result.exit_code == 0, result.stderr
+    row = json.loads(result.stdout)
+    reading = TaskFileOptions(names=("prompt=question",), group_size=1, max_tokens=4, purpose="eval")
+    asked = suites.of_tasks("held-out", read_tasks(source, tmp_path / "own.csv", reading).tasks)
+    assert (row["version"], row["n"], row["suite"]) == (4, 2, asked.name)
+
+
 def test_its_versions_play_held_out_episodes(source: Settings, whole: ReplayResult) -> None:
     asked = ["replay", "evaluate", "whole", "--suite", "distractor", "--options", '{"turns": 2}', "--count", "2"]
     result = CliRunner().invoke(cli, [*asked, "--versions", "last", "--output", "jsonl"], env=to_env(source))
@@ -133,7 +150,7 @@ def test_its_versions_play_held_out_episodes(source: Settings, whole: ReplayResu
 
 def test_questions_of_a_version_that_is_not_there_are_refused(source: Settings, whole: ReplayResult) -> None:
     with pytest.raises(NotFoundError, match="experiment whole has no version 9; the newest is 4"):
-        held_out.run(source, "whole", HeldOutSuite(generator="sums", count=1, versions=("9",)), stop=threading.Event())
+        held_out.run(source, "whole", replace(ASKED, versions=("9",)), stop=threading.Event())
 
 
 def test_an_experiment_that_has_not_finished_is_not_asked(source: Settings, folder: Path) -> None:

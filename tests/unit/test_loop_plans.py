@@ -84,7 +84,7 @@ def test_settings_of_the_user_are_read_by_the_demo_and_left_as_they_are() -> Non
 def test_another_seed_makes_other_tasks_and_goes_on_with_them() -> None:
     plans = [DemoOptions(task="lookup", seed=seed) for seed in (0, 1)]
     settings = plans[0].settings()
-    train = [next(plan.tasks(settings, Progress(settings))).messages for plan in plans]
+    train = [next(plan.tasks(settings, Progress(settings)).tasks).messages for plan in plans]
     held_out = [plan.suite() for plan in plans]
     assert train[0] != train[1] and held_out[0] != held_out[1]
     assert plans[1].to_continue()[-4:] == ["--task", "lookup", "--seed", "1"]
@@ -94,7 +94,7 @@ def test_another_seed_makes_other_tasks_and_goes_on_with_them() -> None:
 def test_options_of_the_family_make_other_tasks_and_another_suite_and_are_kept_when_it_resumes() -> None:
     plans = [DemoOptions(task="distractor", options=options) for options in ({}, {"noise": 5})]
     settings = plans[0].settings()
-    starts = [next(plan.tasks(settings, Progress(settings))).environment for plan in plans]
+    starts = [next(plan.tasks(settings, Progress(settings)).tasks).environment for plan in plans]
     assert [start and start.settings for start in starts] == ["{}", '{"noise": 5}']
     assert plans[0].suite().name == "distractor/n=35/seed=0"
     assert plans[1].suite().name == 'distractor/n=35/seed=0/{"noise": 5}'

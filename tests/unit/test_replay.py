@@ -216,7 +216,7 @@ def test_scores_stand_side_by_side_where_the_questions_are_equal() -> None:
 
 def test_another_judge_makes_another_question_and_another_suite() -> None:
     (asked,) = evaluate.evaluation(suites.generated("sums", count=1, seed=0), policy="p", version=3, now_ms=0)
-    plain = HeldOutSuite(generator="sums", count=1)
+    plain = HeldOutSuite(suite=suites.generated("sums", count=1, seed=0))
     judged = replace(plain, scorers=named_sources(['regex={"pattern": "x"}']))
     assert plain.with_scorers(asked) is asked
     other = judged.with_scorers(asked)

@@ -43,6 +43,8 @@ from streams.stages.tasks.repeated_questions import RepeatedQuestions
 
 RECORD_OVERHEAD_BYTES = 512
 """What Kafka adds to a payload: batch header, key, headers."""
+EPOCH = "epoch"
+"""Metadata of a task that repeats an earlier one: its epoch, from the second on."""
 NUMBERS_SHOWN = 5
 """Lines with the same kind of mistake whose numbers are printed."""
 OWN_OBJECTS = ("arguments", "parameters", "settings", "verifier")
@@ -195,6 +197,17 @@ class Checked:
     """Columns of the lines that `Reading.names` left out."""
     notes: tuple[str, ...] = ()
     """Sentences about lines that are no mistakes, but may be unintended."""
+    contradictory: int = 0
+    """Tasks that ask what an earlier line asks, with another answer."""
+
+    @property
+    def rows(self) -> str:
+        """What became of each row, as counts that add up."""
+        count = sum(EPOCH not in task.metadata for task in self.tasks)
+        total = count + self.repeated + len(self.problems)
+        tasks = "1 task" if count == 1 else f"{count} tasks"
+        tasks += f" ({self.contradictory} contradictory)" if self.contradictory else ""
+        return f"{total} rows: {tasks}, {self.repeated} repeated, {len(self.problems)} skipped"
 
 
 def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -> Checked:
@@ -224,7 +237,8 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
         else:
             error = f"task_id {task.task_id} is already used in line {first[task.task_id][0]}, with different content"
             problems.append(BadLine(source, number, f"{error}; give this task its own id"))
-    return Checked(tasks, problems, repeated, tuple(unused), (*questions.notes(), *_answered_note(answered)))
+    notes = (*questions.notes(), *_answered_note(answered))
+    return Checked(tasks, problems, repeated, tuple(unused), notes, questions.contradictory)
 
 
 def _answered_note(numbers: list[int]) -> Iterator[str]:
@@ -249,7 +263,7 @@ def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:
     for epoch in range(2, count + 1):
         for task in once:
             task_id = derive_id("epoch", task.task_id, epoch)
-            yield replace(task, task_id=task_id, metadata={**task.metadata, "epoch": str(epoch)})
+            yield replace(task, task_id=task_id, metadata={**task.metadata, EPOCH: str(epoch)})
 
 
 def by_kind(problems: Iterable[BadLine]) -> list[str]:

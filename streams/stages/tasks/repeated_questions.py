@@ -35,6 +35,11 @@ class RepeatedQuestions:
         elif task.verifier != earlier_answer:
             self._contradictory.append((line, first))
 
+    @property
+    def contradictory(self) -> int:
+        """Lines that repeat a question with another answer."""
+        return len(self._contradictory)
+
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each kind of repetition."""
         if self._alike:

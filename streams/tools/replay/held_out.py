@@ -13,14 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Response, Reward, RewardSource, SourceRange, Task, derive_id
 from schemas.serde import Poison, encode
 from streams.adapters import versions as adapters
-from streams.environments.listed import LISTED
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.evaluation import results as suite_results, suite_tasks as evaluate
+from streams.evaluation.suite import Suite
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
@@ -31,7 +30,7 @@ from streams.settings.model import Settings
 from streams.stages.advantages.group_event import GroupRecord
 from streams.stages.policy import policy_agent as policy
 from streams.stages.scoring import scoring_agent as scoring
-from streams.stages.tasks import submit, suites
+from streams.stages.tasks import submit
 from streams.tools.replay import driver, experiments
 from streams.tools.replay.regroup import partition_records
 from streams.tools.replay.replay_context import Report, Stopped
@@ -45,19 +44,15 @@ SKEW_MS = 60_000
 class HeldOutSuite:
     """A suite of questions and the versions that answer it."""
 
-    generator: str
-    count: int
-    seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the generator."""
+    suite: Suite
     versions: tuple[str, ...] = ("0", "last")
     scorers: tuple[RewardSource, ...] = ()
-    """Scorers of the answers; default: the generator's own."""
+    """Scorers of the answers; default: the suite's own."""
 
     @property
     def in_environment(self) -> bool:
         """Whether its questions are episodes, which the agents of this module do not play."""
-        return self.generator in LISTED
+        return any(question.environment is not None for question in self.suite.questions)
 
     def with_scorers(self, task: Task) -> Task:
         """Return a question with this suite's scorers: with other scorers it is another question."""
@@ -120,11 +115,10 @@ def run(
 def _questions(settings: Settings, suite: HeldOutSuite) -> dict[str, Task]:
     """Return the questions by id."""
     now_ms = times.now_ms()
-    generated = suites.generated(suite.generator, count=suite.count, seed=suite.seed, options=suite.options)
     questions = (
         suite.with_scorers(task)
         for version in _versions(settings, suite.versions)
-        for task in evaluate.evaluation(generated, policy=settings.policy.name, version=version, now_ms=now_ms)
+        for task in evaluate.evaluation(suite.suite, policy=settings.policy.name, version=version, now_ms=now_ms)
     )
     return {task.task_id: replace(task, deadline_at=now_ms + DEADLINE_MS) for task in questions}
 

@@ -1,0 +1,70 @@
+"""Score again what a scorer failed on, once its file has changed: what `streamward rescore --failed` does, at once.
+
+    answers without a score ──► has a module of scoring.modules changed? ──► `rescore --failed`, a child ──► its counts
+
+The scoring agent loads a changed module again by itself, but answers that it has given up on stay without a score. They
+are scored again when the run begins, too: the file may have been mended in between.
+
+Not covered: modules outside the working folder, which are installed and not edited while a run lasts.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from streams.processes.child import ChildProcess, last_lines
+from streams.settings.model import Scoring
+
+GRACE_S = 20.0
+COUNTS_SHOWN = 6
+"""Lines of its output that are repeated: the counts, and why scores failed again."""
+
+
+class FailedScores:
+    """Answers without a score, of one run of the loop."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], scoring: Scoring, log: Path) -> None:
+        """`command` scores them again; its output goes to `log`."""
+        self._command, self._env, self._log = command, dict(env), log
+        self._modules = [name.partition(".")[0] for name in scoring.importable if name != "."]
+        self._tried = self._files()
+        self._is_due = False
+        self._child: ChildProcess | None = None
+
+    def try_again(self) -> None:
+        """Score again although no file has changed: answers failed in an earlier run."""
+        self._is_due = True
+
+    def check(self, answers: int) -> Iterator[str]:
+        """Score again if there are such answers and a file has changed since the last time; yield what happens."""
+        if self._child is not None:
+            yield from self._finish(self._child)
+        elif answers and (self._is_due or self._files() != self._tried):
+            self._tried, self._is_due = self._files(), False
+            self._child = self._start()
+            yield f"scoring: {answers} answers have no score and are scored again"
+
+    def close(self) -> None:
+        """End the child, which may finish first."""
+        if self._child is not None:
+            self._child.wait_at_most(GRACE_S)
+            self._child.kill_group()
+
+    def _start(self) -> ChildProcess:
+        with self._log.open("wb") as log:
+            return ChildProcess(self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _finish(self, child: ChildProcess) -> Iterator[str]:
+        if child.poll() is not None:
+            self._child = None
+            counts = ", ".join(" ".join(line.split()) for line in last_lines(self._log, COUNTS_SHOWN))
+            yield f"scoring: scored again: {counts}"
+
+    def _files(self) -> dict[Path, int]:
+        """Return when each file of the modules in the working folder was changed, ns."""
+        files: list[Path] = []
+        for name in dict.fromkeys(self._modules):
+            files += [Path(f"{name}.py"), *Path(name).rglob("*.py")]
+        return {file: file.stat().st_mtime_ns for file in files if file.exists()}

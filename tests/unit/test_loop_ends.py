@@ -1,0 +1,140 @@
+"""How a run of the loop ends: its last step, a run that teaches nothing, answers that are scored again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from schemas.events import LeftOut, Task
+from streams.demo.failed_scores import FailedScores
+from streams.demo.learning_watch import LearningWatch
+from streams.demo.loop_run import LoopRun
+from streams.demo.progress import Progress
+from streams.demo.up_plan import UpPlan
+from streams.evaluation.learning import LearningFigures
+from streams.settings.model import Batches, Learning, Scoring, Settings
+from tests.support.factories import group, task
+from tests.unit.test_progress import Log
+
+SETTINGS = Settings(batches=Batches(groups=2, max_policy_lag=0), learning=Learning(stop_after=3))
+
+
+def progress_of(*events: Any, settings: Settings = SETTINGS) -> Progress:
+    log, progress = Log(), Progress(settings)
+    log.write(*events)
+    for record in log.records:
+        progress.fold(record)
+    return progress
+
+
+def unscored(task_id: str) -> list[Any]:
+    """Return a task and its group, none of whose answers has a score: a diagnosis that needs no look into the log."""
+    left = (LeftOut(slot=0, reason="score_failed"), LeftOut(slot=1, reason="score_failed"))
+    asked = task(task_id=task_id, group_size=2)
+    return [asked, group(task_id=task_id, dropped_reason="too_few_scored", responses=(), left_out=left)]
+
+
+# --- nothing is learnt ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_teaches_nothing_ends_after_so_many_steps_of_its_own() -> None:
+    """Those of an earlier run do not count: its cause may be mended."""
+    progress = progress_of(*(event for n in range(6) for event in unscored(f"before{n}")))
+    watch = LearningWatch(progress)
+    assert watch.stop_reason() is None
+    for n in range(6):
+        progress.learning.take(unscored(f"now{n}")[1])
+    assert watch.stop_reason() == "3 steps in a row taught nothing (learning.stop_after)"
+    failure = watch.failure(trains=True) or ""
+    assert failure.startswith(f"{watch.stop_reason()}. nothing is learnt: none of the last 4 groups differed in reward")
+    assert "no version was better than the one before it" in failure
+
+
+def test_one_warning_is_given_for_a_cause_and_again_once_groups_have_differed() -> None:
+    progress = progress_of(*(event for n in range(4) for event in unscored(str(n))))
+    watch = LearningWatch(progress)
+    assert [line.partition(":")[0] for line in watch.warnings()] == ["warning"]
+    progress.learning.take(unscored("more")[1])
+    assert list(watch.warnings()) == []
+    progress.learning.take(group(task_id="differs"))
+    assert list(watch.warnings()) == []
+    for n in range(4):
+        progress.learning.take(unscored(f"later{n}")[1])
+    assert len(list(watch.warnings())) == 1
+
+
+def test_a_run_that_trained_nothing_says_where_its_tasks_are() -> None:
+    watch = LearningWatch(Progress(SETTINGS))
+    log = Log()
+    log.write(*unscored("a"), task(task_id="b"))
+    for record in log.records:
+        watch.progress.fold(record)
+    assert watch.failure(trains=True) == "nothing was trained: 1 waiting, 1 left out, 1 of them too_few_scored"
+    assert (watch.failure(trains=False) or "").startswith("nothing was learnt: none of 1 groups differed in reward")
+
+
+def test_the_newest_version_that_was_better_than_the_one_before_is_named_with_the_command_that_goes_back() -> None:
+    watch = LearningWatch(Progress(SETTINGS))
+    progress = watch.progress
+    for n in range(6):
+        progress.learning.take(unscored(str(n))[1])
+    for version, mean in enumerate((0.1, 0.6, 0.2)):
+        progress.learning.versions[version] = LearningFigures(groups=1, answers=10, reward_sum=10 * mean)
+    progress.primary = 2
+    failure = watch.failure(trains=True) or ""
+    assert "version 1 is the newest that was better than the one before it (0.60): `streamward adapters" in failure
+
+
+# --- the last step ----------------------------------------------------------------------------------------------------
+
+
+def run_of(progress: Progress, *tasks: Task) -> LoopRun:
+    plan = UpPlan(steps=None, minutes=None, train=tasks)
+    unused = cast("Any", None)
+    run = LoopRun(plan, SETTINGS, None, progress, LearningWatch(progress), unused, unused, unused, 0.0)
+    run.sent, run.all_sent = len(tasks), True
+    return run
+
+
+def test_groups_that_wait_for_a_batch_which_no_task_fills_are_missing_and_keep_the_run_from_its_end() -> None:
+    asked = task(task_id="a", group_size=2)
+    run = run_of(progress_of(asked, group(task_id="a")), asked)
+    assert (run.missing_groups(), run.all_done()) == (1, False)
+    run.is_filled = True
+    assert run.all_done(), "no task is left to ask"
+
+
+def test_nothing_is_missing_while_a_task_is_on_its_way() -> None:
+    first, second = task(task_id="a", group_size=2), task(task_id="b", group_size=2)
+    run = run_of(progress_of(first, second, group(task_id="a")), first, second)
+    assert (run.missing_groups(), run.all_done()) == (0, False)
+
+
+# --- answers without a score ------------------------------------------------------------------------------------------
+
+
+def test_answers_are_scored_again_once_the_file_of_a_scorer_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("")
+    command = [sys.executable, "-c", "print('rewards    2'); print('failed     0')"]
+    failed = FailedScores(command, os.environ, Scoring(modules="own, ."), tmp_path / "rescore.log")
+    assert list(failed.check(2)) == [], "it would only fail again"
+    Path("own.py").write_text("# mended")
+    assert list(failed.check(0)) == []
+    assert list(failed.check(2)) == ["scoring: 2 answers have no score and are scored again"]
+    lines: list[str] = []
+    while not lines:
+        lines = list(failed.check(2))
+        time.sleep(0.02)
+    assert lines == ["scoring: scored again: rewards 2, failed 0"]
+    assert list(failed.check(2)) == []
+    failed.try_again()
+    assert len(list(failed.check(1))) == 1, "an earlier run left them"
+    failed.close()
