@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from gateway.http.body import read, read_fields
 from gateway.jobs.fine_tuning_body import _query
 from gateway.log.tasks import TaskBody, task_of
 from schemas.events import Message, Task, Tool, ToolCall
+from streams.arrow.file_rows import json_lines, rows
 from streams.errors import CallError, JobRequestError
-from streams.file_rows import json_lines, rows
 from streams.settings.model import Settings
 from streams.stages.tasks.lines import Checked, Reading, check_rows
 from trainer.tuning import from_file
@@ -220,7 +221,7 @@ def test_any_conversation_gets_one_verdict_at_every_entrance(messages: Conversat
         try:
             verdicts.append(reader(messages))
         except (ValueError, CallError) as exc:
-            verdicts.append(str(exc).split("; ")[0])  # a line of a file names further faults, too
+            verdicts.append(re.split(r"; | \| ", str(exc))[0])  # a line of a file and a body name further faults, too
     assert all(verdict == verdicts[0] for verdict in verdicts)
 
 
