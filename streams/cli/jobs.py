@@ -154,8 +154,8 @@ def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key
 def _content(file: Path) -> tuple[bytes, str]:
     """Return the JSON lines of a file, of a table or of stdin, and its name. Raises JobRequestError."""
     from schemas.json_text import one_line
+    from streams.arrow.file_rows import OF_EXAMPLES, TABLES
     from streams.errors import JobRequestError
-    from streams.file_rows import OF_EXAMPLES, TABLES
 
     if str(file) == "-":
         return click.get_binary_stream("stdin").read(), "stdin.jsonl"
@@ -171,8 +171,8 @@ def _content(file: Path) -> tuple[bytes, str]:
 
 def _objects(file: Path, option: str, parameter: str, json_columns: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the rows of a file, or of stdin. Raises JobRequestError, which names the first that cannot be read."""
+    from streams.arrow.file_rows import fields_of, json_lines, rows
     from streams.errors import EventError, JobRequestError, NotFoundError
-    from streams.file_rows import fields_of, json_lines, rows
 
     name = "stdin" if str(file) == "-" else str(file)
     stdin = click.get_binary_stream("stdin")

@@ -76,8 +76,8 @@ def scoring_try(
 
 def _task(call: AppContext, place: str, options: TaskFileOptions) -> Task:
     """Return the task in a line of a file. Raises NotFoundError, EventError."""
+    from streams.arrow.file_rows import SEPARATED, rows
     from streams.errors import EventError, NotFoundError
-    from streams.file_rows import SEPARATED, rows
     from streams.kafka.times import now_ms
     from streams.stages.tasks.lines import Reading, check_rows
 

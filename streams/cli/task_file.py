@@ -133,7 +133,7 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     Raises EventError if a line is bad, unless `options` skip bad lines, NotFoundError if there is no such file.
     """
     from schemas.faults import names_in_quotes
-    from streams import file_rows
+    from streams.arrow import file_rows
     from streams.kafka.times import now_ms
     from streams.stages.tasks import lines
 

@@ -26,10 +26,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from streams.adapters.learning import LearningFigures
 from streams.demo.loop_plan import Plan
 from streams.demo.progress import HeldOut, Progress, waits
 from streams.demo.settings_file import finds_settings
-from streams.evaluation.learning import LearningFigures
 from streams.kafka.topics import topics
 from streams.tools.views.places import PLACES
 

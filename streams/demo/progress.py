@@ -26,7 +26,7 @@ from schemas.events import (
     Turn,
 )
 from schemas.serde import Poison
-from streams.evaluation.learning import LearningFigures, LearningHistory, facts_of
+from streams.adapters.learning import LearningFigures, LearningHistory, facts_of
 from streams.kafka.record import Record, TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from streams.evaluation.learning import GroupFacts, LearningFigures, LearningHistory, learning_of
+from streams.adapters.learning import GroupFacts, LearningFigures, LearningHistory, learning_of
 
 SHOWN_ANSWERS = 3
 SHOWN_CHARACTERS = 60

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobKind, Task, derive_id
+from streams.adapters.learning import learning_in
 from streams.adapters.serving import TRANSITIONS as ADAPTER_TRANSITIONS
 from streams.adapters.versions import AdapterState
 from streams.evaluation import paired, suite_tasks as evaluation
-from streams.evaluation.learning import learning_in
 from streams.jobs.monthly_spending import MonthBudget
 from streams.jobs.questions import JOB, place_of, suite, suite_name, train_task
 from streams.jobs.state import BUDGET_EXCEEDED, JobState, JobUsage, cost_usd

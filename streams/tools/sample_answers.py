@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from schemas import json_text
 from schemas.events import Response, Task
+from streams.adapters.learning import GroupFacts
 from streams.evaluation.diagnosis import SHOWN_ANSWERS, SampleAnswer
-from streams.evaluation.learning import GroupFacts
 from streams.kafka import admin
 from streams.kafka.reader import read
 from streams.kafka.record import TopicPartition, partition_of

@@ -26,10 +26,10 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Eve
 from schemas.serde import Poison
 from streams.adapters.admission.admission import Admission
 from streams.adapters.admission.held_back import waits_for
+from streams.adapters.learning import DIAGNOSED_STEPS, LearningHistory
 from streams.adapters.router import VersionRouter
 from streams.adapters.versions import AdapterState
 from streams.evaluation.diagnosis import Diagnosis, diagnose, symptoms_of
-from streams.evaluation.learning import DIAGNOSED_STEPS, LearningHistory
 from streams.kafka import admin, offsets, times
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition, partition_of

@@ -19,7 +19,7 @@ import pytest
 
 from schemas.events import DeadLetter, Message, Response, Reward, RewardSource, Sampling, Task, derive_id
 from schemas.serde import encode
-from streams.file_rows import json_lines
+from streams.arrow.file_rows import json_lines
 from streams.kafka import admin
 from streams.kafka.producer import Producer
 from streams.kafka.record import partition_of

@@ -16,7 +16,6 @@ LAYERS = [
     [
         "streams.settings",
         "streams.files",
-        "streams.file_rows",
         "streams.output",
         "streams.advantage_formulas",
         "streams.http_client",

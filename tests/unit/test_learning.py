@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from schemas.events import AdvantagedGroup, LeftOut, Message, Response, RewardSource, Sampling, Task
+from streams.adapters.learning import LearningHistory
 from streams.engines.protocol import SamplingRequest
 from streams.engines.scripted.scripted_engine import ScriptedEngine
 from streams.evaluation.diagnosis import CAUSES, WAYS_OUT, Diagnosis, SampleAnswer, diagnose, symptoms_of
-from streams.evaluation.learning import LearningHistory
 from streams.scorers.registry import load
 from streams.tools.sample_answers import sample_of
 from tests.support import factories

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from schemas.events import LeftOut, Task
+from streams.adapters.learning import LearningFigures
 from streams.demo.failed_scores import FailedScores
 from streams.demo.learning_watch import LearningWatch
 from streams.demo.loop_run import LoopRun
 from streams.demo.progress import Progress
 from streams.demo.up_plan import UpPlan
-from streams.evaluation.learning import LearningFigures
 from streams.settings.model import Batches, Learning, Scoring, Settings
 from tests.support.factories import group, task
 from tests.unit.test_progress import Log

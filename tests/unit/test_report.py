@@ -12,11 +12,11 @@ from rich.console import Console
 
 from schemas.events import Coordinates
 from schemas.serde import encode
+from streams.adapters.learning import LearningFigures
 from streams.demo import loop_report as report
 from streams.demo.demo_options import DemoOptions
 from streams.demo.progress import HeldOut, Progress
 from streams.demo.settings_file import leave_settings
-from streams.evaluation.learning import LearningFigures
 from streams.kafka.record import Record, dead_letter
 from streams.settings.load import save
 from streams.settings.model import Broker, Kafka, Settings

@@ -16,8 +16,8 @@ from datasets import Dataset, DatasetDict
 from hypothesis import given, strategies as st
 
 from schemas.events import EpisodeStart, Message, RewardSource, Sampling, Task, Tool, ToolCall
+from streams.arrow.file_rows import json_lines, rows
 from streams.errors import EventError, NotFoundError, SettingsError, StreamwardError
-from streams.file_rows import json_lines, rows
 from streams.settings.model import Topics
 from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import (

@@ -25,9 +25,9 @@ from schemas import json_text
 from schemas.conversation import MessageIn, ToolIn, not_empty, read_as
 from schemas.events import Tool, TuningMethod
 from schemas.tokens import LossMask, TokenIds
+from streams.arrow.file_rows import OF_EXAMPLES, Row, fields_of, rows
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, NotFoundError, SettingsError
-from streams.file_rows import OF_EXAMPLES, Row, fields_of, rows
 from trainer.tuning.tuned_examples import TunedAnswer, TunedChain, TunedExample
 
 LINES_SHOWN = 5

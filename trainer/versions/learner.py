@@ -24,9 +24,9 @@ from torch import Tensor
 
 from schemas.events import AdvantagedGroup, Batch, Coordinates
 from schemas.serde import Poison
+from streams.adapters.learning import facts_of, learning_of
 from streams.engines.base_model import Base, load_base
 from streams.errors import ContradictoryEvent
-from streams.evaluation.learning import facts_of, learning_of
 from streams.kafka.history import History
 from streams.kafka.record import Record
 from streams.kafka.topics import topics

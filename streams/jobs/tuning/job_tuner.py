@@ -25,8 +25,8 @@ from typing import Self
 
 from schemas.events import AdapterEvent, JobTuning
 from streams.adapters.decisions import read_history
+from streams.arrow.file_rows import TABLES
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
-from streams.file_rows import TABLES
 from streams.files import Scratch
 from streams.jobs import training_files
 from streams.jobs.job_log import JobLog

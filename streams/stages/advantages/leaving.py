@@ -7,8 +7,8 @@ EmitGroup, its event ──► group_trace ──► header of its record
 from __future__ import annotations
 
 from schemas.events import AdvantagedGroup, derive_id
+from streams.adapters.learning import facts_of
 from streams.evaluation.diagnosis import CAUSES, likeliest_cause
-from streams.evaluation.learning import facts_of
 from streams.observability import catalog, trace_context
 from streams.observability.metrics import Meter
 from streams.observability.tracing.tracer import Trace, Tracer

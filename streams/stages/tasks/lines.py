@@ -5,7 +5,7 @@
 A line has a task's own fields (schemas/README.md). Required are only `messages`, or `prompt` (and `system`) instead;
 and `reward_sources`, unless `answer` is given, which is checked with `exact`. A task's id is derived from what its line
 says, so submitting the same lines again adds nothing, whatever their file is called. Which formats a file may have is
-in streams/file_rows.py.
+in streams/arrow/file_rows.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from schemas import serde
 from schemas.conversation import Conversation, ToolIn
 from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
 from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
-from streams.file_rows import Row, fields_of
+from streams.arrow.file_rows import Row, fields_of
 from streams.scorers import source_problems
 from streams.settings.model import Topics
 from streams.stages.tasks.column_paths import (

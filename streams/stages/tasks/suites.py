@@ -40,10 +40,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from schemas.events import MAX_GROUP_SIZE, RewardSource, Task
 from schemas.faults import nearest
 from schemas.file_text import FileTextError, whole_text
+from streams.arrow.file_rows import rows
 from streams.errors import EventError, NotFoundError, SettingsError
 from streams.evaluation.suite import SUCCESS_REWARD, Suite, generated_name
 from streams.evaluation.suite_tasks import in_turns
-from streams.file_rows import rows
 from streams.kafka import times
 from streams.settings.model import Settings, Topics
 from streams.stages.tasks.generators import TaskSpec, generate

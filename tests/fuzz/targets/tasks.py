@@ -12,7 +12,7 @@ from tests.fuzz.target import Check, target
 
 
 def _lines(folder: Path, name: str) -> Check:
-    from streams.file_rows import rows
+    from streams.arrow.file_rows import rows
     from streams.stages.tasks.lines import Reading, by_kind, check_rows
 
     path = folder / name

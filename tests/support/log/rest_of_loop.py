@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.events import AdapterEvent, AdvantagedGroup, Coordinates, Event, Task
+from streams.adapters.learning import GroupFacts, facts_of, learning_of
 from streams.adapters.versions import AdapterState, empty, fold
 from streams.evaluation import results
-from streams.evaluation.learning import GroupFacts, facts_of, learning_of
 from streams.evaluation.results import SuiteResults
 from streams.settings.model import Batches
 from streams.stages.batches import BatchWindow, Cutter
