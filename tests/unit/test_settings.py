@@ -617,6 +617,8 @@ def test_every_setting_can_be_changed_and_reaches_a_child(key: str) -> None:
         changed = OTHER[key]
     elif isinstance(default, str) and default in choices:
         changed = next(choice for choice in choices if choice != default)
+    elif isinstance(default, bool):
+        changed = not default
     elif isinstance(default, int | float):
         changed = default + 1
     else:
