@@ -159,7 +159,8 @@ def test_each_source_of_a_task_speaks_once_about_each_response(ready: Settings) 
         response = by_id[reward.response_id]
         assert (reward.task_id, reward.slot) == (response.task_id, response.slot)
         assert reward.value == (float(response.text == "11") if reward.source == "exact" else 0.5)
-        assert reward.scorer_version == f"{reward.source}/1" and reward.error is None
+        version = "exact/2" if reward.source == "exact" else f"{reward.source}/1"
+        assert reward.scorer_version == version and reward.error is None
     assert (lag(ready), dead_letters(ready)) == (0, [])
 
 

@@ -23,8 +23,8 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from pydantic import SecretStr
 from streamward_client import ApiError, AsyncClient
 
-from gateway.http.errors import ACTIONS
 from gateway.jobs import rpc as jobs
+from gateway.jobs.rest import JOBS_LISTED
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.access import logins
 from streams.access.access_log import AccessLog
@@ -399,7 +399,7 @@ def test_the_example_of_the_python_client_asks_orders_looks_and_reads_an_error(t
     said = ID.sub("ID", done.stdout).splitlines()
     assert (done.returncode, done.stderr) == (0, "")
     assert said[0].startswith("sums@0 says ") and said[1] == "job ID is queued"
-    assert said[2] == f"404 not_found: {ACTIONS['not_found']}"
+    assert said[2] == f"404 not_found: {JOBS_LISTED}"
 
 
 def test_the_python_client_does_the_same_in_asyncio_and_says_who_may(tenants: Tenants) -> None:
