@@ -21,6 +21,7 @@ from faust.types import TP
 from faust.types.tuples import FutureMessage, PendingMessage
 
 from streams.errors import LogError, SettingsError
+from streams.kafka.topic_ids import TopicIds
 from streams.processes import watchdog
 from streams.settings.model import Settings
 from streams.worker.faust import fixes, metadata, pinned_sources
@@ -110,7 +111,8 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def app() -> Iterator[App]:
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
+    monkeypatch.setattr(TopicIds, "ask", lambda self: None)  # no broker is there to be asked
     app = build_app(Settings(), worker_name="unit")
     table(app, "open-groups", 1)
     yield app
