@@ -154,7 +154,7 @@ def test_a_run_leaves_nothing_in_the_temporary_folder(seen: Seen) -> None:
 
 def test_no_label_holds_an_id(seen: Seen) -> None:
     values = {value for told in seen.metrics.values() for one in told.samples for value in one.labels.values()}
-    assert [value for value in values if re.search(r"[0-9a-f]{8}-|^t\d+$", value) or len(value) > 60] == []
+    assert [value for value in values if re.search(r"[0-9a-f]{8}-|^t\d+$", value) or len(value) > 40] == []
 
 
 def test_what_the_agents_count_is_what_lies_in_the_log(seen: Seen) -> None:

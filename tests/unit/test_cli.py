@@ -721,7 +721,9 @@ def test_up_starts_nothing_if_a_scorer_cannot_be_loaded(
     Path("broken.py").write_text("1 / 0\n")
     Path("named.jsonl").write_text('{"question": "2?", "answer": "2", "reward_sources": ["capscore:town"]}\n')
     result = run("up", "--tasks", tasks, "--map", "prompt=question", "--scorer", scorer)
-    assert result.exit_code == 2 and "Error: nothing was started: " in result.stderr
+    counts, error = result.stderr.split("\n", 1)
+    assert result.exit_code == 2 and counts.startswith(f"{tasks}: "), result.stderr
+    assert error.startswith("Error: nothing was started: "), result.stderr
     assert says in result.stderr and not Path(".streamward").exists()
 
 
