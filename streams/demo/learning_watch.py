@@ -25,7 +25,7 @@ class LearningWatch:
     _groups_before: int = field(init=False)
     _differed_before: int = field(init=False)
     _trained_before: int = field(init=False)
-    _groups_seen: int = -1
+    _flat_steps_seen: int = 0
     _warned: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -39,11 +39,11 @@ class LearningWatch:
             if scorer.scorer not in self._warned:
                 self._warned.add(scorer.scorer)
                 yield f"scoring: {scorer.first_error}"
-        history = self.progress.learning
-        if history.groups == self._groups_seen:
+        flat_steps = self.progress.learning.steps_without_difference
+        if flat_steps == self._flat_steps_seen:  # a diagnosis reads the log: once a step
             return
-        self._groups_seen = history.groups
-        if not history.steps_without_difference:
+        self._flat_steps_seen = flat_steps
+        if not flat_steps:
             self._warned -= CAUSES.keys()
         diagnosis = self.diagnosis()
         if diagnosis is not None and diagnosis.cause not in self._warned:
@@ -58,7 +58,7 @@ class LearningWatch:
         errors = [*self.progress.errors, *(scorer.last_error for scorer in self.progress.failures.scorers())]
         try:
             answers = sample_answers(self.progress.settings, groups)
-        except LogError:  # the broker is away: the diagnosis needs no answers
+        except LogError:  # a diagnosis can do without answers
             answers = []
         symptoms = symptoms_of(self.progress.learning, answers=answers, errors=errors, primary=self.progress.primary)
         return None if symptoms is None else diagnose(symptoms)
