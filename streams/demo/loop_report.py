@@ -34,6 +34,8 @@ from streams.kafka.topics import topics
 from streams.tools.views.places import PLACES
 
 BARS = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 10
+"""Of a score of 1: with it the tables of versions fit 80 columns."""
 RATE_WINDOW_S = 10.0
 PLAIN_EVERY_S = 10.0
 
@@ -297,7 +299,7 @@ def _scores(progress: Progress) -> Table:
         score = progress.held_out[version]
         means = [f"{mean:.2f}" for mean in ((score.exact, score.mean_reward) if graded else (score.exact,))]
         learning = _learning_cells(versions.get(version))
-        table.add_row(f"v{version}", *means, str(score.n), *learning, "█" * round(score.exact * 30))
+        table.add_row(f"v{version}", *means, str(score.n), *learning, _bar(score.exact))
     return table
 
 
@@ -324,8 +326,13 @@ def _rewards(progress: Progress) -> Table:
     table.add_column("")
     for version, learning in progress.scored_versions().items():
         reward = learning.mean_reward or 0.0
-        table.add_row(f"v{version}", *_learning_cells(learning), "█" * round(min(max(reward, 0.0), 1.0) * 30))
+        table.add_row(f"v{version}", *_learning_cells(learning), _bar(reward))
     return table
+
+
+def _bar(score: float) -> str:
+    """Return a score between 0 and 1 as a bar; one beyond is as long as its end."""
+    return "█" * round(min(max(score, 0.0), 1.0) * BAR_WIDTH)
 
 
 def _topics(progress: Progress) -> Table:
