@@ -14,16 +14,14 @@ import click
 
 def name_nearest(exc: click.UsageError) -> None:
     """Add what may have been meant to the message about an unknown command or option."""
+    if exc.ctx is None:
+        return
     if isinstance(exc, click.NoSuchOption):
-        if (
-            exc.ctx is not None
-            and not exc.possibilities
-            and (key := _setting_like(exc.option_name, exc.ctx)) is not None
-        ):
+        key = None if exc.possibilities else _setting_like(exc.option_name, exc.ctx)
+        if key is not None:
             exc.message += f"; did you mean the setting {key}? As in --set {key}=VALUE, before the command"
         return
-    group = None if exc.ctx is None else exc.ctx.command
-    unknown = re.fullmatch(r"No such command '(.+)'\.", exc.message)
+    group, unknown = exc.ctx.command, re.fullmatch(r"No such command '(.+)'\.", exc.message)
     if unknown is None or not isinstance(group, click.Group):
         return
     import difflib

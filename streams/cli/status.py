@@ -83,7 +83,7 @@ def _show(state: dict[str, Any]) -> None:
     print(f"{state['prefix']}* at {state['bootstrap']}\n")
     if state["ended"]:
         run = f"`streamward {state['ended']}`"
-        print(f"{run} has ended, and its processes with it; the same command goes on from the log.\n")
+        print(f"{run} has ended with all its processes; run it again to continue from the log.\n")
     columns = [
         show.Column(
             "process", lambda row: " ".join(part for part in (row["process"], row["policy"], row["agent"]) if part)

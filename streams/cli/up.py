@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streams.cli.runtime import AppContext, pass_call
-from streams.cli.task_file import (
-    TaskFileOptions,
-    read_tasks,
-    task_file_options,
-    unanswerable,
-)
+from streams.cli.task_file import TaskFileOptions, read_tasks, task_file_options, unanswerable
 from streams.errors import SettingsError, StreamwardError
 
 if TYPE_CHECKING:

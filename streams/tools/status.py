@@ -197,7 +197,7 @@ def diagnoses(settings: Settings, status: LoopStatus) -> dict[str, Diagnosis]:
     Raises LogError if the broker does not answer.
     """
     errors = [scorer.last_error for scorer in status.failing]
-    evidence = {
+    symptoms = {
         name: symptoms_of(
             policy.learning,
             answers=sample_answers(settings, policy.learning.flat_groups()),
@@ -206,7 +206,7 @@ def diagnoses(settings: Settings, status: LoopStatus) -> dict[str, Diagnosis]:
         )
         for name, policy in status.policies.items()
     }
-    return {name: diagnose(of_policy) for name, of_policy in evidence.items() if of_policy is not None}
+    return {name: diagnose(of_policy) for name, of_policy in symptoms.items() if of_policy is not None}
 
 
 def known_policies(settings: Settings) -> list[str]:

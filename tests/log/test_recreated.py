@@ -1,4 +1,4 @@
-"""A topic that was made anew under its name, with as many records as before: nothing takes it for the one before."""
+"""A recreated topic of the same name, with as many records as the one before: nothing takes it for the one before."""
 
 from __future__ import annotations
 

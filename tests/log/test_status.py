@@ -73,7 +73,7 @@ def test_after_a_run_it_says_that_the_run_has_ended(
     assert shown(made)["ended"] is None and leave_settings(config)
     env = to_env(made) | {ENV_CONFIG: None}  # a file that is named goes before the one here
     result = CliRunner().invoke(cli, ["status", "--output", "table"], env=env)
-    assert "`streamward up` has ended, and its processes with it" in result.stdout
+    assert "`streamward up` has ended with all its processes" in result.stdout
 
 
 def test_train_tasks_that_no_trainer_lets_in_are_seen_as_held_back(made: Settings) -> None:

@@ -126,7 +126,7 @@ def test_only_ids_with_a_token_are_drawn_by_both_engines_and_only_they_have_a_sh
     assert {token for tokens in drawn for token in tokens} <= set(known)
     for answer in answers:
         tokens = list(answer.completion_token_ids)
-        assert not base.token_table.ends.keys() & set(tokens[:-1]), "an answer goes on after its end"
+        assert not base.token_table.ends.keys() & set(tokens[:-1]), "an answer has tokens after its end"
         row = torch.tensor([[*answer.prompt_token_ids, *tokens]])
         logits = stored(input_ids=row).logits[0, len(answer.prompt_token_ids) - 1 : -1, known] / 1.5
         places = [known.index(token) for token in tokens]
