@@ -24,6 +24,7 @@ from streams.engines.local.transformers_engine import TransformersEngine
 from streams.engines.protocol import Completion, EnginePart
 from streams.files import sha256_of
 from streams.kafka import admin
+from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
 from streams.observability import catalog
@@ -103,6 +104,7 @@ def found_in(settings: Settings) -> Expected:
 
 @contextmanager
 def a_fleet(settings: Settings, meter: Meter) -> Iterator[TrainerFleet]:
+    """A fleet that has read every batch. Before that, policies whose partition comes first have several turns."""
     pin(settings)
     outage = BrokerOutage(settings.kafka, threading.Event(), meter)
     with Producer(settings) as producer:
@@ -110,7 +112,10 @@ def a_fleet(settings: Settings, meter: Meter) -> Iterator[TrainerFleet]:
         io = TrainerIO(producer, outage, meter, is_fleet=True)
         with ExitStack() as stack:
             source = FleetBatches(settings, producer, outage, stack)
-            yield stack.enter_context(TrainerFleet(settings, learner, io, source))
+            trainers = stack.enter_context(TrainerFleet(settings, learner, io, source))
+            while sum(waiting for waiting, _ in source.queue.backlog().values()) < BATCHES * len(POLICIES):
+                source.poll(POLL_S)
+            yield trainers
 
 
 @pytest.mark.parametrize("states", [2, 3])
