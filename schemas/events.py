@@ -953,7 +953,8 @@ def _task_problems(task: Task) -> Iterator[str]:
     if not task.messages:
         yield "messages is empty; a task needs at least one message to answer"
     if not task.reward_sources and task.purpose != "serve":
-        yield f"reward_sources is empty; a {task.purpose} task needs at least one scorer, e.g. [{{name: exact}}]"
+        needs = f"a task of purpose {task.purpose} needs at least one scorer, e.g. [{{name: exact}}]"
+        yield f"reward_sources is empty; {needs}"
     names = [source.name for source in task.reward_sources]
     if len(set(names)) != len(names):
         yield f"reward_sources has a name twice ({', '.join(names)}); each source speaks once per response"

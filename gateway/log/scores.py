@@ -22,6 +22,7 @@ from streams.kafka import times
 from streams.scorers import ScoreOutcome, source_problems
 from streams.settings.model import Settings
 from streams.stages.scoring.trial import try_texts
+from streams.stages.tasks.lines import Answer as RightAnswer
 
 MOST_TEXTS = 32
 AT_ONCE = 2
@@ -34,7 +35,7 @@ class ScoreBody(Body):
     scorer: str = Field(min_length=1, max_length=500, description="a built-in one, or module:function")
     texts: Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS, description="answers to the same task")]
     settings: dict[str, Any] | None = Field(None, description="of the scorer")
-    answer: str | int | float | list[str | int | float] | None = Field(None, description="the right answer")
+    answer: RightAnswer | None = Field(None, description="the right answer")
     verifier: dict[str, Any] | None = Field(None, description="what is checked against, in the place of answer")
     prompt: str | None = Field(None, description="the question")
 

@@ -184,22 +184,31 @@ def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
 
     datasets.disable_progress_bars()
     try:
-        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
-            found = datasets.load_from_disk(str(folder))
-        else:
-            found = datasets.load_dataset(str(folder), streaming=True)
+        yield from map(_present, _chosen_split(folder, split))
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as exc:
-        raise NotFoundError(f"{folder}: not the folder of a data set: {exc}") from exc
-    if not isinstance(found, dict):
+        raise NotFoundError(
+            f"{folder}: not the folder of a data set: {exc}; give one that `save_to_disk` wrote, or one with files of "
+            "one format; or name a file in it"
+        ) from exc
+
+
+def _chosen_split(folder: Path, split: str | None) -> Iterable[dict[str, Any]]:
+    """Return the split of a data set, or all of one that has none. Its files may be read only as its rows are."""
+    import datasets
+
+    if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+        data_set = datasets.load_from_disk(str(folder))
+    else:
+        data_set = datasets.load_dataset(str(folder.resolve()), streaming=True)  # which takes no name from `.`
+    if not isinstance(data_set, dict):
         if split is not None:
             raise NotFoundError(f"{folder} has no splits; leave --split {split} out")
-        yield from map(_present, found)
-        return
-    if split is None and len(found) > 1:
-        raise SettingsError(f"{folder} has the splits {', '.join(found)}; choose one with --split")
-    if split is not None and split not in found:
-        raise NotFoundError(f"{folder} has no split {split}; {nearest(split, found)}")
-    yield from map(_present, found[split or next(iter(found))])
+        return data_set
+    if split is None and len(data_set) > 1:
+        raise SettingsError(f"{folder} has the splits {', '.join(data_set)}; choose one with --split")
+    if split is not None and split not in data_set:
+        raise NotFoundError(f"{folder} has no split {split}; {nearest(split, data_set)}")
+    return data_set[split or next(iter(data_set))]
 
 
 def _present(row: dict[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class TaskFileOptions:
     def fields_of_columns(self) -> dict[str, str]:
         """Return the file's column for each field that --map names. Raises SettingsError."""
         from schemas.faults import nearest
+        from streams.stages.tasks.column_paths import map_options
         from streams.stages.tasks.lines import TaskLine
 
         columns: dict[str, str] = {}
@@ -104,8 +105,9 @@ class TaskFileOptions:
             if not (path and equals and column):
                 raise SettingsError(f"--map {text}: expected FIELD=COLUMN, e.g. --map prompt=question")
             if field not in TaskLine.model_fields:
+                swapped = f"did you mean {map_options({column: path})}?" if column in TaskLine.model_fields else ""
                 raise SettingsError(
-                    f"--map {text}: a task has no field {field}; {nearest(field, TaskLine.model_fields)}"
+                    f"--map {text}: a task has no field {field}; {swapped or nearest(field, TaskLine.model_fields)}"
                 )
             if path in columns:
                 raise SettingsError(f"--map {text}: {path} is already read from {columns[path]}")
@@ -130,7 +132,8 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
     """Return the tasks of a file, `-` for stdin, in every epoch; print problems on stderr.
 
     `agent` is the agent of lines that name none.
-    Raises EventError if a line is bad, unless `options` skip bad lines, NotFoundError if there is no such file.
+    Raises EventError if a line is bad, unless `options` skip bad lines, or if no task is left;
+    NotFoundError if there is no such file.
     """
     from schemas.faults import names_in_quotes
     from streams.arrow import file_rows
@@ -152,8 +155,6 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
         click.echo(message, err=True)
     if checked.unused:
         click.echo(f"not used: {names_in_quotes(checked.unused)} (--map metadata.NAME=COLUMN keeps one)", err=True)
-    if not (checked.tasks or checked.problems):
-        click.echo(f"{name}: there is no task in it", err=True)
     for note in checked.notes:
         click.echo(f"{name}: {note}", err=True)
     if checked.problems and not options.skip_bad:
@@ -161,6 +162,8 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
         total = bad + good + checked.repeated
         way_out = f", or submit only the {good} good ones with --skip-bad" if good else ""
         raise EventError(f"nothing was submitted: {bad} of {total} lines cannot be used. Correct them{way_out}")
+    if not checked.tasks:
+        raise EventError(f"nothing was submitted: there is no task in {name}")
     return replace(checked, tasks=list(lines.epochs(checked.tasks, options.epochs)))
 
 

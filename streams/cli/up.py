@@ -101,7 +101,7 @@ def up(
         tasks = _episodes(settings, environment, in_json, count=episodes, max_turns=max_turns, reading=reading)
         plan = replace(plan, **tasks)
     if file is not None:
-        plan = replace(plan, train=_read_train_tasks(settings, file, reading))
+        plan = replace(plan, train=_read(settings, file, reading))
     if held_out is not None:
         plan = replace(plan, held_out=_read(settings, held_out, replace(reading, epochs=1, purpose="eval")))
     _check_scorers(settings, plan, reading)
@@ -111,13 +111,6 @@ def up(
         sys.stdout.write(json.dumps(result) + "\n")
     if result["failure"] is not None:
         raise StreamwardError(result["failure"])
-
-
-def _read_train_tasks(settings: Settings, file: Path, reading: TaskFileOptions) -> tuple[Task, ...]:
-    tasks = _read(settings, file, reading)
-    if not tasks:
-        raise SettingsError(f"--tasks {file}: there is no task in it")
-    return tasks
 
 
 def _read(settings: Settings, file: Path, reading: TaskFileOptions) -> tuple[Task, ...]:

@@ -310,11 +310,7 @@ def _without_better(job: JobState) -> int:
 
 
 def _best_gain(job: JobState) -> float:
-    """Return the largest gain in success or reward: where rewards are grades, no answer need be right."""
-    gains = [
-        max(result.metrics["success_gain"], result.metrics["gain"]) for result in job.evaluations if result.iteration
-    ]
-    return max(gains, default=0.0)
+    return max((result.gain for result in job.evaluations if result.iteration), default=0.0)
 
 
 def version_to_keep(job: JobState) -> int:

@@ -19,7 +19,7 @@ def row(job: JobState) -> dict[str, Any]:
         "iteration": job.iteration,
         "total_iterations": job.spec.iterations,
         "version": job.version,
-        "best": list(job.best),
+        "best": better_versions(job),
         "cost_usd": job.cost_usd,
         "budget_usd": job.spec.max_budget_usd,
         "created_at": job.created_at,
@@ -29,6 +29,12 @@ def row(job: JobState) -> dict[str, Any]:
         "suggested_action": job.suggested_action,
         "sequence": job.sequence,
     }
+
+
+def better_versions(job: JobState) -> list[int]:
+    """Return the versions that are better than the one before the job, the best first."""
+    better = {result.version for result in job.evaluations if result.iteration and result.gain > 0}
+    return [version for version in job.best if version in better]
 
 
 def order(job: JobState) -> dict[str, Any]:

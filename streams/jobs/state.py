@@ -97,6 +97,11 @@ class JobEvaluation:
     version: int
     metrics: Mapping[str, float]
 
+    @property
+    def gain(self) -> float:
+        """The gain in success or in reward, whichever is larger: where rewards are grades, no answer need be right."""
+        return max(self.metrics["success_gain"], self.metrics["gain"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
@@ -130,7 +135,7 @@ class JobState:
     warned: bool = False
     evaluations: tuple[JobEvaluation, ...] = ()
     best: tuple[int, ...] = ()
-    """The best versions, the best first."""
+    """The best versions, the best first, though none be better than the one before the job: those that are kept."""
     code: str | None = None
     suggested_action: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -171,9 +171,21 @@ def test_a_table_becomes_tasks_with_what_the_options_say(log: Settings, tmp_path
     asked = [(event["messages"][1]["content"], event["metadata"].get("epoch")) for event in found]
     assert sorted(asked, key=str) == [("France", "2"), ("France", None), ("Peru", "2"), ("Peru", None)]
     assert {(event["policy"], event["group_size"], event["sampling"]["max_tokens"]) for event in found} == {("p", 4, 9)}
-    for wrong, message in (("promt=country", "did you mean prompt?"), ("prompt", "expected FIELD=COLUMN")):
+    for wrong, message in (
+        ("promt=country", "did you mean prompt?"),
+        ("country=prompt", "a task has no field country; did you mean --map prompt=country?"),
+        ("prompt", "expected FIELD=COLUMN"),
+    ):
         refused = run(log, "tasks", "submit", str(file), "--map", wrong)
         assert refused.exit_code == 2 and message in refused.stderr
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.csv", ""), ("a.csv", "prompt,answer\n"), ("a.jsonl", "\n")])
+def test_a_file_without_a_task_is_refused(settings: Settings, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    result = run(settings, "tasks", "submit", str(tmp_path / name))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"nothing was submitted: there is no task in {name}" in result.stderr
 
 
 def test_a_file_that_is_not_there_is_not_found(settings: Settings) -> None:

@@ -58,7 +58,7 @@ def test_the_factories_make_one_good_event_of_every_kind() -> None:
         ({"group_size": -3}, "group_size is -3"),
         ({"group_size": 2_000_000_000}, "group_size is 2000000000; expected at most 1024"),
         ({"messages": ()}, "messages is empty"),
-        ({"reward_sources": ()}, "reward_sources is empty; a train task needs at least one scorer"),
+        ({"reward_sources": ()}, "reward_sources is empty; a task of purpose train needs at least one scorer"),
         ({"reward_sources": (RewardSource(name="a"), RewardSource(name="a"))}, "has a name twice"),
         ({"reward_sources": (RewardSource(name="a", weight=1e200),)}, "weight 1e+200; expected at most 1e+12"),
         ({"sampling": Sampling(max_tokens=0)}, "max_tokens is 0"),

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobPrices, JobQuestion, JobSpec, Task, derive_id
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import SettingsError
-from streams.jobs import job_reducer, spending
+from streams.jobs import job_reducer, job_view, spending
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.job_reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
 from streams.jobs.monthly_spending import MonthBudget
@@ -298,12 +298,14 @@ def test_with_no_gain_by_patience_the_job_fails_and_with_some_it_is_complete_ear
     job = never.run()
     assert (job.status, job.code, job.iteration) == ("failed", NOT_CONVERGED, 3)
     assert "no version is better than the one before the job, by iteration 3" in job.reason
+    assert job.best and job_view.row(job)["best"] == []
     soon = Log(
         RestOfLoop(RULE, right=lambda version, index: index < min(version, 1)),
         iterations=50, evaluate_every=1, patience=2,
     )  # fmt: skip
     job = soon.run()
     assert (job.status, job.iteration, job.best[0]) == ("completed", 3, 1)
+    assert job_view.row(job)["best"][0] == 1
 
 
 def test_a_job_is_complete_once_it_has_gained_what_was_asked_for() -> None:

@@ -177,7 +177,7 @@ def test_blank_lines_are_passed_over_and_count_as_lines() -> None:
         ({**SHORT, "messages": []}, "messages: it is empty; expected at least one message"),
         ({"messages": [], "answer": "1"}, "messages: it is empty"),
         ({**SHORT, "verifier": {}}, "give either answer or verifier"),
-        ({"prompt": "x"}, "reward_sources is empty; a train task needs at least one scorer"),
+        ({"prompt": "x"}, "reward_sources is empty; a task of purpose train needs at least one scorer"),
         ({**SHORT, "answer": {"x": 1}}, "answer: expected a text, a number, or a list of these (got {'x': 1})"),
         ('{"prompt": "x", "answer": "1", "answer": "2"}', 'the key "answer" is there twice; remove one'),
         ({**SHORT, "group_size": 0}, "group_size is 0"),
@@ -442,6 +442,9 @@ def test_the_same_tasks_come_from_every_format_with_the_same_ids(tmp_path: Path)
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in [("1 + 1?", "2"), ("2 + 2?", "4")])
     )
+    (tmp_path / "numbers.jsonl").write_text(
+        "".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in [("1 + 1?", 2), ("2 + 2?", 4)])
+    )
     (tmp_path / "a.csv").write_text("question,answer,note\n1 + 1?,2,a\n2 + 2?,4,\n")
     (tmp_path / "excel.CSV").write_bytes("\ufeffquestion;answer\r\n1 + 1?;2\r\n2 + 2?;4\r\n".encode())
     (tmp_path / "pandas.tsv").write_text("\tquestion\tanswer\n0\t1 + 1?\t2\n1\t2 + 2?\t4\n")
@@ -451,7 +454,7 @@ def test_the_same_tasks_come_from_every_format_with_the_same_ids(tmp_path: Path)
     DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(tmp_path / "split")
     (tmp_path / "hub" / "data").mkdir(parents=True)
     data.to_parquet(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet")
-    for name in ("a.jsonl", "a.csv", "excel.CSV", "pandas.tsv", "a.parquet", "plain", "hub"):
+    for name in ("a.jsonl", "numbers.jsonl", "a.csv", "excel.CSV", "pandas.tsv", "a.parquet", "plain", "hub"):
         checked = from_file(tmp_path / name)
         assert ([task.task_id for task in checked.tasks], checked.problems) == (wanted, []), name
     assert [task.task_id for task in from_file(tmp_path / "split", "train").tasks] == wanted
@@ -460,6 +463,17 @@ def test_the_same_tasks_come_from_every_format_with_the_same_ids(tmp_path: Path)
         from_file(tmp_path / "split")
     with pytest.raises(NotFoundError, match="has no split tset; did you mean test"):
         from_file(tmp_path / "split", "tset")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(4, "4"), (-0.5, "-0.5"), (2.0, "2.0"), (10**30, str(10**30)), ([2, "two", 2.5], ["2", "two", "2.5"])],
+)
+def test_an_answer_that_is_a_number_is_the_text_that_a_table_has_for_it(number: Any, text: Any) -> None:
+    task, same = only(check({"prompt": "?", "answer": number})), only(check({"prompt": "?", "answer": text}))
+    assert (json.loads(task.verifier), task.task_id) == ({"answer": text}, same.task_id)
+    own = only(check({"prompt": "?", "verifier": {"answer": number}, "reward_sources": ["exact"]}))
+    assert json.loads(own.verifier) == {"answer": number}
 
 
 def test_numbers_and_objects_in_a_csv_file_are_json_and_all_else_is_text(tmp_path: Path) -> None:
@@ -568,6 +582,7 @@ def test_a_cell_may_be_as_long_as_a_record(tmp_path: Path) -> None:
         ("a.parquet", b"prompt", EventError, "not Parquet"),
         ("a.parquet", b'{"prompt": 1}', EventError, "JSON lines need a name that ends in .jsonl"),
         ("a/nothing.of.use", b"", NotFoundError, "not the folder of a data set"),
+        ("a/broken.parquet", b"PAR1", NotFoundError, "not the folder of a data set: Parquet .*; or name a file in it"),
         ("b.jsonl", b"", NotFoundError, "No such file"),
     ],
 )

@@ -197,6 +197,11 @@ def test_the_digest_tells_examples_apart_that_differ_in_any_token_mask_or_order(
          r"messages\[1\].content: expected a text"),
         ("sft", '{"messages": [{"role": "user", "content": "21", "mood": "good"}]}', r"no field messages\[0\].mood"),
         ("sft", '{"messages": [], "messages": []}', 'the key "messages" is there twice'),
+        ("sft", json.dumps({"messages": [message("user", "21"), message("assistant", "")]}),
+         r"messages\[1\]: the answer is empty, and the model would learn to say nothing; write one, or give it weight"),
+        ("sft", json.dumps({"messages": [message("user", "1"), message("assistant", " \n"), message("user", "2"),
+                                         message("assistant", "3")]}), r"messages\[1\]: the answer is empty"),
+        ("sft", '{"messages": [{"role": "user", "content": "21"}, {"role": "assistant"}]}', r"the answer is empty"),
         ("sft", '{"messages": [{"role": "user", "content": "21"}]}', r"no message of role assistant bears loss"),
         ("sft", '{"messages": [{"role": "judge", "content": "21"}, {"role": "assistant", "content": "22"}]}',
          r"messages\[0\].role: Input should be"),
@@ -209,6 +214,8 @@ def test_the_digest_tells_examples_apart_that_differ_in_any_token_mask_or_order(
         ("dpo", '{"input": 5, "preferred_output": [], "non_preferred_output": []}', r"input.messages: expected"),
         ("dpo", json.dumps({"prompt": [message("user", "21")], "chosen": [message("assistant", "22")],
                             "rejected": [message("assistant", "22")]}), r"chosen and rejected are the same tokens"),
+        ("dpo", json.dumps({"prompt": [message("user", "21")], "chosen": [message("assistant", "")],
+                            "rejected": [message("assistant", "22")]}), r"chosen: the answer is empty"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_example_is_named_with_its_number(tmp_path: Path, method: Any, line: str, said: str) -> None:

@@ -101,6 +101,11 @@ def _assistant_answer(line: dict[str, Any], render: Renderer) -> TunedAnswer:
     for place, message in enumerate(messages):
         if message.role != "assistant" or not message.weight:
             continue
+        if _is_silent(message):
+            raise ValueError(
+                f"messages[{place}]: the answer is empty, and the model would learn to say nothing; write one, or give "
+                "it weight 0"
+            )
         start = _in_common(render(messages[:place], True) if place else (), whole)
         upto = whole if place + 1 == len(messages) else render(messages[: place + 1], False)
         if (end := _in_common(upto, whole)) < len(upto):
@@ -114,6 +119,10 @@ def _assistant_answer(line: dict[str, Any], render: Renderer) -> TunedAnswer:
     return TunedAnswer((_chain(whole, spans, "messages"),))
 
 
+def _is_silent(message: ExampleMessage) -> bool:
+    return not (message.message.content.strip() or message.tool_calls)
+
+
 # --- dpo --------------------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +134,8 @@ def _pair(line: dict[str, Any], render: Renderer) -> TunedExample:
     else:
         names = ("prompt", "chosen", "rejected")
     prompt, chosen, rejected = (_messages(line, name, "dpo") for name in names)
+    if all(_is_silent(message) for message in chosen if message.role == "assistant"):
+        raise ValueError(f"{names[1]}: the answer is empty, and the model would learn to say nothing; write one")
     before = render(prompt, True)
     answers = [render([*prompt, *answer], False) for answer in (chosen, rejected)]
     start = min(_in_common(before, whole) for whole in answers)

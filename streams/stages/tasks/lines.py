@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas import serde
@@ -74,8 +74,14 @@ def _as_answer(value: Any) -> Any:
     return value
 
 
-Answer = Annotated[str | int | float | list[str | int | float], BeforeValidator(_as_answer)]
-"""One right answer, or several."""
+def _answer_texts(answer: str | float | list[str | int | float]) -> Any:
+    return [_as_text(text) for text in answer] if isinstance(answer, list) else _as_text(answer)
+
+
+Answer = Annotated[
+    str | int | float | list[str | int | float], BeforeValidator(_as_answer), AfterValidator(_answer_texts)
+]
+"""One right answer, or several; numbers become texts, as which a CSV file has them, too."""
 Text = Annotated[str, BeforeValidator(_as_text)]
 """A text; data sets have numbers in such columns, too."""
 
@@ -422,10 +428,12 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
 
 
 def _derived_id(fields: dict[str, Any], line: TaskLine) -> str:
-    """Return the id of what a line says, however its messages and tools are written."""
+    """Return the id of what a line says, however its messages, its answer and its tools are written."""
     content = _without_nulls(fields)
     if line.messages is not None:
         content["messages"] = [_own_message(message.message) for message in line.messages]
+    if line.answer is not None:
+        content["answer"] = line.answer
     if line.tools:
         content["tools"] = [_own_tool(tool) for tool in content["tools"]]
     return derive_id("line", json.dumps(content, sort_keys=True, default=_plain))
