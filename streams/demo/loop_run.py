@@ -129,7 +129,8 @@ class LoopRun:
     def missing_groups(self) -> int:
         """Return how many groups the last step lacks, if no task is under way that could fill it; else 0."""
         window, groups = self.progress.window(), self.settings.batches.groups
-        return groups - window if self._is_quiet() and 0 < window < groups else 0
+        has_all_steps = self.plan.steps is not None and self.progress.batches >= self.plan.steps
+        return groups - window if self._is_quiet() and 0 < window < groups and not has_all_steps else 0
 
     def _is_quiet(self) -> bool:
         """Return whether all train tasks were sent and none is on its way to a group, or in a batch."""

@@ -65,7 +65,7 @@ class HeldOut:
 
 @dataclass
 class TurnCounts:
-    """Turns of agents, counted."""
+    """Turns of agents that work on tasks, counted."""
 
     turns: int = 0
     delivered: int = 0
@@ -163,7 +163,7 @@ class Progress:
                 self._early.append(event)
             case AdapterEvent():
                 self._adapter(event)
-            case Turn():
+            case Turn() if event.sampling_id is not None:  # and no chat of somebody who tries the policy
                 self.turns.turns += 1
                 self.turns.delivered += event.delivered
                 self.turns.take(event.observed)

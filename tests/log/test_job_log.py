@@ -28,10 +28,11 @@ from streams.kafka.topics import DAY_MS
 from streams.observability import catalog
 from streams.observability.metrics import Meter
 from streams.settings.load import to_env
-from streams.settings.model import Batches, Kafka, Settings, Topics
+from streams.settings.model import Batches, Kafka, Model, Settings, Topics
 from tests.support.factories import T0, group, job_spec, member, response
 from tests.support.log.loop_on_log import LoopOnLog
 from tests.support.log.shared_node import own_prefix
+from tests.support.models.tiny import save_tiny
 from tests.support.processes import command, environment, read, until
 from tests.support.scrape import parse
 
@@ -332,7 +333,6 @@ def test_costs_are_summed_by_what_is_asked_for(made: Settings) -> None:
         (("nobody-knows",), QUERIES, 3, "there is no policy and no agent 'nobody-knows'"),
         (("default",), [], 2, "training_queries"),
         (("default",), [*QUERIES, QUERIES[3]], 2, "training_queries[12].query repeats training_queries[3].query"),
-        (("default",), [{**one, "query": one["query"] * 60_000} for one in QUERIES], 2, "do not fit the context of"),
         (
             ("default",),
             [{**one, "query": f"{n} {one['query'] * 1000}"} for n in range(60) for one in QUERIES],
@@ -354,6 +354,15 @@ def test_an_order_that_cannot_be_carried_out_is_refused_with_its_reason_and_noth
     result = run(made, "jobs", "start", *args, "--queries", "-", "--iterations", "3", input=text)
     assert result.exit_code == code and says in result.stderr, result.stderr
     assert len(read(made, JobEvent)) == before
+
+
+def test_questions_that_the_model_cannot_read_whole_are_refused_where_its_files_are(
+    made: Settings, tmp_path: Path
+) -> None:
+    tiny = made.model_copy(update={"model": Model(base=str(save_tiny(tmp_path / "tiny")))})
+    text = "\n".join(json.dumps({**one, "query": one["query"] * 1000}) for one in QUERIES)
+    result = run(tiny, "jobs", "start", "default", "--queries", "-", "--iterations", "3", input=text)
+    assert result.exit_code == 2 and "fit the context of 256" in result.stderr, result.stderr
 
 
 def test_a_line_of_queries_that_is_no_json_is_named(made: Settings, tmp_path: Path) -> None:
