@@ -149,7 +149,7 @@ def path_of(location: tuple[int | str, ...], value: Any) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the hint for a misspelt name."""
     names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.55)
     return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names) or 'none'}"
 
 
@@ -173,7 +173,7 @@ def _hint(model: Any, location: tuple[int | str, ...]) -> str:
         fields = (field for each in models for name, field in each.model_fields.items() if step in (name, field.alias))
         models = [inner for field in fields for inner in _models(field.annotation)] or models
     names = sorted({field.alias or name for each in models for name, field in each.model_fields.items()})
-    close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.55)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'none'}"
 
 

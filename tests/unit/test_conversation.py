@@ -255,8 +255,8 @@ def test_ids_of_lines_without_oddities_are_those_that_they_always_had() -> None:
         USER,
     ]
     assert by_lines(plain).task_id == "9ebcce3f-ec3f-51a4-a376-026011c92cfb"
-    checked = check_rows(json_lines(['{"prompt": "4 + 7 =", "answer": 11}']), "a", READING)
-    assert task_in(checked).task_id == "284ac761-8161-536a-b30c-2921c14263eb"
+    checked = check_rows(json_lines(['{"prompt": "4 + 7 =", "answer": "11"}']), "a", READING)
+    assert task_in(checked).task_id == "ea78e82e-7364-5ebf-a998-878b93d55cf1"
 
 
 # --- questions, and the other protocols -------------------------------------------------------------------------------
