@@ -295,6 +295,15 @@ def test_names_in_other_cases_records_as_json_and_what_only_parquet_has_are_read
     )
 
 
+def test_rows_of_a_table_with_empty_cells_have_the_map_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("question,solution,note\na?,b,\nc?,,\n,d,\n")
+    checked = check_rows(rows(tmp_path / "a.csv"), "a.csv", reading())
+    assert by_kind(checked.problems) == [
+        "a.csv:2: there are no fields question, solution, note; read it with --map prompt=question --map "
+        "answer=solution (and 2 more lines: 3, 4)"
+    ]
+
+
 def test_a_path_is_followed_and_numbers_become_text_where_the_field_is_text() -> None:
     names = {"messages": "prompt", "answer": "reward_model.ground_truth", "metadata.index": "extra_info.index"}
     task = only(check(VERL, how=reading({**names, "scenario": "data_source"})))

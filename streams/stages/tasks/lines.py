@@ -225,11 +225,12 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
     unused: dict[str, None] = {}
     questions = RepeatedQuestions()
     answered: list[int] = []
+    maps = _FittingMaps(reading)
     for number, row in rows:
         try:
             task, left = _read_task(row, f"{source}:{number}", reading)
         except ValueError as exc:
-            problems.append(BadLine(source, number, _explain_row(exc, row, reading)))
+            problems.append(BadLine(source, number, _explain_row(exc, row, reading, maps)))
             continue
         unused |= left
         digest = _digest(task)
@@ -508,9 +509,9 @@ def _digest(task: Task) -> bytes:
     return hashlib.sha256(repr((plain, asked, by_agent)).encode()).digest()
 
 
-def _explain_row(exc: ValueError, row: Row, reading: Reading) -> str:
+def _explain_row(exc: ValueError, row: Row, reading: Reading, maps: _FittingMaps) -> str:
     """Return what is wrong with a row, and the --map with which it is a task, or the cells it needs that are empty."""
-    if columns := _map_that_works(row, reading):
+    if columns := maps.of(row):
         unknown = [name for name in fields_of(row) if name not in TaskLine.model_fields]
         no_field = "there is no field" if len(unknown) == 1 else "there are no fields"
         problem = f"{no_field} {names_in_quotes(unknown)}" if unknown else _explain(exc, reading)
@@ -518,6 +519,23 @@ def _explain_row(exc: ValueError, row: Row, reading: Reading) -> str:
     needed = {"prompt", "messages", "answer", "verifier", "reward_sources", *reading.names.values()}
     empty = [name for name in _empty_columns(row) if name in needed]
     return _explain(exc, reading) + (f"; empty in this row: {names_in_quotes(empty)}" if empty else "")
+
+
+class _FittingMaps:
+    """The --map with which rows are tasks; of a table's rows, some with empty cells, that of the first which is one."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._of_columns: dict[tuple[str, ...], dict[str, str]] = {}
+
+    def of(self, row: Row) -> dict[str, str]:
+        """Return it; empty if a --map is given, or none helps."""
+        if not isinstance(row, Mapping):
+            return _map_that_works(row, self._reading)
+        names = tuple(row)
+        if names not in self._of_columns and (columns := _map_that_works(row, self._reading)):
+            self._of_columns[names] = columns
+        return self._of_columns.get(names, {})
 
 
 def _map_that_works(row: Row, reading: Reading) -> dict[str, str]:
