@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
@@ -16,8 +17,8 @@ from click.testing import CliRunner
 from starlette.testclient import TestClient
 
 from gateway.page import app, chart, export
-from schemas.events import Coordinates, Event
-from schemas.serde import Poison
+from schemas.events import Coordinates, DeadLetter, Event, derive_id
+from schemas.serde import Poison, encode
 from streams.cli.root import cli
 from streams.errors import NotFoundError
 from streams.kafka.record import Record
@@ -33,6 +34,7 @@ from streams.tools.views.side_by_side import shared_by_token, shared_words
 from tests.support.factories import (
     T0,
     adapter_event,
+    group,
     one_of_each,
     promoted,
     response,
@@ -337,27 +339,39 @@ def test_an_archive_is_not_followed(client: TestClient) -> None:
 def test_a_live_line_says_what_a_record_is_and_nothing_that_steers() -> None:
     record = Record(Coordinates("responses", 0, 7), T0, b"\xff\x1b", b"", ())
     line = RecordLine.of("responses", record, response(text="<b>\x1b[31m\nred"))
-    assert (line.key, line.summary) == ("\ufffd␛", "slot 0 by version 0: <b>␛[31m red")
+    assert (line.key, line.summary) == ("\ufffd␛", "answer of slot 0 by version 0: <b>␛[31m red")
     assert RecordLine.of("tasks", record, Poison("not_avro", "?")).summary == "no event: not_avro"
-    assert all(isinstance(record_line.summary(event), str) for event in one_of_each())
 
 
 def test_a_record_that_was_there_has_the_same_line_as_one_that_is_written(tmp_path: Path) -> None:
     settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
-    label_of = {topic.event: label for label, topic in topics(settings.topics).items()}
-    events = [*one_of_each(), response(slot=1, text="", error="too long"), reward(slot=1, value=None, error="no judge")]
+    by_event = {topic.event: topic for topic in topics(settings.topics).values()}
+    events = [
+        *one_of_each(),
+        response(slot=1, text="", error="too long"),
+        reward(slot=1, value=None, error="no judge"),
+        group(dropped_reason="unanswered", responses=()),
+        group(purpose="serve"),
+    ]
     log: dict[str, list[Event]] = {}
     for event in events:
-        log.setdefault(label_of[type(event)], []).append(event)
+        log.setdefault(by_event[type(event)].label, []).append(event)
     archived(settings, log, count(T0, 1000))
     view = LogView(settings, "archive")
     with view.snapshot() as snapshot:
         newest = record_line.newest_records(snapshot).newest
     view.close()
-    content = {(row["topic"], row["_offset"]): row["content"] for row in newest}
-    shown = record_line.live_topics(LogRights())
-    said = {(label, place): record_line.summary(event) for label in shown for place, event in enumerate(log[label])}
-    assert content == said
+    times, expected = count(T0, 1000), set()
+    for label, of_topic in log.items():
+        for offset, (event, time_ms) in enumerate(zip(of_topic, times, strict=False)):
+            topic = by_event[type(event)]
+            key = str(getattr(event, topic.key, "")).encode() if topic.key else b""
+            record = Record(Coordinates(topic.name, 0, offset), time_ms, key, encode(event), ())
+            expected |= (
+                {RecordLine.of(label, record, event)} if label in record_line.live_topics(LogRights()) else set()
+            )
+    assert {*newest} == expected and len(newest) == len(expected)
+    assert all(line.summary for line in newest)
 
 
 @pytest.mark.parametrize(
@@ -444,6 +458,32 @@ def test_no_page_has_inline_script_or_style_or_loads_from_elsewhere(client: Test
 
 class Cells(HTMLParser):
     """The names of the columns of each table, and those that the cells of each row say for a phone."""
+
+def test_a_dead_letter_says_in_words_what_is_in_it_why_it_failed_and_what_to_do(tmp_path: Path) -> None:
+    settings = Settings(archive=Archive(store=str(tmp_path / "archive")))
+    answer = response(task_id="sum-1", slot=2, text="eleven")
+    key, payload = (base64.b64encode(data).decode() for data in (b"sum-1", encode(answer)))
+    letter = DeadLetter(
+        dead_letter_id=derive_id("scoring", "a"), created_at=T0, stage="scoring", reason="no_judge", error="no judge",
+        source_topic=topics(settings.topics)["responses"].name, source_partition=0, source_offset=1,
+        source_timestamp=T0, key=key, payload=payload,
+    )  # fmt: skip
+    foreign = replace(letter, dead_letter_id="b", reason="solar_flare", source_topic="elsewhere", key=None)
+    large = replace(letter, dead_letter_id="c", reason="late", payload=None, payload_bytes=5000)
+    archived(settings, {"dead-letters": [letter, foreign, large]}, count(T0, 1000))
+    view = LogView(settings, "archive")
+    text = words(TestClient(app.create_app(view), base_url="http://127.0.0.1"), "/dead-letters")
+    view.close()
+    assert "scoring no_judge its task asks for the judge, and this agent has none open 1" in text
+    assert (
+        "open A record of responses: its task asks for the judge, and this agent has none "
+        "In it: answer of slot 2 by version 0: eleven no judge Set scoring.judge_url" in text
+    )
+    assert "of task sum-1" in text
+    assert "open A record of elsewhere: solar_flare" in text
+    assert "In it: (5,000 bytes, not kept in the dead letter)" in text
+    assert "Putting it back cannot help: its deadline has passed" in text
+
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
 import duckdb
 import pytest
 
+from streams.stages.scoring.breaker import PAUSED_REASON, UNSCORED_REASONS
+from streams.tools.dead_letters import reasons
+from streams.tools.dead_letters.originals import BYTES_DECIDE
 from streams.tools.views.group_outcome import NOTHING_REASON_SQL, GroupOutcome, nothing_reason, outcome
+from tests.import_graph import ROOT
+
+CLIENTS = (ROOT / "docs/clients.md").read_text()
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -63,3 +70,14 @@ def test_a_list_says_in_two_words_what_became_of_a_group(changes: dict[str, Any]
 
 def test_a_reason_without_words_is_shown_as_it_is() -> None:
     assert outcome(row(passed_over="solar_flare")) == GroupOutcome("nothing", "left out: solar_flare", "Solar_flare.")
+
+
+def test_every_reason_of_a_dead_letter_has_its_words() -> None:
+    assert {*reasons.HOPELESS, *reasons.WAYS_OUT} == {*reasons.TEXTS}
+    assert {*UNSCORED_REASONS, PAUSED_REASON, *BYTES_DECIDE} <= {*reasons.TEXTS}
+    table = CLIENTS.partition("reason of the dead letter")[2].partition("\n\n")[0]
+    documented = {word for line in table.splitlines() for word in re.findall(r"`(\w+)`", line.rsplit("|", 2)[-2])}
+    assert "contradictory" in documented and documented <= {*reasons.TEXTS}
+    assert (reasons.reason_text("solar_flare"), reasons.way_out("solar_flare")) == ("solar_flare", "")
+    for text in reasons.TEXTS.values():
+        assert not text.endswith(".") and text[0].islower(), text

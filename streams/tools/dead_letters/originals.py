@@ -22,6 +22,7 @@ from streams.kafka.record import Record
 from streams.kafka.topics import KEYED_BY_TASK, Topic, topics
 from streams.settings.model import Settings
 from streams.tools.dead_letters.letters import Letter
+from streams.tools.dead_letters.reasons import HOPELESS
 
 READS: Mapping[str, tuple[str, ...]] = {
     "policy": ("tasks", "adapters"),
@@ -137,20 +138,6 @@ def _bytes(text: str | None) -> bytes | None:
 
 BYTES_DECIDE = ("not_avro", "unknown_schema", "wrong_event", "undecodable", "contradictory")
 """Reasons that decoding gives; whether the cause is fixed is tried out."""
-HOPELESS = {
-    "superseded": "another sampling of the task was complete before it, and the first wins; a redrive changes nothing",
-    "late": "its deadline has passed or its group has left, and a redrive makes it later still",
-    "contradictory": "the log holds another record that it contradicts, and the first wins; write it under a new id",
-    "unasked": "its task does not name this reward source; submit a task, under a new id, that does",
-    "unknown_response": "the group of its task was made of another sampling, and has left",
-    "over_quota": "the group of its task remembers as much of this topic as it may, and a redrive comes after that",
-    "wrong_key": "it would return under the same key; write the event again, under the right one",
-    "bad_adapter": "a second `trained` of a version changes nothing; repair the adapter store, then restart the agent",
-    "bad_signature": "a second `trained` of a version changes nothing; sign it in the store, then restart the agent",
-    "wrong_base": "a second `trained` of a version changes nothing; run the agent on the base it was trained on",
-    "store_unreachable": "a second `trained` of a version changes nothing; repair the store, then restart the agent",
-}
-"""Reasons for which a redrive cannot help, and what to do instead."""
 
 
 def hopeless(letter: Letter, topic: Topic, original: Original) -> str | None:

@@ -93,6 +93,11 @@ def outcome(group: Mapping[str, Any]) -> GroupOutcome:
     return GroupOutcome("taught", "waits for a batch", "")
 
 
+def dropped_text(reason: str) -> str:
+    """Return why a group was dropped, in words."""
+    return DROPPED.get(reason, reason)
+
+
 def left_out_text(reason: str) -> str:
     """Return why a slot is not in its group, in words."""
     return LEFT_OUT_OF_GROUP.get(reason, reason)

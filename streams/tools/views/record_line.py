@@ -1,32 +1,26 @@
 """One line for each record: its position, time and key, and its content in a few words.
 
-newest records of all topics ──► rows, with CONTENT         a record as it is written ──► RecordLine, with summary()
+    newest records of all topics ──► rows of their views ─┐
+    a record as it is written ──────► its event ──────────┴──► summary ──► RecordLine
+
+A row of a view has the names of its event's fields, so one function summarises both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
-from schemas.events import (
-    AdapterEvent,
-    AdvantagedGroup,
-    Batch,
-    DeadLetter,
-    Event,
-    JobEvent,
-    RequestEvent,
-    Response,
-    Reward,
-    Task,
-    TrajectoryEvent,
-    Turn,
-)
+from schemas.events import Event
 from schemas.serde import Poison
 from streams.kafka.record import Record
 from streams.kafka.topics import LABELS
 from streams.output import moment
+from streams.tools.dead_letters.reasons import reason_text
 from streams.tools.query.views import identifier, name_of
+from streams.tools.views.group_outcome import dropped_text
 from streams.tools.views.log_view import LogSnapshot, Row
 from streams.tools.views.rights import LogRights
 from streams.tools.views.visible_text import cut, visible
@@ -34,20 +28,20 @@ from streams.tools.views.visible_text import cut, visible
 LONGEST_TEXT = 160
 """Characters of a key, and of a summary."""
 NEWEST = 50
-CONTENT = {
-    "tasks": "purpose || ': ' || messages[-1].content",
-    "responses": "format('slot {} by version {}: {}', slot, adapter_version, coalesce(nullif(error, ''), text))",
-    "rewards": "format('slot {}, {}: {}', slot, source, coalesce(format('{:.4g}', value), error))",
-    "groups": "coalesce(dropped_reason, format('mean reward {:.3g} over {} answers', reward_mean, len(members)))",
-    "batches": "format('batch {} of {} groups', sequence, groups)",
-    "adapters": "format('version {} {}: {}', version, replace(kind, '_', ' '), reason)",
-    "dead-letters": "stage || ': ' || reason",
-    "jobs": "replace(kind, '_', ' ') || ': ' || reason",
-    "turns": "format('turn {} of {}: {}', number, agent_id, coalesce(nullif(error, ''), reply.content))",
-    "requests": "format('{} {}: {}', method, resource, status)",
-    "trajectories": "format('run of {} {}: {}', agent_id, coalesce(ending, kind), reason)",
+FIELDS = {
+    "tasks": ("purpose", "messages"),
+    "responses": ("slot", "adapter_version", "error", "text"),
+    "rewards": ("slot", "source", "value", "error"),
+    "groups": ("purpose", "dropped_reason", "reward_mean", "group_size", "left_out"),
+    "batches": ("sequence", "groups"),
+    "adapters": ("version", "kind", "reason"),
+    "dead-letters": ("stage", "reason", "source_topic"),
+    "jobs": ("kind", "reason"),
+    "turns": ("number", "agent_id", "error", "reply"),
+    "requests": ("method", "resource", "status"),
+    "trajectories": ("agent_id", "ending", "kind", "reason"),
 }
-"""The content of a record in SQL, by the label of its topic: what summary() says of its event. Others: `kind`."""
+"""By the label of a topic: the fields that `summary` reads, which are columns of its view; others: `kind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +64,20 @@ class RecordLine:
             partition=record.at.partition,
             offset=record.at.offset,
             time=moment(record.timestamp_ms),
-            key=visible(cut((record.key or b"").decode("utf-8", "replace"), LONGEST_TEXT)),
-            summary=visible(cut(summary(event), LONGEST_TEXT)).replace("\n", " "),
+            key=_short((record.key or b"").decode("utf-8", "replace")),
+            summary=_short(summary(label, event)),
+        )
+
+    @classmethod
+    def of_row(cls, label: str, row: Row) -> RecordLine:
+        """Return the line of a row of a topic's view."""
+        return cls(
+            topic=label,
+            partition=row["_partition"],
+            offset=row["_offset"],
+            time=row["_timestamp"],
+            key=_short(row["_key"] or ""),
+            summary=_short(summary(label, _attributes(row))),
         )
 
 
@@ -79,22 +85,20 @@ class RecordLine:
 class NewestRecords:
     """The newest records of all topics."""
 
-    newest: list[Row]
+    newest: list[RecordLine]
     follows: bool
     """Whether more may be written."""
 
 
 def newest_records(log: LogSnapshot) -> NewestRecords:
     """Return the newest records. Raises RefusedError for a tenant's principal."""
-    newest = log.rows(newest_sql(live_topics(log.rights)))
-    content = {
-        (label, row["_partition"], row["_offset"]): row["content"]
-        for label in {row["topic"] for row in newest}
-        for row in log.rows(_content_sql(label, [row for row in newest if row["topic"] == label]))
+    positions = log.rows(newest_sql(live_topics(log.rights)))
+    lines = {
+        (label, row["_partition"], row["_offset"]): RecordLine.of_row(label, row)
+        for label in {row["topic"] for row in positions}
+        for row in log.rows(_fields_sql(label, [row for row in positions if row["topic"] == label]))
     }
-    for row in newest:
-        text = content.get((row["topic"], row["_partition"], row["_offset"])) or ""
-        row["content"] = visible(cut(text, LONGEST_TEXT)).replace("\n", " ")
+    newest = [lines[row["topic"], row["_partition"], row["_offset"]] for row in positions]
     return NewestRecords(newest, log.view.source != "archive")
 
 
@@ -108,50 +112,67 @@ def live_topics(rights: LogRights) -> list[str]:
 
 
 def newest_sql(topics: Sequence[str]) -> str:
-    """Return the statement of the newest records of some topics."""
+    """Return the statement of the positions of the newest records of some topics."""
     records = " UNION ALL ".join(
-        f"SELECT '{label}' AS topic, _partition, _offset, _timestamp, _key FROM {identifier(name_of(label))}"  # noqa: S608
+        f"SELECT '{label}' AS topic, _partition, _offset, _timestamp FROM {identifier(name_of(label))}"  # noqa: S608
         for label in topics
     )
     return f"SELECT * FROM ({records}) ORDER BY _timestamp DESC, topic, _offset DESC LIMIT {NEWEST}"  # noqa: S608
 
 
-def _content_sql(label: str, rows: Sequence[Row]) -> str:
-    """Return the statement of the content of some records of a topic; a large column is read for these alone."""
+def _fields_sql(label: str, rows: Sequence[Row]) -> str:
+    """Return the statement of the fields of some records of a topic; a large column is read for these alone."""
     positions = ", ".join(f"({row['_partition']}, {row['_offset']})" for row in rows)
-    return (
-        f"SELECT _partition, _offset, {CONTENT.get(label, 'kind')} AS content FROM {identifier(name_of(label))} "  # noqa: S608
-        f"WHERE (_partition, _offset) IN ({positions})"
-    )
+    columns = ", ".join(map(identifier, ("_partition", "_offset", "_timestamp", "_key", *FIELDS.get(label, ("kind",)))))
+    return f"SELECT {columns} FROM {identifier(name_of(label))} WHERE (_partition, _offset) IN ({positions})"  # noqa: S608
 
 
-def summary(event: Event | Poison) -> str:
-    """Return the content of a record in a few words."""
-    match event:
-        case Poison():
-            return f"no event: {event.reason}"
-        case Task():
-            return f"{event.purpose}: {event.messages[-1].content}"
-        case Response():
-            return f"slot {event.slot} by version {event.adapter_version}: {event.error or event.text}"
-        case Reward():
+def summary(label: str, event: Any) -> str:
+    """Return the content of a record in a few words: of its event, or of a row with the same FIELDS as attributes."""
+    if isinstance(event, Poison):
+        return f"no event: {event.reason}"
+    match label:
+        case "tasks":
+            return f"{event.purpose} task: {event.messages[-1].content if event.messages else ''}"
+        case "responses":
+            return f"answer of slot {event.slot} by version {event.adapter_version}: {event.error or event.text}"
+        case "rewards":
             value = event.error if event.value is None else f"{event.value:.4g}"
-            return f"slot {event.slot}, {event.source}: {value}"
-        case AdvantagedGroup():
-            return event.dropped_reason or f"mean reward {event.reward_mean:.3g} over {len(event.responses)} answers"
-        case Batch():
+            return f"{event.source} of slot {event.slot}: {value}"
+        case "groups":
+            return _group_summary(event)
+        case "batches":
             return f"batch {event.sequence} of {event.groups} groups"
-        case AdapterEvent():
+        case "adapters":
             return f"version {event.version} {event.kind.replace('_', ' ')}: {event.reason}"
-        case DeadLetter():
-            return f"{event.stage}: {event.reason}"
-        case JobEvent():
-            return f"{event.kind.replace('_', ' ')}: {event.reason}"
-        case Turn():
+        case "dead-letters":
+            return f"{event.stage} could not use a record of {event.source_topic}: {reason_text(event.reason)}"
+        case "jobs":
+            return f"job {event.kind.replace('_', ' ')}: {event.reason}"
+        case "turns":
             return f"turn {event.number} of {event.agent_id}: {event.error or event.reply.content}"
-        case TrajectoryEvent():
+        case "trajectories":
             return f"run of {event.agent_id} {event.ending or event.kind}: {event.reason}"
-        case RequestEvent():
+        case "requests":
             return f"{event.method} {event.resource}: {event.status}"
-        case _:
-            return str(getattr(event, "kind", ""))
+    return str(getattr(event, "kind", ""))
+
+
+def _group_summary(group: Any) -> str:
+    answers = group.group_size - len(group.left_out)
+    if group.dropped_reason is not None:
+        return f"group dropped: {dropped_text(group.dropped_reason)}"
+    if group.purpose == "serve" or not answers:  # which may have no score, and then its mean says nothing
+        return f"{group.purpose} group of {answers} answers"
+    return f"{group.purpose} group of {answers} answers, mean reward {group.reward_mean:.3g}"
+
+
+def _attributes(value: Any) -> Any:
+    """Return a row's values by attribute, as its event has them."""
+    if isinstance(value, dict):
+        return SimpleNamespace(**{str(name): _attributes(item) for name, item in value.items()})
+    return [_attributes(item) for item in value] if isinstance(value, list) else value
+
+
+def _short(text: str) -> str:
+    return visible(cut(text, LONGEST_TEXT)).replace("\n", " ")
