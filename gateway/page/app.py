@@ -3,7 +3,7 @@
     request ──► origin.py ──► a view of the log, as far as the visitor may see ──► template ──► HTML
 
     /                         where every group is, what waits for what
-    /groups                   the list of groups         /tasks/ID           a task's answers side by side
+    /groups                   the list of groups         /tasks/ID           a task's answers compared
     /policies                 all, and one: versions,    /runs, /runs/ID     what agents did, turn by turn
       /policies/NAME            decisions, curves        /jobs, /jobs/ID     jobs, and what they cost
     /dead-letters             what could not be used     /live, /sql         records as they are written; a statement
@@ -17,7 +17,8 @@ and logs in first where the server asks for keys.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -44,12 +45,12 @@ from streams.tools.views import (
     bounded_query,
     dead_letters,
     explanation,
+    group_list,
     job_list,
     log_record,
     overview,
     policy_versions,
     record_line,
-    task,
 )
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 from streams.tools.views.side_by_side import TokenTexts
@@ -157,11 +158,28 @@ def _explain(renderer: Renderer, request: Request, exc: Exception) -> Response:
 # --- the view of each page --------------------------------------------------------------------------------------------
 
 
-def _groups(log: LogSnapshot, request: Request) -> task.GroupList:
-    query = request.query_params
-    version = whole_number(query.get("version", ""), "version")
-    chosen = task.GroupFilter(query.get("policy", ""), query.get("fate", "") or "all", version, query.get("text", ""))
-    return task.list_groups(log, chosen, _first(request))
+def _groups(log: LogSnapshot, request: Request) -> group_list.GroupList:
+    return group_list.list_groups(log, _group_filter(request.query_params), _first(request))
+
+
+def _group_filter(query: Mapping[str, str]) -> group_list.GroupFilter:
+    """Return which groups a query names. Raises SettingsError."""
+
+    def limits(name: str) -> group_list.Limits:
+        least, most = f"{name}_from", f"{name}_to"
+        return group_list.Limits(decimal_number(query.get(least, ""), least), decimal_number(query.get(most, ""), most))
+
+    return group_list.GroupFilter(
+        policy=query.get("policy", ""),
+        fate=query.get("fate", "") or "all",
+        version=whole_number(query.get("version", ""), "version"),
+        scenario=query.get("scenario", ""),
+        text=query.get("text", ""),
+        reward=limits("reward"),
+        spread=limits("spread"),
+        tokens=limits("tokens"),
+        until=whole_number(query.get("until", ""), "until"),
+    )
 
 
 def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory:
@@ -212,3 +230,16 @@ def whole_number(text: str, name: str) -> int | None:
     if not text.isdecimal() or len(text) > 18:
         raise SettingsError(f"{name}={text[:80]}: expected a whole number")
     return int(text)
+
+
+def decimal_number(text: str, name: str) -> float | None:
+    """Return the number that a query names; None without one. Raises SettingsError."""
+    if not text.strip():
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise SettingsError(f"{name}={text[:80]}: expected a number, such as 0.5")
+    return value

@@ -1,11 +1,12 @@
-"""The page over a long archive: a task's answers side by side, and a learning curve of many points.
+"""The page over a long archive: what it shows of the whole log, of its groups, of one task, and of a policy.
 
     python -m tests.benchmarks page                       STREAMWARD_BENCH_RESPONSES=1000000 for a long archive
 
     a finished run, archived ──► streamward page --source archive, a process of its own ──► HTTP ──► seconds
                             first: a process that nobody has asked before       warm: one that has read the archive
 
-Each task is asked for once only, so that nothing of it can have been kept. A million responses are of 10,000 versions
+Each task is asked for once only, so that nothing of it can have been kept. The overview is read once a look at the log,
+so its first request is what it costs. A million responses are of 10,000 versions
 in five scenarios, 50,000 points in all; fewer responses are of fewer versions.
 
 Not covered: a cold disk (the files are in the page cache), records that are not archived yet, and the browser; and a
@@ -43,7 +44,14 @@ STEP_GROUPS = 11
 """Train groups of a version: as few as have one of each scenario among them, so that there are many versions."""
 PROCESSES, ROUNDS = 3, 7
 PATHS = {
+    "the overview": "/",
+    "the list of groups": "/groups",
+    "the groups that taught nothing": "/groups?fate=nothing",
+    "the groups with a text in question or answer": "/groups?text=17+%2B+17",
+    "the groups of long answers": "/groups?tokens_from=10",
+    "the newest records": "/live",
     "a task's answers": "/tasks/{}",
+    "an answer's tokens": "/tokens/0/7",
     "learning curves as JSON": "/curves?policy=demo&of=Train%20reward",
     "the page of their policy": "/policies/demo",
 }

@@ -68,7 +68,7 @@ def wrong(page: Any, address: str, path: str, axe: str) -> Iterator[str]:
 
 def opened(page: Any) -> Iterator[str]:
     """Open what a link shows in place, and yield what is wrong with it."""
-    for link in page.locator("a[hx-get]").all()[:1]:
+    for link in page.locator(".answer a[hx-get]").all()[:1]:
         link.click()
         page.wait_for_selector(".answer .tokens tr")
         if page.locator("tr.differs").count() != 1:

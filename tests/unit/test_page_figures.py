@@ -134,6 +134,38 @@ def test_figures_of_the_overview_are_those_of_streamward_query(view: LogView, cl
     assert records <= {*Tables(page).column("Records by topic", "topic", "records")}
 
 
+GROUPS = """
+WITH answers AS (SELECT task_id, avg(completion_tokens) AS tokens FROM responses WHERE error IS NULL GROUP BY task_id)
+SELECT g.task_id, g.reward_mean, g.reward_std, a.tokens, g.adapter_version
+FROM groups AS g JOIN answers AS a USING (task_id)
+WHERE {} ORDER BY g._timestamp DESC, g._partition, g._offset DESC LIMIT 100
+"""
+
+
+@pytest.mark.parametrize(
+    ("query", "condition"),
+    [
+        ("policy=learner&version=7", "g.policy = 'learner' AND g.adapter_version = 7"),
+        ("policy=learner&scenario=sums", "g.policy = 'learner' AND g.scenario = 'sums'"),
+        ("reward_from=0.2&reward_to=0.5&tokens_to=5", "g.reward_mean BETWEEN 0.2 AND 0.5 AND a.tokens <= 5"),
+        ("spread_to=0.41&text=6+%2B+7", "g.reward_std <= 0.41 AND g.task_id LIKE 'learner-%'"),
+    ],
+)
+def test_figures_of_the_list_of_groups_are_those_of_streamward_query(
+    view: LogView, client: TestClient, query: str, condition: str
+) -> None:
+    page = Tables(client.get(f"/groups?{query}").text)
+    groups = asked(view, GROUPS.format(condition))
+    assert len(groups) > 3
+    assert page.column("Groups", "task", "mean reward", "spread", "tokens", "version") == [
+        (
+            row["task_id"][:8], number(row["reward_mean"]), number(row["reward_std"]), number(row["tokens"]),
+            str(row["adapter_version"]),
+        )
+        for row in groups
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("task_id", "most"), [("taught", 200), ("learner-7-2", 200), ("learner-7-2", 40)])
 def test_figures_of_a_task_are_those_of_streamward_query(
     view: LogView, client: TestClient, task_id: str, most: int, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,26 @@ for (const part of document.querySelectorAll("[data-refresh]")) {
   }, 1000 * Number(part.dataset.refresh));
 }
 
+// What a reader folds or unfolds stays so when it is fetched again; on a phone some parts begin folded.
+const folds = new Map();
+const fold = () => {
+  for (const part of document.querySelectorAll("[data-fold]"))
+    if (folds.has(part.dataset.fold)) part.open = folds.get(part.dataset.fold);
+};
+if (matchMedia("(max-width: 40rem)").matches)
+  for (const part of document.querySelectorAll('[data-phone="folded"]')) folds.set(part.dataset.fold, false);
+fold();
+document.addEventListener("toggle", ({ target }) => {
+  if (target.dataset.fold) folds.set(target.dataset.fold, target.open);
+}, true);
+document.addEventListener("htmx:afterSwap", fold);
+
+// What is left empty in a form of filters is not in its address.
+for (const form of document.querySelectorAll("form.filters"))
+  form.addEventListener("formdata", ({ formData }) => {
+    for (const [name, value] of [...formData]) if (value === "") formData.delete(name);
+  });
+
 // A curve that says where its points are is drawn by uPlot in place of the picture, and again at another width.
 const drawn = [...document.querySelectorAll("[data-curve]")].map((place) =>
   fetch(place.dataset.curve).then((answer) => (answer.ok ? answer.json() : null)).then((found) => {

@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from streams.errors import NotFoundError
+from streams.references import is_reference
 from streams.tools.query.views import literal
 from streams.tools.views.log_view import LogSnapshot, Row
 from streams.tools.views.side_by_side import TokenTexts, shared_length
@@ -23,6 +25,8 @@ TOKENS_SHOWN = 2_000
 LARGEST_OFFSET = 2**63 - 1
 LARGEST_EXPONENT = 700
 """Beyond it `exp` is no finite number."""
+SMALLEST_DISTANCE = 5e-7
+"""Below it a ratio is 1 to six digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +109,17 @@ def _ratio(log: LogSnapshot, response: Row) -> str:
     if group is None or group["trained"] is None:
         return "No trainer has learned from this answer, so its tokens have no ratio."
     step = log.first(
-        f"SELECT metrics FROM adapters WHERE policy = {literal(group['policy'])} AND kind = 'trained' "  # noqa: S608
+        f"SELECT metrics, recipe FROM adapters WHERE policy = {literal(group['policy'])} AND kind = 'trained' "  # noqa: S608
         f"AND version = {group['trained']} ORDER BY _offset"
     )
-    return describe_ratio(group["trained"], {} if step is None else step["metrics"] or {})
+    metrics, recipe = ({}, {}) if step is None else (step["metrics"] or {}, step["recipe"] or {})
+    return describe_ratio(group["trained"], metrics, recipe)
 
 
-def describe_ratio(version: int, metrics: Mapping[str, float]) -> str:
-    """Return what a step's metrics say of the ratios of its tokens.
+def describe_ratio(version: int, metrics: Mapping[str, float], recipe: Mapping[str, str]) -> str:
+    """Return what a step's metrics and recipe say of the ratios of its tokens.
 
-    >>> describe_ratio(3, {})
+    >>> describe_ratio(3, {}, {})
     'The ratio of each token is not recorded, nor what it was in the step that made version 3.'
     """
     text = "The ratio of each token is not recorded"
@@ -122,10 +127,47 @@ def describe_ratio(version: int, metrics: Mapping[str, float]) -> str:
         return f"{text}, nor what it was in the step that made version {version}."
     tokens = f"{metrics['tokens']:,.0f} tokens" if "tokens" in metrics else "all tokens"
     text += f". Over {tokens} of the step that made version {version} its mean was {metrics['ratio']:.4g}"
-    if "clipped" in metrics:
-        text += f", {100 * metrics['clipped']:.3g} % were clipped"
     largest = metrics.get("mismatch_max")
     if largest is not None and largest < LARGEST_EXPONENT:
-        low, high = f"{math.exp(-largest):.4g}", f"{math.exp(largest):.4g}"
-        text += ", and each was 1" if low == high else f", and none was outside {low} to {high}"
-    return f"{text}."
+        text += f", and {_farthest(largest)}"
+    return ". ".join(filter(None, (text, _clip(metrics, recipe)))) + "."
+
+
+def _farthest(difference: float) -> str:
+    """Return how far from 1 the ratios were, by the largest difference of two logprobs."""
+    distance = math.expm1(difference)
+    if difference == 0:
+        return "each was 1"
+    if distance < SMALLEST_DISTANCE:
+        return "each was 1, to six digits"
+    if distance < 0.01:
+        return f"none differed from 1 by more than {Decimal(f'{distance:.2g}'):f}"
+    return f"each was between {math.exp(-difference):.4g} and {math.exp(difference):.4g}"
+
+
+def _clip(metrics: Mapping[str, float], recipe: Mapping[str, str]) -> str:
+    """Return where the loss of a step clips ratios, and how many tokens that held back, as far as both are recorded."""
+    rule = clip_rule(recipe)
+    if "clipped" not in metrics:
+        return rule
+    share = f"{100 * metrics['clipped']:.3g} % of the tokens"
+    return f"{rule}; that held back {share}" if rule else f"{share} were clipped"
+
+
+def clip_rule(recipe: Mapping[str, str]) -> str:
+    """Return where the loss of a recipe clips ratios; empty if that is not recorded, or is the loss's own affair.
+
+    >>> clip_rule({"trainer.loss": "dapo", "trainer.epsilon_low": "0.2", "trainer.epsilon_high": "0.28"})
+    'Its loss, dapo, clips the ratio at 0.8 and 1.28'
+    """
+    loss = recipe.get("trainer.loss", "")
+    try:
+        low, high = (float(recipe.get(f"trainer.epsilon_{end}", "")) for end in ("low", "high"))
+    except ValueError:
+        return ""
+    if not loss or is_reference(loss):
+        return ""
+    if loss == "cispo":
+        return f"Its loss, {loss}, caps the ratio at {high:g}"
+    ratio = "mean ratio of an answer" if loss == "gspo" else "ratio"
+    return f"Its loss, {loss}, clips the {ratio} at {1 - low:g} and {1 + high:g}"

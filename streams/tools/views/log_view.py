@@ -4,7 +4,7 @@
 
 All statements of one snapshot see the log up to the same offsets. One reader is served at a time. A session is kept
 for FRESH_S, and for COST times the CPU time that a snapshot took, so that reading takes a tenth of one core at most,
-however long the log is; a snapshot says how old it is.
+however long the log is; a snapshot says how old it is. What a page renews by itself is read once a session (`recall`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from streams.access.roles import Principal
 from streams.arrow.decode import Bad
@@ -36,6 +36,7 @@ PAGE_ROWS = 50
 WHOLE_LOG = LogRights()
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,13 @@ class LogSnapshot:
         """Return the rows of a statement that may be seen, by the names of their columns. Raises as `Session.run`."""
         result = self._session.run(self.rights.restrict(sql), limit=limit)
         return [dict(zip(result.names, row, strict=True)) for row in formats.rows(result)]
+
+    def recall(self, name: str, read: Callable[[], T]) -> T:
+        """Return what was read under a name since the log was looked at, or read it. It must not be changed.
+
+        For what a page renews by itself, and for small things: they are kept as long as the session is fresh.
+        """
+        return self.view.recall((name, self.rights.tenant, *self.rights.hidden), read)
 
     def first(self, sql: str) -> Row | None:
         """Return the first row, or None."""
@@ -104,6 +112,7 @@ class LogView:
         self._opened = 0.0
         self._as_of = datetime.now(UTC)
         self._cpu_s = 0.0
+        self._recalled: dict[Hashable, Any] = {}
 
     @contextmanager
     def snapshot(self, rights: LogRights = WHOLE_LOG) -> Iterator[LogSnapshot]:
@@ -121,6 +130,13 @@ class LogView:
         """Return a new session, which the caller closes. Raises LogError if the log cannot be read."""
         return Session(self.settings, source=self.source, limits=SessionLimits(duckdb=LIMITS, empty_topics=without))
 
+    def recall(self, name: Hashable, read: Callable[[], T]) -> T:
+        """Return what was read under a name since the log was looked at, or read it; within a snapshot."""
+        if name not in self._recalled:
+            self._recalled[name] = read()
+        recalled: T = self._recalled[name]
+        return recalled
+
     def outdate(self) -> None:
         """Let the next snapshot read the log again: something was written that its reader waits for."""
         self._opened = -math.inf
@@ -134,6 +150,7 @@ class LogView:
 
     def _renew(self, old: Session | None) -> Session:
         """Return a session with the newest records: the old one if nothing was written since."""
+        self._recalled.clear()
         fresh = self.session()
         self._opened, self._as_of = self._clock(), datetime.now(UTC)
         if old is not None and fresh.ranges == old.ranges:

@@ -17,9 +17,9 @@ from streams.kafka.topics import LABELS
 from streams.tools import status
 from streams.tools.query.views import identifier, name_of
 from streams.tools.status import LoopStatus
+from streams.tools.views.group_list import TAUGHT_NOTHING_SQL
 from streams.tools.views.log_view import LogSnapshot, LogView, Row
 from streams.tools.views.places import PLACES, PLACES_SQL
-from streams.tools.views.task import TAUGHT_NOTHING_SQL
 
 RATE_MINUTES = 5
 """Over how long rates are taken."""
@@ -53,7 +53,14 @@ class Overview:
 
 
 def read_overview(log: LogSnapshot) -> Overview:
-    """Return the overview. Raises LogError if the log cannot be read."""
+    """Return the overview, read once a look at the log: its page is renewed every few seconds, in every browser.
+
+    Raises LogError if the log cannot be read.
+    """
+    return log.recall("overview", lambda: _read(log))
+
+
+def _read(log: LogSnapshot) -> Overview:
     places: dict[str, dict[str, int]] = {}
     for row in log.rows(PLACES_SQL):
         places.setdefault(row["policy"], dict.fromkeys(PLACES, 0))[row["place"]] = row["tasks"]
@@ -61,7 +68,7 @@ def read_overview(log: LogSnapshot) -> Overview:
     if log.rights.tenant is not None:
         return Overview(places, taught_nothing, None)
     records = log.rows(records_sql([label for label in LABELS if label not in log.rights.hidden]))
-    state, diagnoses, no_status = _status(log.view)
+    state, diagnoses, no_status = _read_status(log.view)
     is_archive = log.view.source == "archive"
     whole = WholeLogView(records, log.left_out(), state, no_status, diagnoses, is_archive)
     return Overview(places, taught_nothing, whole)
@@ -77,7 +84,7 @@ def records_sql(labels: Sequence[str]) -> str:
     )
 
 
-def _status(view: LogView) -> tuple[LoopStatus | None, dict[str, Diagnosis], str | None]:
+def _read_status(view: LogView) -> tuple[LoopStatus | None, dict[str, Diagnosis], str | None]:
     """Return what `streamward status` shows, or why there is nothing to show."""
     if view.source == "archive":
         return None, {}, "This is an archive: it says nothing of processes."

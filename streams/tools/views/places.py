@@ -24,11 +24,6 @@ PLACES_SQL = """
 WITH asked AS (
     SELECT task_id, policy FROM tasks WHERE purpose = 'train'
     QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY _partition, _offset) = 1
-), answered AS (
-    SELECT task_id, max(group_size) AS size, count(DISTINCT slot) AS answers FROM responses GROUP BY task_id
-), judged AS (
-    SELECT task_id, count(DISTINCT slot) AS scores FROM rewards WHERE NOT starts_with(source, 'feedback/')
-    GROUP BY task_id
 ), cut AS (
     SELECT policy, sequence, groups_partition AS _partition, unnest(groups_offsets) AS _offset FROM whole.batches
 ), made AS (
@@ -40,6 +35,14 @@ WITH asked AS (
     FROM (SELECT task_id, policy, dropped_reason, _partition, _offset FROM groups
         QUALIFY row_number() OVER (PARTITION BY task_id ORDER BY _partition, _offset) = 1) AS g
     LEFT JOIN cut AS c USING (_partition, _offset) LEFT JOIN left_behind AS l USING (_partition, _offset)
+), open AS (
+    SELECT task_id FROM asked ANTI JOIN grouped USING (task_id)
+), answered AS (
+    SELECT task_id, max(group_size) AS size, count(DISTINCT slot) AS answers
+    FROM responses SEMI JOIN open USING (task_id) GROUP BY task_id
+), judged AS (
+    SELECT task_id, count(DISTINCT slot) AS scores
+    FROM rewards SEMI JOIN open USING (task_id) WHERE NOT starts_with(source, 'feedback/') GROUP BY task_id
 )
 SELECT t.policy, CASE
     WHEN g.sequence IS NOT NULL THEN CASE WHEN g.sequence <= m.last_batch THEN 'trained' ELSE 'batched' END
@@ -50,4 +53,4 @@ FROM asked AS t LEFT JOIN answered AS a USING (task_id) LEFT JOIN judged AS s US
 LEFT JOIN grouped AS g USING (task_id) LEFT JOIN made AS m ON m.policy = t.policy
 GROUP BY ALL ORDER BY ALL
 """
-"""How many train tasks are at each place, by policy."""
+"""How many train tasks are at each place, by policy. Answers and scores are counted only of tasks without a group."""

@@ -18,6 +18,8 @@ from streams.tools.views.task import TaskHistory
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 COMPARED_CHARACTERS = 20_000
 """Of each text."""
+LONG_CHARACTERS, LONG_LINES = 300, 4
+"""A text beyond either is shown in part, to be scrolled: all answers of a group fit one look."""
 
 
 class TokenTexts(Protocol):
@@ -53,6 +55,11 @@ class SlotAnswer:
             return ""
         advantage = self.member["advantage"]
         return "0" if not advantage else "+" if advantage > 0 else "-"
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its text is too long to be shown whole."""
+        return len(self.continuation) > LONG_CHARACTERS or self.continuation.count("\n") >= LONG_LINES
 
 
 @dataclass(frozen=True, slots=True)

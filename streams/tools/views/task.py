@@ -1,18 +1,15 @@
-"""Tasks: the list of groups, and one task with everything that became of it.
+"""One task with everything that became of it, and the statement of what became of each group.
 
-groups, newest first                                               ──► GroupList
 task_id ──► task, group, responses, rewards, turns, batch, version ──► TaskHistory
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
-from streams.tools.views.group_outcome import NOTHING_REASON_SQL, outcome
-from streams.tools.views.log_view import LogSnapshot, Row, RowPage
+from streams.tools.views.log_view import LogSnapshot, Row
 
 SAME_QUESTION_ROWS = 200
 """Groups of the same question that are shown."""
@@ -51,83 +48,6 @@ SELECT one.*, cut.sequence, passed.passed_over, made.trained
 FROM one LEFT JOIN cut USING (_partition, _offset) LEFT JOIN passed USING (_partition, _offset)
 ASOF LEFT JOIN made ON made.policy = one.policy AND made.last_batch >= cut.sequence
 """  # noqa: S608 - a condition of ours
-
-
-# --- the list ---------------------------------------------------------------------------------------------------------
-
-FATES = {
-    "all": "true",
-    "taught": f"purpose = 'train' AND ({NOTHING_REASON_SQL}) IS NULL",
-    "nothing": f"({NOTHING_REASON_SQL}) IS NOT NULL",
-}
-"""What the list can be narrowed to."""
-TAUGHT_NOTHING_SQL = f"""
-SELECT policy, count(*) AS groups, count(*) FILTER (trained IS NOT NULL) AS trained
-FROM ({outcomes_sql()}) WHERE {FATES["nothing"]} GROUP BY policy
-"""  # noqa: S608
-"""By policy, how many groups the list of those that taught nothing has, and how many of them were trained on."""
-
-
-@dataclass(frozen=True)
-class GroupFilter:
-    """Which groups are listed."""
-
-    policy: str = ""
-    fate: str = "all"
-    version: int | None = None
-    text: str = ""
-    """In the last message of its task, in upper or lower case."""
-
-    @property
-    def sql(self) -> str:
-        """The statement of the list: the newest groups first."""
-        conditions = [FATES.get(self.fate, "true")]
-        if self.policy:
-            conditions.append(f"policy = {literal(self.policy)}")
-        if self.version is not None:
-            conditions.append(f"adapter_version = {self.version}")
-        if self.text:
-            text = f"contains(lower(messages[-1].content), lower({literal(self.text)}))"
-            conditions.append(f"task_id IN (SELECT task_id FROM tasks WHERE {text})")  # noqa: S608 - a literal
-        newest_first = "ORDER BY _timestamp DESC, _partition, _offset DESC"
-        return f"SELECT * FROM ({outcomes_sql()}) WHERE {' AND '.join(conditions)} {newest_first}"  # noqa: S608
-
-
-@dataclass(frozen=True)
-class GroupList:
-    """Groups, and all policies. Each has its `outcome`, `question`, best `answer`, and how many `answers` differ."""
-
-    chosen: GroupFilter
-    groups: RowPage
-    policies: list[str]
-
-
-def list_groups(log: LogSnapshot, chosen: GroupFilter, first: int) -> GroupList:
-    """Return a page of the list of groups."""
-    groups = log.page(chosen.sql, first)
-    texts = {row["task_id"]: row for row in log.rows(_texts_sql(row["task_id"] for row in groups.rows))}
-    without = {"question": None, "answer": None, "answers": None}
-    rows = [row | without | texts.get(row["task_id"], {}) | {"outcome": outcome(row)} for row in groups.rows]
-    policies = [row["policy"] for row in log.rows("SELECT DISTINCT policy FROM groups ORDER BY policy")]
-    return GroupList(chosen, replace(groups, rows=rows), policies)
-
-
-def _texts_sql(task_ids: Iterable[str]) -> str:
-    """Return the statement of the last message of some tasks, and of what was answered; what failed says nothing."""
-    some = f"task_id IN ({', '.join(map(literal, task_ids)) or 'NULL'})"
-    return f"""
-WITH asked AS (SELECT task_id, any_value(messages[-1].content) AS question FROM tasks WHERE {some} GROUP BY task_id),
-scored AS (SELECT response_id, max(value) AS value FROM rewards WHERE {some} GROUP BY response_id),
-answered AS (
-    SELECT task_id, max_by(text, coalesce(value, 0)) AS answer, count(DISTINCT text) AS answers
-    FROM responses LEFT JOIN scored USING (response_id)
-    WHERE {some} AND coalesce(error, '') = '' GROUP BY task_id
-)
-SELECT * FROM asked FULL JOIN answered USING (task_id)
-"""  # noqa: S608 - literals
-
-
-# --- one task ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
