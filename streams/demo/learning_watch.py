@@ -25,13 +25,14 @@ class LearningWatch:
     _groups_before: int = field(init=False)
     _differed_before: int = field(init=False)
     _trained_before: int = field(init=False)
-    _flat_steps_seen: int = 0
+    _flat_steps_seen: int = field(init=False)
     _warned: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         history = self.progress.learning
         self._groups_before, self._differed_before = history.groups, history.differed
         self._trained_before = self.progress.places["trained"]
+        self._flat_steps_seen = history.steps_without_difference
 
     def warnings(self) -> Iterator[str]:
         """Yield each scorer's first error, and a diagnosis once for each cause, until groups differ again."""
@@ -51,9 +52,9 @@ class LearningWatch:
             yield f"warning: {diagnosis}"
 
     def diagnosis(self) -> Diagnosis | None:
-        """Return why the newest steps taught nothing; None if they did, or are too few."""
+        """Return why the newest steps of this run taught nothing; None if they did, or are too few."""
         groups = self.progress.learning.flat_groups()
-        if not groups:
+        if not groups or self._new_groups() < len(groups):
             return None
         errors = [*self.progress.errors, *(scorer.last_error for scorer in self.progress.failures.scorers())]
         try:
@@ -66,7 +67,7 @@ class LearningWatch:
     def stop_reason(self) -> str | None:
         """Return why the run has to end: too many of its steps in a row taught nothing."""
         limit, history = self.progress.settings.learning.stop_after, self.progress.learning
-        steps = min(history.steps_without_difference, (history.groups - self._groups_before) // history.step)
+        steps = min(history.steps_without_difference, self._new_groups() // history.step)
         if not limit or steps < limit:
             return None
         return f"{steps} steps in a row taught nothing (learning.stop_after)"
@@ -74,14 +75,18 @@ class LearningWatch:
     def failure(self, *, trains: bool) -> str | None:
         """Return why the run, which has ended, came to nothing; None if it did not."""
         if (reason := self.stop_reason()) is not None:
-            return ". ".join([reason, *self._causes(), *self._way_back()])
+            return _sentences(reason, *self._causes(), *self._way_back())
         history, progress = self.progress.learning, self.progress
         if trains and progress.places["trained"] == self._trained_before:
-            return ". ".join([f"nothing was trained: {self._places()}", *progress.scoring_faults(), *self._causes()])
-        groups = history.groups - self._groups_before
+            places = f"nothing was trained: {self._places()}"
+            return _sentences(places, *progress.scoring_faults(), *self._causes())
+        groups = self._new_groups()
         if groups and history.differed == self._differed_before and progress.settings.learning.stop_after:
-            return ". ".join(self._causes() or [f"nothing was learnt: none of {groups} groups differed in reward"])
+            return _sentences(*self._causes() or [f"nothing was learnt: none of {groups} groups differed in reward"])
         return None
+
+    def _new_groups(self) -> int:
+        return self.progress.learning.groups - self._groups_before
 
     def _places(self) -> str:
         """Return where the train tasks are that were not trained on."""
@@ -105,3 +110,7 @@ class LearningWatch:
             return [named]
         words = ["streamward", "adapters", "rollback", "--to", str(best), "--expect", str(primary)]
         return [f"{named}: `{shlex.join([*words, '--reason', 'later ones learnt nothing'])}`"]
+
+
+def _sentences(first: str, *others: str) -> str:
+    return ". ".join([first, *(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in others)])

@@ -6,13 +6,11 @@ A child that ends is restarted after a pause that doubles from 0.5 s. If it refu
 times without running for a minute in between, it would only do so again: its last output becomes the error. An optional
 child is given up instead, and that is reported.
 
-A parent killed with -9 leaves its children running; their pids are in a file, and the next start ends them first.
+Children are commands of streamward. They end with their parent, also if its terminal is closed or it is killed with -9.
 """
 
 from __future__ import annotations
 
-import json
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,8 @@ from pathlib import Path
 import psutil
 
 from streams.errors import SettingsError, StreamwardError
-from streams.processes.child import ChildProcess, describe_exit, last_lines, signal_and_wait
+from streams.processes.child import ChildProcess, describe_exit, last_lines
+from streams.processes.signals import WITH_PARENT
 
 FIRST_PAUSE_S = 0.5
 SETTLED_S = 60.0
@@ -60,7 +59,6 @@ class RestartedProcesses:
 
     def __enter__(self) -> RestartedProcesses:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._end_leftovers()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,7 +67,6 @@ class RestartedProcesses:
     def start(self, name: str, command: Sequence[str], *, needed: bool = True) -> None:
         """Start a child; what it prints goes to `<folder>/<name>.log`."""
         self.children[name] = RestartedChild(name, command, self._spawn(name, command), time.monotonic(), needed)
-        self._write_pids()
 
     def check(self) -> list[str]:
         """Restart children that ended, when their pause is over; return a line for each event.
@@ -91,10 +88,10 @@ class RestartedProcesses:
             return self._plan_restart(child, code, now)
         if now < child.due_at:
             return None
+        _close_stdin(child.process)
         child.process = self._spawn(child.name, child.command)
         child.started_at, child.due_at = now, None
         child.restarts += 1
-        self._write_pids()
         return f"{child.name} is running again (pid {child.process.pid}, restart {child.restarts})"
 
     def _plan_restart(self, child: RestartedChild, code: int, now: float) -> str:
@@ -106,8 +103,8 @@ class RestartedProcesses:
             return f"{child.name} ended with {describe_exit(code)}; restarting it in {pause_s:g} s {output}"
         if child.needed:
             raise StreamwardError(self._failure(child, code))
+        _close_stdin(child.process)
         del self.children[child.name]
-        self._write_pids()
         return f"{child.name} does not stay up and is left out {output}"
 
     def stop(self, names: Sequence[str] | None = None) -> None:
@@ -119,8 +116,8 @@ class RestartedProcesses:
         for child in ending:
             child.process.wait_at_most(max(0.1, deadline - time.monotonic()))
             child.process.kill_group()
+            _close_stdin(child.process)
             del self.children[child.name]
-        self._write_pids()
 
     def memory_bytes(self) -> dict[str, int]:
         """Return the unique memory of each running child and its own children, in bytes."""
@@ -143,29 +140,13 @@ class RestartedProcesses:
 
     def _spawn(self, name: str, command: Sequence[str]) -> ChildProcess:
         with self.log_file(name).open("ab") as log:
-            return ChildProcess(command, env=dict(self.env), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            env = {**self.env, WITH_PARENT: "1"}
+            return ChildProcess(command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
-    @property
-    def _pid_file(self) -> Path:
-        return self.folder / "pids.json"
 
-    def _write_pids(self) -> None:
-        pids = {name: [child.process.pid, _birth(child.process.pid)] for name, child in self.children.items()}
-        draft = self._pid_file.with_suffix(".draft")
-        draft.write_text(json.dumps(pids))
-        draft.replace(self._pid_file)  # atomic: a kill may come at any moment
-
-    def _end_leftovers(self) -> None:
-        """End the children of a parent that was killed: same pid, same time of birth."""
-        if not self._pid_file.exists():
-            return
-        for pid, birth in json.loads(self._pid_file.read_text()).values():
-
-            def is_running(pid: int = pid, birth: float | None = birth) -> bool:
-                return birth is not None and _birth(pid) == birth
-
-            if is_running() and not signal_and_wait(pid, signal.SIGTERM, is_running, self.grace_s):
-                signal_and_wait(pid, signal.SIGKILL, is_running, self.grace_s)
+def _close_stdin(process: ChildProcess) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def memory_bytes(pid: int) -> int:
@@ -182,12 +163,3 @@ def memory_bytes(pid: int) -> int:
             continue
         total += getattr(info, "pss", info.rss)
     return total
-
-
-def _birth(pid: int) -> float | None:
-    """Return when a running process started; None if it does not run."""
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
-    except psutil.NoSuchProcess:
-        return None

@@ -17,7 +17,7 @@ import subprocess
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -83,12 +83,12 @@ class Demo:
 
     def child(self, name: str) -> int:
         """Return the pid of a process of the loop, 0 while it has none."""
-        try:
-            pid = int(json.loads((self.folder / "logs" / "pids.json").read_text())[name][0])
-        except (OSError, ValueError, KeyError):
-            return 0
-        self.pids.add(pid)
-        return pid if psutil.pid_exists(pid) else 0
+        for process in psutil.Process(self.process.pid).children():
+            with suppress(psutil.Error):
+                if name in process.cmdline():
+                    self.pids.add(process.pid)
+                    return process.pid
+        return 0
 
 
 @contextmanager

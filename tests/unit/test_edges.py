@@ -73,7 +73,6 @@ WITHOUT_TRY = {
     "streams/kafka/topic_ids.py::_id_in result": CALLER,
     "streams/kafka/retry.py::_aside result": "it is the call's own result or error",
     "streams/kafka/retry.py::close result": "likewise",
-    "streams/demo/restarts.py::_end_leftovers json.loads": OWN,
     "streams/scorers/gym.py::_verifier json.loads": OWN,
     "streams/stages/agents/runs/entry_point.py::main json.loads": OWN,
     "streams/stages/agents/runs/supervisor.py::main json.loads": OWN,

@@ -51,13 +51,17 @@ def test_a_run_that_teaches_nothing_ends_after_so_many_steps_of_its_own() -> Non
         progress.learning.take(unscored(f"now{n}")[1])
     assert watch.stop_reason() == "3 steps in a row taught nothing (learning.stop_after)"
     failure = watch.failure(trains=True) or ""
-    assert failure.startswith(f"{watch.stop_reason()}. nothing is learnt: none of the last 4 groups differed in reward")
-    assert "no version was better than the one before it" in failure
+    assert failure.startswith(f"{watch.stop_reason()}. Nothing is learnt: none of the last 4 groups differed in reward")
+    assert "No version was better than the one before it" in failure
 
 
 def test_one_warning_is_given_for_a_cause_and_again_once_groups_have_differed() -> None:
-    progress = progress_of(*(event for n in range(4) for event in unscored(str(n))))
+    """Those of an earlier run get none: what was wrong may be mended."""
+    progress = progress_of(*(event for n in range(4) for event in unscored(f"before{n}")))
     watch = LearningWatch(progress)
+    assert list(watch.warnings()) == [] and watch.diagnosis() is None
+    for n in range(4):
+        progress.learning.take(unscored(str(n))[1])
     assert [line.partition(":")[0] for line in watch.warnings()] == ["warning"]
     progress.learning.take(unscored("more")[1])
     assert list(watch.warnings()) == []
@@ -87,7 +91,7 @@ def test_the_newest_version_that_was_better_than_the_one_before_is_named_with_th
         progress.learning.versions[version] = LearningFigures(groups=1, answers=10, reward_sum=10 * mean)
     progress.primary = 2
     failure = watch.failure(trains=True) or ""
-    assert "version 1 is the newest that was better than the one before it (0.60): `streamward adapters" in failure
+    assert "Version 1 is the newest that was better than the one before it (0.60): `streamward adapters" in failure
 
 
 # --- the last step ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -163,40 +162,20 @@ with RestartedProcesses(Path(sys.argv[1]), dict(os.environ)) as processes:
 """
 
 
-def test_the_children_of_a_killed_parent_are_ended_by_the_next_start(tmp_path: Path) -> None:
+def test_the_children_of_a_killed_parent_end_with_it(tmp_path: Path) -> None:
+    end_with_parent = "from streams.processes.signals import end_with_parent; end_with_parent()"
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path), *python(FOREVER)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, str(tmp_path), sys.executable, "-c", end_with_parent + FOREVER],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
+    until(lambda: (tmp_path / "worker.log").read_text() == "up\n")
+    assert is_running(child)
     parent.kill()
     parent.communicate()
-    assert is_running(child)
-    with RestartedProcesses(tmp_path, dict(os.environ), grace_s=5):
-        until(lambda: not is_running(child))
-
-
-def test_the_list_of_children_is_replaced_whole_since_a_kill_may_come_at_any_moment(
-    processes: RestartedProcesses,
-) -> None:
-    # Written in place it could be found cut short, and the next start would neither end the children nor go on.
-    processes.start("one", python(FOREVER))
-    pids = processes.folder / "pids.json"
-    as_it_was = processes.folder / "as-it-was.json"
-    os.link(pids, as_it_was)
-    processes.start("two", python(FOREVER))
-    assert [list(json.loads(file.read_text())) for file in (as_it_was, pids)] == [["one"], ["one", "two"]]
-
-
-def test_a_stranger_who_got_the_pid_of_an_old_child_is_left_alone(tmp_path: Path) -> None:
-    stranger = subprocess.Popen(python(FOREVER), stdout=subprocess.DEVNULL)
-    try:
-        (tmp_path / "pids.json").write_text(json.dumps({"worker": [stranger.pid, 1.0]}))
-        with RestartedProcesses(tmp_path, dict(os.environ)):
-            assert stranger.poll() is None
-    finally:
-        stranger.kill()
-        stranger.wait()
+    until(lambda: not is_running(child))
 
 
 def test_the_memory_of_a_child_has_that_of_its_own_children_in_it(processes: RestartedProcesses) -> None:
