@@ -338,6 +338,13 @@ def test_lines_that_ask_the_same_under_another_id_or_with_another_answer_are_cou
     )
 
 
+def test_lines_without_an_answer_among_others_that_have_one_are_named() -> None:
+    lines = [{"prompt": f"{n}?", "answer": str(n), "reward_sources": ["mine:score"]} for n in range(3)]
+    del lines[1]["answer"]
+    assert check(*lines).notes == ("1 line has no answer, and others do; a scorer that reads one fails there: 2",)
+    assert check(*lines[:1], *lines[2:]).notes == check(lines[1]).notes == ()
+
+
 # --- ids --------------------------------------------------------------------------------------------------------------
 
 

@@ -225,6 +225,7 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
     unused: dict[str, None] = {}
     questions = RepeatedQuestions()
     answered: list[int] = []
+    without_answer: list[int] = []
     maps = _FittingMaps(reading)
     for number, row in rows:
         try:
@@ -239,13 +240,16 @@ def check_rows(rows: Iterable[tuple[int, Row]], source: str, reading: Reading) -
             tasks.append(task)
             questions.add(number, task, digest)
             answered += [number] if task.messages and task.messages[-1].role == "assistant" else []
+            without_answer += [number] if task.reward_sources and task.verifier == "{}" else []
         elif first[task.task_id][1] == digest:
             repeated += 1
         else:
             error = f"task_id {task.task_id} is already used in line {first[task.task_id][0]}, with different content"
             problems.append(BadLine(source, number, f"{error}; give this task its own id"))
-    notes = (*questions.notes(), *_answered_note(answered))
-    return Checked(tasks, problems, repeated, tuple(unused), notes, questions.contradictory)
+    notes = [*questions.notes(), *_answered_note(answered)]
+    if len(without_answer) < len(tasks):
+        notes += _without_answer_note(without_answer)
+    return Checked(tasks, problems, repeated, tuple(unused), tuple(notes), questions.contradictory)
 
 
 def _answered_note(numbers: list[int]) -> Iterator[str]:
@@ -256,6 +260,13 @@ def _answered_note(numbers: list[int]) -> Iterator[str]:
             f"{lines} with a message of the assistant, which the model reads before it answers: {_some(numbers)} "
             "(--map messages=messages.:-1 leaves it out)"
         )
+
+
+def _without_answer_note(numbers: list[int]) -> Iterator[str]:
+    """Yield a sentence about tasks whose scorer has nothing to compare with, though that of others has."""
+    if numbers:
+        lines = "1 line has" if len(numbers) == 1 else f"{len(numbers)} lines have"
+        yield f"{lines} no answer, and others do; a scorer that reads one fails there: {_some(numbers)}"
 
 
 def epochs(tasks: Iterable[Task], count: int) -> Iterator[Task]:
