@@ -48,10 +48,12 @@ from streams.tools.views import (
     group_list,
     job_list,
     log_record,
+    overlays,
     overview,
     policy_versions,
     record_line,
 )
+from streams.tools.views.curves import OVER, Over
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
 from streams.tools.views.side_by_side import TokenTexts
 
@@ -173,6 +175,7 @@ def _group_filter(query: Mapping[str, str]) -> group_list.GroupFilter:
         policy=query.get("policy", ""),
         fate=query.get("fate", "") or "all",
         version=whole_number(query.get("version", ""), "version"),
+        made=whole_number(query.get("made", ""), "made"),
         scenario=query.get("scenario", ""),
         text=query.get("text", ""),
         reward=limits("reward"),
@@ -183,7 +186,23 @@ def _group_filter(query: Mapping[str, str]) -> group_list.GroupFilter:
 
 
 def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory:
-    return policy_versions.find_policy(log, request.path_params["policy"], _first(request))
+    choice = policy_versions.PolicyChoice(
+        _first(request), _laid_over(request), _over(request), request.query_params.get("suite", "")
+    )
+    return policy_versions.find_policy(log, request.path_params["policy"], choice)
+
+
+def _laid_over(request: Request) -> tuple[str, ...]:
+    """Return what is laid over the curves of a policy."""
+    return tuple(name for name in request.query_params.getlist("with") if name)
+
+
+def _over(request: Request) -> Over:
+    """Return what curves are drawn over. Raises SettingsError."""
+    over = request.query_params.get("over", "") or "version"
+    if over not in OVER:
+        raise SettingsError(f"over={over[:80]}: expected one of {', '.join(OVER)}")
+    return cast(Over, over)
 
 
 def _letters(log: LogSnapshot, request: Request) -> dead_letters.LetterList:
@@ -194,12 +213,12 @@ def _letters(log: LogSnapshot, request: Request) -> dead_letters.LetterList:
 
 
 def _curves(view: LogView, request: Request) -> Response:
-    read = policy_versions.CURVES.get(request.query_params.get("of", ""))
-    curves = []
-    if read is not None:
-        with LogReader(view, principal_of(request)).snapshot() as log:
-            curves = read(log, request.query_params.get("policy", ""))
-    return JSONResponse(chart.uplot_data(curves))
+    over, base = _over(request), str(request.scope.get("root_path", ""))
+    with LogReader(view, principal_of(request)).snapshot() as log:
+        policy = request.query_params.get("policy", "")
+        overlay = overlays.read_overlay(log, policy, _laid_over(request), over)
+    charts = [drawing for section in overlay.sections for drawing in section.charts]
+    return JSONResponse({drawing.figure.key: chart.uplot_data(drawing, over, base) for drawing in charts})
 
 
 def _jobs(view: LogView, renderer: Renderer, request: Request) -> Response:

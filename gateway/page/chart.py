@@ -1,124 +1,179 @@
-"""Curves as a picture that needs no JavaScript: SVG, with the band of each behind its line.
+"""Curves as a picture that needs no JavaScript: SVG, with a band around each line.
 
-    curves ──► at most MAX_POINTS points each ──► scaled ──► <svg>; colours come from the style sheet, by number
+    curves ──► placed over versions or time ──► at most MAX_POINTS points each ──► scaled ──► <svg>
+                                           └──► at most MAX_DATA points each   ──► JSON, for uPlot
 
-Where JavaScript runs, uPlot draws the same curves instead, and all of their points.
+Colours come from the style sheet, by number. Where JavaScript runs, uPlot draws the same curves instead.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from markupsafe import Markup
 
-from streams.tools.views.policy_versions import Curve, CurvePoint
+from streams.output import moment
+from streams.tools.views.curves import COLOURS, Curve, CurveChart, CurvePoint, Over
 from streams.tools.views.visible_text import visible
 
-LARGE, SMALL = (720, 280), (360, 160)
-"""Width and height of a picture."""
-LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 30
+WIDTH, HEIGHT = 440, 220
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 10, 26
 MAX_POINTS = 400
-"""Points of one line: more cannot be told apart."""
+"""Points of one line of a picture: more would touch each other."""
+MAX_DATA = 2000
+"""Points of one line that uPlot draws."""
 DOTTED = 60
 """Points of one line up to which each has a dot."""
-COLOURS = 6
-"""Colours in the style sheet; a seventh curve has the first again, and dashes."""
+TIME_STEPS_S = (1, 5, 15, 60, 300, 900, 3600, 10_800, 43_200, 86_400, 604_800, 2_592_000)
+"""Distances of two marks of a time axis."""
+MOST_MARKS = 12
+SMALLEST = 1e-300
+"""Of a distance that can be divided by marks."""
 
 GRID = Markup(
-    '<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/>'
-    '<text x="{3}" y="{4:.1f}" class="ends">{5:g}</text>'
+    '<line class="grid" x1="{0}" x2="{1}" y1="{2:.1f}" y2="{2:.1f}"/><text x="{3}" y="{4:.1f}" class="ends">{5}</text>'
 )
-DOT = Markup('<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="3"><title>{} of version {}: {:.4g}</title></circle>')
+MARK = Markup('<text x="{:.1f}" y="{}" class="middle">{}</text>')
+DOT = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}</title></circle>')
+LINKED_DOT = Markup('<a href="{}" tabindex="-1" aria-label="{}">{}</a>')
 KEY = Markup(
     '<li><svg viewBox="0 0 20 8" aria-hidden="true"><line class="line {}" x1="1" x2="19" y1="4" y2="4"/></svg>{}</li>'
 )
 
 
-def svg(curves: Sequence[Curve], about: str, *, small: bool = False) -> Markup:
-    """Return the picture of curves over versions; a small one has no dots, and reaches as far as its values do."""
-    points = [point for curve in curves for point in curve.points]
-    if not points:
+class PlacedPoint(NamedTuple):
+    """A point, and where it is."""
+
+    x: float
+    point: CurvePoint
+
+
+class Scales(NamedTuple):
+    """The ends of both axes."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, lines: Sequence[Sequence[PlacedPoint]], *, is_share: bool) -> Scales:
+        """Return the scales that hold every point; a share goes from 0 to 1."""
+        placed = [entry for line in lines for entry in line]
+        low, high = (0.0, 1.0) if is_share else value_range([entry.point for entry in placed])
+        return cls(min(entry.x for entry in placed), max(entry.x for entry in placed), low, high)
+
+    def x(self, value: float) -> float:
+        """Return how far from the left a value is."""
+        share = (value - self.first) / (self.last - self.first) if self.last > self.first else 0.5
+        return LEFT + (WIDTH - LEFT - RIGHT) * share
+
+    def y(self, value: float) -> float:
+        """Return how far from the top a value is."""
+        return TOP + (HEIGHT - TOP - BOTTOM) * (self.high - value) / (self.high - self.low)
+
+
+def svg(chart: CurveChart, about: str, over: Over = "version", base: str | None = None) -> Markup:
+    """Return the picture of a chart. Under `base` are the pages of groups that its dots lead to; None: to none."""
+    lines = [thin(place_points(curve, over), MAX_POINTS) for curve in chart.curves]
+    if not any(lines):
         return Markup("")
-    first, last = min(point.version for point in points), max(point.version for point in points)
-    low, high = min(0.0, *(point.low for point in points)), max(point.high for point in points)
-    high = max(high, 0.0 if small else 1.0)
-    high = high if high > low else 1.0
-    width, height = SMALL if small else LARGE
-
-    def x(version: float) -> float:
-        return LEFT + (width - LEFT - RIGHT) * ((version - first) / (last - first) if last > first else 0.5)
-
-    def y(value: float) -> float:
-        return TOP + (height - TOP - BOTTOM) * (high - value) / (high - low)
-
-    parts = [
-        Markup('<svg class="chart{}" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
-            " small" if small else "", width, height, visible(about)
-        )
-    ]
-    for value in _ticks(low, high, 3 if small else 5):
-        parts.append(GRID.format(LEFT, width - RIGHT, y(value), LEFT - 6, y(value) + 4, round(value, 6)))
-    for version in sorted({round(tick) for tick in _ticks(first, last, 5 if small else 10)}):
-        text = Markup('<text x="{:.1f}" y="{}" class="middle">{}</text>')
-        parts.append(text.format(x(version), height - 10, version))
-    for number, curve in enumerate(curves):
-        drawn, kind = thin(curve.points), _kind(number)
-        line = [(x(point.version), y(point.value)) for point in drawn]
-        upper = [(x(point.version), y(point.high)) for point in drawn]
-        lower = [(x(point.version), y(point.low)) for point in drawn]
-        parts.append(Markup('<polygon class="band {}" points="{}"/>').format(kind, _path(upper + lower[::-1])))
-        parts.append(Markup('<polyline class="line {}" points="{}"/>').format(kind, _path(line)))
-        if len(drawn) <= DOTTED and not small:
-            for point, (left, top) in zip(drawn, line, strict=True):
-                parts.append(DOT.format(kind, left, top, visible(curve.name), point.version, point.value))
+    scales = Scales.of(lines, is_share=chart.figure.is_share)
+    parts = [Markup('<svg class="chart" viewBox="0 0 {} {}" role="{}" aria-label="{}">').format(
+        WIDTH, HEIGHT, "img" if base is None else "group", visible(about)
+    )]  # fmt: skip
+    for value in ticks(scales.low, scales.high, 4):
+        top = scales.y(value)
+        parts.append(GRID.format(LEFT, WIDTH - RIGHT, top, LEFT - 6, top + 4, f"{round(value, 9):g}"))
+    for value, text in _marks(scales.first, scales.last, over):
+        parts.append(MARK.format(scales.x(value), HEIGHT - 8, text))
+    for curve, line in zip(chart.curves, lines, strict=True):
+        parts += _draw_line(line, scales, _kind(curve))
+        if len(line) <= DOTTED:
+            name, link = visible(curve.name or chart.figure.title), groups_link(chart, curve, base)
+            parts += [_draw_dot(entry, scales, f"dot {_kind(curve)}", name, link) for entry in line]
     return Markup("").join([*parts, Markup("</svg>")])
 
 
+def _draw_dot(entry: PlacedPoint, scales: Scales, kind: str, name: str, link: str | None) -> Markup:
+    """Return a point that says what it is, and leads to its groups."""
+    title = f"{name} of version {entry.point.version}: {entry.point.value:.4g}"
+    dot = DOT.format(kind, scales.x(entry.x), scales.y(entry.point.value), title)
+    return dot if link is None else LINKED_DOT.format(f"{link}{entry.point.version}", title, dot)
+
+
+def _draw_line(line: Sequence[PlacedPoint], scales: Scales, kind: str) -> list[Markup]:
+    """Return a line, and its band if it has one."""
+    paths = [
+        [(scales.x(entry.x), scales.y(value)) for entry, value in zip(line, values, strict=True)]
+        for values in zip(*((entry.point.value, entry.point.low, entry.point.high) for entry in line), strict=True)
+    ]
+    drawing = [Markup('<polyline class="line {}" points="{}"/>').format(kind, _path(paths[0]))] if paths else []
+    if any(entry.point.low != entry.point.high for entry in line):
+        band = Markup('<polygon class="band {}" points="{}"/>').format(kind, _path(paths[2] + paths[1][::-1]))
+        drawing.insert(0, band)
+    return drawing
+
+
 def legend(curves: Sequence[Curve]) -> Markup:
-    """Return the names of curves with their colours."""
-    items = [KEY.format(_kind(number), visible(curve.name)) for number, curve in enumerate(curves)]
+    """Return the names of curves with their colours; nothing for one that needs no name."""
+    if [curve.name for curve in curves] == [""]:
+        return Markup("")
+    items = [KEY.format(_kind(curve), visible(curve.name)) for curve in curves]
     return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items))
 
 
-def _kind(number: int) -> str:
-    return f"c{number % COLOURS}{' again' if number >= COLOURS else ''}"
+def groups_link(chart: CurveChart, curve: Curve, base: str | None) -> str | None:
+    """Return the address of the groups behind a point, up to its version; None if there are none to show."""
+    if base is None or curve.policy is None or not chart.figure.groups:
+        return None
+    name = "made" if chart.figure.groups == "made" else "version"
+    return f"{base}/groups?policy={quote(curve.policy, safe='')}&{name}="
 
 
-def thin(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """Return at most MAX_POINTS points: of each stretch the mean, and the whole of its band."""
-    if len(points) <= MAX_POINTS:
-        return [*points]
-    size = math.ceil(len(points) / MAX_POINTS)
-    stretches = [points[start : start + size] for start in range(0, len(points), size)]
-    return [
-        CurvePoint(
-            stretch[len(stretch) // 2].version,
-            sum(point.value for point in stretch) / len(stretch),
-            min(point.low for point in stretch),
-            max(point.high for point in stretch),
-        )
-        for stretch in stretches
-    ]
+def place_points(curve: Curve, over: Over) -> list[PlacedPoint]:
+    """Return the points of a curve where they are, from left to right."""
+    return sorted((PlacedPoint(curve.x(point, over), point) for point in curve.points), key=lambda entry: entry.x)
 
 
-def uplot_data(curves: Sequence[Curve]) -> dict[str, Any]:
-    """Return curves as uPlot takes them: one row of versions, and for each curve its values at them."""
-    versions = sorted({point.version for curve in curves for point in curve.points})
-    data = []
-    for curve in curves:
-        by_version = {point.version: point for point in curve.points}
-        points = [by_version.get(version) for version in versions]
-        data.append(
-            {
-                "name": curve.name,
-                "mean": [None if point is None else point.value for point in points],
-                "low": [None if point is None else point.low for point in points],
-                "high": [None if point is None else point.high for point in points],
-            }
-        )
-    return {"x": versions, "curves": data}
+def thin(line: Sequence[PlacedPoint], most: int) -> list[PlacedPoint]:
+    """Return at most so many points: of each stretch the mean, and the whole of its band."""
+    if len(line) <= most:
+        return [*line]
+    size = math.ceil(len(line) / most)
+    return [_mean_point(line[start : start + size]) for start in range(0, len(line), size)]
+
+
+def _mean_point(stretch: Sequence[PlacedPoint]) -> PlacedPoint:
+    middle = stretch[len(stretch) // 2]
+    points = [entry.point for entry in stretch]
+    mean = sum(point.value for point in points) / len(points)
+    low, high = min(point.low for point in points), max(point.high for point in points)
+    return middle._replace(point=middle.point._replace(value=mean, low=low, high=high))
+
+
+def uplot_data(chart: CurveChart, over: Over, base: str) -> dict[str, Any]:
+    """Return a chart as uPlot takes it: one row of x, and for each curve its values there.
+
+    `low` and `high` are missing without a band; `versions` says whose a value is, and `groups` where its groups are.
+    """
+    lines = [{entry.x: entry.point for entry in thin(place_points(curve, over), MAX_DATA)} for curve in chart.curves]
+    places = sorted({x for line in lines for x in line})
+    curves = []
+    for curve, line in zip(chart.curves, lines, strict=True):
+        points = [line.get(x) for x in places]
+        names = {"mean": "value", "versions": "version"}
+        if any(point.low != point.high for point in line.values()):
+            names |= {"low": "low", "high": "high"}
+        columns = {
+            key: [None if point is None else getattr(point, name) for point in points] for key, name in names.items()
+        }
+        look = {"colour": curve.colour % COLOURS, "dashed": curve.is_dashed}
+        curves.append({"name": visible(curve.name), "groups": groups_link(chart, curve, base), **look, **columns})
+    return {"x": places, "curves": curves, "share": chart.figure.is_share}
 
 
 def bar_width(advantage: float, largest: float) -> int:
@@ -126,19 +181,55 @@ def bar_width(advantage: float, largest: float) -> int:
     return 0 if not largest or not math.isfinite(advantage) else round(100 * abs(advantage) / largest)
 
 
+def value_range(points: Sequence[CurvePoint]) -> tuple[float, float]:
+    """Return the ends of an axis that holds these points; 0 is one of them unless the values are far from it."""
+    low, high = min(point.low for point in points), max(point.high for point in points)
+    if 0 <= low < 0.6 * high:
+        low = 0.0
+    if low == high:
+        return low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    return low, high + (high - low) * 0.04
+
+
+def _kind(curve: Curve) -> str:
+    """Return the classes of the style sheet that a curve has."""
+    return f"c{curve.colour % COLOURS}{' again' if curve.is_dashed else ''}"
+
+
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _ticks(low: float, high: float, count: int) -> list[float]:
+# --- marks of the axes ------------------------------------------------------------------------------------------------
+
+
+def _marks(first: float, last: float, over: Over) -> list[tuple[float, str]]:
+    """Return where an axis is marked, and with what."""
+    if over == "time":
+        return _time_marks(first, last)
+    values = ticks(first, last, 6)
+    if over == "version":
+        return [(value, str(value)) for value in sorted({round(value) for value in values})]
+    return [(value, f"{value:g} h") for value in values]
+
+
+def _time_marks(first: float, last: float) -> list[tuple[float, str]]:
+    """Return the marks of a time axis: days, minutes or seconds, whichever are apart."""
+    step = next((step for step in TIME_STEPS_S if (last - first) / step <= 5), TIME_STEPS_S[-1])
+    start, end = (5, 10) if step >= 86_400 else (11, 16) if step >= 60 else (11, 19)
+    places = [float(step * number) for number in range(math.ceil(first / step), math.floor(last / step) + 1)] or [first]
+    return [(place, moment(round(1000 * place))[start:end]) for place in places[:MOST_MARKS]]
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
     """Return about `count` round numbers between two.
 
-    >>> _ticks(0.0, 1.0, 5)
+    >>> ticks(0.0, 1.0, 5)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
-    if high <= low:
-        return [low]
     raw = (high - low) / count
+    if raw < SMALLEST:
+        return [low]
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw * 0.999)
     numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)

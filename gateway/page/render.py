@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -20,6 +21,7 @@ from gateway.page import chart
 from streams.access.roles import Action, Principal
 from streams.output import cell
 from streams.tools.views import rights
+from streams.tools.views.curves import OVER, suite_title
 from streams.tools.views.places import PLACE_NOTES
 from streams.tools.views.visible_text import cut, visible
 
@@ -95,7 +97,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     env.filters |= {"cut": cut, "number": number, "moment": moment, "cell": partial(cell, as_sql=True), "path": path}
+    env.filters |= {"suite": suite_title, "commands": commands}
     env.globals |= {"bar": chart.bar_width, "svg": chart.svg, "legend": chart.legend, "place_notes": PLACE_NOTES}
+    env.globals["overs"] = OVER
     return env
 
 
@@ -128,6 +132,18 @@ def moment(value: Any) -> str:
     '2026-11-21 14:30:21'
     """
     return "–" if value is None else str(value).replace("T", " ")[:19]
+
+
+def commands(value: Any) -> Any:
+    """Return a sentence with what stands between backticks as code.
+
+    >>> commands("start `streamward train` & wait")
+    Markup('start <code>streamward train</code> &amp; wait')
+    """
+    if value is None:
+        return None
+    parts = enumerate(as_text(str(value)).split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in parts)
 
 
 def path(value: Any) -> str:

@@ -19,13 +19,15 @@ from streams.jobs.state import JobState
 
 JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"
 """Metadata of a job's tasks, which their groups have too."""
+JOB_SUITE = "job/"
+"""Prefix of the suites of jobs."""
 EVALUATION_SLOTS = 1
 """Responses to a held-out question: the likeliest answer, so one is enough."""
 
 
 def suite_name(state: JobState) -> str:
     """Return what the job's held-out questions are called in `adapters`."""
-    return f"job/{state.job_id}"
+    return f"{JOB_SUITE}{state.job_id}"
 
 
 def suite(state: JobState) -> Suite:

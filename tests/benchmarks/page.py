@@ -7,7 +7,7 @@
 
 Each task is asked for once only, so that nothing of it can have been kept. The overview is read once a look at the log,
 so its first request is what it costs. A million responses are of 10,000 versions
-in five scenarios, 50,000 points in all; fewer responses are of fewer versions.
+in five scenarios; of each curve 2,000 points are sent at most. Fewer responses are of fewer versions.
 
 Not covered: a cold disk (the files are in the page cache), records that are not archived yet, and the browser; and a
 group whose advantages are all 0, for which the rewards of its whole scenario are read besides.
@@ -52,7 +52,7 @@ PATHS = {
     "the newest records": "/live",
     "a task's answers": "/tasks/{}",
     "an answer's tokens": "/tokens/0/7",
-    "learning curves as JSON": "/curves?policy=demo&of=Train%20reward",
+    "learning curves as JSON": "/curves?policy=demo",
     "the page of their policy": "/policies/demo",
 }
 
@@ -79,7 +79,8 @@ def measured(settings: Settings) -> Iterator[dict[str, Any]]:
                 seconds.setdefault((name, "once warm" if turn else "the first request"), []).append(took_s)
                 say(f"  {name}, process {number + 1}, request {turn + 1}: {took_s:.3g} s, {len(answer)} bytes")
         if path.startswith("/curves"):
-            points = sum(value is not None for curve in json.loads(answer)["curves"] for value in curve["mean"])
+            charts = json.loads(answer).values()
+            points = sum(value is not None for one in charts for curve in one["curves"] for value in curve["mean"])
     for (name, which), each in seconds.items():
         ours = statistics.median(each)
         yield line(

@@ -27,7 +27,7 @@ from tests.support.log.archive_of import archived
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("PAGE_PYTHON", ROOT / ".venv-page/bin/python"))
 AXE = Path(os.environ.get("AXE", ROOT / ".venv-page/node_modules/axe-core/axe.min.js"))
-DOCUMENTED = ("page-overview-light.png", "page-taught-light.png", "page-flat-dark.png")
+DOCUMENTED = ("page-overview-light.png", "page-taught-light.png", "page-flat-dark.png", "page-policy-light.png")
 """Pictures that docs/page.md shows."""
 ADDRESS = re.compile(r"the page is at (http://\S+?)/$", re.MULTILINE)
 

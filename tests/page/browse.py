@@ -28,9 +28,14 @@ PICTURED = {
     "/tasks/taught": "taught",
     "/tasks/flat": "flat",
     "/policies/learner": "policy",
+    "/policies/learner?over=hours&with=default": "policies-overlaid",
+    "/jobs": "jobs",
+    "/jobs/job-1": "job",
     "/sql?q=FROM%20tasks%20LIMIT%2020": "sql",
     "/groups": "groups",
 }
+HEIGHTS = {"policy": 1240}
+"""Of pictures that show the beginning of a page, pixels at most."""
 PATIENCE_MS = 300_000
 """For a page, also on a busy machine."""
 SERIOUS = ("serious", "critical")
@@ -39,7 +44,10 @@ SERIOUS = ("serious", "critical")
 def kind(path: str) -> str:
     """Return what a page is one of: records and tasks are many."""
     return re.sub(
-        r"(?<=^/records/)[^/]+/.*|(?<=^/tasks/).*|(?<=^/tokens/).*|(?<=^/groups)\?.*|(?<=^/sql)\?.*", "", path
+        r"(?<=^/records/)[^/]+/.*|(?<=^/tasks/).*|(?<=^/tokens/).*|(?<=^/groups)\?.*|(?<=^/sql)\?.*|"
+        r"(?<=^/policies/).*\?.*",
+        "",
+        path,
     )
 
 
@@ -75,6 +83,15 @@ def opened(page: Any) -> Iterator[str]:
             yield "does not say from which token on an answer differs"
 
 
+def take_picture(page: Any, path: Path, height: int | None) -> None:
+    """Write a picture of a page: all of it, or its beginning."""
+    if height is None:
+        page.screenshot(path=path, full_page=True)
+        return
+    clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height}
+    page.screenshot(path=path, full_page=True, clip=clip)
+
+
 def main(address: str, folder: Path, axe: Path) -> int:
     """Look at everything; return the exit code."""
     from playwright.sync_api import sync_playwright
@@ -97,7 +114,7 @@ def main(address: str, folder: Path, axe: Path) -> int:
                     bad += 1
                     print(f"{name} {path}: {line}")
                 if path in PICTURED:
-                    page.screenshot(path=folder / f"page-{PICTURED[path]}-{name}.png", full_page=True)
+                    take_picture(page, folder / f"page-{PICTURED[path]}-{name}.png", HEIGHTS.get(PICTURED[path]))
                 links = page.eval_on_selector_all("a[href]", "all => all.map(one => one.getAttribute('href'))")
                 new = [link for link in links if link.startswith("/") and link not in seen]
                 ahead += dict.fromkeys(new)

@@ -25,7 +25,7 @@ from streams.kafka.record import Record
 from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Settings
-from streams.tools.views import answer_tokens, group_list, overview, places, policy_versions, record_line
+from streams.tools.views import answer_tokens, curves, group_list, overview, places, policy_versions, record_line
 from streams.tools.views.bounded_query import answer_statement
 from streams.tools.views.log_view import WHOLE_LOG, LogReader, LogView
 from streams.tools.views.record_line import RecordLine
@@ -403,32 +403,38 @@ def test_a_policy_shows_its_versions_what_they_are_made_of_and_who_decided(clien
 
 
 def test_every_figure_of_a_curve_equals_that_of_streamward_query(view: LogView, client: TestClient) -> None:
-    sql = policy_versions.rewards_sql("default")
+    sql = curves.rewards_sql("default")
     printed = CliRunner().invoke(
         cli, ["query", sql, "--source", "archive", "--output", "json"], env=to_env(view.settings)
     )
     rows = json.loads(printed.stdout)
     assert [(row["version"], row["groups"]) for row in rows] == [(0, 5)]
     assert rows[0]["mean"] == pytest.approx((0.5 + 0 + 1 + 1 + 0.5) / 5)
-    curve = client.get("/curves", params={"policy": "default", "of": "Train reward"}).json()
-    assert curve == {"x": [0], "curves": [{"name": "default", **{k: [rows[0][k]] for k in ("mean", "low", "high")}}]}
+    curve = client.get("/curves", params={"policy": "default"}).json()["reward"]
+    where = {"versions": [0], "groups": "/groups?policy=default&version=", "colour": 0, "dashed": False}
+    values = {name: [rows[0][name]] for name in ("mean", "low", "high")}
+    assert curve == {"x": [0], "curves": [{"name": "default", **where, **values}], "share": False}
 
 
 def test_curves_are_a_picture_without_javascript(client: TestClient) -> None:
     found = Words(client.get("/policies/default").text)
     assert [at["aria-label"] for tag, at in found.tags if at.get("class") == "chart"] == [
-        "Held-out score of default by version",
-        "Train reward of default by version",
-    ]
+        f"{title} of default by version"
+        for title in (
+            "Held-out score", "Train reward", "Groups that taught something", "Length of answers", "Cut answers",
+            "Loss",
+        )
+    ]  # fmt: skip
     assert "sums@1 of version 1: 0.75" in found.text
 
 
 def test_a_long_curve_keeps_its_ends_and_the_whole_of_its_band() -> None:
-    points = [policy_versions.CurvePoint(n, n % 7 / 7, -float(n), float(n)) for n in range(50_000)]
-    drawn = chart.thin(points)
+    points = [curves.CurvePoint(n, n % 7 / 7, -float(n), float(n)) for n in range(50_000)]
+    line = chart.place_points(curves.Curve("", points), "version")
+    drawn = chart.thin(line, chart.MAX_POINTS)
     assert len(drawn) == chart.MAX_POINTS
-    assert (min(point.low for point in drawn), max(point.high for point in drawn)) == (-49_999, 49_999)
-    assert chart.thin(points[:5]) == points[:5]
+    assert (min(one.point.low for one in drawn), max(one.point.high for one in drawn)) == (-49_999, 49_999)
+    assert chart.thin(line[:5], chart.MAX_POINTS) == line[:5]
 
 
 def test_statuses_are_those_of_the_fold() -> None:

@@ -56,7 +56,8 @@ SLOTS = re.compile(
     r"slot (\d+) . (\S+) \w+ reward (\S+) .*?exact (\S+) .*?(\d+) tokens ends by (\w+) version (\d+)", re.DOTALL
 )
 FACTS = re.compile(r"version (\S+) scenario (\S+) mean reward (\S+) spread (\S+) formula")
-DOTS = re.compile(r"<title>(\S+) of version (\d+): (\S+)</title>")
+CHART = re.compile(r'aria-label="([^"]+) of \w+ by version">(.*?)</svg>', re.DOTALL)
+DOTS = re.compile(r"<title>([^<]+) of version (\d+): (\S+)</title>")
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,11 @@ class Tables(HTMLParser):
     def column(self, region: str, *names: str) -> list[tuple[str, ...]]:
         """Return these cells of each row that has them."""
         return [tuple(row.get(name, "") for name in names) for row in self.rows[region] if names[0] in row]
+
+
+def dots(html: str, *titles: str) -> list[tuple[str, ...]]:
+    """Return the points of these charts: the name of the curve, the version, the value."""
+    return sorted(dot for title, drawing in CHART.findall(html) if title in titles for dot in DOTS.findall(drawing))
 
 
 def test_figures_of_the_overview_are_those_of_streamward_query(view: LogView, client: TestClient) -> None:
@@ -235,9 +241,90 @@ def test_figures_of_a_policy_are_those_of_streamward_query(view: LogView, client
         f"UNION ALL SELECT suite, version, metrics['exact'] FROM adapters WHERE policy = '{policy}' "
         "AND kind = 'evaluated'",
     )
-    assert sorted(DOTS.findall(html)) == sorted(
+    assert dots(html, "Held-out score", "Train reward") == sorted(
         (row["name"], str(row["version"]), f"{row['value']:.4g}") for row in curves
     )
+
+
+FIGURES = {
+    "Groups that taught something": """
+        WITH batched AS (SELECT groups_partition AS _partition, unnest(dropped) AS d FROM batches)
+        SELECT adapter_version AS version, count(*) FILTER (dropped_reason IS NULL AND d IS NULL
+            AND len(list_filter(members, lambda m: m.advantage <> 0)) > 0) / count(*) AS value
+        FROM groups AS g LEFT JOIN batched AS b ON b._partition = g._partition AND b.d.offset = g._offset
+        WHERE policy = '{policy}' AND purpose = 'train' AND adapter_version >= 0 GROUP BY ALL
+    """,
+    "Length of answers": """
+        SELECT adapter_version AS version, avg(completion_tokens) AS value FROM group_responses
+        WHERE policy = '{policy}' AND purpose = 'train' GROUP BY ALL
+    """,
+    "Cut answers": """
+        SELECT adapter_version AS version, count(*) FILTER (finish_reason = 'length') / count(*) AS value
+        FROM group_responses WHERE policy = '{policy}' AND purpose = 'train' GROUP BY ALL
+    """,
+    "Distinct answers": """
+        SELECT version, metrics['answers_distinct'] / metrics['responses'] AS value FROM adapters
+        WHERE policy = '{policy}' AND kind = 'trained' AND value IS NOT NULL
+    """,
+    "Lag": """
+        SELECT a.version, sum(l.lag * l.groups) / sum(l.groups) AS value
+        FROM (SELECT policy, sequence, unnest(lags) AS l FROM batches) AS b
+        JOIN adapters AS a ON a.policy = b.policy AND a.last_batch = b.sequence AND a.kind = 'trained'
+        WHERE a.policy = '{policy}' GROUP BY ALL
+    """,
+    "Answers a minute": """
+        SELECT a.version, b.responses / (epoch_ms(a._timestamp) - epoch_ms(p._timestamp)) * 60000 AS value
+        FROM adapters AS a JOIN adapters AS p ON p.policy = a.policy AND p.version = a.version - 1
+        JOIN batches AS b ON b.policy = a.policy AND b.sequence = a.last_batch
+        WHERE a.policy = '{policy}' AND a.kind = 'trained' AND p.kind = 'trained'
+    """,
+    "Tokens a second": """
+        SELECT version, metrics['tokens'] / metrics['step_s'] AS value FROM adapters
+        WHERE policy = '{policy}' AND kind = 'trained' AND value IS NOT NULL
+    """,
+} | {
+    title: ("SELECT version, metrics['NAME'] AS value FROM adapters WHERE policy = '{policy}' AND kind = 'trained' "
+    "AND value IS NOT NULL").replace("NAME", name)
+    for title, name in (
+        ("Loss", "loss"), ("KL to the sampler", "kl"), ("Entropy", "entropy"), ("Norm of the gradient", "grad_norm"),
+        ("Tokens clipped", "clipped"), ("Effective tokens", "effective"),
+    )
+}  # fmt: skip
+"""What each chart with one curve shows, as a statement."""
+
+
+@pytest.mark.parametrize("policy", ["default", "learner"])
+@pytest.mark.parametrize("title", FIGURES)
+def test_curves_of_a_policy_are_those_of_streamward_query(
+    view: LogView, client: TestClient, policy: str, title: str
+) -> None:
+    rows = asked(view, FIGURES[title].format(policy=policy))
+    expected = sorted((title, str(row["version"]), f"{row['value']:.4g}") for row in rows)
+    assert dots(client.get(f"/policies/{policy}").text, title) == expected
+    assert expected or policy == "default"
+
+
+def test_what_flipped_among_held_out_questions_is_what_streamward_query_says(view: LogView, client: TestClient) -> None:
+    page = Tables(client.get("/policies/learner").text)
+    versions = [1, *range(14, 21)]
+    rows = asked(
+        view,
+        "WITH asked AS (SELECT version, unnest(outcomes) AS o FROM adapters WHERE policy = 'learner' "  # noqa: S608
+        f"AND kind = 'evaluated' AND version IN ({', '.join(map(str, versions))})) "
+        "SELECT version, o.index AS number, o.success > 0.5 AS is_right, "
+        "lag(o.success > 0.5) OVER (PARTITION BY o.index ORDER BY version) AS before FROM asked",
+    )
+    of_version = {version: [row for row in rows if row["version"] == version] for version in versions}
+    sums = page.rows["Held-out questions"][1]
+    for version, outcomes in of_version.items():
+        right = sum(row["is_right"] for row in outcomes)
+        better = sum(row["is_right"] and row["before"] is False for row in outcomes)
+        worse = sum(not row["is_right"] and row["before"] is True for row in outcomes)
+        flips = f" ▲ {better} ▼ {worse}" if version != versions[0] else ""
+        assert sums[f"version {version}"] == f"{right} of {len(outcomes)}{flips}"
+    texts = {row["question"] for row in page.rows["Held-out questions"] if "question" in row}
+    tasks = asked(view, "SELECT DISTINCT messages[-1].content AS text FROM tasks WHERE starts_with(task_id, 'held-')")
+    assert {row["text"] for row in tasks} < texts
 
 
 def test_a_policy_of_many_versions_leads_to_the_older_ones(client: TestClient) -> None:
@@ -245,5 +332,5 @@ def test_a_policy_of_many_versions_leads_to_the_older_ones(client: TestClient) -
     found = Tables(page)
     assert [version for (version,) in found.column("Versions", "version")] == [str(n) for n in range(15, -1, -1)]
     assert [version for (version,) in found.column("Decisions", "version")] == [str(n) for n in range(15, 0, -1)]
-    assert "Version 20 answers" in found.text and "?&amp;from=0" in page and "from=105" not in page
-    assert {version for _, version, _ in DOTS.findall(page)} == {str(n) for n in range(21)}, "curves are whole"
+    assert "Version 20 answers" in found.text and "?over=version&amp;from=0" in page and "from=105" not in page
+    assert {version for _, version, _ in dots(page, "Train reward")} == {str(n) for n in range(21)}, "curves are whole"

@@ -3,8 +3,9 @@
 
 // A part that says data-refresh="SECONDS" is fetched again, while somebody looks at it and selects nothing.
 for (const part of document.querySelectorAll("[data-refresh]")) {
-  setInterval(() => {
+  const timer = setInterval(() => {
     const selected = String(document.getSelection()) !== "";
+    if (!document.getElementById(part.id).dataset.refresh) clearInterval(timer);
     if (document.hidden || selected) return;
     htmx.ajax("GET", location.href, { source: "#" + part.id, target: "#" + part.id, select: "#" + part.id, swap: "outerHTML" });
   }, 1000 * Number(part.dataset.refresh));
@@ -30,39 +31,93 @@ for (const form of document.querySelectorAll("form.filters"))
     for (const [name, value] of [...formData]) if (value === "") formData.delete(name);
   });
 
-// A curve that says where its points are is drawn by uPlot in place of the picture, and again at another width.
-const drawn = [...document.querySelectorAll("[data-curve]")].map((place) =>
-  fetch(place.dataset.curve).then((answer) => (answer.ok ? answer.json() : null)).then((found) => {
-    if (!found || found.x.length < 2 || typeof uPlot === "undefined") return;
-    const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-    const draw = () => {
-      const data = [found.x], series = [{ label: "version" }], bands = [];
-      found.curves.forEach((curve, number) => {
-        const stroke = colour(`--c${number % 6}`), at = data.length;
-        data.push(curve.mean, curve.high, curve.low);
-        series.push(
-          { label: curve.name, stroke, width: 2, points: { show: found.x.length <= 60 }, dash: number >= 6 ? [6, 4] : [] },
-          { label: `${curve.name}, at most`, stroke: "transparent", points: { show: false } },
-          { label: `${curve.name}, at least`, stroke: "transparent", points: { show: false } });
-        bands.push({ series: [at + 1, at + 2], fill: `${stroke}22` });
-      });
-      const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
-      const plot = new uPlot({
-        width: place.clientWidth, height: Math.round(Math.min(340, Math.max(200, place.clientWidth * 0.4))),
-        scales: { x: { time: false }, y: { range: (u, low, high) => [Math.min(0, low), Math.max(1, high) * 1.02] } },
-        axes: [axis, axis], series, bands, cursor: { y: false },
-        legend: { show: false },
-      }, data);
-      place.replaceChildren(plot.root);
-      plot.root.setAttribute("role", "img");
-      plot.root.setAttribute("aria-label", place.dataset.about || "curves by version");
-      return plot;
-    };
-    let plot = draw();
-    new ResizeObserver(() => {
-      if (Math.abs(plot.width - place.clientWidth) > 4) plot.setSize({ width: place.clientWidth, height: plot.height });
-    }).observe(place);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { plot.destroy(); plot = draw(); });
+// Curves are drawn by uPlot in place of their pictures, and again at another width. They can be pointed at, all at once,
+// and a click leads to the groups behind a point.
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const short = (value) => String(Number(value.toPrecision(3)));
+const STEPS = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power));
+
+// Data, series and bands of a chart: for each curve its mean, and the ends of its band if it has one.
+const layers = (chart) => {
+  const data = [chart.x], series = [{}], bands = [], dots = chart.x.length <= 60;
+  for (const curve of chart.curves) {
+    const stroke = colour(`--c${curve.colour}`);
+    data.push(curve.mean);
+    series.push({ stroke, width: 2, spanGaps: true, points: { show: dots, size: 6, fill: stroke }, dash: curve.dashed ? [6, 4] : [] });
+    if (!curve.low) continue;
+    bands.push({ series: [data.length, data.length + 1], fill: `${stroke}22` });
+    for (const end of [curve.high, curve.low]) {
+      data.push(end);
+      series.push({ stroke: "transparent", spanGaps: true, points: { show: false } });
+    }
+  }
+  return { data, series, bands };
+};
+
+// The values at one place, in words; of the newest place where nobody points.
+const readout = (chart, at, over) => {
+  const place = at ?? chart.x.length - 1;
+  const version = chart.curves.map((curve) => curve.versions[place]).find((number) => number !== null);
+  const when = over === "time" ? ` · ${new Date(chart.x[place] * 1000).toISOString().replace("T", " ").slice(0, 19)}` : "";
+  const values = chart.curves.filter((curve) => curve.mean[place] !== null)
+    .map((curve) => `${curve.name ? `${curve.name} ` : ""}${short(curve.mean[place])}${curve.low ? ` (${short(curve.low[place])} to ${short(curve.high[place])})` : ""}`);
+  return `version ${version}${when} · ${values.join(" · ")}`;
+};
+
+// Where the groups behind the point are that is nearest to the cursor.
+const groupsBehind = (plot, chart) => {
+  const at = plot.cursor.idx, value = plot.posToVal(plot.cursor.top, "y");
+  const near = chart.curves.filter((curve) => curve.groups && at !== null && curve.mean[at] !== null)
+    .sort((a, b) => Math.abs(a.mean[at] - value) - Math.abs(b.mean[at] - value))[0];
+  return near ? near.groups + near.versions[at] : null;
+};
+
+const yRange = (chart) => (plot, low, high) => {
+  if (chart.share) return [0, 1];
+  if (low === null) return [0, 1];
+  const start = low >= 0 && low < 0.6 * high ? 0 : low, room = (high - start) * 0.04 || Math.abs(high) / 2 || 1;
+  return [start === 0 ? 0 : start - room, high + room];
+};
+
+const drawChart = (place, chart, over) => {
+  const about = place.firstElementChild.getAttribute("aria-label"), text = document.createElement("p");
+  text.className = "readout";
+  const size = () => ({ width: place.clientWidth || 360, height: Math.round(Math.min(240, Math.max(170, place.clientWidth * 0.5))) });
+  const draw = () => {
+    const axis = { stroke: colour("--muted"), font: "12px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+    const up = { ...axis, values: (plot, all) => all.map(short) }, across = { ...axis, size: 30, ...(over === "version" ? { incrs: STEPS } : {}), ...(over === "hours" ? { values: (plot, all) => all.map((value) => `${value} h`) } : {}) };
+    const { data, series, bands } = layers(chart);
+    const plot = new uPlot({
+      ...size(), series, bands, axes: [across, up], legend: { show: false },
+      scales: { x: { time: over === "time" }, y: { range: yRange(chart) } },
+      tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "UTC"),
+      cursor: { y: false, sync: { key: "curves" } },
+      hooks: { setCursor: [(drawing) => { text.textContent = readout(chart, drawing.cursor.idx, over); }] },
+    }, data);
+    plot.root.setAttribute("role", "img");
+    plot.root.setAttribute("aria-label", about);
+    plot.over.addEventListener("click", () => {
+      const link = groupsBehind(plot, chart);
+      if (link) location.href = link;
+    });
+    if (chart.curves.some((curve) => curve.groups)) plot.over.style.cursor = "pointer";
+    text.textContent = readout(chart, null, over);
+    place.replaceChildren(plot.root, text);
+    return plot;
+  };
+  let plot = draw();
+  new ResizeObserver(() => {
+    if (place.clientWidth && Math.abs(plot.width - place.clientWidth) > 4) plot.setSize(size());
+  }).observe(place);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { plot.destroy(); plot = draw(); });
+};
+
+const drawn = [...document.querySelectorAll("[data-curves]")].map((part) =>
+  fetch(part.dataset.curves).then((answer) => (answer.ok ? answer.json() : {})).then((charts) => {
+    for (const place of typeof uPlot === "undefined" ? [] : part.querySelectorAll("[data-chart]")) {
+      const chart = charts[place.dataset.chart];
+      if (chart && chart.x.length > 1) drawChart(place, chart, part.dataset.over);
+    }
   }));
 // Whoever looks at the page by program waits for this.
 Promise.allSettled(drawn).then((all) => {

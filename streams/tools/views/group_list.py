@@ -75,6 +75,8 @@ class GroupFilter:
     fate: str = "all"
     version: int | None = None
     """The one that answered."""
+    made: int | None = None
+    """The one that was made of them, in its own step."""
     scenario: str = ""
     text: str = ""
     """In the last message of its task or in an answer, in upper or lower case."""
@@ -124,6 +126,8 @@ class GroupFilter:
         ]
         if self.version is not None:
             conditions.append(f"adapter_version = {self.version}")
+        if self.made is not None:
+            conditions.append(f"(_partition, _offset) IN ({_step_groups_sql(self.policy, self.made)})")
         if self.until is not None:
             conditions.append(f"epoch_ms(_timestamp) <= {self.until}")
         conditions += [*self.reward.conditions("reward_mean"), *self.spread.conditions("reward_std")]
@@ -192,6 +196,16 @@ def _in_words(group: Row, texts: dict[str, Row]) -> Row:
         "answers": shown,
         "different": len(answers),
     }
+
+
+def _step_groups_sql(policy: str, version: int) -> str:
+    """Return the statement of the positions of the groups of the batch that a version was made of."""
+    return f"""
+SELECT groups_partition, unnest(groups_offsets) FROM whole.batches SEMI JOIN (
+    SELECT last_batch AS sequence FROM whole.adapters
+    WHERE policy = {literal(policy)} AND kind = 'trained' AND version = {version} ORDER BY _offset LIMIT 1
+) USING (sequence) WHERE policy = {literal(policy)}
+"""  # noqa: S608 - a literal
 
 
 def _with_text_sql(text: str) -> str:

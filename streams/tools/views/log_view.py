@@ -4,7 +4,8 @@
 
 All statements of one snapshot see the log up to the same offsets. One reader is served at a time. A session is kept
 for FRESH_S, and for COST times the CPU time that a snapshot took, so that reading takes a tenth of one core at most,
-however long the log is; a snapshot says how old it is. What a page renews by itself is read once a session (`recall`).
+however long the log is; a snapshot says how old it is. What a page renews by itself is read once a session, and figures
+of the log alone once for as long as it has no other records (`recall`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ COST = 10.0
 LIMITS = {"threads": "1", "memory_limit": "1GB"}
 """For DuckDB: the loop may run on the same machine."""
 PAGE_ROWS = 50
+KEPT_RESULTS = 64
+"""Results that a view keeps."""
+KEPT_LOGS = 4
+"""Other logs that a view keeps open: those of experiments."""
 WHOLE_LOG = LogRights()
 
 Row = dict[str, Any]
@@ -67,12 +72,13 @@ class LogSnapshot:
         result = self._session.run(self.rights.restrict(sql), limit=limit)
         return [dict(zip(result.names, row, strict=True)) for row in formats.rows(result)]
 
-    def recall(self, name: str, read: Callable[[], T]) -> T:
+    def recall(self, name: str, read: Callable[[], T], *, from_log: bool = False) -> T:
         """Return what was read under a name since the log was looked at, or read it. It must not be changed.
 
-        For what a page renews by itself, and for small things: they are kept as long as the session is fresh.
+        For what a page renews by itself, and for small things: they are kept as long as the session is fresh, and
+        `from_log`, which are of the log alone, until it has other records.
         """
-        return self.view.recall((name, self.rights.tenant, *self.rights.hidden), read)
+        return self.view.recall((from_log, name, self.rights.tenant, *self.rights.hidden), read)
 
     def first(self, sql: str) -> Row | None:
         """Return the first row, or None."""
@@ -106,13 +112,14 @@ class LogView:
     ) -> None:
         self.settings = settings
         self.source: Source = source
+        self._others: dict[str, LogView] = {}
         self._clock, self._cpu_clock = clock, cpu_clock
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._opened = 0.0
         self._as_of = datetime.now(UTC)
         self._cpu_s = 0.0
-        self._recalled: dict[Hashable, Any] = {}
+        self._recalled: dict[tuple[Hashable, ...], Any] = {}
 
     @contextmanager
     def snapshot(self, rights: LogRights = WHOLE_LOG) -> Iterator[LogSnapshot]:
@@ -130,12 +137,24 @@ class LogView:
         """Return a new session, which the caller closes. Raises LogError if the log cannot be read."""
         return Session(self.settings, source=self.source, limits=SessionLimits(duckdb=LIMITS, empty_topics=without))
 
-    def recall(self, name: Hashable, read: Callable[[], T]) -> T:
-        """Return what was read under a name since the log was looked at, or read it; within a snapshot."""
-        if name not in self._recalled:
-            self._recalled[name] = read()
-        recalled: T = self._recalled[name]
+    def recall(self, key: tuple[Hashable, ...], read: Callable[[], T]) -> T:
+        """Return what was read under a key since the log was looked at, or read it; within a snapshot."""
+        if key not in self._recalled:
+            value = read()
+            if len(self._recalled) >= KEPT_RESULTS:
+                self._recalled.clear()
+            self._recalled[key] = value
+        recalled: T = self._recalled[key]
         return recalled
+
+    def other(self, settings: Settings) -> LogView:
+        """Return the view of another log, such as that of an experiment, by its prefix; it is closed with this one."""
+        prefix = settings.topics.prefix
+        if prefix not in self._others:
+            while len(self._others) >= KEPT_LOGS:
+                self._others.pop(next(iter(self._others))).close()
+            self._others[prefix] = LogView(settings, self.source, clock=self._clock, cpu_clock=self._cpu_clock)
+        return self._others[prefix]
 
     def outdate(self) -> None:
         """Let the next snapshot read the log again: something was written that its reader waits for."""
@@ -144,21 +163,25 @@ class LogView:
     def close(self) -> None:
         """Release the readers."""
         with self._lock:
+            for other in self._others.values():
+                other.close()
+            self._others.clear()
             if self._session is not None:
                 self._session.close()
                 self._session = None
 
     def _renew(self, old: Session | None) -> Session:
         """Return a session with the newest records: the old one if nothing was written since."""
-        self._recalled.clear()
         fresh = self.session()
         self._opened, self._as_of = self._clock(), datetime.now(UTC)
         if old is not None and fresh.ranges == old.ranges:
             fresh.close()
+            self._recalled = {key: value for key, value in self._recalled.items() if key[0]}
             return old
         if old is not None:
             old.close()
         self._cpu_s = 0.0
+        self._recalled.clear()
         return fresh
 
 

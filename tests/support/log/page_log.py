@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+from collections.abc import Callable
 from typing import Any
 
 from schemas.events import (
@@ -12,8 +13,10 @@ from schemas.events import (
     DroppedGroup,
     Event,
     JobEvent,
+    LagCount,
     LeftOut,
     Message,
+    Outcome,
     Response,
     Reward,
     Task,
@@ -98,8 +101,16 @@ class LogMaker:
         self.log["rewards"] += made
         return made
 
-    def grouped(self, of: Task, answers: list[Response], values: list[float], **changes: Any) -> AdvantagedGroup:
-        """Add the group of these answers."""
+    def grouped(
+        self,
+        of: Task,
+        answers: list[Response],
+        values: list[float],
+        components: list[dict[str, float]] | None = None,
+        **changes: Any,
+    ) -> AdvantagedGroup:
+        """Add the group of these answers; `components` of each, if its source is not `exact` alone."""
+        parts = components or [{"exact": value} for value in values]
         first = self.log["responses"].index(answers[0]) if answers else 0
         gained = advantages("grpo", values, eps=1e-4, ddof=1) if len(values) > 1 else [0.0] * len(values)
         mean = sum(values) / len(values) if values else 0.0
@@ -107,9 +118,9 @@ class LogMaker:
         members = tuple(
             member(
                 one.slot, response_id=one.response_id, offset=first + number, reward=value, advantage=advantage,
-                components={"exact": value},
+                components=part, finish_reason=one.finish_reason,
             )
-            for number, (one, value, advantage) in enumerate(zip(answers, values, gained, strict=False))
+            for number, (one, value, advantage, part) in enumerate(zip(answers, values, gained, parts, strict=False))
         )  # fmt: skip
         whole: dict[str, Any] = {
             "task_id": of.task_id, "policy": of.policy, "purpose": of.purpose, "scenario": of.scenario,
@@ -185,8 +196,9 @@ def _small() -> LogMaker:
 
 def _learning(maker: LogMaker, versions: int = 20) -> LogMaker:
     """Add what policy `learner` does, in two scenarios."""
-    draw = random.Random(7)
+    draw, noise = random.Random(7), random.Random(11)
     for version in range(versions + 1):
+        first = len(maker.log["groups"])
         for number in range(4):
             scenario = ("sums", "products")[number % 2]
             right = min(0.95, 0.1 + 0.05 * version * (1 if number % 2 else 1.4))
@@ -194,29 +206,83 @@ def _learning(maker: LogMaker, versions: int = 20) -> LogMaker:
                 f"learner-{version}-{number}", "6 + 7 =", policy="learner", group_size=6, scenario=scenario
             )
             values = [float(draw.random() < right) for _ in range(6)]
-            answers = maker.answered(asked, ["13" if value else "12" for value in values], version=version)
+            texts: list[str | None] = ["13" if value else "is 12"[min(version // 5, 3) :] for value in values]
+            ending = "length" if version < 6 and not number else "stop"
+            answers = maker.answered(asked, texts, version=version, finish_reason=ending)
             maker.judged(answers, list(values))
             maker.grouped(asked, answers, values)
+        if version < versions:
+            maker.log["batches"].append(
+                batch(
+                    version, policy="learner", groups_offsets=tuple(range(first, first + 4)), responses=24,
+                    lags=(LagCount(lag=0, groups=3), LagCount(lag=min(version, 2), groups=1)),
+                )
+            )  # fmt: skip
         if version:
+            share = min(1.0, 0.05 * version + 0.05)
+            outcomes = _held_out(maker, version, lambda index, share=share: float(noise.random() < share))
+            score = sum(outcome.success or 0.0 for outcome in outcomes) / len(outcomes)
             maker.log["adapters"] += [
-                trained(version, policy="learner", metrics={"loss": 1 / version, "mean_reward": 0.5}),
-                evaluated(version, min(1.0, 0.05 * version + 0.05), tasks=35, policy="learner"),
+                trained(version, policy="learner", metrics=_step_metrics(version, noise)),
+                evaluated(version, score, tasks=len(outcomes), policy="learner", outcomes=outcomes),
                 promoted(version, policy="learner", actor="rollouts", reason="better on the held-out tasks"),
             ]
     maker.log["jobs"] += _job_of_learner()
     return maker
 
 
+def _step_metrics(version: int, noise: random.Random) -> dict[str, float]:
+    """Return what the trainer would measure of a step."""
+    return {
+        "loss": 0.2 / version + 0.01 * noise.random(),
+        "mean_reward": 0.5,
+        "kl": 0.002 * noise.random(),
+        "kl_reference": 0.0,
+        "entropy": 0.9 - 0.03 * version,
+        "grad_norm": 0.4 + 0.2 * noise.random(),
+        "clipped": 0.02 * noise.random(),
+        "effective": 0.95 + 0.05 * noise.random(),
+        "groups": 4.0,
+        "responses": 24.0,
+        "answers_distinct": 24.0 - version,
+        "answers_cut": 0.0,
+        "groups_differed": 4.0,
+        "tokens": 480.0,
+        "step_s": 1.5 + noise.random(),
+    }
+
+
+def _held_out(maker: LogMaker, version: int, success: Callable[[int], float]) -> tuple[Outcome, ...]:
+    """Return how a version of `learner` did on its held-out questions, and add the tasks in which it was asked some."""
+    for index in range(3):
+        maker.asked(
+            f"held-{version}-{index}", f"{index + 3} + {index + 8} =", policy="learner", purpose="eval", group_size=1,
+            adapter_version=version, metadata={"suite": "sums@1", "suite_index": str(index), "suite_size": "12"},
+        )  # fmt: skip
+    values = [success(index) for index in range(12)]
+    return tuple(
+        Outcome(index=index, scenario="sums", success=value, reward=value, tokens=3.0)
+        for index, value in enumerate(values)
+    )
+
+
 def _job_of_learner() -> list[JobEvent]:
     """Return the events of a job of four iterations, which failed after three, and was evaluated after each."""
-    events = [job_event("created", policy="learner", spec=job_spec(iterations=4)), job_event("started", 1, version=0)]
+    events = [
+        job_event("created", policy="learner", spec=job_spec(iterations=4, max_budget_usd=2.0)),
+        job_event("started", 1, version=0),
+    ]
     for number in range(1, 4):
-        success = {"success": number / 4, "success_low": number / 5, "success_high": number / 3, "n": 4.0}
+        used = {"prompt_tokens": 9000.0 * number, "completion_tokens": 24_000.0 * number, "trainer_s": 240.0 * number}
+        gain = {"success_gain": number / 4, "success_gain_low": number / 9, "success_gain_high": number / 3}
         events += [
-            job_event("iteration", len(events), iteration=number, version=number),
+            job_event(
+                "iteration", len(events), iteration=number, version=number,
+                metrics=used | {"reward": number / 5, "cost_usd": 0.25 * number},
+            ),
             job_event(
                 "evaluated", len(events) + 1, iteration=number, version=number, best=(number,),
-                metrics=success | {"mean_reward": number / 4, "success_gain": number / 4, "gain": 0.0},
+                metrics=used | gain | {"success": number / 4, "n": 4.0, "mean_reward": number / 4, "gain": 0.0},
             ),
         ]  # fmt: skip
     way_out = {"code": "NO_TRAINER", "suggested_action": "start `streamward train`"}
