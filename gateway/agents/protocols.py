@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -41,6 +42,7 @@ from gateway.http import errors, sse
 from gateway.http.principal import may_ask, principal_of, sees
 from gateway.http.request_record import RequestRecord, record_of
 from gateway.http.route import Reply
+from gateway.http.uvicorn_server import WHEN_UNREAD
 from schemas.events import Message
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
@@ -59,6 +61,9 @@ class AnswersCalls(FindsAgents, Protocol):
 
     async def conversation(self, turn_id: str) -> tuple[Message, ...] | None:
         """Return the messages up to a recorded turn, its answer included; None if there is no such turn."""
+
+    def note_unread(self, turn_id: str) -> None:
+        """Take in that a client left without reading an answer: a retry of its call gets it."""
 
     def model_of(self, name: str) -> str:
         """Return the model that a call asks for by a name."""
@@ -208,6 +213,7 @@ class AgentProtocols:
         begun = await anext(pieces)
         if not isinstance(begun, Begun):
             raise TypeError(f"an answer begins with Begun, not with {type(begun).__name__}")
+        request.scope[WHEN_UNREAD] = partial(self._recorder.note_unread, begun.turn_id)
         record = record_of(request)
         return begun, pieces if record is None else _count_tokens(record, begun, pieces)
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from starlette.requests import Request
@@ -143,34 +143,45 @@ def checked(model: type[Read], value: Any, inside: str = "") -> Read:
 
 def ignored(body: BaseModel, path: str = "") -> tuple[str, ...]:
     """Return the paths of the parameters that were sent and are ignored, without indices, each once."""
+    paths: dict[str, None] = {}
+    _note_ignored(body, path, paths)
+    return tuple(paths)
 
-    def paths(value: list[Any] | BaseModel, path: str) -> Iterator[str]:
-        if isinstance(value, list):
-            for item in value:
-                if isinstance(item, list | BaseModel):
-                    yield from paths(item, path)
-            return
-        if isinstance(value, NamedOnly):
-            yield f"{path}.{value.type}"
-            return
-        fields = _fields(type(value))
-        for name in sorted(value.model_fields_set):
-            inner, (alias, is_ignored) = getattr(value, name), fields[name]
-            if is_ignored:
-                yield from [f"{path}.{alias}".lstrip(".")] if inner is not None else []
-            elif isinstance(inner, list | BaseModel):
-                yield from paths(inner, f"{path}.{alias}".lstrip("."))
 
-    return tuple(dict.fromkeys(paths(body, path)))
+def _note_ignored(value: object, path: str, paths: dict[str, None]) -> None:
+    """Add the paths in a value of a body; a conversation has thousands of objects, so this looks at few fields."""
+    if isinstance(value, list):
+        for item in value:
+            _note_ignored(item, path, paths)
+    elif isinstance(value, NamedOnly):
+        paths[f"{path}.{value.type}"] = None
+    elif isinstance(value, BaseModel):
+        sent = value.model_fields_set
+        for name, alias, is_ignored in _notable_fields(type(value)):
+            if name in sent and (inner := getattr(value, name)) is not None:
+                if is_ignored:
+                    paths[f"{path}.{alias}".lstrip(".")] = None
+                else:
+                    _note_ignored(inner, f"{path}.{alias}".lstrip("."), paths)
 
 
 @cache
-def _fields(model: type[BaseModel]) -> dict[str, tuple[str, bool]]:
-    """Return the name of each field in a request, and whether it is ignored."""
-    return {
-        name: (field.alias or name, any(isinstance(mark, Ignored) for mark in field.metadata))
-        for name, field in model.model_fields.items()
-    }
+def _notable_fields(model: type[BaseModel]) -> list[tuple[str, str, bool]]:
+    """Return the fields that are ignored, or may hold objects: name, name in a request, whether it is ignored."""
+    fields = []
+    for name, field in sorted(model.model_fields.items()):
+        is_ignored = any(isinstance(mark, Ignored) for mark in field.metadata)
+        if is_ignored or _may_hold_objects(field.annotation):
+            fields.append((name, field.alias or name, is_ignored))
+    return fields
+
+
+def _may_hold_objects(annotation: Any) -> bool:
+    """Return whether a value of this type may be an object, or a list."""
+    if get_origin(annotation) is Literal:
+        return False
+    parts = get_args(annotation)
+    return any(map(_may_hold_objects, parts)) if parts else annotation not in (str, int, float, bool, type(None))
 
 
 def use(model: type[BaseModel], name: str) -> tuple[Literal["used", "refused", "ignored"], str]:

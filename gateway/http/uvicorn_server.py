@@ -2,6 +2,10 @@
 
 host, port ──► bound ──► socket        application ──► quiet_server ──► answers on sockets until `should_exit`
 certificate and key, if any ──► TlsFiles ──► quiet_server, which then speaks https
+a client resets its connection ──► WHEN_UNREAD of the scope of the last request is called
+
+Not covered: an answer that is left unread behind a proxy, which reads it itself, or for longer than the seconds after
+which uvicorn closes an unused connection. A client may also reset a connection whose answer it has read.
 """
 
 from __future__ import annotations
@@ -11,12 +15,31 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from streams.errors import SettingsError
+
+WHEN_UNREAD = "streamward.when_unread"
+"""Where a scope of ASGI has the function to call if the client leaves without reading the answer."""
+
+
+class WatchedConnection(HttpToolsProtocol):
+    """A connection that notices when its client leaves without reading the last answer.
+
+    The system of a client acknowledges what it receives, whether or not the program reads it. If the program closes a
+    connection with unread bytes, its system resets the connection (RFC 9293, section 3.6.1); otherwise it just ends.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection; `exc` if it was reset."""
+        super().connection_lost(exc)
+        scope = cast("dict[str, Any]", self.scope or {})  # of the last request; what was answered before it was read
+        if exc is not None and WHEN_UNREAD in scope:
+            scope[WHEN_UNREAD]()
 
 
 class QuietServer(uvicorn.Server):
@@ -58,6 +81,7 @@ def quiet_server(app: ASGIApp, *, grace_s: int, tls: TlsFiles | None = None) -> 
     return QuietServer(
         uvicorn.Config(
             app,
+            http=WatchedConnection,
             log_config=None,
             access_log=False,
             lifespan="off",

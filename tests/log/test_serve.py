@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -292,6 +294,66 @@ def test_a_retry_gets_the_same_answer_and_no_second_turn(server: Server) -> None
     assert len(server.turns("twice")) == 1
     others: list[dict[str, str]] = [{"Idempotency-Key": "k2"}, {}, {"x-stainless-retry-count": "1"}]
     assert len({first.id, *(ask(model="sums", messages=[user("once")], extra_headers=each).id for each in others)}) == 4
+
+
+def call_of(server: Server, agent: str, *, stream: bool) -> httpx.Request:
+    body = {"model": "sums", "messages": [user("once more")], "stream": stream}
+    return httpx.Request("POST", f"{server.url}/agents/{agent}/v1/chat/completions", json=body)
+
+
+def in_bytes(request: httpx.Request) -> bytes:
+    lines = [f"POST {request.url.path} HTTP/1.1", *(f"{name}: {value}" for name, value in request.headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + request.content
+
+
+def read_answer(connection: socket.socket, end: bytes) -> str:
+    """Read an answer to its end, and return the id of its turn."""
+    received = b""
+    while not received.endswith(end):
+        received += connection.recv(65536)
+    [turn_id] = re.findall(rb"\r\nx-request-id: (\S+)", received)
+    return str(turn_id, "ascii")
+
+
+def retry(call: httpx.Request) -> str:
+    """Send a call as a client does that got no answer, and return the id of the turn that answers it."""
+    call.headers.update({"x-stainless-retry-count": "1"})
+    with httpx.Client() as client:
+        return client.send(call).headers["x-request-id"]
+
+
+STREAMED = pytest.mark.parametrize(("stream", "end"), [(True, b"\r\n0\r\n\r\n"), (False, b"}")])
+
+
+@STREAMED
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_retry_gets_the_answer_that_reached_its_client_and_was_not_read(
+    server: Server, stream: bool, end: bytes, kept: bool
+) -> None:
+    """`kept`: the connection had an answer to the same call before, and that one was read."""
+    agent, before = f"unread-{stream}-{kept}", list[str]()
+    call = call_of(server, agent, stream=stream)
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port)) as connection:
+        if kept:
+            connection.sendall(in_bytes(call))
+            before.append(read_answer(connection, end))
+        connection.sendall(in_bytes(call))
+        until(lambda: connection.recv(65536, socket.MSG_PEEK).endswith(end), "the answer", folder=server.folder)
+    again = retry(call)
+    assert sorted(turn.turn_id for turn in server.turns(agent)) == sorted([*before, again])
+
+
+@STREAMED
+def test_a_retry_gets_an_answer_of_its_own_if_the_first_one_was_read(server: Server, stream: bool, end: bytes) -> None:
+    """Whoever has read the answer to a call does not send it again: another process did."""
+    agent = f"read-{stream}"
+    call = call_of(server, agent, stream=stream)
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port)) as connection:
+        connection.sendall(in_bytes(call))
+        first = read_answer(connection, end)
+    again = retry(call)
+    assert first != again
+    assert sorted(turn.turn_id for turn in server.turns(agent)) == sorted([first, again])
 
 
 def test_calls_at_once_with_the_same_body_share_an_answer_only_under_the_same_key(server: Server) -> None:

@@ -71,6 +71,34 @@ def test_a_retry_without_a_key_gets_a_recent_answer_that_nobody_has_read_to_its_
     assert remembered.find_answered(retry, last) is None
 
 
+def test_a_retry_gets_every_choice_of_a_call_whose_client_left_without_reading_it() -> None:
+    remembered, retry = Conversations(), replace(asked("d" * 64), count=2)
+    choices = [turn(number, choice=number, request_digest="d" * 64, started_at=T0) for number in (0, 1)]
+    for one in choices:
+        remembered.take(one)
+    for one in choices:
+        remembered.note_given(asked(None), one.turn_id)
+    assert remembered.find_answered(retry, T0) is None
+    remembered.note_unread("another turn")
+    assert remembered.find_answered(retry, T0) is None
+    remembered.note_unread(choices[0].turn_id)
+    assert remembered.find_answered(retry, T0) == dict(enumerate(choices))
+
+
+def test_an_answer_that_was_not_read_takes_the_place_of_no_newer_one() -> None:
+    remembered = Conversations()
+    old, new = (saying(name, "hi", "hello", at, started_at=T0 + at) for at, name in enumerate(("r0", "r1")))
+    remembered.take(old)
+    remembered.note_given(asked(None), old.turn_id)
+    remembered.take(new)
+    remembered.note_unread(old.turn_id)
+    assert remembered.find_answered(replace(asked(None), request_digest=old.request_digest), T0 + 1) == {0: new}
+    remembered.note_given(asked(None), new.turn_id)
+    remembered.close(remembered.by_id["r0"], "test")
+    remembered.note_unread(old.turn_id)
+    assert remembered.find_answered(replace(asked(None), request_digest=old.request_digest), T0 + 1) is None
+
+
 def test_a_key_of_the_client_finds_the_answer_under_that_key_alone() -> None:
     remembered, whole = Conversations(), turn(0)
     keyed = [turn(number, retry_key=key, request_digest="d" * 64) for number, key in enumerate(("k1", "k2"), 1)]

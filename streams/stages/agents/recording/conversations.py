@@ -220,12 +220,7 @@ class Conversations:
                 self._openings.setdefault((turn.agent_id, opening(turn.messages)), set()).add(conversation)
             for exchange in _exchanges_of(turn):
                 self._exchanges.setdefault(exchange, set()).add(conversation)
-        for request in _requests(turn):
-            before = self._answered.get(request, {})
-            begun_at = next(iter(before.values())).started_at if before else turn.started_at
-            if begun_at <= turn.started_at:
-                same_call = before if begun_at == turn.started_at else {}
-                self._answered[request] = {**same_call, turn.choice: turn}
+        self._offer_answer(turn)
         self._make_room(conversation)
 
     def _make_room(self, newest: Conversation) -> None:
@@ -260,6 +255,30 @@ class Conversations:
         conversation = self._of_turn.get(turn_id)
         if conversation is not None and not has_key(call):
             self._forget_answer(conversation.chains.turns[turn_id].turn)
+
+    def note_unread(self, turn_id: str) -> None:
+        """Take in that a client left without reading an answer that was given to it: a retry of its call gets it."""
+        for turn in self._answers_beside(turn_id):
+            self._offer_answer(turn)
+
+    def _offer_answer(self, turn: Turn) -> None:
+        """Let a retry find an answer, unless there is one to a newer call with the same body."""
+        for request in _requests(turn):
+            before = self._answered.get(request, {})
+            begun_at = next(iter(before.values())).started_at if before else turn.started_at
+            if begun_at <= turn.started_at:
+                same_call = before if begun_at == turn.started_at else {}
+                self._answered[request] = {**same_call, turn.choice: turn}
+
+    def _answers_beside(self, turn_id: str) -> Iterator[Turn]:
+        """Yield all answers to the call of a turn; none if the turn is not remembered."""
+        conversation = self._of_turn.get(turn_id)
+        if conversation is None:
+            return
+        turn = conversation.chains.turns[turn_id].turn
+        for other in conversation.turns:
+            if other.started_at == turn.started_at and request_of(other) == request_of(turn):
+                yield other
 
     def _forget_answer(self, turn: Turn) -> None:
         """Let no call be a retry any more of the one with this answer."""
@@ -347,12 +366,10 @@ class Conversations:
             if whole is None or not whole.started:
                 return None
             return RatedAnswer(answer_id, whole.task_id, policy, whole.slot or 0, whole.begun_at)
-        turn = conversation.chains.turns[answer_id].turn
-        for other in conversation.chains.turns.values():
-            is_same_call = request_of(other.turn) == request_of(turn) and other.turn.started_at == turn.started_at
-            if is_same_call and other.turn.choice == (turn.choice if choice is None else choice):
-                chosen = other.turn
-                return RatedAnswer(chosen.turn_id, chosen.task_id, policy, chosen.slot or 0, chosen.created_at)
+        number = conversation.chains.turns[answer_id].turn.choice if choice is None else choice
+        for turn in self._answers_beside(answer_id):
+            if turn.choice == number:
+                return RatedAnswer(turn.turn_id, turn.task_id, policy, turn.slot or 0, turn.created_at)
         return None
 
     def idle(self, since_ms: int, begun_ms: int) -> Iterator[Conversation]:

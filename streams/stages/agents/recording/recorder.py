@@ -87,6 +87,11 @@ class Recorder:
                 return messages
         return None
 
+    def note_unread(self, turn_id: str) -> None:
+        """Take in that a client left without reading an answer: a retry of its call gets it."""
+        for conversations in self._conversations:
+            conversations.note_unread(turn_id)
+
     async def agent_of(self, name: str) -> str | None:
         """Return the agent of a turn or a trajectory; None if there is none of this id."""
         for conversations in self._conversations:
