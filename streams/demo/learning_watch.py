@@ -22,6 +22,8 @@ class LearningWatch:
     """What a run has taught since it began."""
 
     progress: Progress
+    leftovers: int = 0
+    """Train tasks of an earlier run that are still under way: their groups come first, and say nothing of this run."""
     _groups_before: int = field(init=False)
     _differed_before: int = field(init=False)
     _trained_before: int = field(init=False)
@@ -86,7 +88,7 @@ class LearningWatch:
         return None
 
     def _new_groups(self) -> int:
-        return self.progress.learning.groups - self._groups_before
+        return max(0, self.progress.learning.groups - self._groups_before - self.leftovers)
 
     def _places(self) -> str:
         """Return where the train tasks are that were not trained on."""

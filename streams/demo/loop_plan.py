@@ -85,6 +85,10 @@ class Plan(ABC):
         """Return train tasks to ask once more, if the last ones fill no step."""
         return iter(())
 
+    def task_ids(self) -> set[str] | None:
+        """Return the ids of its train tasks; None if every train task in the log is one of them."""
+        return None
+
     @abstractmethod
     def suite(self) -> Suite | None:
         """Return the held-out questions; None: versions are not evaluated."""

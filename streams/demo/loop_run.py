@@ -187,7 +187,8 @@ def _loop(plan: Plan, settings: Settings, config: Path, console: Console) -> dic
     ):
         progress = Progress(settings)
         _catch_up(reader, progress)
-        watch = LearningWatch(progress)
+        task_ids = plan.task_ids()
+        watch = LearningWatch(progress, 0 if task_ids is None else progress.leftovers(task_ids))
         run = LoopRun(plan, settings, suite, progress, watch, processes, display, producer, started_at)
         tasks, note = plan.tasks(settings, run.progress)
         run.sent = sum(run.progress.train_tasks.values())

@@ -9,6 +9,7 @@ only ever moves forward through `PLACES`, and the view is right once the reader 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from schemas.events import (
@@ -183,6 +184,12 @@ class Progress:
     def window(self) -> int:
         """Return how many groups wait in the window of the next batch."""
         return self.places["grouped"]
+
+    def leftovers(self, task_ids: Collection[str]) -> int:
+        """Return how many train tasks without a group there are beside these."""
+        under_way = ("waiting", "sampled", "scored")
+        open_tasks = (task_id for task_id, task in self._open.items() if task.is_train and task.place in under_way)
+        return sum(task_id not in task_ids for task_id in open_tasks)
 
     def pause_reasons(self) -> list[str]:
         """Return the errors of paused scorers: those without a score since. A score of a mix may be any scorer's."""

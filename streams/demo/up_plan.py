@@ -114,6 +114,10 @@ class UpPlan(Plan):
         known = len(self.train) - len(tasks)
         return PlannedTasks(iter(tasks), f"{len(self.train)} train tasks: {len(tasks)} new, {known} known (in the log)")
 
+    def task_ids(self) -> set[str] | None:
+        """Return the ids of the tasks that were named; None if there are none."""
+        return None if self.train is None else {task.task_id for task in self.train}
+
     def tasks_again(self, settings: Settings) -> Iterator[Task]:
         """Return the tasks of one epoch more, those that are not in the log yet."""
         if not settings.learning.fill_last_step:

@@ -55,6 +55,17 @@ def test_a_run_that_teaches_nothing_ends_after_so_many_steps_of_its_own() -> Non
     assert "No version was better than the one before it" in failure
 
 
+def test_the_last_tasks_of_an_earlier_run_do_not_end_another() -> None:
+    progress = progress_of(*(task(task_id=name) for name in ("earlier", "ours")))
+    watch = LearningWatch(progress, progress.leftovers({"ours"}))
+    assert watch.leftovers == 1
+    for n in range(6):
+        progress.learning.take(unscored(str(n))[1])
+    assert watch.stop_reason() is None
+    progress.learning.take(unscored("more")[1])
+    assert watch.stop_reason() is not None
+
+
 def test_one_warning_is_given_for_a_cause_and_again_once_groups_have_differed() -> None:
     """Those of an earlier run get none: what was wrong may be mended."""
     progress = progress_of(*(event for n in range(4) for event in unscored(f"before{n}")))
