@@ -37,6 +37,10 @@ _PACKED = {
 }
 """What a file is that begins so; longer beginnings come first."""
 
+_OPENINGS = (b"{", b"[", b"[{")
+"""Lines that begin a JSON value which ends in another line."""
+_SEVERAL_LINES = "JSON over several lines; `jq -c . FILE` (of an array, `jq -c '.[]' FILE`) makes lines"
+
 
 class FileTextError(ValueError):
     """A file that is no UTF-8 text; `line` is the line of the fault, None if the whole file is another thing."""
@@ -64,15 +68,20 @@ def whole_text(raw: bytes) -> str:
 def text_lines(parts: bytes | Iterable[bytes | str]) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line) of each line that is not blank, with its end. `parts` is a file's content, or its lines.
 
-    Raises FileTextError for a file in another encoding; a stray byte is found by `json_object`.
+    Raises FileTextError for a file in another encoding, or of JSON over several lines; a stray byte is found by
+    `json_object`.
     """
     remaining = iter([parts] if isinstance(parts, bytes) else parts)
     head = _as_bytes(next(remaining, b""))
     check_encoding(head)
+    is_first = True
     lines = (line for part in chain([head], remaining) for line in _as_bytes(part).splitlines(keepends=True) or [b""])
     for number, line in enumerate(lines, 1):
         line = line.removeprefix(MARK)  # in a file made of several, each part may begin with one
-        if line.strip():
+        if content := line.strip():
+            if is_first and content in _OPENINGS:
+                raise FileTextError(f"it is {_SEVERAL_LINES}")
+            is_first = False
             yield number, line
 
 
@@ -148,8 +157,10 @@ def _stray_byte(exc: UnicodeDecodeError, start_of_line: int = 0) -> str:
 def _json_way_out(text: str, fault: int) -> str:
     """Return what to do about a line whose JSON is wrong from the character `fault` on."""
     content = text.strip()
-    if content in ("{", "[", "[{"):
-        return "it seems to be JSON over several lines; `jq -c . FILE` (of an array, `jq -c '.[]' FILE`) makes lines"
+    if content.encode(errors="surrogatepass") in _OPENINGS:
+        return f"it seems to be {_SEVERAL_LINES}"
+    if content.endswith("},"):
+        return "write one object a line, without a comma between them"
     if not content.startswith(("{", "[")) and any(separator in content for separator in ",;\t|"):
         return "write one object a line; if it is a table, its name has to end in .csv"
     has_no_end = fault >= len(text.rstrip()) or not content.endswith("}")

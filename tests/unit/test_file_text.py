@@ -66,6 +66,8 @@ def test_marks_and_line_ends_change_nothing(read: Callable[[Path], Any], content
         (b"PK\x03\x04", "it is a ZIP archive or a spreadsheet"),
         (b"PAR1\x15", "it is Parquet"),
         (b"\0\1\2\3", "it is no text: it begins with a zero byte"),
+        (b"\n[\n {\n", "it is JSON over several lines; `jq -c . FILE`"),
+        (b'{\n  "prompt": "x",\n', "it is JSON over several lines; `jq -c . FILE`"),
     ],
 )
 def test_a_file_that_is_no_text_is_one_error_that_names_it(
@@ -87,6 +89,7 @@ def test_a_file_that_is_no_text_is_one_error_that_names_it(
             "not JSON: Unterminated string starting at character 12; the file is cut off in its last line",
         ),
         (b"[\n", "JSON over several lines; `jq -c . FILE`"),
+        (LINE + b",\n", "not JSON: Extra data at character 42; write one object a line, without a comma between them"),
         (b"[1]\n", "got \\[1\\]; write one object a line; of an array, `jq -c '.\\[\\]' FILE` makes lines"),
         (b'{"prompt": "x", "answer": {"a": 1, "a": 2}}\n', 'the key "a" is there twice; remove one'),
         (

@@ -161,7 +161,7 @@ def test_blank_lines_are_passed_over_and_count_as_lines() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not JSON: Expecting property name"),
+        ("{,}", "not JSON: Expecting property name"),
         ("[1]", "expected an object, {...}, and got [1]"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
         ({"promt": "x"}, "there is no field promt; did you mean prompt?"),
