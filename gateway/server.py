@@ -25,8 +25,9 @@ from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
 from gateway.agents.runs import AgentRuns
 from gateway.http.application import Application
+from gateway.http.connection import OpenConnections
 from gateway.http.limits import KeyLimits, TimeLimits
-from gateway.http.uvicorn_server import QuietServer, TlsFiles, bound, quiet_server
+from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.jobs.fine_tuning import FineTuning
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
@@ -81,10 +82,12 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
     Raises SettingsError if address or engine cannot be used, LogError if the broker refuses or is unreachable too long.
     """
     signing.check_verify_key(settings.adapters)
-    tls = tls_files(settings)
+    tls, rule = tls_files(settings), settings.serve
+    connections = OpenConnections(rule.max_connections, rule.address_connections)
+    allow_open_files(rule.max_connections)
     with (
         metrics.serve_meter(settings, "serve", waits_for=("kafka", "engine")) as meter,
-        contextlib.closing(bound("serve", settings.serve.host, settings.serve.port)) as listening,
+        contextlib.closing(bound("serve", rule.host, rule.port)) as listening,
     ):
         meter.begin("building the engine", within_s=START_S)
         engine, rendering = build_tokens(settings)
@@ -106,7 +109,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 sys.setswitchinterval(SWITCH_S)
                 with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
                     app = build_application(settings, parts)
-                    answering = quiet_server(app, grace_s=GRACE_S, tls=tls)
+                    answering = quiet_server(app, grace_s=GRACE_S, tls=tls, open_connections=connections)
                     runner.run(_serve(settings, recorder, answering, listening, stop, meter))
         finally:
             engine.close()

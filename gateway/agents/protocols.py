@@ -39,10 +39,10 @@ from gateway.agents.protocol_answers import (
 )
 from gateway.agents.responses_body import Item, ItemReference, ResponsesBody
 from gateway.http import errors, sse
+from gateway.http.connection import WHEN_UNREAD
 from gateway.http.principal import may_ask, principal_of, sees
 from gateway.http.request_record import RequestRecord, record_of
 from gateway.http.route import Reply
-from gateway.http.uvicorn_server import WHEN_UNREAD
 from schemas.events import Message
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel

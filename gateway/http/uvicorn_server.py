@@ -2,48 +2,52 @@
 
 host, port ──► bound ──► socket        application ──► quiet_server ──► answers on sockets until `should_exit`
 certificate and key, if any ──► TlsFiles ──► quiet_server, which then speaks https
-a client resets its connection ──► WHEN_UNREAD of the scope of the last request is called
-
-Not covered: an answer that is left unread behind a proxy, which reads it itself, or for longer than the seconds after
-which uvicorn closes an unused connection. A client may also reset a connection whose answer it has read.
+each connection ──► BoundedConnection (connection.py)
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.http import connection
+from gateway.http.connection import BoundedConnection, OpenConnections
 from streams.errors import SettingsError
 
-WHEN_UNREAD = "streamward.when_unread"
-"""Where a scope of ASGI has the function to call if the client leaves without reading the answer."""
-
-
-class WatchedConnection(HttpToolsProtocol):
-    """A connection that notices when its client leaves without reading the last answer.
-
-    The system of a client acknowledges what it receives, whether or not the program reads it. If the program closes a
-    connection with unread bytes, its system resets the connection (RFC 9293, section 3.6.1); otherwise it just ends.
-    """
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection; `exc` if it was reset."""
-        super().connection_lost(exc)
-        scope = cast("dict[str, Any]", self.scope or {})  # of the last request; what was answered before it was read
-        if exc is not None and WHEN_UNREAD in scope:
-            scope[WHEN_UNREAD]()
+OTHER_FILES = 512
+"""Open files of a server that are no connections of clients: the broker's, the model's, its threads'."""
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the command's have been set."""
+    """uvicorn without signal handlers of its own: the command's have been set. Its connections have bounds."""
+
+    def __init__(self, config: uvicorn.Config, open_connections: OpenConnections) -> None:
+        super().__init__(config)
+        self._open_connections = open_connections
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on sockets. uvicorn's own would give a TLS handshake a minute."""
+        config, loop = self.config, asyncio.get_running_loop()
+        state, counts = self.server_state, self._open_connections
+        make = partial(BoundedConnection, counts, config=config, server_state=state, app_state={})
+        handshake_s = None if config.ssl is None else connection.HEAD_S
+        self.servers = [
+            await loop.create_server(
+                make, sock=listening, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=handshake_s
+            )
+            for listening in sockets or []
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -76,22 +80,34 @@ def _no_password() -> bytes:
     raise ValueError("the key has a password")
 
 
-def quiet_server(app: ASGIApp, *, grace_s: int, tls: TlsFiles | None = None) -> QuietServer:
-    """Return a server; once it should stop, answers in progress may take `grace_s` seconds."""
-    return QuietServer(
-        uvicorn.Config(
-            app,
-            http=WatchedConnection,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=grace_s,
-            server_header=False,
-            proxy_headers=False,
-            ssl_certfile=tls and tls.certificate,
-            ssl_keyfile=tls and tls.key,
-        )
+def quiet_server(
+    app: ASGIApp, *, grace_s: int, tls: TlsFiles | None = None, open_connections: OpenConnections | None = None
+) -> QuietServer:
+    """Return a server; once it should stop, answers in progress may take `grace_s` seconds.
+
+    `open_connections`: how many it has at most; None: any number.
+    """
+    config = uvicorn.Config(
+        app,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=grace_s,
+        server_header=False,
+        proxy_headers=False,
+        ssl_certfile=tls and tls.certificate,
+        ssl_keyfile=tls and tls.key,
     )
+    return QuietServer(config, open_connections or OpenConnections(0, 0))
+
+
+def allow_open_files(connections: int) -> None:
+    """Raise this process's limit of open files to what so many connections need, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < need:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else min(need, hard), hard))
 
 
 def bound(section: str, host: str, port: int) -> socket.socket:

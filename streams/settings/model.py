@@ -863,6 +863,15 @@ class Serve(Section):
         description="memory for recorded turns, megabytes; beyond it the least recently used trajectory ends, and "
         "later calls start a new one",
     )
+    max_connections: int = Field(
+        1000, ge=0, description="maximum of open connections; others get status 503; 0: no limit"
+    )
+    address_connections: int = Field(
+        500,
+        ge=0,
+        description="maximum of open connections of one address (IPv6: of a /64 network); others get status 503; a "
+        "proxy has the address of all its clients; 0: no limit",
+    )
     max_calls: int = Field(256, ge=1, description="maximum of concurrent calls; others get status 503")
     max_body_mb: float = Field(
         16.0, gt=0, description="maximum body of a request, megabytes; larger ones get status 413"

@@ -244,6 +244,39 @@ def test_what_cannot_be_answered_says_why_in_the_format_of_the_api(server: Serve
     assert server.turns("fool") == []
 
 
+@pytest.mark.parametrize(
+    ("status", "parts"),
+    [
+        (431, [b"GET /healthz HTTP/1.1\r\nHost: x\r\n", *[b"X: a\r\n" * 1000] * 100]),
+        (431, [b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ", *[b"a" * 10_000] * 100]),
+        (431, [b"GET /healthz?", *[b"a" * 10_000] * 100]),
+        (400, [b"GET /healthz\r\n\r\n"]),
+        (400, [b"GET /healthz HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n"]),
+    ],
+)
+def test_what_needs_no_key_has_a_bound_too(server: Server, status: int, parts: list[bytes]) -> None:
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=60) as peer:
+        with contextlib.suppress(OSError):  # closed while more is sent
+            for part in parts:
+                peer.sendall(part)
+        assert peer.recv(100).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_connections_beyond_the_settings_are_told_so(server: Server, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    settings = server.settings.model_copy(update={"serve": Serve(port=port, address_connections=3)})
+    narrow = Server(settings.model_copy(update={"metrics": Metrics()}), tmp_path)
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            refused = httpx.get(narrow.url + "/healthz")
+        assert refused.status_code == 503 and "serve.address_connections" in refused.text
+    finally:
+        narrow.process.send_signal(signal.SIGTERM)
+        assert narrow.process.wait(60) == 0
+
+
 def test_feedback_on_an_answer_becomes_one_reward_however_often_it_is_sent(server: Server) -> None:
     client = server.client("rated")
     asked = client.chat.completions.create(model="sums", messages=[user("how was it?")], n=2)
