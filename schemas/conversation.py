@@ -14,7 +14,15 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from schemas import json_text
@@ -74,10 +82,23 @@ Content = Annotated[list[Part], BeforeValidator(_parts, json_schema_input_type=s
 """A text, or its parts."""
 
 
-def _arguments(arguments: object) -> str:
+class JsonTextBudget:
+    """How many values the JSON texts in a value may have together; the `context` in which it is validated."""
+
+    def __init__(self, values: int) -> None:
+        self._left = values
+
+    def spend(self, text: str) -> None:
+        """Count the values of one. Raises json_text.ExtentError if there are too many."""
+        self._left -= json_text.check_extent(text, self._left)
+
+
+def _arguments(arguments: object, info: ValidationInfo) -> str:
     if isinstance(arguments, str) and not arguments.strip():
         return "{}"
     try:
+        if isinstance(arguments, str) and isinstance(info.context, JsonTextBudget):
+            info.context.spend(arguments)
         value = json_text.parse(arguments) if isinstance(arguments, str) else arguments
         may_have_nan = not isinstance(arguments, str) or "NaN" in arguments or "Infinity" in arguments
         text = json.dumps(value, allow_nan=False) if may_have_nan else ""

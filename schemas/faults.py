@@ -21,6 +21,10 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 SHOWN_CHARACTERS = 80
 """Most characters of a wrong value in a message."""
+LONGEST_PATH = 500
+"""Most characters of a path; that of an unknown field is as long as whoever sent it likes."""
+MOST_FAULTS = 100
+"""Most faults of one value that are worded; a value may have as many as parts."""
 IN_DESCRIPTION = "x-streamward"
 """Where the description of the HTTP interface says of a field that it is refused or ignored."""
 
@@ -98,6 +102,8 @@ class ValueFault(NamedTuple):
     message: str
     hint: str = ""
     """Of an unknown field: the name that is probably meant, or all there are in its place."""
+    reason: str = ""
+    """The message without the value."""
 
     @property
     def text(self) -> str:
@@ -106,26 +112,34 @@ class ValueFault(NamedTuple):
 
 
 def faults(exc: ValidationError, model: Any, value: Any, inside: str = "") -> Iterator[ValueFault]:
-    """Yield each fault that `model` found in `value`, whose own path is `inside`."""
-    for error in exc.errors(include_url=False):
-        path = _path_in(inside, path_of(error["loc"], value))
-        message = error["msg"].removeprefix("Value error, ")
+    """Yield the faults that `model` found in `value`, whose own path is `inside`; MOST_FAULTS at most."""
+    for error in exc.errors(include_url=False)[:MOST_FAULTS]:
+        path = excerpt_of(_path_in(inside, path_of(error["loc"], value)), LONGEST_PATH)
+        reason = error["msg"]
+        message = reason.removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
-            yield ValueFault("unknown", path, f"there is no field {in_quotes(path)}", _hint(model, error["loc"]))
+            hint = _hint(model, error["loc"])
+            yield ValueFault("unknown", path, f"there is no field {in_quotes(path)}", hint, reason)
         elif error["type"] == "refused":
-            yield ValueFault("refused", path, f"{path} is not supported: {message}")
+            yield ValueFault("refused", path, f"{path} is not supported: {message}", reason=reason)
         elif error["type"] == "missing":
-            yield ValueFault("missing", path, f"{path} is required")
+            yield ValueFault("missing", path, f"{path} is required", reason=reason)
         else:
             message = WORDS.get(error["type"], message)
             got = "" if error["type"] == "value_error" else f" (got {excerpt(error['input'])})"
-            yield ValueFault("invalid", path, f"{path}: {message}{got}" if path else f"{message}{got}")
+            yield ValueFault("invalid", path, f"{path}: {message}{got}" if path else f"{message}{got}", reason=reason)
 
 
 def excerpt(value: Any) -> str:
     """Return a value for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+    if isinstance(value, str):
+        value = value[: SHOWN_CHARACTERS + 1]
+    return excerpt_of(repr(value), SHOWN_CHARACTERS)
+
+
+def excerpt_of(text: str, length: int) -> str:
+    """Return a text, cut where it has more characters than that."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def path_of(location: tuple[int | str, ...], value: Any) -> str:
@@ -149,7 +163,7 @@ def path_of(location: tuple[int | str, ...], value: Any) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the hint for a misspelt name."""
     names = sorted(names)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.55)
+    close = difflib.get_close_matches(name[:LONGEST_PATH], names, n=1, cutoff=0.55)
     return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names) or 'none'}"
 
 
@@ -173,7 +187,7 @@ def _hint(model: Any, location: tuple[int | str, ...]) -> str:
         fields = (field for each in models for name, field in each.model_fields.items() if step in (name, field.alias))
         models = [inner for field in fields for inner in _models(field.annotation)] or models
     names = sorted({field.alias or name for each in models for name, field in each.model_fields.items()})
-    close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.55)
+    close = difflib.get_close_matches(str(location[-1])[:LONGEST_PATH], names, n=1, cutoff=0.55)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'none'}"
 
 

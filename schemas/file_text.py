@@ -85,24 +85,26 @@ def text_lines(parts: bytes | Iterable[bytes | str]) -> Iterator[tuple[int, byte
             yield number, line
 
 
-def json_objects(raw: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, object) of each line of a file. Raises FileTextError for the first that has none."""
+def json_objects(raw: bytes, *, most_values: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (number, object) of each line of a file. Raises FileTextError for the first that has none, or more values
+    than that.
+    """
     for number, line in text_lines(raw):
         try:
-            fields = json_object(line)
+            fields = json_object(line, most_values=most_values)
         except ValueError as exc:
             raise FileTextError(str(exc), number) from exc
         yield number, fields
 
 
-def json_object(line: bytes | str) -> dict[str, Any]:
+def json_object(line: bytes | str, *, most_values: int | None = None) -> dict[str, Any]:
     """Return the object in a line of JSON lines. Raises ValueError that says what the line is instead."""
     try:
         text = line if isinstance(line, str) else line.decode()
-        value = json_text.parse(text)
+        value = json_text.parse(text, most_values=most_values)
     except UnicodeDecodeError as exc:
         raise ValueError(_stray_byte(exc)) from exc
-    except json_text.RepeatedKeyError:
+    except (json_text.RepeatedKeyError, json_text.ExtentError):
         raise
     except json.JSONDecodeError as exc:
         raise ValueError(

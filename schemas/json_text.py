@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
+FEW_VALUES = 50
+"""So many are counted without a look at what is inside of strings."""
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """How half of a surrogate pair is written in JSON; whole pairs are written so, too."""
+_BRACKET = re.compile(r"[][{}]")
 
 
 class RepeatedKeyError(ValueError):
     """An object has a key twice: JSON lets it in, and readers differ in which of them counts."""
 
 
-def parse(text: str | bytes) -> Any:
-    """Return the value.
+class ExtentError(ValueError):
+    """A text has too many values, or is nested too deeply, to be parsed for whoever sent it."""
 
-    Raises RepeatedKeyError; ValueError for text that is not JSON, not Unicode, or nested without end.
+
+def parse(text: str | bytes, *, most_values: int | None = None) -> Any:
+    """Return the value; `most_values`: as of `check_extent`.
+
+    Raises RepeatedKeyError, ExtentError; ValueError for text that is not JSON, not Unicode, or nested without end.
     """
-    if isinstance(text, bytes):
-        text = text.decode(json.detect_encoding(text))
+    text = _decode(text)
+    if most_values is not None:
+        check_extent(text, most_values)
     try:
         value = _STRICT.decode(text)
         if _HALF_A_PAIR.search(text):
@@ -31,6 +40,49 @@ def parse(text: str | bytes) -> Any:
         half = f"\\u{ord(exc.object[exc.start]):04x}"
         raise ValueError(f"{half} is half of a surrogate pair, and no character; leave it out") from exc
     return value
+
+
+def check_extent(text: str | bytes, most_values: int, most_levels: int | None = None) -> int:
+    """Return how many values a text has, at most: objects, lists, and what is in them.
+
+    The text is only searched, which takes a fraction of the time of parsing it. Of text that is not JSON, as much is
+    counted as a parser would read. Raises ExtentError for more values or levels than that, UnicodeDecodeError.
+    """
+    text = _decode(text)
+    if (values := _values(text)) <= min(most_values, FEW_VALUES):
+        return values
+    text = text.replace("\\\\", "").replace('\\"', "")
+    too_many = f"it has more than {most_values:,} values"
+    if text.count('"') > 4 * most_values:  # a value is one string at most, and its key another
+        raise ExtentError(too_many)
+    structure = "".join(text.split('"')[::2])
+    if (values := _values(structure)) > most_values:
+        raise ExtentError(too_many)
+    if most_levels is not None:
+        _check_levels(structure, most_levels)
+    return values
+
+
+def _check_levels(structure: str, most_levels: int) -> None:
+    level = 0
+    for bracket in _BRACKET.finditer(structure):
+        level += 1 if bracket[0] in "[{" else -1
+        if level > most_levels:
+            raise ExtentError(f"it is nested deeper than {most_levels} levels")
+        if level < 0:
+            return  # no parser reads further
+
+
+def _values(structure: str) -> int:
+    return 1 + structure.count(",") + _openings(structure)
+
+
+def _openings(structure: str) -> int:
+    return structure.count("[") + structure.count("{")
+
+
+def _decode(text: str | bytes) -> str:
+    return text.decode(json.detect_encoding(text)) if isinstance(text, bytes) else text
 
 
 def parse_first(text: str, start: int) -> tuple[Any, int]:
@@ -53,8 +105,8 @@ def one_line(value: Any, **options: Any) -> str:
 def _without_repeated_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
         raise RepeatedKeyError(f"the key {json.dumps(repeated[:80], ensure_ascii=False)} is there twice; remove one")
     return fields
 

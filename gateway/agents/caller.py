@@ -6,14 +6,14 @@ X-Streamward-Observed: {"environment": "guess@1", "seed": 7, …} ────�
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Annotated, NamedTuple, Protocol
 
 from pydantic import Field
 from starlette.requests import Request
 
 from gateway.http import errors
-from gateway.http.body import Body, Read, read, read_call
+from gateway.http.body import Body, Read, read, read_apart, read_call
 from gateway.http.principal import AGENT_NAME, DEFAULT_AGENT, tenant_of
 from gateway.http.route import IDEMPOTENCY_KEY, Interface
 from schemas.events import Observed
@@ -31,8 +31,6 @@ AGENT_ID = {
 }
 CALL_KEY = {**IDEMPOTENCY_KEY, "schema": {"type": "string"}}
 OBSERVED = "X-Streamward-Observed"
-LARGE_BYTES = 128 * 1024
-"""A longer body is read in a thread; for a shorter one, going there and back costs more than it saves."""
 
 
 class Caller(NamedTuple):
@@ -73,10 +71,7 @@ async def read_model_call(
     request: Request, model: type[Read], raw: bytes, recorder: FindsAgents
 ) -> tuple[Read, Caller]:
     """Return the body and the caller of a request. Raises CallError."""
-    if len(raw) > LARGE_BYTES:  # the event loop has other calls to answer between the steps
-        body, digest = await asyncio.to_thread(read_call, model, raw)
-    else:
-        body, digest = read_call(model, raw)
+    body, digest = await read_apart(partial(read_call, model), raw)
     caller, tenant = _caller(request, digest), tenant_of(request)
     return body, caller if tenant is None else await _of_tenant(tenant, caller, recorder)
 

@@ -42,7 +42,7 @@ from gateway.http import errors, sse
 from gateway.http.connection import WHEN_UNREAD
 from gateway.http.principal import may_ask, principal_of, sees
 from gateway.http.request_record import RequestRecord, record_of
-from gateway.http.route import Reply
+from gateway.http.route import CONVERSATION, Reply
 from schemas.events import Message
 from streams.errors import CallError
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
@@ -73,6 +73,7 @@ class AnswersCalls(FindsAgents, Protocol):
 
 
 MODEL_CALL: dict[str, Any] = {
+    **CONVERSATION,
     "may": "chat.call",
     "refuses": (404, 409, 500),
     "parameters": (AGENT_ID, CALL_KEY),
@@ -151,6 +152,7 @@ class AgentProtocols:
 
     @MESSAGES.post(
         "/messages/count_tokens",
+        **CONVERSATION,
         may="chat.call",
         takes=anthropic.CountTokensBody,
         refuses=(404,),

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http import errors, openapi
-from gateway.http.body import read, read_query, sent
+from gateway.http.body import check_values, read, read_apart, read_query, sent
 from gateway.http.request_record import CLIENT_LEFT
 from gateway.http.route import Reply, Route, RouteTable, routes_of
 from streams.errors import CallError
@@ -36,8 +36,8 @@ class Application(FastAPI):
     """Answers the routes of rooms."""
 
     def __init__(self, rooms: Iterable[object], *, version: str, max_body_bytes: int, keys: bool = False) -> None:
-        """`max_body_bytes`: of routes that have no limit of their own; `keys`: whether a door asks for keys."""
-        super().__init__(title=TITLE, version=version, docs_url=None, redoc_url=None)
+        """`max_body_bytes`: of routes whose own limit is not less; `keys`: whether a door asks for keys."""
+        super().__init__(title=TITLE, version=version, docs_url=None, redoc_url=None, redirect_slashes=False)
         self.add_exception_handler(HTTPException, self._no_such_path)
         self._keys = keys
         self._endpoints: dict[Route, Endpoint] = {}
@@ -84,7 +84,9 @@ class Endpoint:
 
     def __init__(self, route: Route, method: Callable[..., Any], max_body_bytes: int) -> None:
         self.route = route
-        self._max_body_bytes = route.max_bytes or max_body_bytes
+        self._max_body_bytes, self._bound = max_body_bytes, "serve.max_body_mb"
+        if route.max_bytes is not None and route.max_bytes < max_body_bytes:
+            self._max_body_bytes, self._bound = route.max_bytes, "the most that this route takes"
         self._call = method if inspect.iscoroutinefunction(method) else partial(errors.apart, method)
         self._turns: AbstractAsyncContextManager[None] = nullcontext()
         if route.at_once:
@@ -108,13 +110,20 @@ class Endpoint:
         if name == "request":
             return request
         if name == "raw":
-            return await sent(request, self._max_body_bytes)
+            return await self._body(request)
         if name == "body":
-            return read(self.route.takes, await sent(request, self._max_body_bytes))
+            return await read_apart(partial(read, self.route.takes), await self._body(request))
         if name == "query":
             assert self.route.query is not None  # noqa: S101 - its route declares one
             return read_query(self.route.query, request.query_params.multi_items())
         return request.path_params[name]
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the bytes of the body. Raises CallError if there are too many, or too many values in them."""
+        raw = await sent(request, self._max_body_bytes, self._bound)
+        if self.route.takes_json:
+            await read_apart(partial(check_values, most_values=self.route.max_values), raw)
+        return raw
 
     def _response(self, result: Any) -> Response:
         if isinstance(result, Response):

@@ -1,18 +1,22 @@
 """Read the body of a request, and say of each of its parameters what becomes of it: used, refused or ignored.
 
-    bytes ──► JSON ──► the protocol's Body ──► its translation
-                       each field: a type, and Refused or Ignored (schemas/faults.py) with the reason
+    bytes ──► not too many, or 413 ──► values counted, or 413 ──► JSON ──► the protocol's Body ──► its translation
+                                       each field: a type, and Refused or Ignored (schemas/faults.py) with the reason
 
 Nothing is dropped silently: an unknown parameter is refused by its name, one that the server cannot honor is refused
 unless its value asks for nothing, and the few that change no answer are ignored, which the answer says. The fields are
 the only table of this; the page about the protocols and the description of the interface are made of them.
+
+How much a body may have is declared by its route. A long one is read in a thread; what is parsed there still keeps
+Python's lock, so its values are counted first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -20,7 +24,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from schemas import json_text
-from schemas.faults import Ignored, Refused, ValueFault, faults
+from schemas.conversation import JsonTextBudget
+from schemas.faults import MOST_FAULTS as MOST_WORDED, Ignored, Refused, ValueFault, faults
 from streams.errors import CallError, CallErrorKind
 
 KINDS: dict[str, CallErrorKind] = {
@@ -32,6 +37,12 @@ KINDS: dict[str, CallErrorKind] = {
 """Of an error, by the kind of the fault."""
 MOST_FAULTS = 10
 """Most parameters of one body that an error message names."""
+MOST_LEVELS = 100
+"""Deepest nesting of a body in JSON."""
+MOST_TEXT_VALUES = 100_000
+"""Most values in the texts of a body that are JSON themselves: arguments of calls."""
+LARGE_BYTES = 128 * 1024
+"""A longer body is read in a thread; for a shorter one, going there and back costs more than it saves."""
 
 
 class Body(BaseModel):
@@ -74,11 +85,15 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 
 
 Read = TypeVar("Read", bound=Body)
+T = TypeVar("T")
 
 
-async def sent(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request. Raises CallError if it is longer than `max_bytes`; a declared length is enough."""
-    too_large = CallError("too_large", f"the body is longer than {max_bytes} bytes (serve.max_body_mb); send less")
+async def sent(request: Request, max_bytes: int, origin: str = "the most that is taken here") -> bytes:
+    """Return the body of a request; `origin`: where its bound is from.
+
+    Raises CallError if it is longer than `max_bytes`; a declared length is enough.
+    """
+    too_large = CallError("too_large", f"the body is longer than {max_bytes} bytes ({origin}); send less")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise too_large
@@ -88,6 +103,21 @@ async def sent(request: Request, max_bytes: int) -> bytes:
         if len(raw) > max_bytes:
             raise too_large
     return bytes(raw)
+
+
+async def read_apart(read_bytes: Callable[[bytes], T], raw: bytes) -> T:
+    """Return what a function makes of a body; in a thread if it is long, as the event loop has others to answer."""
+    return await asyncio.to_thread(read_bytes, raw) if len(raw) > LARGE_BYTES else read_bytes(raw)
+
+
+def check_values(raw: bytes, most_values: int) -> None:
+    """Raise CallError for a body of JSON with more values than that, or nested deeply."""
+    try:
+        json_text.check_extent(raw, most_values, MOST_LEVELS)
+    except json_text.ExtentError as exc:
+        raise CallError("too_large", f"the body: {exc}; send less") from exc
+    except UnicodeDecodeError:  # it is no JSON, which whoever reads it says
+        return
 
 
 def read(model: type[Read], raw: bytes) -> Read:
@@ -135,7 +165,7 @@ def _parse(raw: bytes) -> Any:
 def checked(model: type[Read], value: Any, inside: str = "") -> Read:
     """Return a value as a body; `inside` is its own path. Raises CallError that names every parameter that is wrong."""
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, context=JsonTextBudget(MOST_TEXT_VALUES))
     except ValidationError as exc:
         hides = bool(model.model_config.get("hide_input_in_errors"))
         raise _call_error(exc, model, value, inside, hides=hides) from (None if hides else exc)
@@ -209,17 +239,18 @@ def compact(value: object, path: str) -> str:
 def _call_error(exc: ValidationError, model: type[BaseModel], value: object, inside: str, *, hides: bool) -> CallError:
     """Return one error for all that is wrong in a body, with the kind and the parameter of the first."""
     problems, hints = dict[str, CallError](), set[str]()
-    for fault, error in zip(faults(exc, model, value, inside), exc.errors(include_url=False), strict=True):
+    for fault in faults(exc, model, value, inside):
         if any(_overlap(fault.path, path) for path in problems):  # alternatives to one value are one problem
             continue
         once = fault._replace(hint="") if fault.hint in hints else fault
-        problems[fault.path] = _problem(once, error["msg"], hides=hides)
+        problems[fault.path] = _problem(once, hides=hides)
         hints.add(fault.hint)
     first, *others = problems.values()
     if not others:
         return first
     messages = dict.fromkeys(problem.message for problem in (first, *others[: MOST_FAULTS - 1]))
-    more = f" | and {len(others) + 1 - MOST_FAULTS} more" if len(others) >= MOST_FAULTS else ""
+    rest = len(problems) - MOST_FAULTS + max(exc.error_count() - MOST_WORDED, 0)
+    more = f" | and {rest} more" if rest > 0 else ""
     return CallError(first.kind, " | ".join(messages) + more, first.parameter)
 
 
@@ -229,10 +260,10 @@ def _overlap(path: str, other: str) -> bool:
     return longer.startswith(shorter) and longer[len(shorter) : len(shorter) + 1] in ("", ".", "[")
 
 
-def _problem(fault: ValueFault, message: str, *, hides: bool) -> CallError:
-    """Return the error of one fault; `message` does not have the value that is wrong."""
+def _problem(fault: ValueFault, *, hides: bool) -> CallError:
+    """Return the error of one fault; `hides`: without the value that is wrong."""
     if hides and fault.kind == "unknown":  # a value in the place of a name may be a secret
         return CallError("unknown_parameter", "the body has a parameter that there is not; leave it out")
     if hides and fault.kind == "invalid":
-        return CallError("invalid", f"{fault.path or 'the body'}: {message}", fault.path or None)
+        return CallError("invalid", f"{fault.path or 'the body'}: {fault.reason}", fault.path or None)
     return CallError(KINDS[fault.kind], fault.text, fault.path or None)

@@ -52,7 +52,7 @@ ACTIONS: dict[CallErrorKind, str] = {
     "unsupported": "leave it out, or do what the message says",
     "not_found": "check what the message names",
     "permission_denied": "leave it out, or ask who has a key of a role that may: `streamward access check` says which",
-    "too_large": "send less, or raise serve.max_body_mb",
+    "too_large": "send less; if the message names a setting, that can be raised",
     "conflict": "look at it as it is now, and decide anew; an Idempotency-Key of another request cannot be used again",
     "context_length_exceeded": "shorten the conversation",
     "request_timeout": "send it faster, or less of it; or raise serve.body_s",

@@ -36,6 +36,14 @@ May = Action | LoginAction | None
 LOGIN_ACTIONS: tuple[LoginAction, ...] = get_args(LoginAction)
 DECLARED = "declared_route"
 """The attribute of a function that answers a route."""
+BODY_BYTES = 1024 * 1024
+"""Longest body of a route that declares nothing else."""
+BODY_VALUES = 10_000
+"""Most values of one in JSON."""
+LARGE_BODY: Mapping[str, Any] = {"max_bytes": None, "max_values": 100_000}
+"""What a route declares that takes a task, many questions, or a file."""
+CONVERSATION: Mapping[str, Any] = {"max_bytes": None, "max_values": 50_000}
+"""What a route declares that takes a conversation: its messages are compared with those of the turns before it."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,10 @@ class Route:
     """Whether the answer may be streamed, as those to calls of agents."""
     page: bool = False
     """Whether a browser gets the answer, and refusals, as a page."""
-    max_bytes: int | None = None
-    """Longest body; None: serve.max_body_mb."""
+    max_bytes: int | None = BODY_BYTES
+    """Longest body, at most serve.max_body_mb; None: that alone."""
+    max_values: int = BODY_VALUES
+    """Most values of a body in JSON."""
     ids: str = ""
     """Where the names are listed that a request to it has; said where there is no such thing."""
     at_once: int = 0
@@ -157,6 +167,11 @@ class Route:
     def paths(self) -> list[str]:
         """Every path where it is."""
         return [prefix + self.path for prefix in self.interface.prefixes]
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether its body is JSON."""
+        return self.takes is not None and not isinstance(self.takes, Mapping)
 
     @property
     def is_open(self) -> bool:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from streams.errors import CallError
 
 MOST_PARTS = 32
+HEAD_BYTES = 8 * 1024
+"""Longest headers of a field."""
 BOUNDARY = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 DISPOSITION = re.compile(r"^content-disposition:\s*form-data\s*(;.*)$", re.IGNORECASE | re.MULTILINE)
 PARAMETER = re.compile(r';\s*(name|filename)=(?:"([^"]*)"|([^\s;"]*))', re.IGNORECASE)
@@ -44,6 +46,8 @@ def parts(content_type: str, raw: bytes) -> list[FormPart]:
 
 def _part(piece: bytes) -> FormPart:
     head, separator, content = piece.partition(b"\r\n\r\n")
+    if len(head) > HEAD_BYTES:
+        raise CallError("invalid", f"the headers of a field of the form are longer than {HEAD_BYTES} bytes")
     try:
         headers = head.decode()
     except UnicodeDecodeError as exc:

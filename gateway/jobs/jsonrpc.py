@@ -3,6 +3,8 @@
     bytes ──► Parse error, or each request ──► Invalid Request, Method not found, Invalid params, or its result
                                           └──► a notification: done, and not answered
 
+All of a batch is parsed before any of it is done.
+
 Methods are functions of named parameters; positional ones are named in the order that a method gives them. The
 specification is https://www.jsonrpc.org/specification. Requests of a batch are done one after the other.
 """
@@ -10,9 +12,11 @@ specification is https://www.jsonrpc.org/specification. Requests of a batch are 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from gateway.http.body import read_apart
 from schemas import json_text
 from schemas.faults import nearest
 
@@ -50,7 +54,7 @@ class RpcMethod(NamedTuple):
 async def answer(raw: bytes, methods: Mapping[str, RpcMethod]) -> JsonObject | list[JsonObject] | None:
     """Return the outcome, or those of a batch, ready for JSON; None if nothing is answered."""
     try:
-        body = json_text.parse(raw)
+        body = await read_apart(json_text.parse, raw)
     except json_text.RepeatedKeyError as exc:
         return _refusal(None, RpcError(PARSE_ERROR, data=str(exc)))
     except ValueError:
@@ -106,12 +110,14 @@ def _problem(request: Any) -> str | None:
     if "params" in request and not isinstance(request["params"], dict | list):
         return "params has to be an object or an array"
     if "id" in request and not _is_id(request["id"]):
-        return "id has to be a text, a number or null"
+        return "id has to be a text, a finite number or null"
     return None
 
 
 def _is_id(value: Any) -> bool:
-    return value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
+    if isinstance(value, float):  # JSON has no other number to answer with
+        return math.isfinite(value)
+    return value is None or (isinstance(value, str | int) and not isinstance(value, bool))
 
 
 def _refusal(request_id: Any, error: RpcError) -> JsonObject:

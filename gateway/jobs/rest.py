@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Body, Whole, compact
 from gateway.http.principal import AGENT_NAME
-from gateway.http.route import IDEMPOTENCY_KEY, REST
+from gateway.http.route import IDEMPOTENCY_KEY, LARGE_BODY, REST
 from gateway.jobs import tuning_orders
 from gateway.jobs.answers import (
     FINE_TUNING_JOB,
@@ -170,6 +170,7 @@ class TrainingJobs:
     @REST.post(
         "/finetune/jobs",
         may="jobs.order",
+        **LARGE_BODY,
         ids="GET /adapters lists policies; an agent is what POST /rl/agents wrote",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from gateway.http import errors
 from gateway.http.body import Body
 from gateway.http.principal import principal_of
 from gateway.http.request_record import RecordedCall, RequestRecord, record_of
-from gateway.http.route import Interface
+from gateway.http.route import LARGE_BODY, Interface
 from gateway.jobs import jsonrpc
 from gateway.jobs.answers import RpcOutcome
 from gateway.jobs.jsonrpc import INVALID_PARAMS, RpcError, RpcMethod
@@ -38,7 +38,7 @@ from streams.jobs.job_log import JobCommandKind, JobLog
 from streams.jobs.questions import suite, suite_name
 from streams.jobs.state import JobState, JobStatus
 from streams.kafka import times
-from streams.output import moment
+from streams.output import json_line, moment
 from streams.settings.model import Settings
 from streams.stages.tasks.submit import submit
 
@@ -228,6 +228,7 @@ class JsonRpc:
         answers=RpcOutcome | list[RpcOutcome],
         refuses=(),
         also={204: "Done, and none of them is answered"},
+        **LARGE_BODY,
         sends={"jsonrpc": "2.0", "method": "training.get_status", "params": {"job_id": JOB_ID}, "id": 1},
         example={"jsonrpc": "2.0", "id": 1, "result": {"job_id": JOB_ID, "status": "running", "iteration": 2}},
     )
@@ -235,7 +236,11 @@ class JsonRpc:
         """Call methods of jobs in JSON-RPC 2.0, one or a batch of them."""
         api = JobsOverHttp(self._settings, self._jobs_of(request), principal_of(request), record_of(request))
         outcome = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))
-        return Response(status_code=204) if outcome is None else JSONResponse(outcome)
+        if outcome is None:
+            return Response(status_code=204)
+        return Response(
+            json_line(outcome), media_type="application/json"
+        )  # a record may have numbers that JSON has not
 
 
 async def _apart(call: Callable[[dict[str, Any]], Any], parameters: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from gateway.http.body import PathQuery
 from gateway.http.principal import tenant_of
-from gateway.http.route import OPENAI
+from gateway.http.route import LARGE_BODY, OPENAI
 from gateway.jobs import form_data
 from gateway.jobs.answers import DeletedFile, FileList, StoredFile, page
 from streams.errors import CallError
@@ -66,7 +66,12 @@ class UploadedFiles:
         self._store = store
 
     @OPENAI.post(
-        "/files", may="files.write", takes={"multipart/form-data": {"schema": FORM}}, refuses=(), example=EXAMPLE
+        "/files",
+        may="files.write",
+        takes={"multipart/form-data": {"schema": FORM}},
+        **LARGE_BODY,
+        refuses=(),
+        example=EXAMPLE,
     )
     def upload_file(self, request: Request, raw: bytes) -> StoredFile:
         """Upload a file of questions or examples, in JSON lines."""

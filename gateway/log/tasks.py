@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from gateway.http.body import Answer, Body, read_fields
 from gateway.http.principal import actor_of, tenant_of
-from gateway.http.route import REST
+from gateway.http.route import LARGE_BODY, REST
 from gateway.log.named_code import check_named
 from gateway.log.open_log import AT_ONCE, OpenLog
 from schemas import serde
@@ -134,6 +134,7 @@ class SentTasks:
         "/tasks",
         may="tasks.submit",  # a scorer or an environment that is executed code takes code.run, too
         takes=TaskBody,
+        **LARGE_BODY,
         status=201,
         ids="GET /adapters lists policies",
         at_once=AT_ONCE,

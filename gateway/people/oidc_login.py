@@ -64,7 +64,7 @@ class OidcLogins:
         """`login_cookie`: how a browser keeps the login on the page."""
         self._issuer, self._logins, self._login_cookie = issuer, logins, login_cookie
 
-    @PLAIN.get("/auth/oidc/login", may="auth.oidc", status=302, parameters=(TO,), refuses=ANYWHERE)
+    @PLAIN.get("/auth/oidc/login", may="auth.oidc", status=302, parameters=(TO,), refuses=(404, *ANYWHERE))
     async def begin_oidc_login(self, request: Request) -> Response:
         """Send a browser to the issuer."""
         begun = await apart(self._issuer.begin)
@@ -87,7 +87,7 @@ class OidcLogins:
         may="auth.oidc",
         answers=TokensAnswer,
         parameters=CALLBACK_PARAMETERS,
-        refuses=(401, 429, *ANYWHERE),
+        refuses=(401, 404, 429, *ANYWHERE),
         page=True,
         example=TOKENS,
     )

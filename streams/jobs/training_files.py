@@ -34,6 +34,9 @@ FOLDER = "_files"
 CONTENT, ABOUT = "content", "file.json"
 FILE_ID = re.compile(r"file-[0-9a-f]{64}")
 LONGEST_NAME = 255
+MOST_LINES = 500_000
+MOST_VALUES = 10_000
+"""Of a line: parsing more would keep other threads of a server from running."""
 PURPOSE = "fine-tune"
 """The purpose that OpenAI's clients give a file."""
 
@@ -61,9 +64,14 @@ class FileLine(NamedTuple):
 
 
 def lines_of(raw: bytes) -> list[FileLine]:
-    """Return the lines of a file. Raises JobRequestError with the number of the first that is no JSON object."""
+    """Return the lines of a file.
+
+    Raises JobRequestError if there are too many, or with the number of the first that is no JSON object, or too much.
+    """
+    if raw.count(b"\n") > MOST_LINES or raw.count(b"\r") > MOST_LINES:
+        raise JobRequestError(f"the file has more than {MOST_LINES:,} lines; upload it as several files", "file")
     try:
-        lines = [FileLine(number, fields) for number, fields in json_objects(raw)]
+        lines = [FileLine(number, fields) for number, fields in json_objects(raw, most_values=MOST_VALUES)]
     except FileTextError as exc:
         place = "the file" if exc.line is None else f"line {exc.line}"
         raise JobRequestError(f"{place}: {exc}", "file") from exc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,10 +43,12 @@ class Client:
         self._log.__exit__()
 
     def send(self, body: Any, *, path: str = PATHS[0], headers: dict[str, str] | None = None) -> httpx.Response:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+
         async def post() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-                return await client.post(path, json=body, headers=headers)
+                return await client.post(path, content=raw, headers=headers)
 
         answer = asyncio.run(post())
         as_documented(answer)
@@ -148,6 +151,47 @@ def test_notifications_and_batches_go_over_http(client: Client) -> None:
     assert (client.send(pause).status_code, client.send(pause).content) == (204, b"")
     batch = [{"jsonrpc": "2.0", "method": "training.get_status", "params": {"job_id": name}, "id": n} for n in (1, 2)]
     assert [one["result"]["status"] for one in client.send(batch).json()] == ["paused", "paused"]
+
+
+STATUS = {"jsonrpc": "2.0", "method": "training.list_jobs", "params": {}, "id": 1}
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        STATUS | {"id": HALF},
+        STATUS | {"id": [HALF]},
+        STATUS | {"jsonrpc": HALF},
+        STATUS | {"method": HALF},
+        STATUS | {"params": {"status": HALF}},
+        STATUS | {"params": {HALF: 1}},
+        STATUS | {"params": [HALF]},
+        STATUS | {HALF: 1},
+        HALF,
+    ],
+    ids=lambda request_: json.dumps(request_)[-40:],
+)
+@pytest.mark.parametrize("is_escaped", [True, False])
+def test_half_of_a_surrogate_pair_anywhere_in_a_batch_is_a_parse_error_and_nothing_of_it_is_done(
+    client: Client, request_: Any, is_escaped: bool
+) -> None:
+    before = len(read(client.settings, JobEvent))
+    text = json.dumps([STATUS | {"method": "training.start_grpo", "params": ORDER}, request_], ensure_ascii=is_escaped)
+    answer = client.send(text.encode(errors="surrogatepass"))
+    assert answer.status_code == 200
+    assert (answer.json()["error"]["code"], answer.json()["id"]) == (-32700, None)
+    assert len(read(client.settings, JobEvent)) == before
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_an_id_that_no_answer_can_repeat_is_invalid_and_the_rest_of_the_batch_is_answered(
+    client: Client, number: str
+) -> None:
+    batch = [STATUS, STATUS | {"id": "ID"}]
+    answer = client.send(json.dumps(batch).replace('"ID"', number).encode())
+    listed, refused = answer.json()
+    assert (listed["id"], refused["error"]["code"], refused["id"]) == (1, -32600, None)
 
 
 def test_a_body_that_is_too_long_is_refused(client: Client) -> None:

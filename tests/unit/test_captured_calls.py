@@ -22,6 +22,7 @@ from gateway.http.body import read_call
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
 from streams.engines.rendering.template_rendering import ChatRendering
+from streams.errors import CallError
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
 from streams.stages.agents.trajectories.fold import fold
 from tests.support.models import chat
@@ -339,6 +340,25 @@ def test_an_answer_that_is_not_recorded_in_time_is_not_given_and_its_retry_gets_
         given = tried()
         [turn] = server.turns
     assert given.json()["id"] == f"chatcmpl-{turn.turn_id}"
+
+
+def test_a_call_beyond_those_that_may_be_in_progress_is_told_to_try_again() -> None:
+    with served(max_calls=1) as server:
+
+        async def both() -> CallError:
+            first, second = ([Message(role="user", content="hi")] * count for count in (1, 2))
+            reading = server.recorder.answer(call_of(server, *first))
+            await anext(reading)
+            with pytest.raises(CallError) as raised:
+                await anext(server.recorder.answer(call_of(server, *second)))
+            server.engine.streams[0].push(END, -0.5)
+            server.engine.streams[0].finish("stop")
+            async for _ in reading:
+                pass
+            return raised.value
+
+        refused = server.run(both())
+    assert refused.kind == "busy" and "serve.max_calls" in refused.message
 
 
 # --- bodies -----------------------------------------------------------------------------------------------------------

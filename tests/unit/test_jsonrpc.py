@@ -108,6 +108,8 @@ def test_an_example_of_the_specification_is_answered_as_it_says(sent: str, expec
         ({"jsonrpc": "2.0", "method": "get_data", "params": 1, "id": 1}, -32600),
         ({"jsonrpc": "2.0", "method": "get_data", "id": True}, -32600),
         ({"jsonrpc": "2.0", "method": "get_data", "id": [1]}, -32600),
+        ({"jsonrpc": "2.0", "method": "get_data", "id": float("inf")}, -32600),
+        ({"jsonrpc": "2.0", "method": "get_data", "id": float("nan")}, -32600),
     ],
 )
 def test_each_kind_of_mistake_has_its_code(request_: dict[str, Any], code: int) -> None:

@@ -19,6 +19,7 @@ from gateway.routes import ROOMS, ROUTES
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
 from streams.errors import NotFoundError
 from streams.settings.model import Login, Serve, Settings
+from tests.support.documented import differences
 from tests.unit.test_door import BEARER, Known
 
 
@@ -87,7 +88,12 @@ def test_the_door_lets_in_whom_the_route_says(http: TestClient) -> None:
         ("/echoes/hall", b'{"text": 1}', 400, "text: Input should be a valid string (got 1)"),
         ("/echoes/hall", b'{"text": "a", "texs": 1}', 400, "there is no field texs; did you mean text?"),
         ("/echoes/hall?time=2", b'{"text": "a"}', 400, "there is no field time; did you mean times?"),
-        ("/echoes/hall", b" " * 41, 413, "the body is longer than 40 bytes (serve.max_body_mb); send less"),
+        (
+            "/echoes/hall",
+            b" " * 41,
+            413,
+            "the body is longer than 40 bytes (the most that this route takes); send less",
+        ),
         ("/echoes/well", b'{"text": "a"}', 404, "no echo in well"),
     ],
 )
@@ -148,3 +154,11 @@ def test_every_room_is_served_and_no_operation_has_the_name_of_another() -> None
     ]
     assert [type(room) for room in rooms] == list(ROOMS)
     assert len({route.name for route in ROUTES}) == len(ROUTES)
+
+
+@pytest.mark.parametrize("path", ["/auth/oidc/login", "/auth/oidc/callback"])
+def test_routes_of_an_issuer_that_there_is_not_are_described_as_not_found(path: str) -> None:
+    rooms = people_rooms(Settings(serve=Serve(auth="keys")), Any)
+    answer = TestClient(Application(rooms, version="1", max_body_bytes=1_000, keys=True)).get(path)
+    assert answer.status_code == 404
+    assert [*differences(answer)] == []

@@ -1,0 +1,216 @@
+"""How much a body may have: bytes and values by route, before anything of it is parsed.
+
+Not covered: the time of a body (test_limits.py), and what comes before it (test_connection.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, strategies as st
+
+from gateway.http import body as bodies
+from gateway.http.application import Application
+from gateway.http.body import MOST_LEVELS, Body, check_values, read
+from gateway.http.route import BODY_BYTES, BODY_VALUES, CONVERSATION, LARGE_BODY, Route
+from gateway.jobs.form_data import HEAD_BYTES, parts
+from gateway.routes import ROUTES
+from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
+from schemas import json_text
+from schemas.conversation import Conversation
+from schemas.faults import LONGEST_PATH
+from streams.errors import CallError, JobRequestError
+from streams.jobs import training_files
+from streams.settings.model import Settings
+
+TAKING_JSON = [route for route in ROUTES if route.takes_json]
+CALLS = {"create_chat_completion", "create_completion", "create_response", "create_message", "count_tokens"}
+LARGE = {"call_jsonrpc", "create_training_job", "submit_task", "upload_file"}
+"""Routes that take many questions, a task, or a file."""
+
+
+def values_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(values_of, inner))
+
+
+def levels_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(levels_of, inner), default=0)
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.sampled_from('",:[]{}\\/é🎈\n'), max_size=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=30,
+)
+
+
+@given(JSON, st.booleans(), st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32-le"]))
+def test_values_and_levels_are_counted_whatever_is_inside_of_texts(value: Any, is_ascii: bool, encoding: str) -> None:
+    raw = json.dumps([value] * 60, ensure_ascii=is_ascii).encode(encoding)  # more than are counted without a look
+    values, levels = values_of([value] * 60), levels_of([value] * 60)
+    empty = raw.decode(encoding).replace(" ", "")
+    counted = json_text.check_extent(raw, 10_000, levels)
+    assert values <= counted <= values + empty.count("[]") + empty.count("{}")
+    with pytest.raises(json_text.ExtentError, match="more than"):
+        json_text.check_extent(raw, values - 1)
+    with pytest.raises(json_text.ExtentError, match="nested deeper than"):
+        json_text.check_extent(raw, 10_000, levels - 1)
+
+
+@given(st.text(st.sampled_from('",:[]{}\\ a1'), max_size=400))
+def test_of_any_text_no_more_is_parsed_than_was_counted(text: str) -> None:
+    counted, read_values = json_text.check_extent(text, 10_000), 0
+
+    def count(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal read_values
+        read_values += len(pairs)
+        return dict(pairs)
+
+    with contextlib.suppress(ValueError):
+        json.JSONDecoder(object_pairs_hook=count).decode(text)
+    assert read_values <= counted
+
+
+def test_what_is_a_text_is_one_value_however_long() -> None:
+    check_values(json.dumps({"prompt": 'a, b: [c], {d} "e" \\ ' * 10_000}).encode(), 3)
+
+
+def test_a_key_that_is_there_twice_is_found_among_many() -> None:
+    text = "{" + ",".join(f'"k{n}": 1' for n in range(100_000)) + ', "k99999": 2}'
+    with pytest.raises(json_text.RepeatedKeyError, match='"k99999" is there twice'):
+        json_text.parse(text)
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+def application() -> Application:
+    nothing: Any = SimpleNamespace(runs=None)
+    settings = Settings()
+    rooms = [
+        *agent_rooms(settings, nothing),
+        *job_rooms(settings, nothing),
+        *log_rooms(settings, nothing),
+        *people_rooms(settings, nothing),
+    ]
+    return Application(rooms, version="0", max_body_bytes=16_000_000)
+
+
+def posted(app: Application, route: Route, raw: bytes) -> httpx.Response:
+    path = route.paths[0].format(**dict.fromkeys(("agent_id", "trajectory_id", "job_id", "policy", "task_id"), "x"))
+
+    async def post() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+            return await client.post(path, content=raw)
+
+    return asyncio.run(post())
+
+
+@pytest.mark.parametrize("route", TAKING_JSON, ids=lambda route: route.name)
+def test_no_route_parses_a_body_of_too_many_values_or_levels(route: Route) -> None:
+    many = b"{" + b",".join(b'"k%d":1' % n for n in range(route.max_values)) + b","  # parsed, it would be no JSON
+    deep = b'{"a":' * (MOST_LEVELS + 1)
+    says = {many: f"it has more than {route.max_values:,} values", deep: f"deeper than {MOST_LEVELS} levels"}
+    app = application()
+    for raw, problem in says.items():
+        if route.max_bytes is not None and len(raw) > route.max_bytes:
+            problem = "the most that this route takes"
+        answer = posted(app, route, raw)
+        assert answer.status_code == 413 and problem in answer.text
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.takes is not None], ids=lambda route: route.name)
+def test_only_conversations_questions_and_files_may_be_as_long_as_the_setting_says(route: Route) -> None:
+    assert (route.max_bytes is None) == (route.name in LARGE | CALLS)
+    if route.max_bytes is None:
+        assert route.max_values == (CONVERSATION if route.name in CALLS else LARGE_BODY)["max_values"]
+        return
+    assert route.max_bytes is not None and route.max_bytes <= BODY_BYTES and route.max_values == BODY_VALUES
+    answer = posted(application(), route, b" " * (route.max_bytes + 1))
+    assert answer.status_code == 413 and "the most that this route takes" in answer.text
+
+
+@pytest.mark.parametrize("name", ["create_chat_completion", "call_jsonrpc", "create_training_job"])
+def test_a_long_body_is_read_in_a_thread(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    async def to_thread(call: Any, *arguments: Any) -> Any:
+        calls.append(call)
+        return call(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    [route] = [route for route in ROUTES if route.name == name]
+    for raw, threads in ((b'{"x": "short"}', 0), (json.dumps({"x": "a" * bodies.LARGE_BYTES}).encode(), 2)):
+        calls.clear()
+        posted(application(), route, raw)
+        assert len(calls) == threads
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class Form(Body):
+    """One text."""
+
+    text: str
+
+
+def test_an_error_of_many_unknown_parameters_names_some_and_counts_the_rest() -> None:
+    raw = json.dumps({f"k{n}": n for n in range(5_000)} | {"text": "a"}).encode()
+    with pytest.raises(CallError, match=r"there is no field k0; .* \| and 4990 more$"):
+        read(Form, raw)
+
+
+def test_a_name_that_is_long_is_cut_in_the_error() -> None:
+    with pytest.raises(CallError) as raised:
+        read(Form, json.dumps({"text": "a", "k" * 900_000: 1}).encode())
+    assert len(raised.value.message) < 3 * LONGEST_PATH and len(raised.value.parameter or "") == LONGEST_PATH
+
+
+# --- text that is JSON, in a body -------------------------------------------------------------------------------------
+
+
+class Talk(Body):
+    """Messages."""
+
+    messages: Conversation
+
+
+def test_arguments_of_calls_have_a_bound_together() -> None:
+    def talk(values: int, calls: int) -> bytes:
+        call = {"id": "c", "function": {"name": "f", "arguments": json.dumps({"a": [1] * values})}}
+        return json.dumps({"messages": [{"role": "assistant", "tool_calls": [call] * calls}]}).encode()
+
+    assert len(read(Talk, talk(9_000, 10)).messages) == 1
+    for raw in (talk(9_000, 12), talk(bodies.MOST_TEXT_VALUES, 1)):
+        with pytest.raises(CallError, match=r"they are not JSON: it has more than .* values"):
+            read(Talk, raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b'{"a": [' + b"1," * training_files.MOST_VALUES + b"1]}", "line 1: it has more than 10,000 values"),
+        (b"{}\n" * (training_files.MOST_LINES + 1), "the file has more than 500,000 lines"),
+    ],
+)
+def test_a_file_of_questions_has_bounds_too(raw: bytes, says: str) -> None:
+    with pytest.raises(JobRequestError, match=says):
+        training_files.lines_of(raw)
+
+
+def test_the_headers_of_a_field_of_a_form_are_cut_off() -> None:
+    head = b"Content-Disposition: form-data; name=a" + b"; x=y" * HEAD_BYTES
+    with pytest.raises(CallError, match="longer than 8192 bytes"):
+        parts("multipart/form-data; boundary=b", b"--b\r\n" + head + b"\r\n\r\nx\r\n--b--\r\n")
