@@ -97,6 +97,7 @@ def create_app(
             **dict.fromkeys((StreamwardError, HTTPException, Exception), partial(_explain, renderer)),
         },
     )
+    app.router.redirect_slashes = False  # it would redirect to whatever Host a request has
     app.add_middleware(cast(Any, PageGuard), hosts=hosts, origin="" if people is None else people.origin)
     return app
 

@@ -1,6 +1,6 @@
 """The page as a part of the server of agents: at /page/, behind the door where there is one.
 
-    / ──► /page/ ──► made for its first request ──► app.py
+    /, /page ──► /page/ ──► made for its first request ──► app.py
 
 Until then nothing of it is imported: a server whose page is never opened has no DuckDB in memory, and one in an image
 without it says so. It reads in the server's process, one page at a time, on one core at most; `streamward page` does
@@ -77,5 +77,6 @@ def mount(app: FastAPI, page: ASGIApp) -> None:
     async def to_page(_: Request) -> Response:
         return RedirectResponse(f"{PREFIX}/")
 
-    app.add_route("/", to_page, include_in_schema=False)
+    for path in ("/", PREFIX):
+        app.add_route(path, to_page, include_in_schema=False)
     app.mount(PREFIX, page)

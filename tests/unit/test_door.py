@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from gateway.page.mount import mount
 from gateway.people.auth import OwnPermissions
 from gateway.people.cookie import LoginCookie
 from gateway.people.door import UNLISTED, Door
-from gateway.routes import TABLE
+from gateway.routes import ROUTES, TABLE
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users
@@ -68,7 +68,7 @@ def client(known: Known) -> TestClient:
     return TestClient(Door(app, TABLE, known, KeyLimits(Serve())))
 
 
-def application() -> Application:
+def application(hosts: Collection[str] = page_app.LOOPBACK) -> Application:
     nothing: Any = SimpleNamespace(runs=None)
     settings = Settings()
     rooms = [
@@ -78,7 +78,7 @@ def application() -> Application:
         *people_rooms(settings, nothing),
     ]
     app = Application(rooms, version="0", max_body_bytes=1, keys=True)
-    mount(app, page_app.create_app(LogView(Settings()), people=somebody_logs_in(), decides=True))
+    mount(app, page_app.create_app(LogView(Settings()), hosts=hosts, people=somebody_logs_in(), decides=True))
     return app
 
 
@@ -94,6 +94,25 @@ def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         else:
             path = re.sub(r":\w+(?=})", "", prefix + route.path)
             yield from ((method, path) for method in route.methods)
+
+
+def test_a_slash_too_many_leads_nowhere_and_least_of_all_to_the_host_that_the_request_names() -> None:
+    app = Door(application(hosts=()), TABLE, Known("admin"), KeyLimits(Serve()))
+    http = TestClient(app, base_url="http://evil.example", follow_redirects=False, headers=BEARER)
+    paths = {(route.method, path.format_map(Names())) for route in ROUTES for path in route.paths}
+    paths |= {("GET", f"/page/{name}") for name in ("groups", "live", "sql", "dead-letters")}
+    for method, path in sorted(paths):
+        for slashes in ("/", "//"):
+            answer = http.request(method, path + slashes)
+            assert answer.status_code == 404 and "evil.example" not in f"{answer.headers} {answer.text}", path
+    assert http.get("/page").headers["location"] == http.get("/").headers["location"] == "/page/"
+
+
+class Names(dict[str, str]):
+    """A name for every parameter of a path."""
+
+    def __missing__(self, name: str) -> str:
+        return "x"
 
 
 def test_every_route_names_its_action() -> None:
