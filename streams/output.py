@@ -30,6 +30,11 @@ WIDE = 100_000
 """Width of a table that is not on a terminal, in cells: nothing is cut."""
 SENTENCE_CELLS = 32
 """Least width for a column of sentences; below it they would wrap at nearly every word."""
+LONGEST_CELL = 300
+"""Characters of a cell in a table with a header, but for the last column: longer than any id that is accepted, so it is
+of a record that no program of ours wrote. All rows would be as wide."""
+LONGEST_SENTENCE = 2000
+"""Characters of a cell in the last column, as of an error in a dead letter."""
 
 STATE_STYLES = {
     "ok": "green", "primary": "green", "created": "green",
@@ -94,7 +99,7 @@ def rows(data: Iterable[Any], columns: Sequence[Column], output: Output) -> None
         return
     from rich.table import Table
 
-    cells = [[column.of(row) for column in columns] for row in data]
+    cells = [[_cut(column, columns, row) for column in columns] for row in data]
     if columns[-1].optional and _room(columns, cells) < SENTENCE_CELLS:
         columns = columns[:-1]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -104,6 +109,12 @@ def rows(data: Iterable[Any], columns: Sequence[Column], output: Output) -> None
     for texts in cells:
         table.add_row(*(_text(text, STATE_STYLES.get(text, "")) for text in texts[: len(columns)]))
     _print(table)
+
+
+def _cut(column: Column, columns: Sequence[Column], row: Any) -> str:
+    """Return a cell, cut where it is too long for a table."""
+    text, longest = column.of(row), LONGEST_SENTENCE if column is columns[-1] else LONGEST_CELL
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def _room(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:

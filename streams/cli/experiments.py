@@ -27,6 +27,7 @@ def experiments_list(call: AppContext, output: Output) -> None:
     """Print every experiment of this log."""
     from streams import output as show
     from streams.errors import SettingsError
+    from streams.kafka.record import cut
     from streams.tools.replay import comparison, experiments as records
 
     rows, recorded = [], records.read(call.settings)
@@ -35,7 +36,7 @@ def experiments_list(call: AppContext, output: Output) -> None:
         try:
             newest = comparison.side(call.settings, name, recorded).newest
         except SettingsError as exc:  # any producer may write an odd event
-            state, reason = "unreadable", str(exc)
+            state, reason = "unreadable", cut(str(exc))
         counts = {key: experiment.counts.get(key, 0) for key in ("tasks", "groups", "batches", "steps")}
         rows.append(
             {

@@ -51,19 +51,19 @@ def latest_ms() -> int:
 def warn_of_time(at: Coordinates, timestamp_ms: int) -> None:
     """Name a record whose time cannot be right. Kafka deletes it by that time, within minutes or never."""
     if timestamp_ms < EARLIEST_MS:
-        log.warning(
-            "%s: its record time is %d ms since 1970, which is no time of a record; it has to be in milliseconds. "
-            "Retention goes by it, and may delete this record at any moment: correct its producer",
-            *(at, timestamp_ms),
-            extra={"at": at},
+        problem = (
+            "which is no time of a record; it has to be in milliseconds. Retention goes by it, and may delete this "
+            "record at any moment: correct its producer"
         )
     elif timestamp_ms > latest_ms():
-        log.warning(
-            "%s: its record time is %d ms since 1970, more than an hour ahead of this machine's clock; it has to be in "
-            "milliseconds. Retention goes by it, and keeps its segment until then: correct its producer, or this clock",
-            *(at, timestamp_ms),
-            extra={"at": at},
+        problem = (
+            "more than an hour ahead of this machine's clock; it has to be in milliseconds. Retention goes by it, and "
+            "keeps its segment until then: correct its producer, or this clock"
         )
+    else:
+        return
+    text = "%s: its record time is %d ms since 1970, %s. Others like it are not named"
+    log.warning(text, at, timestamp_ms, problem, extra={"at": at, "once": True})
 
 
 class Record(NamedTuple):

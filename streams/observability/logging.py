@@ -7,7 +7,8 @@
 
 Our own loggers print from the chosen level up; libraries only from warning up, even though mode sets the root logger
 to DEBUG when Faust starts. A message (logger, level, template) is printed a few times per window; the rest is counted,
-and the count is printed with the next one, or at the end. At level debug nothing is held back.
+and the count is printed with the next one, or at the end. A message with `extra={"once": True}` is about the log, and
+every command that reads it would repeat it: it is printed once. At level debug nothing is held back.
 """
 
 from __future__ import annotations
@@ -49,14 +50,23 @@ LIBRARY_BURST = Burst(3, 10.0)
 """Libraries repeat themselves while a broker is unreachable, and one template may carry all their messages."""
 FAUST_BURST = Burst(1, 30.0)
 """Without a broker, aiokafka prints dozens of lines a second."""
+ONCE = Burst(1, 3600.0)
+"""A process that runs for long repeats it after an hour."""
 _TEMPLATE_CHARS = 80
 """The beginning that identifies a message: some libraries log finished sentences instead of templates."""
 
 
-def burst_of(logger: str) -> Burst:
+def burst_of(record: logging.LogRecord) -> Burst:
     """Return how often a logger may print the same message."""
-    package = logger.partition(".")[0]
+    if is_once(record):
+        return ONCE
+    package = record.name.partition(".")[0]
     return OUR_BURST if package in OWN_LOGGERS else FAUST_BURST if package in FAUST else LIBRARY_BURST
+
+
+def is_once(record: logging.LogRecord) -> bool:
+    """Return whether a message is printed once."""
+    return bool(getattr(record, "once", False))
 
 
 @dataclass
@@ -79,7 +89,7 @@ class RateLimit:
 
     def passes(self, record: logging.LogRecord) -> bool:
         """Whether `record` is printed. `held_back` of a printed record counts those held back before it."""
-        now, burst = self._clock(), burst_of(record.name)
+        now, burst = self._clock(), burst_of(record)
         key = (record.name, record.levelno, str(record.msg)[:_TEMPLATE_CHARS])
         window = self._windows.setdefault(key, _Window(now))
         if now - window.began >= burst.window_s:
@@ -89,7 +99,8 @@ class RateLimit:
         window.printed += 1
         if window.printed <= burst.lines:
             return True
-        window.held_back, window.last = window.held_back + 1, record
+        window.held_back += 1
+        window.last = None if is_once(record) else record
         return False
 
     def end(self) -> list[logging.LogRecord]:

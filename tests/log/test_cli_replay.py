@@ -85,6 +85,22 @@ def test_an_odd_event_of_an_experiment_does_not_hide_the_others(source: Settings
     assert "policy.name" in listed["../../odd\0"]["reason"]
 
 
+def test_a_name_that_no_command_gives_is_cut_in_the_table_and_odd_times_are_named_once(
+    source: Settings, dr: dict[str, Any]
+) -> None:
+    forged = replace(experiments.read(source)["dr"].events[0], event_id="long", experiment="n" * 3000)
+    with Producer(source) as producer:
+        producer.send(forged)
+        for second in range(10):
+            tp = (topics(source.topics)["experiments"].name, 0)
+            producer.send_bytes(tp, b"odd", b"no event", timestamp_ms=second)
+    table = run(source, "experiments", "list", "--output", "table")
+    assert "n" * 200 in table.stdout and "unreadable" in table.stdout
+    assert max(map(len, table.stdout.splitlines())) < 3000
+    assert table.stderr.count("its record time is") == 1
+    assert all(len(line) < 10_000 for line in run(source, "experiments", "list").stdout.splitlines())
+
+
 def test_a_condition_in_sql_chooses_tasks(source: Settings) -> None:
     (plan,) = rows(run(source, "replay", "plan", "some", "--no-train", "--where", "scenario = 'odd' -- and no more"))
     assert (plan["tasks"], plan["scenarios"], plan["groups"], plan["steps"]) == (4, {"odd": 4}, 4, 0)

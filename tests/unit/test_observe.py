@@ -69,6 +69,25 @@ def test_a_flood_of_the_same_line_is_counted_instead_of_printed(capsys: pytest.C
     ]
 
 
+def test_what_every_reader_of_the_log_would_repeat_is_printed_once_an_hour(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    handler = program_log.StderrLog(logging.INFO, clock=lambda: now[0])
+
+    def say(number: int) -> None:
+        record = logging.LogRecord("streamward.kafka", logging.WARNING, "", 0, "record %d is odd", (number,), None)
+        record.once = True
+        handler.handle(record)
+
+    for number in range(10):
+        say(number)
+    now[0] += program_log.ONCE.window_s
+    say(10)
+    say(11)
+    handler.close()
+    lines = [line.split(": ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["record 0 is odd", "record 10 is odd (and 9 more like this)"]
+
+
 def test_what_librdkafka_mends_by_itself_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A node that has just started answers the first producer with "coordinator load in progress"."""
     program_log.set_up("info")

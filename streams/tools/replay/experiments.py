@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.events import ExperimentEvent, ExperimentKind, SourceRange, derive_id
-from schemas.faults import nearest
+from schemas.faults import excerpt, nearest
 from schemas.serde import Poison
 from streams import files
 from streams.errors import NotFoundError, SettingsError
@@ -63,7 +63,7 @@ def check_name(name: str) -> None:
     """Raise SettingsError for an invalid name: it becomes part of topic names and of paths."""
     if _NAME.fullmatch(name) is None:
         raise SettingsError(
-            f"experiment {name!r}: expected 1 to 60 of a-z, 0-9, - and _, a letter or digit first, e.g. dr-grpo"
+            f"experiment {excerpt(name)}: expected 1 to 60 of a-z, 0-9, - and _, a letter or digit first, e.g. dr-grpo"
         )
 
 
@@ -86,7 +86,7 @@ def settings_of(source: Settings, name: str, folder: Path, changes: Mapping[str,
 
 
 def of(source: Settings, experiment: Experiment) -> Settings:
-    """Return the settings of an experiment, as its events record them."""
+    """Return the settings of an experiment, as its events record them. Raises SettingsError."""
     fixed = ("trainer.off_policy", "scorers")
     changes = {key: text for key, text in experiment.settings.items() if key not in fixed}
     return settings_of(source, experiment.name, experiment.folder, changes, f"experiment {experiment.name}")
