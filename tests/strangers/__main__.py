@@ -9,7 +9,8 @@ scripted engine with a Kafka node of its own. Between it and the first two suite
 What a suite finds is in findings.json: for llmprobe its scores and each check that did not pass, for openai-python's
 own tests how many passed and what the others were told, for schemathesis each check that failed, for each agent of a
 framework what it said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what
-would change if they are generated again, and what the example prints (described.py).
+would change if they are generated again, and what the example prints (described.py). While schemathesis runs, another
+caller is answered within a second (latency.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from xml.etree import ElementTree
 
 from streams.kafka.node import process as broker
 from streams.settings.model import Settings
-from tests.strangers import agents_of_others, described, exchanges
+from tests.strangers import agents_of_others, described, exchanges, latency
 from tests.strangers.described import HOME, run
 from tests.strangers.proxy import Exchange, between
 from tests.strangers.stand_ins import mended
@@ -121,10 +122,14 @@ def main() -> int:
             with between(server, mended(MODEL, server)) as (url, spoken):
                 found["openai-python"] = openai_python(url, folder)
                 said += spoken
-            found["schemathesis"] = described.openly(server, folder)  # its requests are odd, and need no repetition
+            with latency.probed(server) as probe:
+                found["schemathesis"] = described.openly(server, folder)  # its requests are odd, and need no repetition
+            found["others meanwhile"] = {"schemathesis": probe.verdict}
             with described.keyed(settings.kafka.bootstrap, folder) as keyed:
                 found["clients"] = described.clients(keyed, folder)
-                found["schemathesis by role"] = described.by_role(keyed, folder)
+                with latency.probed(keyed.url) as probe:
+                    found["schemathesis by role"] = described.by_role(keyed, folder)
+            found["others meanwhile"]["schemathesis by role"] = probe.verdict
     text = json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     if "--write" in sys.argv[1:]:
         FINDINGS.write_text(text, encoding="utf-8")

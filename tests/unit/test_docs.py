@@ -94,6 +94,17 @@ def test_every_setting_that_a_page_names_is_one(page: Path) -> None:
     assert keys - known == set()
 
 
+@pytest.mark.parametrize("heading", ["## Protections", "### What is bounded"])
+def test_every_protection_and_every_bound_has_its_test(heading: str) -> None:
+    section = re.split(r"^#+ .*$", _prose(ROOT / "docs/security.md").partition(f"{heading}\n")[2], flags=re.MULTILINE)[
+        0
+    ]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(rows) > 15
+    untested = [row for row in rows if "`tests/" not in row and not re.match(r"\|(---|.* test \|$)", row)]
+    assert untested == []
+
+
 def test_the_parameters_of_each_protocol_are_those_of_today() -> None:
     assert protocols.PAGE.read_text(encoding="utf-8") == protocols.page(), "run `python -m tests.protocols`"
 
