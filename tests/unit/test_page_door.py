@@ -281,7 +281,8 @@ def test_who_is_of_a_tenant_sees_its_own_and_no_word_of_anothers(
         *(f"/page/tokens/0/{n}" for n in range(5)),
         *(f"/page/policies/{one}.coach" for one in TENANTS), "/page/policies/default", "/page/jobs", "/page/runs",
         *(f"/page/runs/{one}-walk" for one in WORDS), *(f"/page/jobs/{one}-job" for one in WORDS),
-        *(f"/page/groups?policy={one}.coach" for one in TENANTS), "/page/curves?policy=default&of=Train+reward",
+        *(f"/page/groups?policy={one}.coach" for one in TENANTS), "/page/curves?policy=default",
+        *(f"/page/curves?policy={one}.coach&over=time" for one in TENANTS),
         "/page/dead-letters", "/page/live", "/page/live/events", "/page/sql?q=FROM+tasks", "/page/sql",
     ]  # fmt: skip
     pages |= {path: http.get(path, headers=BEARER).text for path in direct}

@@ -24,6 +24,7 @@ document.addEventListener("toggle", ({ target }) => {
   if (target.dataset.fold) folds.set(target.dataset.fold, target.open);
 }, true);
 document.addEventListener("htmx:afterSwap", fold);
+if (location.hash.length > 1) document.getElementById(location.hash.slice(1))?.querySelector("details")?.setAttribute("open", "");
 
 // What is left empty in a form of filters is not in its address.
 for (const form of document.querySelectorAll("form.filters"))
@@ -54,14 +55,19 @@ const layers = (chart) => {
   return { data, series, bands };
 };
 
-// The values at one place, in words; of the newest place where nobody points.
+// The values at one place, in words; where nobody points, the newest value of each curve.
+const valueText = (curve, at) => {
+  const band = curve.low ? ` (${short(curve.low[at])} to ${short(curve.high[at])})` : "";
+  return `${curve.name ? `${curve.name} ` : ""}${short(curve.mean[at])}${band}`;
+};
 const readout = (chart, at, over) => {
-  const place = at ?? chart.x.length - 1;
-  const version = chart.curves.map((curve) => curve.versions[place]).find((number) => number !== null);
-  const when = over === "time" ? ` · ${new Date(chart.x[place] * 1000).toISOString().replace("T", " ").slice(0, 19)}` : "";
-  const values = chart.curves.filter((curve) => curve.mean[place] !== null)
-    .map((curve) => `${curve.name ? `${curve.name} ` : ""}${short(curve.mean[place])}${curve.low ? ` (${short(curve.low[place])} to ${short(curve.high[place])})` : ""}`);
-  return `version ${version}${when} · ${values.join(" · ")}`;
+  const newest = (curve) => curve.mean.findLastIndex((value) => value !== null);
+  const places = chart.curves.map((curve) => at ?? newest(curve));
+  const known = chart.curves.map((curve, number) => [curve, places[number]]).filter(([curve, place]) => curve.mean[place] !== null);
+  const versions = new Set(known.map(([curve, place]) => curve.versions[place]));
+  if (versions.size > 1) return known.map(([curve, place]) => `${valueText(curve, place)} at version ${curve.versions[place]}`).join(" · ");
+  const when = over === "time" && known.length ? [new Date(chart.x[known[0][1]] * 1000).toISOString().replace("T", " ").slice(0, 19)] : [];
+  return [...[...versions].map((version) => `version ${version}`), ...when, ...known.map((pair) => valueText(...pair))].join(" · ");
 };
 
 // Where the groups behind the point are that is nearest to the cursor.
@@ -85,7 +91,7 @@ const drawChart = (place, chart, over) => {
   const size = () => ({ width: place.clientWidth || 360, height: Math.round(Math.min(240, Math.max(170, place.clientWidth * 0.5))) });
   const draw = () => {
     const axis = { stroke: colour("--muted"), font: "12px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
-    const up = { ...axis, values: (plot, all) => all.map(short) }, across = { ...axis, size: 30, ...(over === "version" ? { incrs: STEPS } : {}), ...(over === "hours" ? { values: (plot, all) => all.map((value) => `${value} h`) } : {}) };
+    const up = { ...axis, values: (plot, all) => all.map(short) }, across = { ...axis, size: 30, ...(over === "version" ? { incrs: STEPS } : {}), ...(over === "hours" ? { space: 80, values: (plot, all) => all.map((value) => `${value} h`) } : {}) };
     const { data, series, bands } = layers(chart);
     const plot = new uPlot({
       ...size(), series, bands, axes: [across, up], legend: { show: false },
