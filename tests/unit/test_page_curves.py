@@ -109,6 +109,32 @@ def test_versions_are_marked_by_whole_numbers(versions: tuple[int, int]) -> None
     assert marks and all(mark.isdecimal() for mark in marks) and len(marks) == len(set(marks))
 
 
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ((0.0, 0.0), (0.0, 1.0)), ((0.2, 1.0), (0.0, 1.04)), ((0.9999999, 1.0), (0.9989999, 1.001)),
+        ((3.0, 4.0), (2.96, 4.04)), ((-2.0, -2.0), (-2.002, -1.998)), ((-1.0, 1.0), (-1.08, 1.08)),
+    ],
+)  # fmt: skip
+def test_an_axis_begins_at_zero_unless_values_are_far_from_it_and_shows_nearly_equal_ones_so(
+    values: tuple[float, ...], ends: tuple[float, float]
+) -> None:
+    assert chart.value_range([CurvePoint(0, value, value, value) for value in values]) == pytest.approx(ends)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "marks"),
+    [
+        (20, ["08:00:00", "08:00:05", "08:00:10", "08:00:15", "08:00:20"]), (600, ["08:00", "08:05", "08:10"]),
+        (3 * DAY_S, ["01-16", "01-17", "01-18"]), (0, ["08:00:00"]),
+    ],
+)  # fmt: skip
+def test_time_is_marked_by_seconds_minutes_or_days(seconds: int, marks: list[str]) -> None:
+    points = [CurvePoint(number, 0.5, 0.5, 0.5, T0 + 1000 * number * seconds) for number in (0, 1)]
+    drawing = chart.svg(CurveChart(Figure("loss", "Loss"), [Curve("", points)]), "loss", "time")
+    assert re.findall(r'class="middle">([^<]+)<', drawing) == marks
+
+
 def test_values_that_no_picture_has_room_for_are_left_out(tmp_path: Path) -> None:
     maker = page_log.LogMaker()
     values = (-1e308, 1e308, 0.5, 5e-324)

@@ -78,11 +78,23 @@ const groupsBehind = (plot, chart) => {
   return near ? near.groups + near.versions[at] : null;
 };
 
+// The ends of the axis: as gateway/page/chart.py has them.
 const yRange = (chart) => (plot, low, high) => {
-  if (chart.share) return [0, 1];
-  if (low === null) return [0, 1];
-  const start = low >= 0 && low < 0.6 * high ? 0 : low, room = (high - start) * 0.04 || Math.abs(high) / 2 || 1;
-  return [start === 0 ? 0 : start - room, high + room];
+  if (chart.share || low === null || (low === 0 && high === 0)) return [0, 1];
+  if (low >= 0 && low < 0.6 * high) return [0, high * 1.04];
+  const room = Math.max((high - low) * 0.04, Math.max(Math.abs(low), Math.abs(high)) / 1000);
+  return [low - room, high + room];
+};
+
+// Marks of a time axis: days, minutes or seconds, whichever are apart; in UTC.
+const times = (plot, seconds) => {
+  const step = seconds.length > 1 ? seconds[1] - seconds[0] : 60, [start, end] = step >= 86400 ? [5, 10] : step >= 60 ? [11, 16] : [11, 19];
+  return seconds.map((second) => new Date(second * 1000).toISOString().slice(start, end));
+};
+const ACROSS = {
+  version: { incrs: STEPS },
+  time: { space: 70, values: times },
+  hours: { space: 80, values: (plot, hours) => hours.map((hour) => `${hour} h`) },
 };
 
 const drawChart = (place, chart, over) => {
@@ -91,7 +103,8 @@ const drawChart = (place, chart, over) => {
   const size = () => ({ width: place.clientWidth || 360, height: Math.round(Math.min(240, Math.max(170, place.clientWidth * 0.5))) });
   const draw = () => {
     const axis = { stroke: colour("--muted"), font: "12px system-ui, sans-serif", grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
-    const up = { ...axis, values: (plot, all) => all.map(short) }, across = { ...axis, size: 30, ...(over === "version" ? { incrs: STEPS } : {}), ...(over === "hours" ? { space: 80, values: (plot, all) => all.map((value) => `${value} h`) } : {}) };
+    const up = { ...axis, size: 54, values: (plot, all) => all.map((value) => String(Number(value.toPrecision(6)))) };
+    const across = { ...axis, size: 30, ...ACROSS[over] };
     const { data, series, bands } = layers(chart);
     const plot = new uPlot({
       ...size(), series, bands, axes: [across, up], legend: { show: false },
