@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http import errors, openapi
@@ -37,7 +37,9 @@ class Application(FastAPI):
 
     def __init__(self, rooms: Iterable[object], *, version: str, max_body_bytes: int, keys: bool = False) -> None:
         """`max_body_bytes`: of routes whose own limit is not less; `keys`: whether a door asks for keys."""
-        super().__init__(title=TITLE, version=version, docs_url=None, redoc_url=None, redirect_slashes=False)
+        super().__init__(title=TITLE, version=version, openapi_url=None, redirect_slashes=False)
+        self.add_route(DESCRIPTION.path, self._describe, include_in_schema=False)
+        self._describing = asyncio.Lock()
         self.add_exception_handler(HTTPException, self._no_such_path)
         self._keys = keys
         self._endpoints: dict[Route, Endpoint] = {}
@@ -69,6 +71,12 @@ class Application(FastAPI):
                 self.table.routes, title=self.title, version=self.version, keys=self._keys
             )
         return self.openapi_schema
+
+    async def _describe(self, _: Request) -> Response:
+        """Return the description as JSON. It takes a second to make, in which others are answered."""
+        async with self._describing:
+            description = await asyncio.to_thread(self.openapi)
+        return JSONResponse(description)
 
     async def _no_such_path(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)  # noqa: S101 - it handles no other

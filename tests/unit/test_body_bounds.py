@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import httpx
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway.http import body as bodies
+from gateway.http import body as bodies, openapi
 from gateway.http.application import Application
 from gateway.http.body import MOST_LEVELS, Body, check_values, read
 from gateway.http.route import BODY_BYTES, BODY_VALUES, CONVERSATION, LARGE_BODY, Route
@@ -28,6 +29,7 @@ from schemas.faults import LONGEST_PATH
 from streams.errors import CallError, JobRequestError
 from streams.jobs import training_files
 from streams.settings.model import Settings
+from tests.support.documented import document
 
 TAKING_JSON = [route for route in ROUTES if route.takes_json]
 CALLS = {"create_chat_completion", "create_completion", "create_response", "create_message", "count_tokens"}
@@ -155,6 +157,24 @@ def test_a_long_body_is_read_in_a_thread(name: str, monkeypatch: pytest.MonkeyPa
         calls.clear()
         posted(application(), route, raw)
         assert len(calls) == threads
+
+
+def test_the_description_is_made_in_a_thread_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+
+    def made(*_: Any, **__: Any) -> dict[str, Any]:
+        threads.add(threading.current_thread())
+        return document()
+
+    monkeypatch.setattr(openapi, "document", made)
+    app = application()
+
+    async def both() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+            return await asyncio.gather(*[client.get("/openapi.json") for _ in range(2)])
+
+    assert [answer.json() for answer in asyncio.run(both())] == [document()] * 2
+    assert len(threads) == 1 and threading.current_thread() not in threads
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
