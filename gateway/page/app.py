@@ -187,8 +187,9 @@ def _group_filter(query: Mapping[str, str]) -> group_list.GroupFilter:
 
 
 def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory:
+    query = request.query_params
     choice = policy_versions.PolicyChoice(
-        _first(request), _laid_over(request), _over(request), request.query_params.get("suite", "")
+        _first(request), _laid_over(request), _over(request), query.get("curves") == "now", query.get("suite", "")
     )
     return policy_versions.find_policy(log, request.path_params["policy"], choice)
 

@@ -182,17 +182,18 @@ def bar_width(advantage: float, largest: float) -> int:
 
 
 def value_range(points: Sequence[CurvePoint]) -> tuple[float, float]:
-    """Return the ends of an axis that holds these points; 0 is one of them unless the values are far from it.
+    """Return the ends of an axis that holds these points.
 
-    Values that are nearly equal are drawn as nearly equal: the ends differ by a 500th of them at least.
+    0 is one of them unless the values are far from it and differ: values that are nearly equal make a level line.
     """
     low, high = min(point.low for point in points), max(point.high for point in points)
     if low == high == 0:
         return 0.0, 1.0
-    if 0 <= low < 0.6 * high:
+    is_level = high - low < max(abs(low), abs(high)) / 500
+    if low >= 0 and (is_level or low < 0.6 * high):
         return 0.0, high * 1.04
-    room = max((high - low) * 0.04, max(abs(low), abs(high)) / 1000)
-    return low - room, high + room
+    room = (high - low) * 0.04
+    return (low * 1.04, 0.0) if is_level else (low - room, high + room)
 
 
 def _kind(curve: Curve) -> str:

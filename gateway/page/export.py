@@ -17,7 +17,7 @@ from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.views.explanation import find_explained
 from streams.tools.views.log_view import LogSnapshot, LogView
-from streams.tools.views.policy_versions import find_policy
+from streams.tools.views.policy_versions import PolicyChoice, find_policy
 
 
 def write(settings: Settings, source: Source, name: str, out: Path) -> str:
@@ -44,6 +44,6 @@ def _find(log: LogSnapshot, name: str) -> tuple[str, object]:
     except NotFoundError:
         pass
     try:
-        return "policy", find_policy(log, name)
+        return "policy", find_policy(log, name, PolicyChoice(at_once=True))
     except NotFoundError as exc:
         raise NotFoundError(f"the log knows no task {name[:80]!r}, and {exc}") from exc

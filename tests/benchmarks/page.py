@@ -54,6 +54,7 @@ PATHS = {
     "an answer's tokens": "/tokens/0/7",
     "learning curves as JSON": "/curves?policy=demo",
     "the page of their policy": "/policies/demo",
+    "the curves of their policy": "/policies/demo?curves=now",
 }
 
 

@@ -13,12 +13,14 @@ for (const part of document.querySelectorAll("[data-refresh]")) {
 
 // What a reader folds or unfolds stays so when it is fetched again; on a phone some parts begin folded.
 const folds = new Map();
+const isPhone = matchMedia("(max-width: 40rem)").matches;
 const fold = () => {
-  for (const part of document.querySelectorAll("[data-fold]"))
-    if (folds.has(part.dataset.fold)) part.open = folds.get(part.dataset.fold);
+  for (const part of document.querySelectorAll("[data-fold]")) {
+    const name = part.dataset.fold;
+    if (!folds.has(name) && isPhone && part.dataset.phone === "folded") folds.set(name, false);
+    if (folds.has(name)) part.open = folds.get(name);
+  }
 };
-if (matchMedia("(max-width: 40rem)").matches)
-  for (const part of document.querySelectorAll('[data-phone="folded"]')) folds.set(part.dataset.fold, false);
 fold();
 document.addEventListener("toggle", ({ target }) => {
   if (target.dataset.fold) folds.set(target.dataset.fold, target.open);
@@ -81,9 +83,9 @@ const groupsBehind = (plot, chart) => {
 // The ends of the axis: as gateway/page/chart.py has them.
 const yRange = (chart) => (plot, low, high) => {
   if (chart.share || low === null || (low === 0 && high === 0)) return [0, 1];
-  if (low >= 0 && low < 0.6 * high) return [0, high * 1.04];
-  const room = Math.max((high - low) * 0.04, Math.max(Math.abs(low), Math.abs(high)) / 1000);
-  return [low - room, high + room];
+  const isLevel = high - low < Math.max(Math.abs(low), Math.abs(high)) / 500, room = (high - low) * 0.04;
+  if (low >= 0 && (isLevel || low < 0.6 * high)) return [0, high * 1.04];
+  return isLevel ? [low * 1.04, 0] : [low - room, high + room];
 };
 
 // Marks of a time axis: days, minutes or seconds, whichever are apart; in UTC.
@@ -131,15 +133,18 @@ const drawChart = (place, chart, over) => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { plot.destroy(); plot = draw(); });
 };
 
-const drawn = [...document.querySelectorAll("[data-curves]")].map((part) =>
-  fetch(part.dataset.curves).then((answer) => (answer.ok ? answer.json() : {})).then((charts) => {
+const drawCurves = () => [...document.querySelectorAll("[data-curves]:not([data-fetched])")].map((part) => {
+  part.dataset.fetched = "";
+  return fetch(part.dataset.curves).then((answer) => (answer.ok ? answer.json() : {})).then((charts) => {
     for (const place of typeof uPlot === "undefined" ? [] : part.querySelectorAll("[data-chart]")) {
       const chart = charts[place.dataset.chart];
       if (chart && chart.x.length > 1) drawChart(place, chart, part.dataset.over);
     }
-  }));
+  });
+});
+document.addEventListener("htmx:afterSwap", drawCurves);
 // Whoever looks at the page by program waits for this.
-Promise.allSettled(drawn).then((all) => {
+Promise.allSettled(drawCurves()).then((all) => {
   document.documentElement.dataset.drawn = all.filter((one) => one.status === "fulfilled").length + " of " + all.length;
 });
 

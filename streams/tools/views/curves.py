@@ -44,13 +44,17 @@ def train_groups(policy: str) -> str:
     return f"policy = {literal(policy)} AND purpose = 'train'"
 
 
-def answered_sql(policy: str) -> str:
-    """Return the statement of what each version's answers were worth, a row for each version that answered."""
+def answered_sql(policy: str, condition: str = "true") -> str:
+    """Return the statement of what each version's answers were worth, a row for each version that answered.
+
+    The condition may narrow it to some of its groups, as in `outcomes_sql`.
+    """
     return f"""
 SELECT adapter_version AS version, count(*) AS groups, avg(reward_mean) AS reward,
     count(*) FILTER (NOT flat) AS differed, count(*) FILTER (({NOTHING_REASON_SQL}) IS NULL) AS taught,
     sum(cut_answers) / nullif(sum(scored), 0) AS cut_share, epoch_ms(max(_timestamp)) AS time_ms
-FROM ({outcomes_sql(train_groups(policy))}) WHERE adapter_version >= 0 GROUP BY ALL ORDER BY version
+FROM ({outcomes_sql(f"{train_groups(policy)} AND {condition}")}) WHERE adapter_version >= 0
+GROUP BY ALL ORDER BY version
 """  # noqa: S608 - a literal
 
 

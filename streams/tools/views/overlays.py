@@ -43,10 +43,14 @@ class CurveOverlay:
     """Names of further ones that could be."""
     left_out: list[str]
     """Why an experiment has no curves."""
+    is_late: bool = False
+    """Whether they are not read yet: a page asks for them once it is there."""
 
 
-def read_overlay(log: LogSnapshot, policy: str, chosen: Sequence[str], over: Over) -> CurveOverlay:
-    """Return the curves of a policy and of `chosen`.
+def read_overlay(
+    log: LogSnapshot, policy: str, chosen: Sequence[str], over: Over, *, is_late: bool = False
+) -> CurveOverlay:
+    """Return the curves of a policy and of `chosen`; if it `is_late`, only what can be chosen.
 
     Raises NotFoundError for one that is not there, SettingsError for more than MOST_OVERLAYS.
     """
@@ -56,6 +60,9 @@ def read_overlay(log: LogSnapshot, policy: str, chosen: Sequence[str], over: Ove
     choices = list_choices(log, policy)
     if unknown := [name for name in names if name not in choices]:
         raise NotFoundError(f"the log knows no policy {unknown[0][:80]!r}; {nearest(unknown[0], choices)}")
+    others = [name for name in choices if name not in names][:MOST_CHOICES]
+    if is_late:
+        return CurveOverlay([], over, names, others, [], is_late)
     logs, left_out = [(policy, read_sections(log, policy, compares=bool(names)))], []
     for name in names:
         try:
@@ -63,7 +70,6 @@ def read_overlay(log: LogSnapshot, policy: str, chosen: Sequence[str], over: Ove
         except (NotFoundError, SettingsError) as exc:  # stopped before its topics existed; any producer writes settings
             left_out.append(f"{name}: {exc}")
     sections = [_merge([(name, sections[number]) for name, sections in logs]) for number in range(len(logs[0][1]))]
-    others = [name for name in choices if name not in names][:MOST_CHOICES]
     return CurveOverlay([section for section in sections if section.charts], over, names, others, left_out)
 
 

@@ -9,8 +9,8 @@ The fold is that of the view `rollout`, and gives the same rows: in SQL it takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.events import AdapterEvent
@@ -18,13 +18,15 @@ from streams.adapters.serving import Serving, Status, refusal, step_in_place
 from streams.errors import NotFoundError
 from streams.tools.query.views import literal
 from streams.tools.replay.experiments import Experiment
-from streams.tools.views.curves import TRAINED_SQL, Over, answer_figures, suite_scores
+from streams.tools.views.curves import TRAINED_SQL, Over, answered_sql, suite_scores, train_groups
 from streams.tools.views.log_view import LogSnapshot, Row, RowPage
 from streams.tools.views.overlays import CurveOverlay, read_experiments, read_overlay
 from streams.tools.views.question_flips import QuestionTable, read_questions
 
 PAGE_SIZE = 100
 """Versions on one page, and decisions."""
+MOST_GROUPS = 20_000
+"""Groups of a policy up to which its page has its curves at once."""
 NO_ANSWERS: Row = dict.fromkeys(("groups", "reward", "differed", "taught", "cut_share"))
 """Of a version that has answered no train task."""
 NO_STEP: Row = dict.fromkeys(
@@ -41,21 +43,34 @@ FROM named AS n LEFT JOIN adapters AS a USING (policy) GROUP BY n.policy ORDER B
 """
 
 
-def versions_sql(policy: str) -> str:
-    """Return the statement of what made each version: its event, and the batch of its step."""
+def numbers_sql(policy: str) -> str:
+    """Return the statement of the versions that were made or have answered, the newest first."""
+    return f"""
+SELECT version FROM adapters WHERE policy = {literal(policy)} AND kind = 'trained'
+UNION SELECT adapter_version FROM groups WHERE {train_groups(policy)} AND adapter_version >= 0
+ORDER BY version DESC
+"""  # noqa: S608 - a literal
+
+
+def versions_sql(policy: str, versions: Sequence[int]) -> str:
+    """Return the statement of what made some versions: their events, and the batches of their steps."""
     return f"""
 WITH made AS (
     SELECT version, parent_version, first_batch, last_batch, metrics, tuning IS NOT NULL AS tuned, uri, _partition,
         _offset, _timestamp
-    {TRAINED_SQL.format(literal(policy))}
+    {TRAINED_SQL.format(f"{literal(policy)} AND version IN ({_number_list(versions)})")}
 ), cut AS (
     SELECT sequence, groups AS batch_groups, responses, loss_tokens, len(dropped) AS passed_over,
         _partition AS batch_partition, _offset AS batch_offset
-    FROM batches WHERE policy = {literal(policy)}
+    FROM batches WHERE policy = {literal(policy)} AND sequence IN (SELECT last_batch FROM made)
     QUALIFY row_number() OVER (PARTITION BY sequence ORDER BY _offset) = 1
 )
-SELECT * FROM made LEFT JOIN cut ON cut.sequence = made.last_batch ORDER BY version DESC
+SELECT * FROM made LEFT JOIN cut ON cut.sequence = made.last_batch
 """  # noqa: S608 - a literal
+
+
+def _number_list(versions: Sequence[int]) -> str:
+    return ", ".join(map(str, versions)) or "NULL"
 
 
 def events_sql(policy: str) -> str:
@@ -79,6 +94,8 @@ class PolicyChoice:
     others: tuple[str, ...] = ()
     """Names of policies and experiments that are laid over its curves."""
     over: Over = "version"
+    at_once: bool = False
+    """Whether the curves are read however long that takes."""
     suite: str = ""
     """The suite of the questions that are shown; `` is the one that was asked last."""
 
@@ -118,9 +135,9 @@ def list_policies(log: LogSnapshot) -> PolicyList:
 def find_policy(log: LogSnapshot, policy: str, choice: PolicyChoice | None = None) -> PolicyHistory:
     """Return a policy, with what was chosen of it. Raises NotFoundError, and as `read_overlay`."""
     choice = choice or PolicyChoice()
-    rows = log.recall(f"versions {policy}", lambda: _version_rows(log, policy), from_log=True)
+    numbers = log.page(numbers_sql(policy), choice.first, PAGE_SIZE)
     events, statuses = log.recall(f"events {policy}", lambda: fold_events(log.rows(events_sql(policy))), from_log=True)
-    if not rows and not events:
+    if not numbers.rows and not events and not choice.first:
         names = ", ".join(row["policy"] for row in log.rows(POLICIES_SQL))
         raise NotFoundError(f"the log knows no policy {policy[:80]!r}; there are {names or 'none'}")
     scores: dict[int, list[Row]] = {}
@@ -128,28 +145,35 @@ def find_policy(log: LogSnapshot, policy: str, choice: PolicyChoice | None = Non
         scores.setdefault(row["version"], []).append(row)
     decisions = [row for row in reversed(events) if row["kind"] not in ("trained", "evaluated")]
     end = choice.first + PAGE_SIZE
-    versions = rows[choice.first : end]
+    versions = _version_rows(log, policy, [row["version"] for row in numbers.rows])
+    is_late = not choice.at_once and _is_long(log, policy)
     return PolicyHistory(
         policy,
-        RowPage(versions, choice.first, PAGE_SIZE, is_last=max(len(rows), len(decisions)) <= end),
+        replace(numbers, rows=versions, is_last=numbers.is_last and len(decisions) <= end),
         [*dict.fromkeys(name for row in versions for name in row["metrics"] or ())],
         scores,
         statuses,
         serving=events[-1] if events else None,
         decisions=decisions[choice.first : end],
-        curves=read_overlay(log, policy, choice.others, choice.over),
+        curves=read_overlay(log, policy, choice.others, choice.over, is_late=is_late),
         questions=read_questions(log, policy, choice.suite),
     )
 
 
-def _version_rows(log: LogSnapshot, policy: str) -> list[Row]:
-    """Return every version that was made or answered, the newest first."""
-    answers = {row["version"]: row for row in answer_figures(log, policy)}
-    steps = {row["version"]: row for row in log.rows(versions_sql(policy))}
-    numbers = sorted(answers.keys() | steps.keys(), reverse=True)
+def _version_rows(log: LogSnapshot, policy: str, versions: Sequence[int]) -> list[Row]:
+    """Return what made each of some versions, and what its answers were worth."""
+    narrowed = answered_sql(policy, f"adapter_version IN ({_number_list(versions)})")
+    answers = {row["version"]: row for row in log.rows(narrowed)}
+    steps = {row["version"]: row for row in log.rows(versions_sql(policy, versions))}
     return [
-        NO_ANSWERS | answers.get(number, {}) | steps.get(number, NO_STEP | {"version": number}) for number in numbers
+        NO_ANSWERS | answers.get(number, {}) | steps.get(number, NO_STEP | {"version": number}) for number in versions
     ]
+
+
+def _is_long(log: LogSnapshot, policy: str) -> bool:
+    """Return whether reading the curves of a policy takes longer than a reader would wait for a page."""
+    count = log.first(f"SELECT count(*) AS groups FROM groups WHERE policy = {literal(policy)}")  # noqa: S608
+    return count is not None and count["groups"] > MOST_GROUPS
 
 
 def fold_events(events: list[Row]) -> tuple[list[Row], dict[int, str]]:
