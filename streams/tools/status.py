@@ -28,7 +28,7 @@ from streams.adapters.admission.admission import Admission
 from streams.adapters.admission.held_back import waits_for
 from streams.adapters.learning import DIAGNOSED_STEPS, LearningHistory
 from streams.adapters.router import VersionRouter
-from streams.adapters.versions import AdapterState
+from streams.adapters.versions import AdapterFold, AdapterState
 from streams.evaluation.diagnosis import Diagnosis, diagnose, symptoms_of
 from streams.kafka import admin, offsets, times
 from streams.kafka.reader import read
@@ -171,8 +171,14 @@ def look(settings: Settings, *, now_ms: int | None = None) -> LoopStatus:
     }
     dropped: Counter[tuple[str, str, str]] = Counter()
     since_ms = now_ms - WINDOW_S * 1000
+    versions = {name: AdapterFold(policy.state) for name, policy in policies.items()}
     for record, event in _events(settings, bounds, ["adapters", "batches"]):
-        _take(policies, record, event, dropped, since_ms)
+        if isinstance(event, AdapterEvent) and event.policy in versions:
+            versions[event.policy].take(event)
+        else:
+            _take(policies, record, event, dropped, since_ms)
+    for name, of_policy in versions.items():
+        policies[name].router.adapters = of_policy.state()
     scored, paused, failures = _committed("scoring", positions), dict[str, str](), ScoreFailures()
     for record, event in _recent(settings, bounds, policies, since_ms):
         _take(policies, record, event, dropped, since_ms)
@@ -284,8 +290,6 @@ def _take(
     """Fold one event into what is known of its policy, and count what it says was dropped within the window."""
     recent = record.timestamp_ms >= since_ms
     match event:
-        case AdapterEvent(policy=name) if name in policies:
-            policies[name].router.take(event)
         case Batch(policy=name) if name in policies:
             policies[name].take_batch(event)
             reasons = [left.reason for left in event.dropped if recent and left.reason in BATCH_REASONS]
