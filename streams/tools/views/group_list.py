@@ -41,6 +41,12 @@ ANSWERS_SQL = """
     QUALIFY row_number() OVER (PARTITION BY response_id ORDER BY _offset) = 1
 """
 """Each answer once; what failed is none."""
+LENGTHS_SQL = """
+    SELECT task_id FROM (SELECT arg_min(task_id, _offset) AS task_id, arg_min(completion_tokens, _offset) AS
+        completion_tokens FROM responses WHERE coalesce(error, '') = '' GROUP BY response_id)
+    GROUP BY task_id
+"""
+"""The tasks of all answers, each counted once as in ANSWERS_SQL, in two thirds of its time."""
 
 
 def plain_number(value: float) -> str:
@@ -134,9 +140,7 @@ class GroupFilter:
         if self.text:
             conditions.append(f"task_id IN ({_with_text_sql(self.text)})")
         if lengths := self.tokens.conditions("avg(completion_tokens)"):
-            answers = ANSWERS_SQL.format(condition="true")
-            having = f"SELECT task_id FROM ({answers}) GROUP BY task_id HAVING {' AND '.join(lengths)}"  # noqa: S608
-            conditions.append(f"task_id IN ({having})")
+            conditions.append(f"task_id IN ({LENGTHS_SQL} HAVING {' AND '.join(lengths)})")
         return conditions
 
 
@@ -177,11 +181,18 @@ def list_groups(log: LogSnapshot, chosen: GroupFilter, first: int) -> GroupList:
 
 def _groups(log: LogSnapshot, positions: list[Row]) -> list[Row]:
     """Return what the list shows of the groups at these positions, in their order."""
-    places = ", ".join(f"({row['_partition']}, {row['_offset']})" for row in positions)
-    outcomes = log.rows(outcomes_sql(f"(_partition, _offset) IN ({places})"))
-    texts = {row["task_id"]: row for row in log.rows(_texts_sql({row["task_id"] for row in outcomes}, places))}
+    listed = _are_at(positions)
+    outcomes = log.rows(outcomes_sql(listed))
+    texts = {row["task_id"]: row for row in log.rows(_texts_sql({row["task_id"] for row in outcomes}, listed))}
     groups = {(row["_partition"], row["_offset"]): row | _in_words(row, texts) for row in outcomes}
     return [groups[row["_partition"], row["_offset"]] for row in positions]
+
+
+def _are_at(positions: list[Row]) -> str:
+    """Return the condition that records are at these positions; what is stored without their offsets is not read."""
+    offsets = ", ".join(str(row["_offset"]) for row in positions)
+    places = ", ".join(f"({row['_partition']}, {row['_offset']})" for row in positions)
+    return f"_offset IN ({offsets}) AND (_partition, _offset) IN ({places})"
 
 
 def _in_words(group: Row, texts: dict[str, Row]) -> Row:
@@ -217,8 +228,11 @@ def _with_text_sql(text: str) -> str:
     )
 
 
-def _texts_sql(task_ids: Collection[str], places: str) -> str:
-    """Return the statement of the questions of some tasks, and of what was answered, by the rewards in their groups."""
+def _texts_sql(task_ids: Collection[str], listed: str) -> str:
+    """Return the statement of the questions of some tasks, and of what was answered, by the rewards in their groups.
+
+    `listed`: the condition on these groups.
+    """
     condition = f"task_id IN ({', '.join(map(literal, task_ids))})"
     return f"""
 WITH question AS (
@@ -226,7 +240,7 @@ WITH question AS (
     FROM tasks WHERE {condition} GROUP BY task_id
 ), scored AS (
     SELECT m.response_id, m.reward FROM
-    (SELECT unnest(members) AS m FROM groups WHERE (_partition, _offset) IN ({places}))
+    (SELECT unnest(members) AS m FROM groups WHERE {listed})
 ), answered AS ({ANSWERS_SQL.format(condition=condition)}), lengths AS (
     SELECT task_id, avg(completion_tokens) AS tokens FROM answered GROUP BY task_id
 ), different AS (

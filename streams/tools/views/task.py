@@ -39,8 +39,8 @@ made AS (
 one AS (
     SELECT _partition, _offset, _timestamp, task_id, group_id, policy, purpose, scenario, adapter_version, group_size,
         len(members) AS scored, reward_mean, reward_std, dropped_reason, complete, formula, credit, left_out,
-        len(list_filter(members, lambda r: r.advantage <> 0
-            OR len(list_filter(r.spans, lambda s: s.advantage <> 0)) > 0)) = 0 AS flat,
+        NOT coalesce(list_bool_or(list_transform(members, lambda r: r.advantage <> 0
+            OR len(list_filter(r.spans, lambda s: s.advantage <> 0)) > 0)), false) AS flat,
         len(list_filter(members, lambda r: r.finish_reason = 'length')) AS cut_answers
     FROM groups SEMI JOIN first USING (_partition, _offset) WHERE {condition}
 )
