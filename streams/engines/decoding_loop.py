@@ -13,10 +13,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
 
 from streams.engines.token_stream import TokenStream
 from streams.errors import RefusedError
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,26 @@ class DecodingLoop:
             self._posted.append(order)
             self._changed.notify()
 
+    def call(self, order: Callable[[], T]) -> T:
+        """Return what `order` returns on the decoding thread, before its next step.
+
+        Raises what it raises, and RefusedError once the loop is closed.
+        """
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(order())
+            except Exception as exc:  # whatever it is, it is raised in the caller
+                result.set_exception(exc)
+
+        with self._changed:
+            if self._closing:
+                raise RefusedError("the engine is closed; start another")
+            self._posted.append(run)
+            self._changed.notify()
+        return result.result()
+
     def close(self) -> None:
         """End every stream after the step in progress, and the thread."""
         with self._changed:
@@ -84,6 +107,8 @@ class DecodingLoop:
             self._open = [stream for stream in self._open if not stream.done]
         for stream in (*self._open, *self._arrived):
             stream.finish("error", error="the engine was closed")
+        for order in self._posted:  # whoever waits for one is told
+            order()
 
     def _wait(self) -> bool:
         """Wait for work; return False once the loop is closed."""
@@ -104,5 +129,6 @@ class DecodingLoop:
             if stream.cancelled and not stream.done:
                 self._decoder.drop(stream)
                 stream.finish("cancelled")
-        if self._open:
+        self._open = [stream for stream in self._open if not stream.done]
+        if self._open:  # a client may have left, or its version been unloaded, before the first step
             self._decoder.step()

@@ -15,14 +15,17 @@ import torch
 from schemas.events import AdvantagedGroup, Coordinates, CreditSpan, GroupResponse, Sampling
 from schemas.tokens import Logprobs, LossMask, TokenIds
 from streams.errors import RefusedError, SettingsError
+from streams.settings.model import Settings, Trainer
 from tests.skips import needs
 from tests.support.models import stranger
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import batch_of
+from tests.unit.test_engines import base
 from tests.unit.test_tree_of_turns import trajectories, with_branches
 from trainer.bridges import foreign, prime_rl, verl
 from trainer.bridges.batch_rows import TrainingBatch
 from trainer.step.collate import scale_advantages
+from trainer.step.model import wrap
 from trainer.step.token_chains import chains
 
 AT = Coordinates("batches", 0, 0)
@@ -226,6 +229,19 @@ def test_a_recipe_that_is_none_says_where(tmp_path: Path, said: Said) -> None:
     with pytest.raises(SettingsError) as caught:
         foreign.read_recipe(tmp_path / "recipe.json")
     assert f"--recipe {tmp_path / 'recipe.json'}: {said.error}" in str(caught.value)
+
+
+def test_an_adapter_whose_numbers_are_finite_and_whose_answers_are_not_is_refused(tmp_path: Path) -> None:
+    settings = Settings(trainer=Trainer(lora_rank=4, lora_alpha=8))
+    wrap(tiny_model(), settings.trainer).save_pretrained(tmp_path / "sound")
+    sound = foreign.read(tmp_path / "sound")
+    foreign.write(settings, base(), sound, tmp_path / "written")
+    large = {name: torch.full_like(tensor, 3e38) for name, tensor in sound.weights.items()}
+    with pytest.raises(
+        RefusedError, match=r"sound/adapter_model.safetensors: the model's logits with it are not finite"
+    ):
+        foreign.write(settings, base(), sound._replace(weights=large), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
 
 
 def test_numbers_that_are_not_finite_are_found_in_every_type_of_float(tmp_path: Path) -> None:

@@ -297,11 +297,24 @@ def test_what_can_never_be_answered_is_refused(engine: ContinuousEngine, tmp_pat
         with pytest.raises(EventError):
             engine.submit(generation)
     broken = save_adapter(tmp_path / "broken")
+    edit_weights(broken, lambda tensors: [weight.fill_(3e38) for weight in tensors.values()])
+    with pytest.raises(EventError, match="logits with it are not finite") as caught:
+        engine.load(1, broken)
+    assert caught.value.reason == "bad_adapter"
     (broken / "adapter_model.safetensors").unlink()
     with pytest.raises(EventError, match="cannot be read"):
         engine.load(1, broken)
     with pytest.raises(EventError, match="version 1 is not loaded"):
         engine.submit(asked(version=1))
+
+
+def test_a_folder_that_cannot_be_loaded_leaves_the_version_that_was(engine: ContinuousEngine, tmp_path: Path) -> None:
+    engine.load(1, save_adapter(tmp_path / "good"))
+    expected = tokens(engine.submit(asked(LONG, version=1)))
+    broken = edit_weights(save_adapter(tmp_path / "broken"), lambda tensors: tensors.clear())
+    with pytest.raises(EventError, match="no tensors"):
+        engine.load(1, broken)
+    assert tokens(engine.submit(asked(LONG, version=1))) == expected
 
 
 def test_logits_that_are_not_finite_fail_their_own_row_and_are_not_kept(
@@ -348,6 +361,31 @@ def test_an_unloaded_version_takes_no_more_and_what_runs_finishes(engine: Contin
     assert tokens(running) == expected
     assert tokens(engine.submit(asked()))  # behind the order that forgets what was kept
     assert engine.counts().cached_tokens < len(LONG)
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "error"])
+def test_a_generation_that_ends_before_its_first_step_costs_the_others_nothing(
+    engine: ContinuousEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, ending: str
+) -> None:
+    """Its client has left, or its version was unloaded, while the engine had nothing else to do."""
+    engine.load(1, save_adapter(tmp_path / "1"))
+    expected = tokens(engine.submit(asked(LONG)))
+    taken_up = threading.Event()
+
+    def wait() -> None:
+        taken_up.wait()
+
+    engine._loop.post(wait)
+    stream = engine.submit(asked(version=1))
+    if ending == "cancelled":
+        stream.cancel()
+    else:
+        engine.unload(1)
+    taken_up.set()
+    assert (list(stream), stream.ending) == ([], ending)
+    again = engine.submit(asked(LONG))
+    assert (tokens(again), again.cached_tokens > 0) == (expected, True)
+    assert "failed" not in caplog.text
 
 
 def test_closing_ends_what_runs_and_restores_the_model(start: Callable[..., ContinuousEngine]) -> None:

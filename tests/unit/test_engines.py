@@ -380,6 +380,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "fits no linear module": lambda f: edit_weights(f, lambda t: t.update({KEY.replace("q_proj", "z"): t.pop(KEY)})),
     "only one of": lambda f: edit_weights(f, lambda t: t.pop(KEY)),
     "not finite": lambda f: edit_weights(f, lambda t: t[KEY].fill_(math.nan)),
+    "logits with it are not finite": lambda f: edit_weights(f, lambda t: [w.fill_(3e38) for w in t.values()]),
     "no tensors": lambda f: edit_weights(f, lambda t: t.clear()),
     "safetensors cannot be read": lambda f: (f / "adapter_model.safetensors").write_bytes(b"\x80\x04cos\nsystem\n."),
     "config.json cannot be read": lambda f: (f / "adapter_config.json").unlink(),

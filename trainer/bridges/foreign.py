@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -28,6 +28,7 @@ from schemas import json_text
 from schemas.conventions import FRAMEWORK, FRAMEWORK_VERSION, IMPORTED, TRAINED_BY
 from streams.adapters.store import LEFT_OUT
 from streams.engines.base_model import Base, folder_of
+from streams.engines.local.self_check import is_finite
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.settings.model import Settings
 from trainer.step.model import CONFIG_FILE, WEIGHTS_FILE, config_text, plain, wrap
@@ -156,6 +157,7 @@ def write(settings: Settings, base: Base, adapter: ForeignAdapter, target: Path)
     """
     model = wrap(base.model, settings.trainer)
     check_shape(adapter, model)
+    _check_answers(adapter, model)
     target.mkdir()
     if adapter.renamed:
         save_file(dict(adapter.weights), target / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -168,6 +170,16 @@ def check_shape(adapter: ForeignAdapter, model: PeftModel) -> None:
     """Raise RefusedError if the adapter is of another shape than that of `model`, saying what differs."""
     _same_config(adapter, model)
     _same_weights(adapter, get_peft_model_state_dict(model, save_embedding_layers=False))
+
+
+def _check_answers(adapter: ForeignAdapter, model: PeftModel) -> None:
+    """Raise RefusedError if the model answers nothing with the adapter."""
+    set_peft_model_state_dict(model, dict(adapter.weights))
+    if not is_finite(model, lambda ids: model(input_ids=ids[None]).logits):
+        raise RefusedError(
+            f"{adapter.folder / WEIGHTS_FILE}: the model's logits with it are not finite, though its numbers are; such "
+            "an adapter answers nothing. Bring an earlier step"
+        )
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

@@ -78,8 +78,10 @@ class ContinuousEngine:
         check_folder(version, adapter)
         loaded = self._versions.get(version)
         if loaded is None or loaded.folder != adapter:
+            fresh = LoadedVersion(adapter, read_lora(adapter, self._model) if adapter else {})
+            self._loop.call(lambda: self._decoder.check_adapter(fresh))
             self.unload(version)
-            self._versions[version] = LoadedVersion(adapter, read_lora(adapter, self._model) if adapter else {})
+            self._versions[version] = fresh
 
     def unload(self, version: int) -> None:
         """Take no more generations for `version`, unless it is the base; see `TokenEngine.unload`."""

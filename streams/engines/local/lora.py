@@ -110,6 +110,11 @@ def _scaling(folder: Path) -> tuple[float, int]:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), rank
 
 
+def overflows(folder: Path) -> EventError:
+    """Return the error for an adapter under which the model gives logits that are not finite."""
+    return _bad(folder, "the model's logits with it are not finite", "train again from an earlier version")
+
+
 def _bad(folder: Path, error: str, remedy: str) -> EventError:
     return EventError(f"adapter {folder}: {error}; {remedy}", reason="bad_adapter")
 

@@ -33,8 +33,9 @@ from streams.engines.local.key_values import (
     as_tokens,
     common_length,
 )
-from streams.engines.local.lora import LoraPair, PackedLora, Span
+from streams.engines.local.lora import LoraPair, PackedLora, Span, overflows
 from streams.engines.local.packed_pass import ATTENTION, PackedPass
+from streams.engines.local.self_check import is_finite
 from streams.engines.protocol import EngineCounts
 from streams.engines.rendering.prompts import Prompts
 from streams.engines.token_stream import TokenStream
@@ -312,6 +313,17 @@ class PackedDecoder:
             for parts, part in zip(logits, after.split(counts), strict=True):
                 parts.append(part)
         return torch.stack([torch.cat(parts)[-1 - answers.shape[1] :] for parts in logits])
+
+    def check_adapter(self, loaded: LoadedVersion) -> None:
+        """Raise EventError (bad_adapter) if the model answers nothing with an adapter."""
+
+        def run(ids: Tensor) -> Tensor:
+            count = len(ids)
+            self._lora.use_packed([(slice(0, count), loaded.pairs)], [(slice(0, 1), loaded.pairs)])
+            return PackedPass([KeyValues(self._shape)], [count]).run(self._model, ids, ids.new_tensor([count - 1]))
+
+        if loaded.folder is not None and not is_finite(self._model, run):
+            raise overflows(loaded.folder)
 
 
 def _spans(pieces: Sequence[Piece]) -> list[Span]:

@@ -1,7 +1,8 @@
-"""Refuse a model that an engine's own way of decoding would get wrong.
+"""Refuse a model that an engine's own way of decoding would get wrong, and an adapter that answers nothing.
 
 fixed prompts and answers ──► the engine's way ──┐
                           └──► plain forwards ───┴──► they agree, or the engine does not start
+a fixed prompt, an adapter ──► logits ──► they are finite, or the version does not serve
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ AGREEMENT = 1e-3
 AGREEMENT_HALF = 0.5
 """The same in bfloat16, which has three digits."""
 
+PROMPT = (*range(3, 14), 17)
 Prompt = tuple[int, ...]
 Decode = Callable[
     [
@@ -28,6 +30,13 @@ Decode = Callable[
     ],
     Tensor,  # [rows, 1 + steps, V]: logits after the prompt and after each token of the answer
 ]
+
+
+def is_finite(model: Any, run: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether `run` gives finite logits for a prompt: numbers may be finite, and products of them not."""
+    ids = torch.tensor(PROMPT, device=model.device) % model.get_input_embeddings().num_embeddings
+    with torch.inference_mode():
+        return bool(run(ids).isfinite().all())
 
 
 def check_decoding(model: Any, decode: Decode) -> None:

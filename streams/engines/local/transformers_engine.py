@@ -34,8 +34,8 @@ from transformers.cache_utils import DynamicCache
 from streams.engines.base_model import Base, load_base
 from streams.engines.local.decoding_row import DecodingRow, draw_next
 from streams.engines.local.key_values import CacheShape
-from streams.engines.local.lora import BatchedLora, LoraPair, read_lora
-from streams.engines.local.self_check import check_decoding
+from streams.engines.local.lora import BatchedLora, LoraPair, overflows, read_lora
+from streams.engines.local.self_check import check_decoding, is_finite
 from streams.engines.local.shared_prefix import ATTENTION, FanOut
 from streams.engines.protocol import Completion, EnginePart, SamplingRequest, check_folder, failed_slot, failed_slots
 from streams.engines.rendering.prompts import Prompts
@@ -127,10 +127,17 @@ class TransformersEngine:
         resident = self._resident.pop((version, adapter), None)
         if resident is None:
             resident = ResidentVersion(adapter, read_lora(adapter, self._model) if adapter else {})
+            self._check_adapter(resident)
         self._resident[version, adapter] = resident
         for oldest in list(self._resident)[: -self._capacity]:
             del self._resident[oldest]
         return resident
+
+    def _check_adapter(self, version: ResidentVersion) -> None:
+        """Raise EventError (bad_adapter) if the model answers nothing with an adapter."""
+        self._lora.use([(slice(0, 1), version.pairs)])
+        if version.folder and not is_finite(self._model, lambda ids: self._model(input_ids=ids[None]).logits):
+            raise overflows(version.folder)
 
     def close(self) -> None:
         """Restore the model."""
