@@ -71,6 +71,8 @@ COMPONENT_CHARACTERS = 200
 """Longest name of one."""
 RATIONALE_CHARACTERS = 10_000
 """Longest rationale."""
+MAX_HASH_COSTS = {"m": 256 * 1024, "t": 10, "p": 4}
+"""What checking a password may cost by its hash: KiB of memory, passes and lanes of argon2id."""
 
 Purpose = Literal["train", "serve", "eval"]
 FinishReason = Literal["stop", "length", "error"]
@@ -1133,9 +1135,25 @@ _ACCESS_FIELDS: dict[AccessKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tenant_removed": (("sequence",), ()),
 }
 """What each kind needs, and what it may have; the rest is of other kinds."""
+_ARGON2ID = re.compile(
+    r"\$argon2id\$v=19\$m=([0-9]{1,10}),t=([0-9]{1,10}),p=([0-9]{1,10})\$[A-Za-z0-9+/]{1,86}\$[A-Za-z0-9+/]{1,86}"
+)
+"""RFC 9106 as a PHC string: memory, passes and lanes, then salt and hash of 64 bytes at most."""
 _ACCESS_FIRST = ("user_created", "session_begun", "tenant_created")
 """The kinds that begin what has a sequence."""
 _ACCESS_OWN = sorted({name for needed, may in _ACCESS_FIELDS.values() for name in needed + may})
+
+
+def password_hash_problem(phc: str) -> str | None:
+    """Return why a password hash cannot be used; None if it can. Checking a password costs what its hash says."""
+    parts = _ARGON2ID.fullmatch(phc)
+    if parts is None:
+        return "password_hash is no PHC string of argon2id"
+    costs = dict(zip(MAX_HASH_COSTS, map(int, parts.groups()), strict=True))
+    if all(cost <= MAX_HASH_COSTS[name] for name, cost in costs.items()):
+        return None
+    expected = ", ".join(f"{name}={limit}" for name, limit in MAX_HASH_COSTS.items())
+    return f"password_hash costs {', '.join(f'{name}={cost}' for name, cost in costs.items())}; at most {expected}"
 
 
 def _access_problems(event: AccessEvent) -> Iterator[str]:
@@ -1154,8 +1172,8 @@ def _access_problems(event: AccessEvent) -> Iterator[str]:
         yield f"kind is {event.kind} and sequence {event.sequence}; what is made has 0, what changes it more"
     if event.sequence is not None and event.sequence < 0:
         yield f"sequence is {event.sequence}; expected 0 or more"
-    if event.password_hash is not None and not event.password_hash.startswith("$argon2id$"):
-        yield "password_hash is no PHC string of argon2id; hash passwords with streams.access.passwords"
+    if event.password_hash is not None and (problem := password_hash_problem(event.password_hash)) is not None:
+        yield f"{problem}; hash passwords with streams.access.passwords"
     if event.kind == "user_created" and (event.password_hash is None) == (event.issuer is None):
         yield "kind is user_created; it needs password_hash or issuer, and not both"
     for field_name, several in (("roles", event.roles), ("principals", event.principals)):

@@ -116,5 +116,5 @@ class OidcLogins:
         return response
 
     def _finish(self, parameters: dict[str, str], cookie: str, address: str) -> TokenPair:
-        with self._logins.attempt(f"oidc {address}", address):
+        with self._logins.attempt(None, address):
             return self._logins.log_in_from_issuer(self._issuer.finish(parameters, cookie))

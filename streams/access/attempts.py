@@ -1,12 +1,12 @@
-"""Limits of login attempts: a token bucket for each name, and one for each address.
+"""Limits of login attempts: a token bucket for each name at each address, and larger ones for name and for address.
 
     name, address ──► Attempts.wait_ms ──► 0, or milliseconds             a login that succeeds ──► give_back_tokens
 
-Both need a token, so that one address cannot try many names, nor many addresses one name. A name that does not exist
-has a bucket, too.
+An attempt takes a token from all of them. The small bucket stops guessing, and locks out neither another person at the
+same address, such as that of a proxy, nor the same person elsewhere. The larger ones bound how much one address may try
+with many names, and many addresses with one name. A name that does not exist has buckets, too.
 
-Not covered: other gateways, each of which counts for itself. Behind a proxy all people have its address, so there the
-bucket of an address is that of everyone together.
+Not covered: other gateways, each of which counts for itself; and a proxy whose address's bucket one client keeps empty.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ class AttemptRule:
         return 1000 / self.every_ms
 
 
-A_NAME = AttemptRule(10, 30_000)
-AN_ADDRESS = AttemptRule(30, 2_000)
+A_NAME_THERE = AttemptRule(10, 30_000)
+"""Of a name at one address."""
+A_NAME = AttemptRule(100, 30_000)
+"""Of a name at all addresses: as many as NIST SP 800-63B lets fail, and refilled as fast as one address may try."""
+AN_ADDRESS = AttemptRule(300, 200)
+"""Of an address with all names."""
 
 
 class Attempts:
@@ -45,8 +49,8 @@ class Attempts:
         self._buckets: dict[str, TokenBucket] = {}
         self._limit, self._lock = limit, threading.Lock()
 
-    def wait_ms(self, name: str, address: str, now_ms: int) -> int:
-        """Return 0, and take a token from both; or how long to wait, and take none."""
+    def wait_ms(self, name: str | None, address: str, now_ms: int) -> int:
+        """Return 0, and take a token from each bucket; or how long to wait, and take none. `name`: None without one."""
         with self._lock:
             takes = [
                 (key, *take(self._buckets.get(key), now_ms / 1000, rate=rule.rate, burst=rule.size))
@@ -62,7 +66,7 @@ class Attempts:
                 del self._buckets[next(iter(self._buckets))]
             return 0
 
-    def give_back_tokens(self, name: str, address: str, now_ms: int) -> None:
+    def give_back_tokens(self, name: str | None, address: str, now_ms: int) -> None:
         """Give back the tokens of a login that succeeded: a user with the right password is not guessing."""
         with self._lock:
             for key, rule in _keys(name, address):
@@ -71,8 +75,11 @@ class Attempts:
                     self._buckets[key] = bucket
 
 
-def _keys(name: str, address: str) -> tuple[tuple[str, AttemptRule], tuple[str, AttemptRule]]:
-    return (f"name {name}", A_NAME), (f"address {network(address)}", AN_ADDRESS)
+def _keys(name: str | None, address: str) -> list[tuple[str, AttemptRule]]:
+    at = f"address {network(address)}"
+    if name is None:
+        return [(at, AN_ADDRESS)]
+    return [(f"{at} name {name}", A_NAME_THERE), (f"name {name}", A_NAME), (at, AN_ADDRESS)]
 
 
 def network(address: str) -> str:

@@ -110,13 +110,21 @@ class Logins:
         return self._begin(user, "password")
 
     @contextmanager
-    def attempt(self, name: str, address: str, subject: str | None = None) -> Iterator[None]:
-        """Count what raises as an attempt that failed. Raises LoginRefused at the start if there were too many."""
+    def attempt(self, name: str | None, address: str, subject: str | None = None) -> Iterator[None]:
+        """Count what raises as an attempt that failed, unless it was not looked at; `name`: None without one.
+
+        Raises LoginRefused at the start if there were too many.
+        """
         now = times.now_ms()
         if wait := self._attempts.wait_ms(name, address, now):
             message = f"too many attempts to log in; try again in {-(-wait // 1000)} s"
             raise LoginRefused(message, wait_ms=wait, about=subject)
-        yield
+        try:
+            yield
+        except LoginRefused as exc:
+            if exc.wait_ms is not None:
+                self._attempts.give_back_tokens(name, address, now)
+            raise
         self._attempts.give_back_tokens(name, address, now)
 
     def _log_subject(self, name: str) -> str:

@@ -6,10 +6,11 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jwt
 import pytest
 from click.testing import CliRunner, Result
@@ -22,9 +23,9 @@ from gateway.http.limits import KeyLimits
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.door import Door
 from gateway.routes import TABLE
-from streams.access import tokens
+from streams.access import passwords, tokens, users
 from streams.access.access_log import AccessLog
-from streams.access.attempts import A_NAME
+from streams.access.attempts import A_NAME_THERE
 from streams.access.logins import KeyFile, Logins
 from streams.access.request_log import RequestLog
 from streams.access.tokens import AUDIENCE
@@ -33,13 +34,18 @@ from streams.errors import SettingsError
 from streams.kafka import admin, times
 from streams.kafka.admin import read_topic
 from streams.settings.load import to_env
-from streams.settings.model import Kafka, Login, Serve, Settings, Topics
+from streams.settings.model import Kafka, Login, Policy, Serve, Settings, Topics
 from tests.support.documented import HOOKS
+from tests.support.log.secured_node import free_ports
 from tests.support.log.shared_node import own_prefix
+from tests.support.log.unchecked import write_unchecked
+from tests.support.processes import running, until
 
 pytestmark = pytest.mark.kafka
 WITHIN_S = 30.0
 HERE = "https://streamward.example"
+HERE_TOO = "testclient"
+"""The address of a TestClient."""
 PASSWORD, ANOTHER = "correct horse battery", "another horse battery"
 
 
@@ -205,10 +211,61 @@ def test_who_guesses_waits(made: Settings) -> None:
     with AccessLog(made) as log:
         gateway = Gateway(log, made)
         later = times.now_ms() + 3_600_000  # a bucket that is empty until then, however slow the test is
-        while gateway.logins._attempts.wait_ms("carl", "elsewhere", later) == 0:
+        while gateway.logins._attempts.wait_ms("carl", HERE_TOO, later) == 0:
             pass
         answer = gateway.post("/auth/login", json={"username": "carl", "password": PASSWORD})
-    assert answer.status_code == 429 and int(answer.headers["retry-after"]) == A_NAME.every_ms // 1000
+    assert answer.status_code == 429 and int(answer.headers["retry-after"]) == A_NAME_THERE.every_ms // 1000
+
+
+def test_wrong_logins_keep_nobody_else_out_behind_the_same_address(made: Settings) -> None:
+    user(made, "gus")
+    user(made, "gwen")
+    with AccessLog(made) as log:
+        gateway = Gateway(log, made)
+        for number in range(4 * A_NAME_THERE.size):
+            name = "gus" if number < A_NAME_THERE.size else f"nobody{number}"
+            assert gateway.post("/auth/login", json={"username": name, "password": ANOTHER}).status_code == 401
+        wrong = gateway.post("/auth/login", json={"username": "gus", "password": ANOTHER})
+        assert wrong.status_code == 429, "a name is guessed no further"
+        gateway.log_in("gwen")
+
+
+def write_dear_hash(settings: Settings) -> None:
+    """Write a user `bomb` whose password takes days to check."""
+    cheap = "$argon2id$v=19$m=65536,t=1,p=1$c2FsdHNhbHQ$aGFzaGhhc2hoYXNoaGFzaA"
+    new_user = users.NewUser(user_id="bomb", roles=["viewer"], password_hash=cheap)
+    event = users.creation_event(new_user, actor="eve", now_ms=times.now_ms())
+    write_unchecked(settings, event, password_hash=cheap.replace("t=1", "t=4294967295"))
+
+
+def test_a_hash_in_the_log_that_would_hold_the_server_is_skipped_and_others_log_in(made: Settings) -> None:
+    user(made, "hugo")
+    write_dear_hash(made)
+    with AccessLog(made) as log:
+        gateway = Gateway(log, made)
+        for _ in range(passwords.HASHING):
+            answer = gateway.post("/auth/login", json={"username": "bomb", "password": ANOTHER})
+            assert answer.status_code == 401
+        gateway.log_in("hugo")
+
+
+def test_a_server_whose_log_has_such_a_hash_ends_when_it_is_told_to(made: Settings, tmp_path: Path) -> None:
+    write_dear_hash(made)
+    (port,) = free_ports(1)
+    policy = Policy(engine="scripted", script="{}")
+    settings = made.model_copy(update={"serve": Serve(port=port, auth="keys", requests="off"), "policy": policy})
+    url = f"http://127.0.0.1:{port}"
+    with running(settings, tmp_path, "serve"):
+        until(lambda: is_up(url), "the server answers", folder=tmp_path)
+        for _ in range(passwords.HASHING):
+            body = {"username": "bomb", "password": ANOTHER}
+            assert httpx.post(f"{url}/auth/login", json=body, timeout=60).status_code == 401
+
+
+def is_up(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/healthz").is_success
+    return False
 
 
 def test_who_logs_in_or_does_not_is_in_the_log_without_what_was_typed(made: Settings) -> None:
@@ -225,7 +282,7 @@ def test_who_logs_in_or_does_not_is_in_the_log_without_what_was_typed(made: Sett
         third = gateway.log_in("fay")
         gateway.post("/auth/logout", json={"refresh_token": third["refresh_token"]})
         gateway.post("/auth/login", json=[typed])
-        while gateway.logins._attempts.wait_ms("fay", "elsewhere", times.now_ms() + 3_600_000) == 0:
+        while gateway.logins._attempts.wait_ms("fay", HERE_TOO, times.now_ms() + 3_600_000) == 0:
             pass
         assert gateway.post("/auth/login", json={"username": "fay", "password": PASSWORD}).status_code == 429
     printed = run(made, "access", "audit", "--output", "jsonl")

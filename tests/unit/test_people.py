@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,17 @@ from joserfc.jwk import ECKey
 
 from schemas.events import AccessEvent, problems
 from streams.access import passwords, sessions, tokens, users
-from streams.access.attempts import A_NAME, AN_ADDRESS, Attempts
+from streams.access.attempts import A_NAME, A_NAME_THERE, AN_ADDRESS, Attempts
 from streams.access.keys import NewSecret
 from streams.access.logins import KeyFile
 from streams.access.sessions import LoginSession, Reused
 from streams.access.token_bucket import ROUNDING
-from streams.errors import SettingsError
+from streams.errors import LoginRefused, SettingsError
 from tests.support.factories import T0
 
 PHC = "$argon2id$v=19$m=8,t=1,p=1$AAAA$AAAA"
+DEAR = [PHC.replace("m=8,t=1,p=1", costs) for costs in ("m=262145,t=1,p=1", "m=65536,t=4294967295,p=1", "m=64,t=1,p=5")]
+"""Hashes that would hold whoever checks a password against them."""
 FIRST, SECOND, THIRD = (NewSecret("00112233445566ff", letter * 43) for letter in "abc")
 HOUR_MS = 3_600_000
 KEY = tokens.read_private_key(tokens.new_private_key(), Path("key.pem"))
@@ -103,6 +106,7 @@ def test_what_is_no_name_of_a_user_is_refused(name: str) -> None:
         ({"password_hash": None}, "password_hash or issuer"),
         ({"issuer": "https://issuer.example"}, "password_hash or issuer"),
         ({"password_hash": "secret of ann"}, "no PHC string"),
+        *(({"password_hash": dear}, "at most m=262144, t=10, p=4") for dear in DEAR),
         ({"secret_sha256": "0" * 64}, "with secret_sha256"),
     ],
 )
@@ -124,6 +128,28 @@ def test_a_password_is_known_by_its_hash_however_its_letters_are_composed() -> N
     assert passwords.matches("caf\u00e9 at the corner", phc)
     assert not passwords.matches("cafe at the corner", phc)
     assert not passwords.matches("whatever it is", None)
+
+
+@pytest.mark.parametrize(
+    "phc", [*DEAR, PHC, PHC.replace("$AAAA$", f"${'A' * 87}$"), PHC.replace("m=8", "m=\u0668"), "", "x"]
+)
+def test_a_password_is_never_compared_with_a_hash_that_costs_too_much_or_is_none(phc: str) -> None:
+    assert not passwords.matches("correct horse battery", phc)
+
+
+def test_a_password_that_gets_no_turn_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passwords, "WAIT_S", 0.01)
+    with ExitStack() as held:
+        for _ in range(passwords.HASHING):
+            held.enter_context(passwords._turn())
+        for check in (
+            lambda: passwords.matches("correct horse battery", PHC),
+            lambda: passwords.hash_password("x" * 12),
+        ):
+            with pytest.raises(LoginRefused, match="try again") as refused:
+                check()
+            assert refused.value.wait_ms is not None, "it was not looked at"
+    assert not passwords.matches("correct horse battery", PHC)
 
 
 @pytest.mark.parametrize("password", ["", "short", "x" * 11, "x" * 257])
@@ -311,6 +337,28 @@ def test_a_name_and_an_address_run_out_of_attempts_each_by_itself() -> None:
         AN_ADDRESS.every_ms,
     ]
     assert of_address.wait_ms("u0", "10.0.0.1", T0 + AN_ADDRESS.every_ms) == 0
+
+
+def test_who_guesses_at_an_address_locks_out_nobody_but_the_name_there() -> None:
+    """Behind a proxy everyone has one address."""
+    counted = Attempts()
+    assert [counted.wait_ms("ann", "10.0.0.1", T0) for _ in range(A_NAME_THERE.size + 1)][-2:] == [
+        0,
+        A_NAME_THERE.every_ms,
+    ]
+    assert counted.wait_ms("ann", "10.0.0.2", T0) == 0
+    for number in range(40):
+        counted.wait_ms(f"u{number}", "10.0.0.1", T0)
+    assert counted.wait_ms("bob", "10.0.0.1", T0) == 0
+    for hour in range(24):
+        while counted.wait_ms("carl", "10.0.0.3", T0 + hour * 3_600_000) == 0:
+            pass
+    assert counted.wait_ms("carl", "10.0.0.4", T0 + 24 * 3_600_000) == 0
+
+
+def test_what_has_no_name_waits_for_its_address_alone() -> None:
+    counted = Attempts()
+    assert [counted.wait_ms(None, "10.0.0.1", T0) for _ in range(AN_ADDRESS.size + 1)][-2:] == [0, AN_ADDRESS.every_ms]
 
 
 def test_who_knows_the_password_never_waits() -> None:

@@ -385,7 +385,9 @@ def tenants_log() -> Log:
     maker.asked("shared", "nobody's", group_size=2)
     maker.log["access"].append(
         users.creation_event(
-            users.NewUser(user_id="ann", roles=["admin"], password_hash="$argon2id$secret"), actor="bob", now_ms=T0
+            users.NewUser(user_id="ann", roles=["admin"], password_hash="$argon2id$v=19$m=8,t=1,p=1$AAAA$secret"),
+            actor="bob",
+            now_ms=T0,
         )
     )
     return maker.log
