@@ -145,11 +145,9 @@ class AccessLog(FollowedTopic):
         return self.get(key_id)
 
     def _take(self, record: Record) -> None:
-        event = record.decode(AccessEvent)
+        event = record.decode_placed(AccessEvent, self._settings.topics.policy_partitions)
         if isinstance(event, Poison):
             log.warning("skipped: %s", event.error, extra=record.log_extra)
-        elif record.key != event.subject_id.encode():
-            log.warning("skipped: it is about another than its record", extra=record.log_extra)
         elif not self._fold(event):
             log.warning("skipped: %s of %s, which was never made", event.kind, event.subject_id, extra=record.log_extra)
 

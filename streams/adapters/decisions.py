@@ -98,7 +98,7 @@ def follow(settings: Settings, history: AdapterHistory, end: int) -> AdapterHist
     """Return `history` with the records up to, and without, offset `end`."""
     after, events, trained = AdapterFold(history.state), list(history.events), dict(history.trained)
     for record in read(settings, {history.tp: history.next}, {history.tp: end}):
-        event = record.decode(AdapterEvent)
+        event = record.decode_placed(AdapterEvent, settings.topics.policy_partitions)
         if isinstance(event, AdapterEvent) and event.policy == history.state.policy:
             events.append((record.at, event))
             if after.take(event) and event.kind == "trained":

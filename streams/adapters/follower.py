@@ -20,7 +20,7 @@ from streams.adapters.versions import AdapterState
 from streams.kafka.admin import offsets
 from streams.kafka.client import POLL_S
 from streams.kafka.reader import PartitionReader
-from streams.kafka.record import Record, TopicPartition, partition_of
+from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import BrokerOutage
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -100,9 +100,6 @@ class AdapterFollower:
             raise ValueError("no partition of adapters is assigned")
         return self._reader
 
-    def _partition(self, policy: str) -> int:
-        return partition_of(policy, self._settings.topics.policy_partitions)
-
     def _read_to(self, ends: Mapping[TopicPartition, int]) -> list[Record]:
         reader, other_records = self._open_reader, list[Record]()
         while any(reader.position[tp] < end for tp, end in ends.items()):
@@ -119,10 +116,10 @@ class AdapterFollower:
         """Take in records, policy by policy, so that the tables of each are copied once."""
         events: dict[str, list[tuple[AdapterEvent, Coordinates]]] = {}
         for record in records:
-            event = record.decode(AdapterEvent)
+            event = record.decode_placed(AdapterEvent, self._settings.topics.policy_partitions)
             if isinstance(event, Poison):
                 log.warning("skipped: %s", event.error, extra=record.log_extra)
-            elif self._serves(event.policy) and self._partition(event.policy) == record.at.partition:
+            elif self._serves(event.policy):
                 events.setdefault(event.policy, []).append((event, record.at))
         for policy, of_policy in events.items():
             self._trained.add(policy)

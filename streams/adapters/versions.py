@@ -253,7 +253,7 @@ def read_state(settings: Settings, policy: str, outage: BrokerOutage | None = No
     """
     partition = partition_of(policy, settings.topics.policy_partitions)
     records = read_topic(settings, "adapters", partition=partition, outage=outage)
-    decoded = (record.decode(AdapterEvent) for record in records)
+    decoded = (record.decode_placed(AdapterEvent, settings.topics.policy_partitions) for record in records)
     return fold_all(empty(policy), (event for event in decoded if not isinstance(event, Poison)))
 
 
@@ -264,9 +264,7 @@ def read_states(settings: Settings) -> dict[str, AdapterState]:
     """
     folds = {settings.policy.name: AdapterFold(empty(settings.policy.name))}
     for record in read_topic(settings, "adapters"):
-        event = record.decode(AdapterEvent)
-        if isinstance(event, Poison):
-            continue
-        if partition_of(event.policy, settings.topics.policy_partitions) == record.at.partition:
+        event = record.decode_placed(AdapterEvent, settings.topics.policy_partitions)
+        if not isinstance(event, Poison):
             folds.setdefault(event.policy, AdapterFold(empty(event.policy))).take(event)
     return {policy: after.state() for policy, after in folds.items()}

@@ -92,7 +92,7 @@ def wait(
         while not stop.is_set():
             for record in tail.poll():
                 if kinds[record.at.topic] == "adapters":
-                    event = record.decode(AdapterEvent)
+                    event = record.decode_placed(AdapterEvent, settings.topics.policy_partitions)
                     state = state if isinstance(event, Poison) else adapters.fold(state, event)
                 elif (answer := _task_of(record.decode(AdvantagedGroup), awaited)) is not None:
                     moved = time.monotonic()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from schemas.events import JobEvent
 from schemas.serde import Poison
 from streams.jobs.monthly_spending import MONTH_CLOSED, TenantMonths
-from streams.jobs.state import JobState, event_of, fold
+from streams.jobs.state import JobState, fold
 from streams.kafka.record import Record, cut
 
 log = logging.getLogger("streamward.jobs")
@@ -49,7 +49,7 @@ class AllJobs:
 
     def take(self, record: Record) -> FoldedEvent | None:
         """Fold a record; return what it makes of its job. None, and a warning, if no job takes it; None for a month."""
-        event = event_of(record, self._partitions)
+        event = record.decode_placed(JobEvent, self._partitions)
         if isinstance(event, Poison):
             log.warning("skipped: %s", cut(event.error), extra=record.log_extra)
             return None

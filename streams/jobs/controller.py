@@ -129,7 +129,7 @@ class JobController:
         if label == "jobs":
             self._on_job(record)
         elif label == "adapters":
-            adapter = record.decode(AdapterEvent)
+            adapter = record.decode_placed(AdapterEvent, self._settings.topics.policy_partitions)
             if not isinstance(adapter, Poison):
                 self._adapters[adapter.policy] = adapters.fold(self._versions(adapter.policy), adapter)
         else:

@@ -223,7 +223,7 @@ def known_policies(settings: Settings) -> set[str]:
     """Return the policy of the settings, and every policy that has adapters. Raises as `read_topic`."""
     policies = {settings.policy.name}
     for record in read_topic(settings, "adapters"):
-        event = record.decode(AdapterEvent)
+        event = record.decode_placed(AdapterEvent, settings.topics.policy_partitions)
         if not isinstance(event, Poison):
             policies.add(event.policy)
     return policies

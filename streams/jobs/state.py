@@ -21,8 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from schemas.events import JobEvent, JobKind, JobPrices, JobQuestion, JobSpec
-from schemas.serde import Poison
-from streams.kafka.record import Record, partition_of
 
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 BUDGET_EXCEEDED = "BUDGET_EXCEEDED"
@@ -204,19 +202,6 @@ def fold(state: JobState | None, event: JobEvent) -> JobState | None:
     if event.groups_next is not None:
         after = replace(after, groups_next=max(state.groups_next, event.groups_next))
     return _apply(after, event)
-
-
-def event_of(record: Record, partitions: int) -> JobEvent | Poison:
-    """Return the event in a record of `jobs`, which has so many partitions; Poison also if it is not its job's place.
-
-    All events of a job have one order only where they are in one partition.
-    """
-    event = record.decode(JobEvent)
-    if isinstance(event, Poison):
-        return event
-    if record.key != event.job_id.encode() or record.at.partition != partition_of(event.job_id, partitions):
-        return Poison("wrong_key", f"it is about job {event.job_id}, and not where the events of that job are")
-    return event
 
 
 def _create(event: JobEvent, spec: JobSpec) -> JobState:

@@ -21,7 +21,7 @@ from schemas.conventions import EARLIEST_MS
 from schemas.events import Coordinates, DeadLetter, Event, derive_id
 from streams.errors import EventError
 from streams.kafka.headers import Headers
-from streams.kafka.topics import AHEAD_MS, Topic
+from streams.kafka.topics import AHEAD_MS, Topic, key_field
 from streams.observability import trace_context
 
 E = TypeVar("E", bound=Event)
@@ -86,26 +86,31 @@ class Record(NamedTuple):
         return serde.decode(self.payload, expected)
 
     def decode_placed(self, expected: type[E], partitions: int | None) -> E | serde.Poison:
-        """Return the event about a task in this record, or a Poison; that also if key or partition are not its task's.
+        """Return the event in this record, or a Poison; that also if its key or partition are not those of its subject.
 
-        Everything about a task is in one partition number of its topics; elsewhere nobody looks for it. Without
-        `partitions`, how many these topics have, only the key is checked. Never raises.
+        Everything about a task, a user, a policy … is in one partition of a topic, and so in one order; a record that
+        is elsewhere counts nowhere. Without `partitions`, how many the topic has, only the key is checked. Never
+        raises.
         """
-        event: Any = self.decode(expected)
-        return event if isinstance(event, serde.Poison) else self.misplaced(event.task_id, partitions) or event
+        event = self.decode(expected)
+        if isinstance(event, serde.Poison):
+            return event
+        field = key_field(expected)
+        return self.misplaced(getattr(event, field), partitions, field) or event
 
-    def misplaced(self, task_id: str, partitions: int | None) -> serde.Poison | None:
-        """Return why this record is not where those about the task are, as `decode_placed` does; else None."""
-        if self.key != task_id.encode():
-            error = f"the record key is {self.key!r}, expected the task_id {task_id!r}; key records by task_id"
+    def misplaced(self, key: str, partitions: int | None, field: str = "task_id") -> serde.Poison | None:
+        """Return why this record is not where those with this key are, as `decode_placed` does; else None."""
+        if self.key != key.encode():
+            error = f"the record key is {self.key!r}, expected the {field} {key!r}; key records by {field}"
             return serde.Poison("wrong_key", error)
-        if partitions is None or (expected := partition_of(task_id, partitions)) == self.at.partition:
+        if partitions is None or (expected := partition_of(key, partitions)) == self.at.partition:
             return None
+        way_out = ". `streamward dlq retry` puts this record where it belongs" if field == "task_id" else ""
         return serde.Poison(
             "wrong_partition",
-            f"key {task_id!r} is in partition {self.at.partition}, expected {expected} of {partitions}, where its "
-            "task's other records are. Its producer needs the partitioner of Kafka's Java client: for librdkafka "
-            "partitioner=murmur2_random. `streamward dlq retry` puts this record where it belongs",
+            f"key {key!r} is in partition {self.at.partition}, expected {expected} of {partitions}, where the other "
+            f"records of this {field} are. Its producer needs the partitioner of Kafka's Java client: for librdkafka "
+            f"partitioner=murmur2_random{way_out}",
         )
 
 

@@ -10,7 +10,7 @@ order. None is compacted or written in transactions: both leave gaps in the offs
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas import events
 from streams.errors import SettingsError
@@ -69,6 +69,7 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
 )
 KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs", "access")
 """Decisions and provenance: small, and needed long after the rest is gone."""
+_KEY_FIELDS: dict[Any, str] = {event: key for _, event, key in _SHAPES}
 LABELS = tuple(label for label, _, _ in _SHAPES)
 
 
@@ -112,6 +113,11 @@ def _times(retention_days: float) -> dict[str, str]:
 def row_bytes(settings: Topics) -> int:
     """Return the most that a row of a table and its key may have."""
     return max(settings.max_record_bytes, LEAST_ROW_BYTES)
+
+
+def key_field(event: Any) -> str:
+    """Return the field that is the record key of an event type; `` for dead letters."""
+    return _KEY_FIELDS[event]
 
 
 def topic_of(event: type[events.Event], settings: Topics) -> Topic:

@@ -201,7 +201,7 @@ def register(driver: Driver) -> None:
     seen = driver.table("batched-groups", settings.topics.policy_partitions)
 
     async def handle(record: Record) -> None:
-        group = record.decode(AdvantagedGroup)
+        group = record.decode_placed(AdvantagedGroup, settings.topics.policy_partitions)
         if isinstance(group, Poison):
             raise EventError(group.error, reason=group.reason)
         key, group_key = group.policy.encode(), group.group_id.encode()

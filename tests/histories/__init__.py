@@ -110,9 +110,10 @@ def decide(history: History) -> list[tuple[str, Decision]]:
     label_of = {topic.event: label for label, topic in topics(history.settings.topics).items()}
     keyed = {at: records for at, records in history.records.items() if at[0] != "groups"}
     made: list[Decision] = list(joined(history.settings, keyed))
+    topics_of_groups = history.settings.topics.model_copy(update={"policy_partitions": 1})  # all policies are in it
     for (label, _), records in history.records.items():
         if label == "groups":
-            made += driver.cut(history.settings, records)
+            made += driver.cut(history.settings.model_copy(update={"topics": topics_of_groups}), records)
     return [(label_of[type(event)], event) for event in made]
 
 

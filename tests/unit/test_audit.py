@@ -21,7 +21,7 @@ from streams.tools.audit.audit_metrics import text
 from streams.tools.audit.facts import Reach
 from streams.tools.audit.recount import Ledger, recount
 from streams.tools.audit.recount_group import expected_numbers
-from tests.support.factories import T0, control, response, reward, task
+from tests.support.factories import T0, control, one_of_each, response, reward, task
 from tests.support.log.whole_run import (
     BY_NAME,
     SETTINGS,
@@ -275,6 +275,14 @@ def test_a_task_in_the_wrong_partition_is_named_and_so_is_what_was_answered_to_i
         (at, "wrong_partition", True)
     ]
     assert report.dead_letters == {"wrong_partition": 1, "unknown_task": SIZE}
+
+
+@pytest.mark.parametrize("label", ["access", "jobs", "agents", "adapters", "experiments", "groups", "batches", "turns"])
+def test_what_is_in_another_partition_than_its_key_is_named_whatever_it_is_about(label: str) -> None:
+    log = Written()
+    event = next(event for event in one_of_each() if isinstance(event, TOPICS[label].event))
+    at = log.write(event, T0, beside=1).at
+    assert ("misplaced", at) in {(found.category, found.at) for found in settled(log.records).wrong}
 
 
 def test_an_answer_that_the_scorer_has_passed_without_a_reward_is_lost() -> None:

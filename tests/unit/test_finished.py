@@ -16,7 +16,7 @@ from streams.errors import RefusedError
 from streams.kafka.record import Record, TopicPartition, encoded
 from streams.kafka.topics import topic_of
 from streams.output import moment
-from streams.settings.model import Settings
+from streams.settings.model import Settings, Topics
 from streams.tools.query.conversation_examples import examples
 from streams.tools.query.examples import ExportOptions
 from streams.tools.query.export import Counts
@@ -25,7 +25,7 @@ from streams.tools.query.interactions import InteractionFile, interactions
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import T0, group, member, response, task, trajectory
 
-SETTINGS = Settings()
+SETTINGS = Settings(topics=Topics(partitions=1, policy_partitions=1))
 DEFAULT = FinishedSelection(policy="default")
 
 

@@ -16,7 +16,7 @@ from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Coordinates
 from schemas.serde import encode
 from streams.adapters.versions import empty, fold
 from streams.kafka.record import Record
-from streams.settings.model import Batches, Settings
+from streams.settings.model import Batches, Settings, Topics
 from streams.stages.batches import Cutter, dump, dump_offset, is_double, load
 from streams.stages.rollouts import rollout_stage as rollouts
 from streams.tools.replay import driver
@@ -24,6 +24,7 @@ from tests.support.factories import T0, adapter_event, group, state_after, train
 from tests.support.thoroughness import examples
 
 RULE = Batches(groups=2, max_policy_lag=1)
+ONE_PARTITION = Settings(batches=RULE, topics=Topics(policy_partitions=1))
 seeds = st.integers(0, 2**16)
 
 
@@ -99,7 +100,7 @@ def cut_in_order(log: Sequence[AdvantagedGroup]) -> list[bytes]:
         Record(Coordinates("groups", 0, offset), one.created_at, one.policy.encode(), encode(one))
         for offset, one in enumerate(log)
     ]
-    return [encode(batch) for batch in driver.cut(Settings(batches=RULE), records) if isinstance(batch, Batch)]
+    return [encode(batch) for batch in driver.cut(ONE_PARTITION, records) if isinstance(batch, Batch)]
 
 
 @settings(max_examples=examples(150))

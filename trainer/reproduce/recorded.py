@@ -83,7 +83,7 @@ def recorded_events(settings: Settings, policy: str, history: History) -> dict[i
     first, end = history.bounds(["adapters"]).get(tp, (0, 0))
     after, events = AdapterFold(empty(policy)), {}
     for record in history.read({tp: first}, {tp: end}):
-        event = record.decode(AdapterEvent)
+        event = record.decode_placed(AdapterEvent, settings.topics.policy_partitions)
         if isinstance(event, Poison):
             continue
         if after.take(event) and event.kind == "trained":

@@ -236,7 +236,7 @@ def register(driver: Driver, suite: Suite | None) -> None:
     guarded_by = None if rule.suite is None else rule.suite.name
 
     async def on_adapter(record: Record) -> None:
-        event = record.decode(AdapterEvent)
+        event = record.decode_placed(AdapterEvent, partitions)
         if isinstance(event, Poison):
             raise EventError(event.error, reason=event.reason)
         key = event.policy.encode()
@@ -261,7 +261,7 @@ def register(driver: Driver, suite: Suite | None) -> None:
         states[key] = dump(state)
 
     async def on_group(record: Record) -> None:
-        group = record.decode(AdvantagedGroup)
+        group = record.decode_placed(AdvantagedGroup, partitions)
         if isinstance(group, Poison):
             return  # the batch stage reads the same record and writes its dead letter
         key = suite_results.suite_key(group)
@@ -294,7 +294,7 @@ def _register_canary(driver: Driver, states: TableRows, outlet: EventOutlet, rul
     evidence, counted = driver.table("rollouts-canaries", partitions), driver.table("rollouts-counted", partitions)
 
     async def on_evidence(record: Record) -> None:
-        group = record.decode(AdvantagedGroup)
+        group = record.decode_placed(AdvantagedGroup, partitions)
         if isinstance(group, Poison):
             return
         key, group_key, row = group.policy.encode(), group.group_id.encode(), str(record.at.offset).encode()

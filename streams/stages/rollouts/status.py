@@ -179,7 +179,7 @@ class RolloutWatch:
         for record in read(
             self._settings, {self._adapters: self._next.get(self._adapters, low)}, {self._adapters: high}
         ):
-            event = record.decode(AdapterEvent)
+            event = record.decode_placed(AdapterEvent, self._settings.topics.policy_partitions)
             if not isinstance(event, Poison):
                 rollout.add(event, record.timestamp_ms)
         self._next[self._adapters] = high

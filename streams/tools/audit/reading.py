@@ -19,11 +19,12 @@ from streams.kafka.record import TopicPartition
 from streams.kafka.transactions import unread_offsets
 from streams.settings.model import Settings
 from streams.tools.audit.facts import Reach
-from streams.tools.audit.recount import Ledger
+from streams.tools.audit.recount import ONLY_PLACED, Ledger
 from streams.tools.audit.report import Report
 
 BACKWARDS = (
     "dead-letters",
+    *ONLY_PLACED,
     "jobs",
     "adapters",
     "batches",
@@ -36,8 +37,7 @@ BACKWARDS = (
     "tasks",
 )
 """Topics, each after those with effects of its records: the end of a trajectory counts its turns, and an event of a job
-names versions. `experiments`, `agents`, `access` and `requests` are about other logs, programs and keys: they are not
-read."""
+names versions. From `requests` nothing follows: it is not read."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 
@@ -98,8 +98,8 @@ class Audit:
     def _begin(self, lows: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> None:
         self._begins = dict(lows)
         if self._since_ms is not None:
-            # every task, since a copy of one from before would look new; and versions and jobs, of which there are few
-            cut = [label for label in BACKWARDS if label not in ("tasks", "adapters", "jobs")]
+            # every task, since a copy of one from before would look new; and what there is little of
+            cut = [label for label in BACKWARDS if label not in ("tasks", "adapters", "jobs", *ONLY_PLACED)]
             found = admin.offsets_at(self._settings, cut, max(0, self._since_ms - CLOCK_SKEW_MS))
             self._begins |= {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
         self._retained = frozenset(tp for tp, low in lows.items() if low > 0 and self._begins[tp] == low)

@@ -8,6 +8,7 @@
     tasks                    = groups kept + groups dropped
     groups                   = trained + in batches + dropped by reason + in the window of the next batch
     trajectories             = ended + open, each with all of its turns, and the turns of its response are among them
+    keys, agents, …          each record where its key belongs
     jobs                     = ended + open, each event decided when those before it had taken effect
     a closed month           = what its tenant's jobs had cost in it, up to where it was counted
 
@@ -75,13 +76,18 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs")
+ONLY_PLACED = ("experiments", "agents", "access")
+"""Topics about other logs, programs and keys, of whose records only this is checked: each is where its key belongs."""
+NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", *ONLY_PLACED)
 """Topics whose retention hides nothing of what a group is recounted from."""
 UNLETTERED = {
     "dead-letters": "a dead letter",
     "turns": "a turn",
     "trajectories": "about a trajectory",
     "jobs": "about a job",
+    "experiments": "about an experiment",
+    "agents": "about an agent",
+    "access": "about a key, a user, a login or a tenant",
 }
 """Topics about whose records no stage writes dead letters, and what their records are."""
 RANGE = 20
@@ -163,7 +169,7 @@ class Ledger:
             self._unusable.append(Unusable(at, "wrong_partition"))
             if isinstance(event, Task):
                 self._story(own, event.task_id).misplaced.append(at)
-        else:
+        elif topic.label not in ONLY_PLACED:
             self._keep(fact_of(record, event), event)
 
     def _keep(self, fact: Fact, event: Any) -> None:

@@ -104,6 +104,7 @@ class FinishedReader:
         self._selection = selection
         self._names = {label: topics(settings.topics)[label] for label in LABELS}
         self._kinds = {topic.name: topic.event for topic in self._names.values()}
+        self._partitions: dict[Any, int] = {topic.event: topic.partitions for topic in self._names.values()}
         self._low: dict[TopicPartition, int] = {}
         self._next: dict[TopicPartition, int] = {}
         self._first: dict[TopicPartition, int] = {}
@@ -164,7 +165,7 @@ class FinishedReader:
 
     def _decode(self, records: Iterable[Record], kind: type[AnEvent]) -> Iterator[tuple[Coordinates, AnEvent]]:
         for record in records:
-            event = record.decode(kind)
+            event = record.decode_placed(kind, self._partitions[kind])
             if isinstance(event, Poison):
                 self.unusable += 1
                 log.warning("left out: %s", event.error, extra=record.log_extra)

@@ -116,7 +116,7 @@ def read(settings: Settings) -> dict[str, Experiment]:
     """
     experiments: dict[str, Experiment] = {}
     for record in read_topic(settings, "experiments"):
-        event = record.decode(ExperimentEvent)
+        event = record.decode_placed(ExperimentEvent, settings.topics.policy_partitions)
         if not isinstance(event, Poison):
             experiments[event.experiment] = fold(experiments.get(event.experiment), event)
     return dict(sorted(experiments.items(), key=lambda item: item[1].created_at))

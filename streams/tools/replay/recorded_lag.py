@@ -64,7 +64,7 @@ def read(
     after = AdapterFold(empty(policy))
     starts, ends = bounds(ranges, topics(settings.topics)["adapters"].name)
     for record in history.read(starts, ends):
-        event = record.decode(AdapterEvent)
+        event = record.decode_placed(AdapterEvent, settings.topics.policy_partitions)
         if isinstance(event, Poison):
             continue
         if after.take(event) and event.kind == "trained":

@@ -129,7 +129,7 @@ class LoggedConversations:
         firsts = {tp: start for tp, start in starts.items() if tp[0] == topic.name}
         ends = {tp: self._bounds[tp][1] for tp in firsts}
         for record in read(self._settings, firsts, ends, outage=self._outage):
-            event = record.decode(topic.event)
+            event = record.decode_placed(topic.event, topic.partitions)
             if isinstance(event, Poison):
                 log.warning("skipped: %s", event.error, extra=record.log_extra)
             else:

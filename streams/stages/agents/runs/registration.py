@@ -29,7 +29,7 @@ def registrations(settings: Settings, outage: BrokerOutage | None = None) -> dic
     by_agent: dict[str, list[AgentEvent]] = {}
     seen: set[tuple[str, str]] = set()
     for record in read_topic(settings, "agents", outage=outage):
-        event = record.decode(AgentEvent)
+        event = record.decode_placed(AgentEvent, settings.topics.policy_partitions)
         if not isinstance(event, Poison) and (event.agent_id, event.event_id) not in seen:
             seen.add((event.agent_id, event.event_id))
             by_agent.setdefault(event.agent_id, []).append(event)
