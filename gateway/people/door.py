@@ -10,7 +10,9 @@ closed to all but an admin; only the routes that say so need no key. Those that 
 too.
 
 Each route looks for what is the tenant's own (principal.py), and another's does not exist for it. What all tenants
-share is changed only with a key without a tenant. JSON-RPC has its method in the body; jobs/rpc.py decides about it.
+share is changed only with a key without a tenant. A key that is bound to an agent does what roles.py lets agents do;
+the header that names an agent is compared with it, and adds nothing. JSON-RPC has its method in the body; jobs/rpc.py
+decides about it.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from streams.kafka import times
 
 OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "log.query", "code.run"})
 """Actions on what tenants share, or on what all of them wrote."""
+AS_AN_AGENT: frozenset[Action] = frozenset({"chat.call", "feedback.give", "runs.write"})
+"""Actions of an agent: of DEFAULT_AGENT where none is named."""
 UNLISTED: Action = "code.run"
 """The action of a path without a route: it is the admin's."""
 
@@ -122,7 +126,7 @@ class Door:
         if (limit := self._limits.begin(principal.who)) is not None:
             return self._refuse(record, 429, limit.why, limit.retry_after_s)
         record.in_progress = True
-        record.decision = decide_at_door(principal, action, record.agent_id or DEFAULT_AGENT)
+        record.decision = decide_at_door(principal, action, record.agent_id)
         return None if record.decision.allowed else self._refuse(record, 403, record.decision.why)
 
     def _refuse(self, record: RequestRecord, status: int, reason: str, retry_after_s: float | None = None) -> Response:
@@ -130,8 +134,9 @@ class Door:
         return errors.refusal(status, reason, self._table.dialect(record.path), retry_after_s=retry_after_s)
 
 
-def decide_at_door(principal: Principal, action: Action, agent_id: str) -> Decision:
-    """Return whether a principal may do something as an agent, and why."""
+def decide_at_door(principal: Principal, action: Action, named_agent: str | None) -> Decision:
+    """Return whether a principal may do something as the agent that path or header name, if any, and why."""
+    agent_id = named_agent or (DEFAULT_AGENT if action in AS_AN_AGENT else None)
     decision = decide(principal, action, agent_id=agent_id)
     if decision.allowed and principal.tenant is not None and action in OF_ALL_TENANTS:
         scope = f"{action} is for keys and people without one: it is about all of them"

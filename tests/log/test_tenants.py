@@ -25,6 +25,7 @@ from streamward_client import ApiError, AsyncClient
 
 from gateway.jobs import rpc as jobs
 from gateway.jobs.rest import JOBS_LISTED
+from gateway.routes import TABLE
 from schemas.events import JobEvent, RequestEvent, Reward, Turn
 from streams.access import logins
 from streams.access.access_log import AccessLog
@@ -40,6 +41,7 @@ from tests.support.documented import document
 from tests.support.factories import task
 from tests.support.processes import read, until
 from tests.support.thoroughness import examples
+from tests.unit.test_access import AGENTS_MAY
 from tests.unit.test_door import application, paths
 
 pytestmark = pytest.mark.kafka
@@ -207,7 +209,9 @@ class Question(NamedTuple):
     path: str
     body: Callable[[Names], Any]
 
-    def asked(self, server: Tenants, names: Names, who: str = "red") -> tuple[int, str]:
+    def asked(
+        self, server: Tenants, names: Names, who: str = "red", headers: dict[str, str] | None = None
+    ) -> tuple[int, str]:
         """Return status and body of the answer, with what differs from one request to the next taken out."""
         path = self.path.replace("{job_id}", names.job).replace("{file_id}", names.file)
         path = path.replace("{agent_id}", names.agent).replace("{trajectory_id}", names.trajectory)
@@ -215,7 +219,9 @@ class Question(NamedTuple):
         path = path.replace("{name}", names.policy).replace("{job}", names.job).replace("{file}", names.file)
         path = path.replace("{policy}", names.policy).replace("{task_id}", names.trajectory)
         path = path.replace("{label}", "turns").replace("{partition}/{offset}", "0/0")
-        how: dict[str, Any] = {"headers": {"Idempotency-Key": names.key, "X-Stainless-Retry-Count": "1"}}
+        how: dict[str, Any] = {
+            "headers": {"Idempotency-Key": names.key, "X-Stainless-Retry-Count": "1", **(headers or {})}
+        }
         if (body := self.body(names)) is not None:
             how["json"] = body
         answer = server.ask(who, self.method, path, **how)
@@ -268,6 +274,26 @@ def test_no_other_way_of_naming_it_tells_more(tenants: Tenants, data: st.DataObj
     cut = data.draw(st.sampled_from([None, 8]))
     changed = {field: getattr(tenants.blues, field)[: cut if field in ("job", "answer") else None] for field in kept}
     is_told_nothing(tenants, question, NOBODYS._replace(**changed), data.draw(st.sampled_from(REDS)))
+
+
+def test_a_key_of_an_agent_is_refused_whatever_is_no_agents_also_if_it_says_which_agent_it_is(tenants: Tenants) -> None:
+    with AccessLog(tenants.settings) as person:
+        key = person.create(role="admin", actor="ann", agent_id=tenants.blues.agent).text
+    bound = tenants._replace(keys={"bound": key})
+    until_known(bound, "bound")
+    refused = 0
+    for question in QUESTIONS:
+        for path in {question.path, question.path.replace("{agent_id}", "other")}:
+            match = TABLE.find(question.method, path.partition("?")[0])
+            assert match is not None
+            if match.route.is_open or question.path.endswith("/jsonrpc"):  # each call of a batch is decided by itself
+                continue
+            if match.route.may in AGENTS_MAY and match.parameters.get("agent_id") != "other":
+                continue
+            status, text = question._replace(path=path).asked(bound, tenants.blues, "bound", {"X-Agent-ID": "heron"})
+            assert (status, "may only act as agent" in text) == (403, True), (question.method, path, text)
+            refused += 1
+    assert refused > len(QUESTIONS) / 2
 
 
 def test_a_person_has_what_a_key_of_the_same_tenant_has(tenants: Tenants) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from schemas.events import AccessRole, derive_id, problems
 from streams.access import keys, users
-from streams.access.roles import ACTIONS, ALLOWED, ROLES, decide
+from streams.access.roles import ACTIONS, ALLOWED, ROLES, actions_of, decide
 from tests.support.factories import T0
 
 SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
@@ -38,6 +38,10 @@ letters.decide    -      -         yes     -        yes
 adapters.promote  -      -         -       yes      yes
 code.run          -      -         -       -        yes
 """
+
+
+AGENTS_MAY = {"models.read", "groups.read", "chat.call", "feedback.give", "runs.write"}
+"""Of what its role may, all that a key of an agent may."""
 
 
 def key(role: AccessRole = "admin", **given: Any) -> keys.AccessKey:
@@ -98,6 +102,16 @@ def test_a_key_of_an_agent_acts_as_no_other() -> None:
     mine = key(agent_id="calc")
     assert decide(mine, "chat.call", agent_id="calc").allowed
     assert not decide(mine, "chat.call", agent_id="other").allowed
+
+
+@pytest.mark.parametrize("tenant", [None, "red"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_key_of_an_agent_does_what_its_role_and_agents_may_and_nothing_else(role: AccessRole, tenant: Any) -> None:
+    mine = key(role, agent_id="calc", tenant=tenant)
+    may = {action for action, named, allowed in cells() if named == role and allowed} & AGENTS_MAY
+    assert {action for action in ACTIONS if decide(mine, action, agent_id="calc").allowed} == may
+    assert {action for action in ACTIONS if decide(mine, action).allowed} == may == actions_of(mine)
+    assert not any(decide(mine, action, agent_id="other").allowed for action in ACTIONS)
 
 
 def test_a_key_is_found_by_what_was_made_and_by_nothing_else() -> None:

@@ -21,7 +21,7 @@ from gateway.page.login import PagePeople
 from gateway.page.mount import mount
 from gateway.people.auth import OwnPermissions
 from gateway.people.cookie import LoginCookie
-from gateway.people.door import UNLISTED, Door
+from gateway.people.door import OF_ALL_TENANTS, UNLISTED, Door
 from gateway.routes import ROUTES, TABLE
 from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
@@ -33,6 +33,7 @@ from streams.errors import LogError
 from streams.settings.model import Serve, Settings
 from streams.tools.views.log_view import LogView
 from tests.support.factories import T0
+from tests.unit.test_access import AGENTS_MAY
 
 SECRET = keys.NewSecret("00112233445566ff", "s" * 43)
 BEARER = {"Authorization": f"Bearer {SECRET.text}"}
@@ -213,6 +214,30 @@ def test_a_key_of_an_agent_acts_as_that_agent_by_path_and_by_header_only() -> No
     assert http.post("/v1/chat/completions", headers=BEARER).status_code == 403
     assert http.post("/agents/other/v1/chat/completions", headers=BEARER | {"X-Agent-ID": "calc"}).status_code == 403
     assert http.post("/agents/other/trajectories/t/end", headers=BEARER).status_code == 403
+
+
+@pytest.mark.parametrize("tenant", [None, "red"])
+@pytest.mark.parametrize("role", ROLES)
+def test_a_key_of_an_agent_gets_403_for_what_is_no_agents_whoever_it_says_it_is(role: AccessRole, tenant: Any) -> None:
+    http = client(Known(role, agent_id="calc", tenant=tenant))
+    may = ALLOWED[role] & AGENTS_MAY - (OF_ALL_TENANTS if tenant else set())
+    for header, allowed in (
+        ({}, may - {"feedback.give"}),  # in the name of the agent `default`, as no other is in the path
+        ({"X-Agent-ID": "calc"}, may),
+        ({"X-Agent-ID": "other"}, {action for action in may if "/calc/" in PLACES[action][1]}),
+    ):
+        answers = {action: http.request(*place, headers=BEARER | header) for action, place in PLACES.items()}
+        assert {action for action, answer in answers.items() if answer.status_code == 200} == allowed, header
+        assert {answer.status_code for answer in answers.values()} <= {200, 403}
+
+
+def test_a_key_of_an_agent_calls_no_method_of_jobs() -> None:
+    nothing: Any = None
+    app = Application([jobs.JsonRpc(Settings(), nothing)], version="0", max_body_bytes=10_000)
+    http = TestClient(Door(app, TABLE, Known("admin", agent_id="calc"), KeyLimits(Serve())))
+    calls = [{"jsonrpc": "2.0", "method": name, "params": {}, "id": name} for name in jobs.ACTIONS]
+    answers = http.post("/jsonrpc", headers=BEARER | {"X-Agent-ID": "calc"}, json=calls).json()
+    assert [answer["error"]["code"] for answer in answers] == [jobs.FORBIDDEN] * len(calls)
 
 
 @pytest.mark.parametrize("headers", [BEARER, PERSON])
