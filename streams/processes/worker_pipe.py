@@ -111,14 +111,16 @@ class WorkerProcess:
             except BrokenPipeError as exc:
                 raise self._crash(name) from exc
 
-    def receive(self, name: str, action: str, limit_s: float, request_id: str) -> dict[str, Any]:
+    def receive(
+        self, name: str, action: str, limit_s: float, request_id: str, *, most_bytes: int = MAX_ANSWER_BYTES
+    ) -> dict[str, Any]:
         """Return the answer to a request. Raises WorkerError: timeout, crashed."""
         deadline = time.monotonic() + limit_s
         late = f"{name} did not {action} within {limit_s:g} s and was killed; make it faster, or raise "
         late += self._kind.limit_setting
         length = _LENGTH.unpack(self._read(name, _LENGTH.size, deadline, late))[0]
-        if length > MAX_ANSWER_BYTES:
-            raise WorkerError(f"{name} gave an answer of {length} bytes; at most {MAX_ANSWER_BYTES}", "crashed")
+        if length > most_bytes:
+            raise WorkerError(f"{name} gave an answer of {length} bytes; at most {most_bytes}", "crashed")
         try:
             answer = json.loads(self._read(name, length, deadline, late))
         except (ValueError, RecursionError) as exc:
@@ -213,6 +215,15 @@ def limit_memory(memory_bytes: int) -> None:
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, hard))
+
+
+def data_bytes() -> int:
+    """Return how much memory this process has reserved of its own, as `limit_memory` counts it; 0 if no one says."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[5]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def describe_exception(action: str, exc: BaseException) -> str:

@@ -57,6 +57,7 @@ WITHOUT_TRY = {
     "streams/adapters/signing.py::verify json.loads": OWN,
     "streams/adapters/signing.py::verify json_text.parse": "its signature was verified: the publisher wrote it",
     "streams/cli/dlq.py::_show json.loads": OWN,
+    "streams/engines/decoding_loop.py::call result": "the order's own result or error",
     "streams/engines/rendering/answer_form.py::__str__ json_text.parse": "the gateway read it and wrote it again",
     "streams/environments/environment_worker.py::_answer json.loads": OWN,
     "streams/engines/rendering/answer_form.py::of_schema json_text.parse": "the gateway read it and wrote it again",
@@ -89,7 +90,6 @@ WITHOUT_TRY = {
     "streams/tools/query/dataset_card.py::add json.loads": "a line that the export has just made",
     "streams/tools/query/archived.py::_has_columns read_schema": "of a segment, which is checked when it is read",
     "streams/tools/query/export.py::_as_parquet json.loads": OWN,
-    "streams/tools/query/statement.py::_tree json.loads": "DuckDB wrote it",
     "streams/tools/replay/regroup.py::_join_all result": IN_THREAD,
     "streams/tools/replay/rescore.py::rescore result": IN_THREAD,
     "streams/tools/replay/rescore.py::result result": IN_THREAD,
@@ -177,6 +177,7 @@ def test_what_is_read_is_never_run() -> None:
     allowed = {
         "schemas/convert.py::function": "code made of the fields of our own dataclasses",
         "streams/scorers/scorer_worker.py::_answer": "the sandbox's worker unpickles, from its parent",
+        "streams/tools/views/statement_worker.py::answer": "the process of a statement unpickles, from its parent",
     }
     assert found == list(allowed)
 

@@ -31,9 +31,11 @@ from gateway.routes import TABLE
 from gateway.server import log_rooms
 from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Task
 from streams.access import keys
-from streams.errors import CallError, NotFoundError
+from streams.errors import CallError, NotFoundError, RefusedError
 from streams.settings.model import Archive, Policy, Scoring, Serve, Settings
 from streams.stages.tasks.task_index import same
+from streams.tools.query import formats
+from streams.tools.views import statement_process
 from tests.support.factories import T0, changed, response, state_after, task, trained
 from tests.support.log import page_log
 from tests.support.log.archive_of import archived
@@ -261,7 +263,16 @@ def test_a_statement_gets_rows_up_to_its_limit(view: LogOverHttp) -> None:
         ("FROM key_use", "invalid"),
         ("CREATE TABLE t AS SELECT 1", "unsupported"),
         ("FROM read_text('/etc/passwd')", "unsupported"),
+        ("DROP VIEW tasks", "unsupported"),
+        ("CHECKPOINT", "unsupported"),
+        ("FROM checkpoint()", "unsupported"),
+        ("FROM duckdb_settings()", "unsupported"),
+        ("SELECT current_setting('temp_directory')", "unsupported"),
+        ("FROM pandas_scan(12345)", "unsupported"),  # an address in memory
+        ("FROM duckdb_views", "invalid"),
         ("SELECT repeat('x', 20_000_000)", "too_large"),
+        ("SELECT repeat('x', 20_000_000) FROM range(100)", "too_large"),  # 2 GB in one batch
+        ("SELECT length(repeat('x', 2_000_000_000))", "too_large"),  # which nobody but the kernel counts
     ],
 )
 def test_a_statement_that_may_not_be_run_is_refused(view: LogOverHttp, sql: str, kind: str) -> None:
@@ -277,16 +288,41 @@ def test_the_archived_files_of_a_hidden_topic_cannot_be_opened_either(tmp_path: 
     with contextlib.closing(LogOverHttp(settings, "archive")) as view:
         files = sorted((tmp_path / "archive").rglob("*.parquet"))
         hidden, seen = (f"SELECT count(*) FROM read_parquet('{file}')" for file in files)  # noqa: S608 - a path
-        assert asked(view, seen).rows == [[1]]
-        with pytest.raises(CallError, match="disabled by configuration"):
-            asked(view, hidden)
+        for sql in (hidden, seen):
+            with pytest.raises(CallError, match=r"read_parquet\(\) is refused"):
+                asked(view, sql)
+        with view.session() as session:  # and if the parser were passed
+            assert list(formats.rows(session.run(seen))) == [[1]]
+            with pytest.raises(RefusedError, match="disabled by configuration"):
+                list(formats.rows(session.run(hidden)))
 
 
 def test_a_statement_that_runs_too_long_is_ended(view: LogOverHttp) -> None:
     sql = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b"
-    with pytest.raises(CallError, match="was ended") as problem:
-        run_query(view, QueryBody(sql=sql), longest_s=0.05)
-    assert problem.value.kind == "unsupported"
+    deaf = "SELECT levenshtein(repeat('a', 1000000), repeat('b', 1000000))"  # within one function nothing is heard
+    for statement in (sql, deaf):
+        with pytest.raises(CallError, match="was ended") as problem:
+            run_query(view, QueryBody(sql=statement), longest_s=0.05)
+        assert problem.value.kind == "unsupported"
+        assert asked(view, "SELECT 1").rows == [[1]], "the next is answered, by another process if need be"
+
+
+def test_a_statement_has_a_connection_of_its_own_in_a_process_that_is_kept_while_it_is_sound(view: LogOverHttp) -> None:
+    assert asked(view, "SELECT 1").rows == [[1]]
+    process = view.statements._idle
+    assert process is not None and asked(view, "SELECT count(*) FROM tasks").rows != [[0]]
+    with pytest.raises(CallError, match="syntax error"):
+        asked(view, "SELEC 1")
+    assert view.statements._idle is process, "an error of its writer is none of the process"
+    with pytest.raises(CallError, match="more memory than the 1024 MiB"):
+        asked(view, "SELECT length(repeat('x', 2_000_000_000))")
+    assert view.statements._idle is None, "what is left of it would be taken from the next"
+
+
+def test_a_third_statement_at_once_is_told_to_come_again(view: LogOverHttp) -> None:
+    with statement_process._slot(), statement_process._slot(), pytest.raises(CallError) as problem:
+        asked(view, "SELECT 1")
+    assert problem.value.kind == "busy"
 
 
 def test_versions_are_listed_for_whoever_may_know_of_the_policy() -> None:
@@ -349,4 +385,4 @@ def test_a_tenant_decides_about_its_own_policies_and_queries_nothing() -> None:
     one = behind_the_door("viewer", agent_id="calc").post(
         "/query", headers=BEARER | {"X-Agent-ID": "calc"}, json={"sql": "FROM tasks"}
     )
-    assert (one.status_code, "reads what all did" in one.text) == (403, True)
+    assert (one.status_code, "may only act as agent calc, with models.read" in one.text) == (403, True)

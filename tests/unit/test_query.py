@@ -146,9 +146,90 @@ def test_what_does_not_only_read_is_refused(session: Session, sql: str) -> None:
     ],
 )
 def test_a_statement_that_reads_cannot_read_files(session: Session, sql: str) -> None:
-    session.parse(sql)  # it is a SELECT: the lock is what keeps it out
+    if "(" in sql:  # the name of a file may be that of a table: only the lock tells
+        with pytest.raises(RefusedError, match="--allow-files lets a query read and write files"):
+            session.parse(sql)
     with pytest.raises(RefusedError, match="--allow-files"):
         answer(session, sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM duckdb_settings()",
+        "SELECT (SELECT count(*) FROM duckdb_settings())",
+        "WITH x AS (FROM duckdb_memory()) FROM x",
+        "DESCRIBE FROM duckdb_settings()",
+        "EXPLAIN FROM duckdb_settings()",
+        "PIVOT duckdb_settings() ON name IN ('threads') USING first(value)",
+        "FROM tasks, LATERAL pragma_table_info('tasks')",
+        "FROM checkpoint()",
+        "FROM query('FROM duckdb_settings()')",
+        "FROM query_table('tasks')",
+        "FROM histogram('tasks', policy)",
+        "FROM pandas_scan(12345)",
+        "FROM arrow_scan(1, 2, 3)",
+        "FROM json_execute_serialized_sql(json_serialize_sql('SELECT 1'))",
+        "SELECT current_setting('temp_directory')",
+        "SELECT list_transform(['temp_directory'], lambda name: name.current_setting())",
+        "SELECT getvariable('a')",
+        "SELECT write_log('a')",
+    ],
+)
+def test_a_statement_calls_no_function_that_is_about_more_than_its_rows(session: Session, sql: str) -> None:
+    with pytest.raises(RefusedError, match=r"\(\) is refused: a query reads the views of the log"):
+        session.parse(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM duckdb_views",
+        "FROM DUCKDB_TABLES",
+        "TABLE sqlite_master",
+        "FROM pg_settings",
+        "FROM information_schema.tables",
+        "FROM system.information_schema.tables",
+        "FROM live.main_tasks",
+        "DESCRIBE duckdb_tables",
+        "SHOW ALL TABLES",
+        "SHOW DATABASES",
+        "SHOW memory_limit",
+        "SELECT * FROM (WITH duckdb_views AS (SELECT 1) FROM duckdb_views), duckdb_views",
+    ],
+)
+def test_a_statement_reads_no_table_but_the_views_of_the_log(session: Session, sql: str) -> None:
+    with pytest.raises(SettingsError, match="SHOW TABLES names"):
+        session.parse(sql)
+
+
+def test_a_statement_that_nests_too_deeply_is_refused(session: Session) -> None:
+    with pytest.raises(RefusedError, match="nested so deeply"):
+        session.parse("FROM " + "(FROM " * 900 + "range(1)" + ")" * 900)
+
+
+def test_what_is_explained_is_what_is_run(session: Session) -> None:
+    """Comments nest in DuckDB, so what seems to be a comment may not be one, and the other way round."""
+    hidden = "/* /* */ explain select 1 -- */ explain analyze drop view tasks"
+    with pytest.raises(RefusedError, match="an EXPLAIN with comments"):
+        session.parse(hidden)
+    assert session.parse("EXPLAIN (ANALYZE, FORMAT json) FROM tasks").tables == {"tasks"}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SHOW TABLES",
+        "SHOW tasks",
+        "FROM main.tasks JOIN whole.responses USING (task_id)",
+        "FROM tasks, LATERAL unnest(messages)",
+        "SELECT * FROM range(3), generate_series(1, 2), repeat(1, 2), json_each('[1]')",
+        "UNPIVOT (SELECT 1 AS a, 2 AS b) ON a, b",
+        "WITH RECURSIVE t AS (SELECT 1 AS x UNION ALL SELECT x + 1 FROM t WHERE x < 3) FROM t",
+    ],
+)
+def test_a_statement_may_read_and_combine_the_views_as_it_likes(session: Session, sql: str) -> None:
+    answer(session, session.parse(sql).sql)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +243,12 @@ def test_the_lock_holds_where_the_parser_is_not_asked(session: Session, sql: str
 
 def test_files_can_be_read_when_they_are_allowed(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a\n7\n")
+    sql = f"FROM read_csv('{tmp_path}/mine.csv')"
     with Session(settings, source="archive", limits=SessionLimits(allow_files=True)) as opened:
-        assert answer(opened, f"FROM read_csv('{tmp_path}/mine.csv')") == [[7]]
+        assert answer(opened, opened.parse(sql).sql) == [[7]]
+    assert sql_of(settings, sql, allow_files=True) == sql
+    with pytest.raises(RefusedError, match="--allow-files"):
+        asked(settings, sql)
 
 
 def test_a_variable_of_the_program_is_no_table(session: Session) -> None:

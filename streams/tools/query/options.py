@@ -78,7 +78,7 @@ def check_request(settings: Settings, options: QueryOptions, stdin: Callable[[],
     """
     sql_views = views(settings)
     text = stdin() if options.sql == "-" else options.sql
-    statement = None if text is None else _statement(settings, sql_views, text, options.where)
+    statement = None if text is None else _statement(settings, sql_views, text, options)
     scope = Scope(
         None if options.since is None else parse_time(options.since, "--since"),
         None if options.until is None else parse_time(options.until, "--until"),
@@ -94,9 +94,9 @@ def check_request(settings: Settings, options: QueryOptions, stdin: Callable[[],
     return QueryRequest(statement, scope, output, options)
 
 
-def _statement(settings: Settings, sql_views: Mapping[str, SqlView], text: str, condition: str | None) -> Statement:
+def _statement(settings: Settings, sql_views: Mapping[str, SqlView], text: str, options: QueryOptions) -> Statement:
     """Return the statement in `text`; a topic or a view means all of its rows."""
-    text = text.strip()
+    text, condition = text.strip(), options.where
     name = _view_of(settings, sql_views, text) if _NAME.fullmatch(text) else None
     if name is None:
         if condition is not None:
@@ -108,7 +108,7 @@ def _statement(settings: Settings, sql_views: Mapping[str, SqlView], text: str, 
         )  # a comment ends with its line
     con = duckdb.connect()
     try:
-        return query_statement.parse(con, sql)
+        return query_statement.parse(con, sql, allow_files=options.allow_files)
     finally:
         con.close()
 

@@ -203,7 +203,7 @@ class Session:
 
     def parse(self, sql: str) -> Statement:
         """Return the statement in `sql`, checked. Raises as `query_statement.parse` does."""
-        return query_statement.parse(self.con, sql)
+        return query_statement.parse(self.con, sql, allow_files=self._limits.allow_files)
 
     def run(self, sql: str, *, limit: int | None = None) -> QueryResult:
         """Run one statement that only reads, and return its rows.
@@ -340,6 +340,7 @@ class Session:
         files = [literal(segment.path) for parts in self._parts.values() for segment in parts.segments]
         self.con.execute(f"SET allowed_paths = [{', '.join(files)}]")
         self.con.execute("SET python_enable_replacements = false")  # a Python variable's name is no table
+        self.con.execute("SET enable_progress_bar = false")  # DuckDB takes a child process for a notebook
         self.con.execute("SET enable_external_access = false")
         self.con.execute("SET lock_configuration = true")
 
@@ -377,10 +378,12 @@ class Session:
                 raise trouble from None
             if isinstance(exc, duckdb.InterruptException) or "interrupted" in str(exc).lower():
                 raise KeyboardInterrupt from None
+            if isinstance(exc, duckdb.OutOfMemoryException) or "Out of Memory Error" in str(
+                exc
+            ):  # Arrow's is an OSError
+                raise StreamwardError(f"{exc}\nAsk for less: fewer columns, a narrower --since, a --limit") from exc
             if isinstance(exc, duckdb.IOException | OSError):
                 raise _unreadable(exc) from exc
-            if isinstance(exc, duckdb.OutOfMemoryException):
-                raise StreamwardError(f"{exc}\nAsk for less: fewer columns, a narrower --since, a --limit") from exc
             if not isinstance(exc, duckdb.Error):
                 raise
             raise query_statement.sql_error(self._with_line(sql, exc)) from exc

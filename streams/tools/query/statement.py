@@ -1,29 +1,37 @@
 """Check a statement before it is run: may it run, what does it read, and can it be followed?
 
-    SQL ──► one statement? reads only? ──► the views it names ──► Statement
+    SQL ──► one statement? reads only? the views of the log alone? ──► the views it names ──► Statement
 
 DuckDB's own parser decides, so a string or a comment with `COPY` in it is not a COPY. Nothing is bound and no file is
 touched: that is left to the run, and the connection is locked, too (streams/tools/query/session.py).
 
-A name that is hidden from the parser, as in query_table('tasks'), is not found. Such a statement runs, but takes no
-option that depends on what it reads.
+A SELECT can do more than read the log: table functions open files, show settings, run other statements, and take
+addresses in memory. So those that may be called are listed, as is what a name may stand for. Where files are allowed,
+so are all of these: then the user who runs the process has typed the statement.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import duckdb
 
+from schemas import json_text
 from streams.errors import RefusedError, SettingsError
 
 ALLOWED = "SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE, SHOW and EXPLAIN"
-_EXPLAIN = re.compile(
-    r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*explain\b(?:\s*\([^)]*\)|\s+analyze\b)?", re.IGNORECASE | re.DOTALL
-)
+TABLE_FUNCTIONS = ("range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree")
+"""Table functions that make rows of their arguments alone."""
+_SETTINGS = ("current_setting", "getvariable", "getenv", "pg_get_viewdef", "write_log")
+"""Functions that are about the process, not about rows."""
+_SCHEMAS = ("", "main", "whole")
+_SHOWN = '"tables"'
+"""What SHOW TABLES reads."""
+_EXPLAIN = re.compile(r"\s*explain\b(?:\s*\([\w\s,]*\)|\s+analyze\b)?", re.IGNORECASE)
+"""The head of an EXPLAIN; one with comments in it is not taken apart."""
 
 
 class Statement(NamedTuple):
@@ -38,10 +46,11 @@ class Statement(NamedTuple):
     """Whether each row depends on one record of one table alone, so that it can be followed."""
 
 
-def parse(con: duckdb.DuckDBPyConnection, sql: str) -> Statement:
-    """Return the one statement in `sql`.
+def parse(con: duckdb.DuckDBPyConnection, sql: str, *, allow_files: bool = False) -> Statement:
+    """Return the one statement in `sql`. With `allow_files` it may read more than the views of the log.
 
-    Raises SettingsError if there is none, or several, or it cannot be parsed; RefusedError if it does more than read.
+    Raises SettingsError if there is none, or several, or it cannot be parsed, or if it reads another table;
+    RefusedError if it does more than read.
     """
     try:
         statements = con.extract_statements(sql)
@@ -51,13 +60,15 @@ def parse(con: duckdb.DuckDBPyConnection, sql: str) -> Statement:
         raise SettingsError(f"expected one SQL statement, got {len(statements)}. Run them one by one")
     if statements[0].type == duckdb.StatementType.EXPLAIN:
         head = _EXPLAIN.match(sql)
-        inner = parse(con, sql[head.end() :]) if head else None
+        inner = parse(con, sql[head.end() :], allow_files=allow_files) if head else None
         if inner is None:
-            raise _refusal("this EXPLAIN")
+            raise _refusal("an EXPLAIN with comments before or in its head")
         return Statement(sql, inner.tables, False, False)
     if statements[0].type != duckdb.StatementType.SELECT:
         raise _refusal(statements[0].type.name)
     tree = _tree(con, sql)
+    if not allow_files:
+        _check_reads(tree)
     ctes = {str(entry["key"]).lower() for node in _nodes(tree) for entry in node.get("cte_map", {}).get("map", ())}
     tables = frozenset(
         str(node["table_name"]).strip('"').lower()
@@ -85,7 +96,50 @@ def _refusal(kind: str) -> RefusedError:
 
 def _tree(con: duckdb.DuckDBPyConnection, sql: str) -> Any:
     ((text,),) = con.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
-    return json.loads(text).get("statements", [])
+    try:
+        tree = json_text.parse(text)
+    except ValueError as exc:
+        raise _refusal("a statement that is nested so deeply") from exc
+    if tree["error"]:
+        raise _refusal(f"a statement that DuckDB cannot take apart ({tree.get('error_message')})")
+    return tree["statements"]
+
+
+def _check_reads(tree: Any) -> None:
+    """Raise SettingsError or RefusedError if a statement reads anything but the views of the log."""
+    for node in _nodes(tree):
+        name = str(node.get("table_name") or "").lower()
+        if node.get("type") == "BASE_TABLE":
+            schema = str(node.get("schema_name") or "").lower()
+            if schema not in _SCHEMAS or name in _system_names():
+                full_name = f"{schema}.{name}" if schema else name
+                raise SettingsError(f"{full_name} is no view of the log; SHOW TABLES names them")
+        elif node.get("type") == "SHOW_REF":
+            is_special = node.get("show_type") == "SHOW_SPECIAL" and name != _SHOWN
+            if is_special or name.startswith("__") or name in _system_names():
+                raise SettingsError(f"SHOW {name} is not about the log; SHOW TABLES names its views")
+        elif node.get("type") == "TABLE_FUNCTION":
+            function = str(node["function"].get("function_name")).lower()
+            if function not in TABLE_FUNCTIONS:
+                raise _function_refusal(function)
+        elif node.get("class") == "FUNCTION" and str(node.get("function_name")).lower() in _SETTINGS:
+            raise _function_refusal(str(node["function_name"]))
+
+
+def _function_refusal(name: str) -> RefusedError:
+    return RefusedError(
+        f"{name}() is refused: a query reads the views of the log, and of table functions it may call "
+        f"{', '.join(TABLE_FUNCTIONS)}. --allow-files lets a query read and write files"
+    )
+
+
+@cache
+def _system_names() -> frozenset[str]:
+    """Return the names of DuckDB's own views that need no schema, and of its settings, which SHOW knows."""
+    sql = """SELECT lower(view_name) FROM duckdb_views() WHERE internal AND schema_name <> 'information_schema'
+             UNION SELECT lower(name) FROM duckdb_settings()"""
+    with duckdb.connect() as con:
+        return frozenset(name for (name,) in con.execute(sql).fetchall())
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

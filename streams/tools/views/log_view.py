@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 
 from streams.access.roles import Principal
 from streams.arrow.decode import Bad
-from streams.errors import RefusedError
 from streams.kafka.topics import LABELS
 from streams.settings.model import Settings
 from streams.tools.archive.history import Source
 from streams.tools.query import formats
 from streams.tools.query.session import Session, SessionLimits
 from streams.tools.views.rights import LogRights
+from streams.tools.views.statement_process import StatementProcesses
 
 FRESH_S = 2.0
 COST = 10.0
@@ -113,6 +113,8 @@ class LogView:
         self.settings = settings
         self.source: Source = source
         self._others: dict[str, LogView] = {}
+        self.statements = StatementProcesses(settings, source)
+        """For statements of readers; those of `snapshot` are ours."""
         self._clock, self._cpu_clock = clock, cpu_clock
         self._lock = threading.Lock()
         self._session: Session | None = None
@@ -162,6 +164,7 @@ class LogView:
 
     def close(self) -> None:
         """Release the readers."""
+        self.statements.close()
         with self._lock:
             for other in self._others.values():
                 other.close()
@@ -189,11 +192,6 @@ class LogReader:
     """The log as one visitor sees it."""
 
     def __init__(self, view: LogView, principal: Principal | None = None) -> None:
-        """Raises RefusedError for a key that is bound to an agent."""
-        if principal is not None and principal.agent_id is not None:
-            raise RefusedError(
-                f"{principal.who} may only act as agent {principal.agent_id}, and the page shows those of all"
-            )
         self.view, self.principal, self.rights = view, principal, LogRights.of(principal)
 
     @contextmanager
@@ -201,11 +199,3 @@ class LogReader:
         """Yield the log as of now, or of a moment ago. Raises LogError if it cannot be read."""
         with self.view.snapshot(self.rights) as snapshot:
             yield snapshot
-
-    def session(self) -> Session:
-        """Return a new session, which the caller closes.
-
-        Raises RefusedError for a tenant's principal: SQL is not divided. LogError if the log cannot be read.
-        """
-        self.rights.check_whole("SQL reads")
-        return self.view.session(self.rights.hidden)
