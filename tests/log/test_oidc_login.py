@@ -58,7 +58,7 @@ def browser(log: AccessLog, rule: Login, **given: Any) -> TestClient:
     assert rule.signing_key is not None
     logins = Logins(log, rule, KeyFile(rule.signing_key), issuer=HERE)
     oidc = OidcLogins(Issuer(rule, **given), logins, LoginCookie(over_tls=True, lasts_s=60))
-    app = Application([oidc, OwnPermissions(), PasswordLogins(logins)], version="0", max_body_bytes=1)
+    app = Application([oidc, OwnPermissions(), PasswordLogins(logins)], version="0", max_body_bytes=100_000)
     found = TestClient(Door(app, TABLE, log, KeyLimits(Serve())), base_url=HERE, follow_redirects=False)
     found.event_hooks = HOOKS
     return found

@@ -71,7 +71,7 @@ class Gateway(TestClient):
     def __init__(self, log: AccessLog, settings: Settings, requests: RequestLog | None = None) -> None:
         assert settings.login.signing_key is not None
         self.logins = Logins(log, settings.login, KeyFile(settings.login.signing_key), issuer=HERE)
-        app = Application([OwnPermissions(), PasswordLogins(self.logins)], version="0", max_body_bytes=1)
+        app = Application([OwnPermissions(), PasswordLogins(self.logins)], version="0", max_body_bytes=100_000)
         super().__init__(Door(app, TABLE, log, KeyLimits(Serve()), requests))
         self.event_hooks = HOOKS
         self.log = log
