@@ -25,6 +25,7 @@ NAMES = (
     "restart",
     "sampling",
     "conversations",
+    "long_conversation",
     "agents",
     "trainer",
     "turns",
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> int:
     for name in given.names or NAMES:
         module = importlib.import_module(f"tests.benchmarks.{name}")
         if given.list:
-            print(f"{name:13} {(module.__doc__ or '').splitlines()[0]}")
+            print(f"{name:17} {(module.__doc__ or '').splitlines()[0]}")
             continue
         for line in module.run():
             print(json.dumps(line), flush=True)
