@@ -346,6 +346,15 @@ class InputDetails(TypedDict):
     cache_write_tokens: int
 
 
+class ItemReference(TypedDict):
+    """
+    An item of an answer that the log has.
+    """
+
+    type: Literal["item_reference"]
+    id: str
+
+
 class IterationFigures(TypedDict):
     """
     One iteration, or one evaluation.
@@ -622,6 +631,12 @@ class QueryBody(TypedDict):
     limit: NotRequired[int | None]
 
 
+class Reasoning(TypedDict):
+    """
+    How a model with a reasoning of its own would reason.
+    """
+
+
 class RecordedFeedback(TypedDict):
     """
     An opinion that is in the log.
@@ -842,6 +857,14 @@ class ScoreBody(TypedDict):
     prompt: NotRequired[str | None]
 
 
+class ServerTool(TypedDict):
+    """
+    A tool that this server does not have: the model is not shown it, so no answer calls it.
+    """
+
+    type: Literal["namespace", "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "file_search", "code_interpreter", "image_generation", "tool_search", "mcp"]
+
+
 class ServingAnswer(TypedDict):
     """
     Who answers: the primary, and the candidate that is tried on a share of the tasks.
@@ -983,6 +1006,14 @@ class TextPart(TypedDict):
 
     type: Literal["text", "input_text", "output_text"]
     text: str
+
+
+class Thinking(TypedDict):
+    """
+    Whether the model thinks before it answers.
+    """
+
+    type: Literal["adaptive", "disabled"] | None
 
 
 class TokenCount(TypedDict):
@@ -1328,6 +1359,7 @@ class CountTokensBody(TypedDict):
     tools: NotRequired[list[CustomTool]]
     tool_choice: NotRequired[ToolChoice | None]
     output_config: NotRequired[OutputConfig | None]
+    thinking: NotRequired[Thinking | None]
 
 
 class EndBody(TypedDict):
@@ -1504,6 +1536,7 @@ class MessagesBody(TypedDict):
     tools: NotRequired[list[CustomTool]]
     tool_choice: NotRequired[ToolChoice | None]
     output_config: NotRequired[OutputConfig | None]
+    thinking: NotRequired[Thinking | None]
     max_tokens: int
     stream: NotRequired[bool | None]
     stop_sequences: NotRequired[list[str]]
@@ -1569,20 +1602,20 @@ class ResponsesBody(TypedDict):
     """
 
     model: str
-    input: str | list[MessageItem | FunctionCallItem | FunctionCallOutputItem]
+    input: str | list[MessageItem | ItemReference | FunctionCallItem | FunctionCallOutputItem]
     instructions: NotRequired[str | None]
     previous_response_id: NotRequired[str | None]
-    tools: NotRequired[list[FunctionTool] | None]
+    tools: NotRequired[list[FunctionTool | ServerTool] | None]
     tool_choice: NotRequired[Literal["auto", "none", "required"] | FunctionChoice | None]
     max_output_tokens: NotRequired[int | None]
     temperature: NotRequired[float | None]
     top_p: NotRequired[float | None]
     stream: NotRequired[bool | None]
     include: NotRequired[list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None]
-    top_logprobs: NotRequired[int | None]
     stream_options: NotRequired[EventOptions | None]
     parallel_tool_calls: NotRequired[bool | None]
     text: NotRequired[TextOptions | None]
+    reasoning: NotRequired[Reasoning | None]
 
 
 class RestErrorDetails(TypedDict):
@@ -1712,7 +1745,6 @@ class ChatBody(TypedDict):
     seed: NotRequired[int | None]
     stop: NotRequired[str | list[str] | None]
     logprobs: NotRequired[bool | None]
-    top_logprobs: NotRequired[int | None]
     stream: NotRequired[bool | None]
     stream_options: NotRequired[StreamOptions | None]
     parallel_tool_calls: NotRequired[bool | None]

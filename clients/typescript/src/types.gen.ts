@@ -183,7 +183,7 @@ export type CallUsage = {
  */
 export type ChatBody = {
     /**
-     * `POLICY`, or `POLICY@7` for one version
+     * `POLICY`, `POLICY@7` for one version, or a name of `serve.model_names`
      */
     model: string;
     /**
@@ -231,10 +231,6 @@ export type ChatBody = {
      */
     logprobs?: boolean | null;
     /**
-     * alternatives to each token
-     */
-    top_logprobs?: number | null;
-    /**
      * server-sent events
      */
     stream?: boolean | null;
@@ -243,7 +239,7 @@ export type ChatBody = {
      */
     stream_options?: StreamOptions | null;
     /**
-     * false: at most one call, where a call or a format is forced
+     * false: at most one call, and the answer ends with it
      */
     parallel_tool_calls?: boolean | null;
     /**
@@ -338,7 +334,7 @@ export type CheckpointFigures = {
  */
 export type CompletionsBody = {
     /**
-     * `POLICY`, or `POLICY@7` for one version
+     * `POLICY`, `POLICY@7` for one version, or a name of `serve.model_names`
      */
     model: string;
     /**
@@ -372,7 +368,7 @@ export type CompletionsBody = {
      */
     stop?: string | Array<string> | null;
     /**
-     * logprobs of the sampled tokens, and alternatives
+     * logprobs of the sampled tokens; alternatives are not kept, whatever the number
      */
     logprobs?: number | null;
     /**
@@ -390,7 +386,7 @@ export type CompletionsBody = {
  */
 export type CountTokensBody = {
     /**
-     * `POLICY`, or `POLICY@7` for one version
+     * `POLICY`, `POLICY@7` for one version, or a name of `serve.model_names`
      */
     model: string;
     /**
@@ -417,6 +413,10 @@ export type CountTokensBody = {
      * `format`: JSON of a schema, which bears no loss
      */
     output_config?: OutputConfig | null;
+    /**
+     * `disabled`, or `adaptive`: the policy decides not to
+     */
+    thinking?: Thinking | null;
 };
 
 /**
@@ -535,7 +535,7 @@ export type EnvironmentBody = {
         [key: string]: unknown;
     } | null;
     /**
-     * what the policy writes; default: at random
+     * what the policy writes, text or calls of tools; default: at random
      */
     actions?: Array<string> | null;
     /**
@@ -914,6 +914,14 @@ export type InputDetails = {
 };
 
 /**
+ * An item of an answer that the log has.
+ */
+export type ItemReference = {
+    type: 'item_reference';
+    id: string;
+};
+
+/**
  * One iteration, or one evaluation.
  */
 export type IterationFigures = {
@@ -1044,7 +1052,7 @@ export type MessageUsage = {
  */
 export type MessagesBody = {
     /**
-     * `POLICY`, or `POLICY@7` for one version
+     * `POLICY`, `POLICY@7` for one version, or a name of `serve.model_names`
      */
     model: string;
     /**
@@ -1071,6 +1079,10 @@ export type MessagesBody = {
      * `format`: JSON of a schema, which bears no loss
      */
     output_config?: OutputConfig | null;
+    /**
+     * `disabled`, or `adaptive`: the policy decides not to
+     */
+    thinking?: Thinking | null;
     /**
      * most tokens of the answer
      */
@@ -1373,6 +1385,13 @@ export type QueryBody = {
 };
 
 /**
+ * How a model with a reasoning of its own would reason.
+ */
+export type Reasoning = {
+    [key: string]: unknown;
+};
+
+/**
  * An opinion that is in the log.
  */
 export type RecordedFeedback = {
@@ -1493,13 +1512,13 @@ export type ResponseUsage = {
  */
 export type ResponsesBody = {
     /**
-     * `POLICY`, or `POLICY@7` for one version
+     * `POLICY`, `POLICY@7` for one version, or a name of `serve.model_names`
      */
     model: string;
     /**
-     * text, or messages, `function_call` and `function_call_output` items
+     * text, or messages, `function_call`, `function_call_output` and `item_reference` items
      */
-    input: string | Array<MessageItem | FunctionCallItem | FunctionCallOutputItem>;
+    input: string | Array<MessageItem | ItemReference | FunctionCallItem | FunctionCallOutputItem>;
     /**
      * the system message, before all others
      */
@@ -1509,9 +1528,13 @@ export type ResponsesBody = {
      */
     previous_response_id?: string | null;
     /**
-     * tools that the client runs
+     * tools that the client runs; those of OpenAI's servers are not shown to the model, and named
      */
-    tools?: Array<FunctionTool> | null;
+    tools?: Array<({
+        type: 'function';
+    } & FunctionTool) | ({
+        type: 'code_interpreter' | 'file_search' | 'image_generation' | 'mcp' | 'namespace' | 'tool_search' | 'web_search' | 'web_search_2025_08_26' | 'web_search_preview' | 'web_search_preview_2025_03_11';
+    } & ServerTool)> | null;
     /**
      * `auto`, `none`, `required`, or the function that has to be called
      */
@@ -1537,21 +1560,21 @@ export type ResponsesBody = {
      */
     include?: Array<'message.output_text.logprobs' | 'reasoning.encrypted_content'> | null;
     /**
-     * alternatives to each token
-     */
-    top_logprobs?: number | null;
-    /**
      * has nothing that changes an answer
      */
     stream_options?: EventOptions | null;
     /**
-     * false: at most one call, where a call or a format is forced
+     * false: at most one call, and the answer ends with it
      */
     parallel_tool_calls?: boolean | null;
     /**
      * `format`: text, any JSON object, or JSON of a schema, which bears no loss
      */
     text?: TextOptions | null;
+    /**
+     * `effort` and `summary` of a reasoning that no policy has
+     */
+    reasoning?: Reasoning | null;
 };
 
 /**
@@ -1799,6 +1822,13 @@ export type ScoreBody = {
 };
 
 /**
+ * A tool that this server does not have: the model is not shown it, so no answer calls it.
+ */
+export type ServerTool = {
+    type: 'namespace' | 'web_search' | 'web_search_2025_08_26' | 'web_search_preview' | 'web_search_preview_2025_03_11' | 'file_search' | 'code_interpreter' | 'image_generation' | 'tool_search' | 'mcp';
+};
+
+/**
  * Who answers: the primary, and the candidate that is tried on a share of the tasks.
  */
 export type ServingAnswer = {
@@ -2021,6 +2051,16 @@ export type TextOptions = {
 export type TextPart = {
     type: 'text' | 'input_text' | 'output_text';
     text: string;
+};
+
+/**
+ * Whether the model thinks before it answers.
+ */
+export type Thinking = {
+    /**
+     * refused: the policy has no thinking of its own
+     */
+    type: 'adaptive' | 'disabled';
 };
 
 /**
