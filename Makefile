@@ -124,7 +124,8 @@ release:
 	.venv-release/bin/check-wheel-contents dist/*.whl
 	$(PYTHON) tests/installed.py dist/streamward-$(VERSION)-py3-none-any.whl
 
-# suites that others wrote, against the server for agents; npm and pip fetch them once. ARGS=--write records what they find
+# suites and clients that others wrote, against the server for agents; npm, pip, Go and jgo fetch them once. Aider, and what
+# needs openai 2, have environments of their own. ARGS=--write records what they find
 OPENAI = $(shell sed -n 's/^openai==//p' requirements.lock)
 test-strangers: .venv/ready-test .venv-strangers/ready
 	$(BIN)/python -m tests.strangers $(ARGS)
@@ -133,12 +134,16 @@ test-strangers: .venv/ready-test .venv-strangers/ready
 clients: .venv-strangers/ready
 	.venv-strangers/bin/python clients/generate.py $(ARGS)
 
-.venv-strangers/ready: requirements.lock tests/strangers/requirements.txt tests/strangers/requirements.node clients/requirements.txt clients/requirements.node
+.venv-strangers/ready: requirements.lock $(wildcard tests/strangers/requirements.* tests/strangers/frameworks/openai_go/*) clients/requirements.txt clients/requirements.node
 	@test -x .venv-strangers/bin/python || $(PYTHON) -m venv .venv-strangers
 	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' --requirement tests/strangers/requirements.txt --requirement clients/requirements.txt
 	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI)
 	tar -xzf .venv-strangers/openai-$(OPENAI).tar.gz -C .venv-strangers
+	for each in aider openai2; do \
+	    test -x .venv-strangers/$$each/bin/python || $(PYTHON) -m venv .venv-strangers/$$each || exit; \
+	    .venv-strangers/$$each/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/strangers/requirements.$$each || exit; done
 	npm install --silent --no-audit --no-fund --prefix .venv-strangers/node $$(cat tests/strangers/requirements.node clients/requirements.node)
+	cd tests/strangers/frameworks/openai_go && $(CURDIR)/.venv-strangers/bin/go build -o $(CURDIR)/.venv-strangers/openai-go .
 	@touch $@
 
 # lets the python of an environment find the packages of .venv, after its own

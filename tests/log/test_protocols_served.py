@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anthropic
@@ -328,17 +329,18 @@ def test_what_suites_of_others_asked_gets_answers_of_the_same_shape(server: Serv
     assert other == []
 
 
-def test_what_agents_of_other_frameworks_asked_leaves_the_same_runs(server: Served) -> None:
-    """Recorded by `make test-strangers`: openai-agents, pydantic-ai with a sub-agent, the Node SDK."""
-    other, today = [], dict[str, str]()
-    with httpx.Client(timeout=60, headers={"content-type": "application/json"}) as client:
+def test_what_agents_and_clients_of_others_asked_leaves_the_same_runs(kafka_bootstrap: str, tmp_path: Path) -> None:
+    """Recorded by `make test-strangers`."""
+    settings, other, today = agents_of_others.settings(kafka_bootstrap, tmp_path), [], dict[str, str]()
+    headers = {"content-type": "application/json"}
+    with serving(settings) as url, httpx.Client(timeout=60, headers=headers) as client:
         for each in exchanges.recorded(agents_of_others.FILE):
             body = agents_of_others.ID.sub(lambda found: today.get(found[0], found[0]), each["body"])
-            answer = client.request(each["method"], server.url + each["path"], content=body.encode())
+            answer = client.request(each["method"], url + each["path"], content=body.encode())
             shape = exchanges.shape_of(answer.headers.get("content-type", ""), answer.text)
             if (answer.status_code, shape) != (each["status"], each["shape"]):
                 other.append((each["path"], body[:200], answer.status_code, answer.text[:300]))
             today.update(zip(each["ids"], agents_of_others.ids(answer.text), strict=False))
     assert other == []
     for name, found in json.loads(agents_of_others.FINDINGS.read_text(encoding="utf-8"))["frameworks"].items():
-        assert agents_of_others.tree(turns(server.settings, name)) == found["turns"], name
+        assert agents_of_others.tree(turns(settings, name)) == found["turns"], name

@@ -96,13 +96,15 @@ def openai_python(url: str, folder: Path) -> Finding:
     return dict(sorted(told.items()))
 
 
-def frameworks(settings: Settings, url: str, folder: Path) -> Finding:
-    """Run agents that are written in frameworks of others."""
+def frameworks(settings: Settings, folder: Path) -> tuple[Finding, list[Exchange]]:
+    """Run agents and clients of others, and return what they said to the server, too."""
     found: Finding = {}
-    for name, command in agents_of_others.programs(HOME).items():
-        said = agents_of_others.said_by(command, url + agents_of_others.path_of(name), MODEL, folder)
-        found[name] = {"said": said, "turns": agents_of_others.tree(turns(settings, name))}
-    return found
+    with serving(settings) as server, between(server) as (url, exchanged):
+        for name, command in agents_of_others.programs(HOME).items():
+            print(name, flush=True)
+            said = agents_of_others.said_by(command, url + agents_of_others.path_of(name), MODEL, folder / name)
+            found[name] = {"said": said, "turns": agents_of_others.tree(turns(settings, name))}
+    return found, exchanged
 
 
 def main() -> int:
@@ -112,10 +114,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         with ExitStack() as stack:
-            settings = settings_of(stack.enter_context(broker.embedded(folder / "kafka")).bootstrap, folder)
-            server = stack.enter_context(serving(settings))
-            with between(server) as (url, of_frameworks):
-                found["frameworks"] = frameworks(settings, url, folder)
+            bootstrap = stack.enter_context(broker.embedded(folder / "kafka")).bootstrap
+            found["frameworks"], of_frameworks = frameworks(agents_of_others.settings(bootstrap, folder), folder)
+            server = stack.enter_context(serving(settings_of(bootstrap, folder)))
             with between(server) as (url, spoken):
                 found["llmprobe"] = llmprobe(url, folder)
                 said += spoken
@@ -125,7 +126,7 @@ def main() -> int:
             with latency.probed(server) as probe:
                 found["schemathesis"] = described.openly(server, folder)  # its requests are odd, and need no repetition
             found["others meanwhile"] = {"schemathesis": probe.verdict}
-            with described.keyed(settings.kafka.bootstrap, folder) as keyed:
+            with described.keyed(bootstrap, folder) as keyed:
                 found["clients"] = described.clients(keyed, folder)
                 with latency.probed(keyed.url) as probe:
                     found["schemathesis by role"] = described.by_role(keyed, folder)
@@ -134,7 +135,7 @@ def main() -> int:
     if "--write" in sys.argv[1:]:
         FINDINGS.write_text(text, encoding="utf-8")
         exchanges.write(exchanges.compact(said))
-        exchanges.write(agents_of_others.in_order(of_frameworks), agents_of_others.FILE)
+        exchanges.write(agents_of_others.in_order(of_frameworks, folder), agents_of_others.FILE)
         return 0
     before = json.loads(FINDINGS.read_text(encoding="utf-8"))
     for name in found:

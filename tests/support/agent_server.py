@@ -33,23 +33,10 @@ CALCULATOR = {
             "when": "Look once.",
             "reply": '<tool_call>{"name": "calc", "arguments": {"b": 2, "a": 1}}</tool_call>\nResult: 2',
         },
-        {
-            "when": "Hand me over:",
-            "reply": '<tool_call>{"name": "transfer_to_calculator", "arguments": {}}</tool_call>',
-        },
-        {
-            "when": 'tool: {"assistant": "Calculator"}',
-            "reply": '<tool_call>{"name": "calc", "arguments": {"a": 47, "b": 83}}</tool_call>',
-        },
-        {
-            "when": "Ask somebody:",
-            "reply": '<tool_call>{"name": "ask_calculator", "arguments": {"question": "What is 47 * 83?"}}</tool_call>',
-        },
-        {"when": "tool: It is 3901.", "reply": "I asked: it is 3901."},
         {"when": "Break it.", "reply": '<tool_call>{"name": "calc", "arguments": {"a": 47'},
     ]
 }
-"""Conversations in which the model calls a tool, hands over to another agent, or asks one."""
+"""Conversations in which the model calls a tool."""
 
 
 def settings_of(bootstrap: str, folder: Path, script: dict[str, Any] = CALCULATOR, **serve: Any) -> Settings:

