@@ -192,10 +192,11 @@ def _data_set(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
         ) from exc
 
 
-def _chosen_split(folder: Path, split: str | None) -> Iterable[dict[str, Any]]:
+def _chosen_split(folder: Path, split: str | None) -> Iterator[dict[str, Any]]:
     """Return the split of a data set, or all of one that has none. Its files may be read only as its rows are."""
     import datasets
 
+    data_set: Any
     if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
         data_set = datasets.load_from_disk(str(folder))
     else:
@@ -203,12 +204,12 @@ def _chosen_split(folder: Path, split: str | None) -> Iterable[dict[str, Any]]:
     if not isinstance(data_set, dict):
         if split is not None:
             raise NotFoundError(f"{folder} has no splits; leave --split {split} out")
-        return data_set
+        return iter(data_set)
     if split is None and len(data_set) > 1:
         raise SettingsError(f"{folder} has the splits {', '.join(data_set)}; choose one with --split")
     if split is not None and split not in data_set:
         raise NotFoundError(f"{folder} has no split {split}; {nearest(split, data_set)}")
-    return data_set[split or next(iter(data_set))]
+    return iter(data_set[split or next(iter(data_set))])
 
 
 def _present(row: dict[str, Any]) -> dict[str, Any]:
