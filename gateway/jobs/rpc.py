@@ -238,9 +238,8 @@ class JsonRpc:
         outcome = await jsonrpc.answer(raw, api.methods(request.headers.get("idempotency-key")))
         if outcome is None:
             return Response(status_code=204)
-        return Response(
-            json_line(outcome), media_type="application/json"
-        )  # a record may have numbers that JSON has not
+        text = json_line(outcome)  # a record may have numbers that JSON has not
+        return Response(text, media_type="application/json")
 
 
 async def _apart(call: Callable[[dict[str, Any]], Any], parameters: dict[str, Any]) -> Any:

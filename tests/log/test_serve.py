@@ -366,7 +366,7 @@ def test_a_retry_gets_the_answer_that_reached_its_client_and_was_not_read(
     """`kept`: the connection had an answer to the same call before, and that one was read."""
     agent, before = f"unread-{stream}-{kept}", list[str]()
     call = call_of(server, agent, stream=stream)
-    with socket.create_connection(("127.0.0.1", server.settings.serve.port)) as connection:
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=30) as connection:
         if kept:
             connection.sendall(in_bytes(call))
             before.append(read_answer(connection, end))
@@ -381,7 +381,7 @@ def test_a_retry_gets_an_answer_of_its_own_if_the_first_one_was_read(server: Ser
     """Whoever has read the answer to a call does not send it again: another process did."""
     agent = f"read-{stream}"
     call = call_of(server, agent, stream=stream)
-    with socket.create_connection(("127.0.0.1", server.settings.serve.port)) as connection:
+    with socket.create_connection(("127.0.0.1", server.settings.serve.port), timeout=30) as connection:
         connection.sendall(in_bytes(call))
         first = read_answer(connection, end)
     again = retry(call)

@@ -252,10 +252,19 @@ def test_every_method_is_asked() -> None:
     assert asked >= set(application().openapi()["paths"]) | {"/jsonrpc"}
 
 
+def without_names(server: Tenants, answer: tuple[int, str]) -> tuple[int, str]:
+    status, text = answer
+    for names in (NOBODYS, server.blues):
+        for name, value in names._asdict().items():
+            text = text.replace(value, f"<{name}>")
+    return status, text
+
+
 def is_told_nothing(server: Tenants, question: Question, names: Names, who: str) -> None:
+    """Names are left out of both answers: a tenant may have called things of its own so, in an earlier question."""
     nobodys = question.asked(server, NOBODYS, who)
     said = question.asked(server, names, who)
-    assert said == nobodys, question
+    assert without_names(server, said) == without_names(server, nobodys), question
     assert said[0] < 500, question
     assert not [word for word in SECRETS if word in said[1]], question
 

@@ -235,7 +235,7 @@ def test_a_line_that_is_no_example_is_named_with_its_number(tmp_path: Path, meth
 
 def test_of_many_bad_lines_some_are_named_and_the_others_counted(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
-    path.write_text("{\n" * 9)
+    path.write_text("{,}\n" * 9)
     with pytest.raises(SettingsError, match=r"f.jsonl:5: .*\nand 4 more lines\nNothing was trained"):
         from_file.read(path, "sft", ChatTemplate(chat_tokenizer()), CONTEXT)
 
