@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 SHOWN_CHARACTERS = 80
 """Most characters of a wrong value in a message."""
 LONGEST_PATH = 500
-"""Most characters of a path; that of an unknown field is as long as whoever sent it likes."""
+"""Most characters of a path; that of an unknown field is as long as its sender likes."""
 MOST_FAULTS = 100
 """Most faults of one value that are worded; a value may have as many as parts."""
 IN_DESCRIPTION = "x-streamward"

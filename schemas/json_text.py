@@ -19,7 +19,7 @@ class RepeatedKeyError(ValueError):
 
 
 class ExtentError(ValueError):
-    """A text has too many values, or is nested too deeply, to be parsed for whoever sent it."""
+    """A text has too many values, or is nested too deeply, to be parsed for its sender."""
 
 
 def parse(text: str | bytes, *, most_values: int | None = None) -> Any:

@@ -116,7 +116,7 @@ def check_values(raw: bytes, most_values: int) -> None:
         json_text.check_extent(raw, most_values, MOST_LEVELS)
     except json_text.ExtentError as exc:
         raise CallError("too_large", f"the body: {exc}; send less") from exc
-    except UnicodeDecodeError:  # it is no JSON, which whoever reads it says
+    except UnicodeDecodeError:  # no JSON: the reader of the body says so
         return
 
 

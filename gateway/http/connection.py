@@ -129,7 +129,7 @@ class BoundedConnection(WatchedConnection):
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, whoever closed it."""
+        """End, whichever side closed it."""
         self._stop_timer()
         self._open_connections.remove(self._address)
         super().connection_lost(exc)

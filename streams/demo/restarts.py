@@ -11,7 +11,6 @@ Children are commands of streamward. They end with their parent, also if its ter
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import psutil
 
 from streams.errors import SettingsError, StreamwardError
 from streams.processes.child import ChildProcess, describe_exit, last_lines
-from streams.processes.signals import WITH_PARENT
+from streams.processes.signals import start_ending_with_parent
 
 FIRST_PAUSE_S = 0.5
 SETTLED_S = 60.0
@@ -88,13 +87,13 @@ class RestartedProcesses:
             return self._plan_restart(child, code, now)
         if now < child.due_at:
             return None
-        _close_stdin(child.process)
         child.process = self._spawn(child.name, child.command)
         child.started_at, child.due_at = now, None
         child.restarts += 1
         return f"{child.name} is running again (pid {child.process.pid}, restart {child.restarts})"
 
     def _plan_restart(self, child: RestartedChild, code: int, now: float) -> str:
+        _close_stdin(child.process)
         pause_s = FIRST_PAUSE_S * 2**child.failures
         child.failures += 1
         output = f"(its output: {self.log_file(child.name)})"
@@ -103,7 +102,6 @@ class RestartedProcesses:
             return f"{child.name} ended with {describe_exit(code)}; restarting it in {pause_s:g} s {output}"
         if child.needed:
             raise StreamwardError(self._failure(child, code))
-        _close_stdin(child.process)
         del self.children[child.name]
         return f"{child.name} does not stay up and is left out {output}"
 
@@ -140,8 +138,7 @@ class RestartedProcesses:
 
     def _spawn(self, name: str, command: Sequence[str]) -> ChildProcess:
         with self.log_file(name).open("ab") as log:
-            env = {**self.env, WITH_PARENT: "1"}
-            return ChildProcess(command, env=env, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            return start_ending_with_parent(command, self.env, stdout=log, stderr=log)
 
 
 def _close_stdin(process: ChildProcess) -> None:

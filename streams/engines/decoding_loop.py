@@ -107,7 +107,7 @@ class DecodingLoop:
             self._open = [stream for stream in self._open if not stream.done]
         for stream in (*self._open, *self._arrived):
             stream.finish("error", error="the engine was closed")
-        for order in self._posted:  # whoever waits for one is told
+        for order in self._posted:  # each tells the caller that waits for it
             order()
 
     def _wait(self) -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import _thread
 import os
+import subprocess
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from threading import Event
+from typing import Any
 
 from streams.errors import EXIT_RESTART
+from streams.processes.child import ChildProcess
 
 LOOK_EVERY_S = 1.0
 WITH_PARENT = "ENDS_WITH_PARENT"
@@ -24,6 +28,14 @@ def end_with_parent() -> None:
         os._exit(EXIT_RESTART)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def start_ending_with_parent(command: Sequence[str], env: Mapping[str, str], **options: Any) -> ChildProcess:
+    """Start a command of streamward that ends when this process has ended, for any reason; `options`: of Popen.
+
+    Raises OSError.
+    """
+    return ChildProcess(command, env={**env, WITH_PARENT: "1"}, stdin=subprocess.PIPE, **options)
 
 
 class SignalledEvent(Event):

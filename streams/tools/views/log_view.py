@@ -102,6 +102,9 @@ class LogSnapshot:
 class LogView:
     """The log, for all readers of a process. Close it."""
 
+    empty_topics: Collection[str] = ()
+    """Labels of topics that it shows without a record."""
+
     def __init__(
         self,
         settings: Settings,
@@ -135,9 +138,10 @@ class LogView:
             finally:
                 self._cpu_s = max(self._cpu_s, self._cpu_clock() - start)
 
-    def session(self, without: Collection[str] = ()) -> Session:
+    def session(self) -> Session:
         """Return a new session, which the caller closes. Raises LogError if the log cannot be read."""
-        return Session(self.settings, source=self.source, limits=SessionLimits(duckdb=LIMITS, empty_topics=without))
+        limits = SessionLimits(duckdb=LIMITS, empty_topics=self.empty_topics)
+        return Session(self.settings, source=self.source, limits=limits)
 
     def recall(self, key: tuple[Hashable, ...], read: Callable[[], T]) -> T:
         """Return what was read under a key since the log was looked at, or read it; within a snapshot."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from streams.errors import ClusterError, SettingsError
 from streams.processes.child import ChildProcess
-from streams.processes.signals import WITH_PARENT
+from streams.processes.signals import start_ending_with_parent
 from streams.settings.load import ENV_PREFIX, to_env
 from streams.settings.model import Settings
 
@@ -106,11 +106,10 @@ def work(settings: Settings, words: Sequence[str], log_level: str) -> NodeComman
 def child_of(work: NodeCommand, variables: Mapping[str, str]) -> Iterator[ChildProcess]:
     """Run it as a child of this process, with more `variables`; it ends with the block, and with this process."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    with ChildProcess(
+    with start_ending_with_parent(
         [sys.executable, "-m", "streams.cli", "--log-level", work.log_level, *shlex.split(work.command)],
-        env={**env, **work.variables, **variables, WITH_PARENT: "1"},
+        {**env, **work.variables, **variables},
         cwd=work.folder,
-        stdin=subprocess.PIPE,
     ) as child:
         try:
             yield child
