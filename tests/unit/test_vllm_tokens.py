@@ -16,6 +16,7 @@ from streams.engines.base_model import Base, load_base
 from streams.engines.rendering.token_table import TokenTable
 from streams.engines.token_stream import TokenStream
 from streams.engines.vllm.completions_api import seed_of, stream_body
+from streams.engines.vllm.servers import rendezvous
 from streams.engines.vllm.vllm_tokens import VllmTokenEngine
 from streams.errors import EventError, RefusedError
 from tests.support.models.tiny import VOCABULARY
@@ -167,22 +168,18 @@ def test_a_client_that_left_ends_the_request_at_once(server: Replay, start: Star
 def test_a_conversation_stays_with_its_server_and_others_go_to_both(server: Replay, start: Starting) -> None:
     with replay() as other:
         engine = start(server, other)
-        for _ in range(2):
-            for number in range(8):
-                ended(engine.submit(replace(FIRST, conversation=f"talk {number}")))
-            asked = len(server.tasks()), len(other.tasks())
-            server.asked.clear()
-            other.asked.clear()
-            assert sum(asked) == 8 and min(asked) > 0
-        before = [number for number in range(8) if _asked(engine, number, server)]
-        assert before == [number for number in range(8) if _asked(engine, number, server)]
+        names = [f"talk {number}" for number in range(64)]
+        for own, far in ((server, other), (other, server)):  # their ports decide whose each conversation is
+            talks = [name for name in names if _weight(name, own) > _weight(name, far)][:4]
+            assert talks
+            for talk in (*talks, *talks):
+                ended(engine.submit(replace(FIRST, conversation=talk)))
+            assert (len(own.tasks()), len(far.tasks())) == (2 * len(talks), 0)
+            own.asked.clear()
 
 
-def _asked(engine: VllmTokenEngine, number: int, server: Replay) -> bool:
-    """Whether this server is the one that answers a conversation."""
-    count = len(server.tasks())
-    ended(engine.submit(replace(FIRST, conversation=f"talk {number}")))
-    return len(server.tasks()) > count
+def _weight(conversation: str, server: Replay) -> bytes:
+    return rendezvous(conversation.encode(), server.url)
 
 
 def test_what_cannot_be_answered_is_refused_before_anything_is_sampled(server: Replay, start: Starting) -> None:
