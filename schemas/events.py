@@ -5,6 +5,8 @@
            TrajectoryEvent, AgentEvent: whose turns they are
     ExperimentEvent: a replay of others, in a log of its own
     JobEvent: training that somebody ordered, and how far it is; what a tenant has spent in a month that is closed
+    CurationEvent, DatasetEvent, TriggerEvent: which runs are good enough to learn from, the data sets made of them, and
+    what started a retraining
     AccessEvent, RequestEvent: who may call, and as what; who did, and what came of it
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
@@ -107,6 +109,11 @@ AccessKind = Literal[
 ]
 AccessRole = Literal["viewer", "submitter", "trainer", "promoter", "admin"]
 Verdict = Literal["promote", "reject", "ask"]
+RunVerdict = Literal["promote", "reject", "needs_human"]
+Labeller = Literal["gates", "judge", "person"]
+DatasetKind = Literal["built", "submitted", "succeeded", "failed", "cancelled"]
+TriggerKind = Literal["ticked", "crossed"]
+TriggerAction = Literal["tune", "train", "selfplay"]
 TuningMethod = Literal["sft", "dpo"]
 ExperimentKind = Literal["started", "stopped", "failed", "finished"]
 Continuity = Literal["first", "extends", "forks", "rewrites", "auxiliary"]
@@ -520,6 +527,8 @@ class Tuning:
     digest: Annotated[str, "sha256 over the tokens of the examples, in order"]
     file: Annotated[str | None, "name of the file of examples; null: they are in groups"] = None
     file_sha256: str | None = None
+    dataset: Annotated[str | None, "name of the data set; null: a file or groups"] = None
+    dataset_digest: Annotated[str | None, "of its event: which build of that name"] = None
     groups_policy: Annotated[str | None, "whose groups; null: a file"] = None
     groups_partition: Int | None = None
     selection: Annotated[dict[str, str], "the rule by which answers were chosen"] = field(default_factory=dict)
@@ -742,6 +751,8 @@ class JobTuning:
     file_id: Annotated[str | None, "the uploaded file with the examples, named by its sha256; null: groups"] = None
     file: Annotated[str | None, "what it was called"] = None
     file_bytes: Annotated[int | None, "its size"] = None
+    dataset: Annotated[str | None, "name of the data set; null: a file or groups"] = None
+    dataset_digest: Annotated[str | None, "of its event: which build of that name"] = None
     groups_policy: Annotated[str | None, "whose groups; null: a file"] = None
     selection: Annotated[dict[str, str], "which of its groups' answers, as of a tuned version"] = field(
         default_factory=dict
@@ -867,6 +878,129 @@ class RequestEvent:
     completion_tokens: Annotated[Int | None, "sampled for it; null: none"] = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """What one gate of curation measured of a run."""
+
+    gate: Annotated[str, "the setting that it is, e.g. min_score"]
+    value: Annotated[float | None, "of the run; null: it has no such figure, and the gate is not passed"] = None
+    bound: float
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurationJudge:
+    """The model that judged a run, and what that took."""
+
+    model: Annotated[str, "as the server named it in its answer"]
+    endpoint: Annotated[str, "URL that was asked, without user, password and query"]
+    policy: Annotated[str | None, "the judge is a version of this policy of the log; null: of none"] = None
+    version: Int | None = None
+    prompt_version: str
+    prompt_digest: Annotated[str, "sha256 over the instructions, without the transcript"]
+    answer: Annotated[str, "as it was given, cut to RATIONALE_CHARACTERS"]
+    prompt_tokens: Annotated[Int, "of all tries"]
+    completion_tokens: Annotated[Int, "of all tries"]
+    cost_usd: Annotated[float | None, "null: no price is set"] = None
+    tries: Int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurationEvent:
+    """A verdict on a run: whether it is good enough to learn from. The newest of a person counts, else the newest."""
+
+    event_id: Annotated[str, "uuid5(answer_id, labeller, actor, rubric_digest, transcript_digest, supersedes)"]
+    task_id: Annotated[str, "key of the record; the trajectory_id where no task was submitted"]
+    answer_id: Annotated[str, "the run: a response, or a trajectory where no task was submitted"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    policy: Annotated[str, "that answered"]
+    agent_id: str | None = None
+    scenario: str
+    tenant: str | None = None
+    source_topic: Annotated[str, "of the record that the run ended with: its group, or the end of its trajectory"]
+    source_partition: Int
+    source_offset: int
+    verdict: RunVerdict
+    labeller: Labeller
+    actor: Annotated[str, "curate, or a person"]
+    rationale: str
+    rubric: Annotated[str, "what good means: name@version"]
+    rubric_digest: Annotated[str, "sha256 over gates, bounds and the judge's instructions"]
+    transcript_digest: Annotated[str, "sha256 over the transcript as it was judged, after cutting"]
+    judge: Annotated[CurationJudge | None, "set exactly when the labeller is the judge"] = None
+    supersedes: Annotated[str | None, "event_id of the verdict on the run that counted before"] = None
+    cut: Annotated[tuple[str, ...], "what of the transcript was not shown, in words; a cut run is never promoted"] = ()
+    gates: tuple[GateResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideTuning:
+    """A fine-tuning of another provider that a data set was sent to."""
+
+    endpoint: Annotated[str, "URL of the API, without user, password and query"]
+    job: Annotated[str, "its id there"]
+    model: Annotated[str, "that was tuned"]
+    result: Annotated[str | None, "id of the model that came of it"] = None
+    trained_tokens: int | None = None
+    cost_usd: Annotated[float | None, "null: no price is set"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetEvent:
+    """A data set was built of promoted runs, or sent to a provider of fine-tuning. It can be built again from this."""
+
+    event_id: Annotated[str, "uuid5(dataset, kind, digest, and the outside job's id if there is one)"]
+    dataset: Annotated[str, "key of the record: its name"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: DatasetKind
+    policy: Annotated[str, "whose runs"]
+    tenant: str | None = None
+    actor: str
+    reason: str
+    digest: Annotated[str, "sha256 over its rows in order: the same rows are the same build"]
+    folder: Annotated[str | None, "built: where the files were written, as it was named"] = None
+    code_version: Annotated[str, "of Streamward, and of what it was built from"]
+    selection: Annotated[dict[str, str], "the rule by which runs were chosen and split"] = field(default_factory=dict)
+    counts: Annotated[dict[str, int], "rows by split, and runs left out by reason"] = field(default_factory=dict)
+    scenarios: Annotated[dict[str, int], "rows by scenario"] = field(default_factory=dict)
+    labellers: Annotated[dict[str, int], "rows by who promoted them: gates, judge, person"] = field(
+        default_factory=dict
+    )
+    manifest_sha256: Annotated[str | None, "built: of manifest.json, which has each row's coordinates"] = None
+    outside: Annotated[OutsideTuning | None, "all kinds but built"] = None
+    ranges: Annotated[tuple[SourceRange, ...], "of the log that was looked at"] = ()
+    versions: Annotated[tuple[Int, ...], "that answered, in order"] = ()
+    files: tuple[AdapterFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerEvent:
+    """Time as a record, or a reason to retrain. The state of a rule is the fold of these."""
+
+    event_id: Annotated[str, "uuid5(rule, kind, sequence)"]
+    rule: Annotated[str, "key of the record: its name"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: TriggerKind
+    sequence: Annotated[Int, "compare and swap: how many events of the rule took effect before this one"]
+    policy: str
+    tenant: str | None = None
+    actor: str
+    reason: str
+    rule_digest: Annotated[str, "sha256 over the rule in force"]
+    due_at: Annotated[Millis | None, "ticked, and crossed by a schedule: which time it was"] = None
+    signal: Annotated[str | None, "crossed: promotable, reward, feedback, failure, schedule or asked"] = None
+    action: Annotated[TriggerAction | None, "crossed: what it starts"] = None
+    job_id: Annotated[str | None, "crossed: the job that it starts; null: tasks"] = None
+    evidence: Annotated[dict[str, float], "crossed: counts, means, bound and e-value"] = field(default_factory=dict)
+    ranges: Annotated[tuple[SourceRange, ...], "crossed: of the log that the evidence is of"] = ()
+
+
 ANONYMOUS = "anonymous"
 """Who asks without a key that is valid."""
 
@@ -886,6 +1020,9 @@ Event = (
     | JobEvent
     | AccessEvent
     | RequestEvent
+    | CurationEvent
+    | DatasetEvent
+    | TriggerEvent
 )
 EVENTS: tuple[type[Event], ...] = (
     Task,
@@ -903,6 +1040,9 @@ EVENTS: tuple[type[Event], ...] = (
     JobEvent,
     AccessEvent,
     RequestEvent,
+    CurationEvent,
+    DatasetEvent,
+    TriggerEvent,
 )
 
 
@@ -943,6 +1083,12 @@ def problems(event: Event) -> Iterator[str]:
             return _access_problems(event)
         case RequestEvent():
             return _request_problems(event)
+        case CurationEvent():
+            return _curation_problems(event)
+        case DatasetEvent():
+            return _dataset_problems(event)
+        case TriggerEvent():
+            return _trigger_problems(event)
         case _:
             return iter(())
 
@@ -1085,12 +1231,27 @@ def _tuning_problems(event: AdapterEvent, tuning: Tuning) -> Iterator[str]:
             f"parent_version is {event.parent_version}, but it was tuned from version {tuning.start_version} of "
             f"{tuning.start_policy or event.policy}; expected that, or null for a version of another policy"
         )
-    if len({tuning.file is None, tuning.file_sha256 is None, bool(tuning.groups), tuning.groups_policy is not None,
-            tuning.groups_partition is not None}) > 1:  # fmt: skip
-        yield "tuning has parts of a file and of groups; expected file and file_sha256, or what begins with groups"
+    if (wrong := _source_problem(tuning)) is not None:
+        yield wrong
     least, most = (2, 2) if tuning.method == "dpo" else (1, MAX_GROUP_SIZE)
     if (bad := next((one for one in tuning.groups if not least <= len(one.slots) <= most), None)) is not None:
         yield f"the group at {bad.offset} has slots {bad.slots}; expected {least} or more, and at most {most}"
+
+
+def _source_problem(tuning: Tuning) -> str | None:
+    """Return what is wrong with the source of the examples: a file, groups, or a data set, whole and alone."""
+    sources = (
+        (tuning.file, tuning.file_sha256),
+        (tuning.groups_policy, tuning.groups_partition, tuning.groups or None),
+        (tuning.dataset, tuning.dataset_digest),
+    )
+    named = [source for source in sources if any(part is not None for part in source)]
+    if len(named) == 1 and None not in named[0]:
+        return None
+    return (
+        "tuning has no source of its examples, or parts of several; expected file and file_sha256, what begins with "
+        "groups, or dataset and dataset_digest"
+    )
 
 
 def _turn_problems(turn: Turn) -> Iterator[str]:
@@ -1226,8 +1387,12 @@ def _job_tuning_problems(tuning: JobTuning) -> Iterator[str]:
         yield f"spec.tuning has {tuning.epochs} epochs and {tuning.batch} examples a step; expected 1 or more of each"
     if (tuning.method == "dpo") != (tuning.beta is not None and tuning.beta > 0):
         yield f"spec.tuning.method is {tuning.method} and beta {tuning.beta}; dpo has one above 0, sft none"
-    if (tuning.file_id is None) == (tuning.groups_policy is None):
-        yield f"spec.tuning has file {tuning.file_id} and groups of {tuning.groups_policy}; expected one of them"
+    sources = {"file": tuning.file_id, "groups of": tuning.groups_policy, "data set": tuning.dataset}
+    if sum(source is not None for source in sources.values()) != 1:
+        named = ", ".join(f"{name} {source}" for name, source in sources.items())
+        yield f"spec.tuning has {named}; expected one of them"
+    if (tuning.dataset is None) != (tuning.dataset_digest is None):
+        yield f"spec.tuning has dataset {tuning.dataset} and digest {tuning.dataset_digest}; set both or neither"
     if tuning.start_version is None and tuning.start_policy is not None:
         yield f"spec.tuning starts from {tuning.start_policy}, and no version is named; name one"
 
@@ -1248,3 +1413,31 @@ def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
     prices = spec.prices
     if prices is not None and not min(prices.prompt, prices.completion, prices.trainer_hour) >= 0:
         yield f"spec.prices are {prices.prompt}, {prices.completion} and {prices.trainer_hour}; expected 0 or more"
+
+
+def _curation_problems(event: CurationEvent) -> Iterator[str]:
+    if (event.labeller == "judge") != (event.judge is not None):
+        yield f"labeller is {event.labeller} but judge is {'set' if event.judge else 'null'}; set both or neither"
+    if event.verdict != "promote" or event.labeller == "person":
+        return
+    if event.cut:
+        yield f"verdict is promote, and the transcript was cut ({event.cut[0]}); only a person may promote such a run"
+    failed = [gate.gate for gate in event.gates if not gate.passed]
+    if failed:
+        yield f"verdict is promote, and gate {failed[0]} was not passed; only a person may promote such a run"
+
+
+def _dataset_problems(event: DatasetEvent) -> Iterator[str]:
+    if (event.kind == "built") != (event.manifest_sha256 is not None):
+        yield f"kind is {event.kind} but manifest_sha256 is {event.manifest_sha256!r}; it is that of what was built"
+    if (event.kind == "built") != (event.outside is None):
+        yield f"kind is {event.kind} but outside is {'null' if event.outside is None else 'set'}; built alone has none"
+
+
+def _trigger_problems(event: TriggerEvent) -> Iterator[str]:
+    if event.sequence < 0:
+        yield f"sequence is {event.sequence}; expected 0 or more"
+    if (event.kind == "crossed") != (event.signal is not None and event.action is not None):
+        yield f"kind is {event.kind}, signal {event.signal!r}, action {event.action!r}; a crossing alone has both"
+    if event.kind == "ticked" and event.due_at is None:
+        yield "kind is ticked but due_at is null; a tick is of a time"

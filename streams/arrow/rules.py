@@ -31,6 +31,8 @@ from schemas.events import (
     AccessEvent,
     AdapterEvent,
     AdvantagedGroup,
+    CurationEvent,
+    DatasetEvent,
     Event,
     JobEvent,
     RequestEvent,
@@ -38,6 +40,7 @@ from schemas.events import (
     Reward,
     Task,
     TrajectoryEvent,
+    TriggerEvent,
     Turn,
 )
 from schemas.tokens import MAX_LOGPROB, Logprobs, TokenIds
@@ -66,7 +69,7 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _turns_hold(events)
     if event is TrajectoryEvent:
         return _trajectories_hold(events)
-    if event in (JobEvent, AccessEvent, RequestEvent):
+    if event in (JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent):
         return False  # there are few, so serde judges them all
     return event is not Reward or _rewards_hold(events)
 

@@ -204,5 +204,27 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("resource", lambda e: f"{e.method} {e.resource}", 40),
         Column("why not", lambda e: "" if e.allowed else e.reason),
     ),
+    "CurationEvent": (
+        Column("run", lambda e: _short(e.answer_id), 10),
+        Column("policy", lambda e: e.policy, 10),
+        Column("verdict", lambda e: e.verdict, 11),
+        Column("by", lambda e: e.labeller, 6),
+        Column("actor", lambda e: e.actor, 10),
+        Column("rationale", lambda e: e.rationale),
+    ),
+    "DatasetEvent": (
+        Column("dataset", lambda e: e.dataset, 16),
+        Column("kind", lambda e: e.kind, 9),
+        Column("policy", lambda e: e.policy, 10),
+        Column("rows", lambda e: e.counts),
+        Column("reason", lambda e: e.reason),
+    ),
+    "TriggerEvent": (
+        Column("rule", lambda e: e.rule, 16),
+        Column("kind", lambda e: e.kind, 7),
+        Column("signal", lambda e: e.signal, 10),
+        Column("job", lambda e: _short(e.job_id or ""), 10),
+        Column("reason", lambda e: e.reason),
+    ),
 }
 """The columns of an event in a table, by its type."""

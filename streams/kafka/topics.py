@@ -2,6 +2,7 @@
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
+                └─► curation ─► datasets ─► triggers
 
 What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
 (experiments, agents, jobs, keys and what is asked with them by their name), so one policy's groups have one total
@@ -48,7 +49,7 @@ class Topic(NamedTuple):
 
 KEYED_BY_TASK = ("tasks", "responses", "rewards", "group-control")
 """What groups are made of."""
-PARTITIONED_AS_TASKS = (*KEYED_BY_TASK, "turns", "trajectories")
+PARTITIONED_AS_TASKS = (*KEYED_BY_TASK, "turns", "trajectories", "curation")
 """What has the task in its key, so that all that is about one task is in partitions of the same number."""
 _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("tasks", events.Task, "task_id"),
@@ -66,8 +67,11 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("jobs", events.JobEvent, "job_id"),
     ("access", events.AccessEvent, "subject_id"),
     ("requests", events.RequestEvent, "subject_id"),
+    ("curation", events.CurationEvent, "task_id"),
+    ("datasets", events.DatasetEvent, "dataset"),
+    ("triggers", events.TriggerEvent, "rule"),
 )
-KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs", "access")
+KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs", "access", "curation", "datasets", "triggers")
 """Decisions and provenance: small, and needed long after the rest is gone."""
 _KEY_FIELDS: dict[Any, str] = {event: key for _, event, key in _SHAPES}
 LABELS = tuple(label for label, _, _ in _SHAPES)

@@ -16,6 +16,8 @@ from schemas.events import (
     AccessEvent,
     AdapterEvent,
     Branch,
+    CurationEvent,
+    DatasetEvent,
     GroupResponse,
     JobEvent,
     JobPrices,
@@ -30,6 +32,7 @@ from schemas.events import (
     Sampling,
     Task,
     TrajectoryEvent,
+    TriggerEvent,
     Tuning,
     Turn,
     derive_id,
@@ -146,6 +149,18 @@ def _obeying(event: Any) -> Any:
                 duration_ms=abs(event.duration_ms) % 2**31,
                 **{name: count % 2**31 for name, count in counts.items()},
             )
+        case CurationEvent():
+            judge = None if event.labeller != "judge" else event.judge
+            labeller = "gates" if event.labeller == "judge" and judge is None else event.labeller
+            return dataclasses.replace(event, verdict="reject", labeller=labeller, judge=judge)
+        case DatasetEvent():
+            built = {"kind": "built", "manifest_sha256": event.manifest_sha256 or "f" * 64}
+            return dataclasses.replace(event, **(built if event.outside is None else _SENT))
+        case TriggerEvent():
+            ticked = {"kind": "ticked", "due_at": event.due_at or 0, "signal": None, "action": None}
+            is_crossing = event.signal is not None and event.action is not None
+            kind = {"kind": "crossed"} if is_crossing else ticked
+            return dataclasses.replace(event, sequence=abs(event.sequence) % 2**31, **kind)
         case JobPrices():
             return JobPrices(**{name: abs(value) for name, value in dataclasses.asdict(event).items()})
         case JobSpec():
@@ -177,14 +192,23 @@ def _obeying(event: Any) -> Any:
             return event
 
 
+_SENT = {"kind": "submitted", "manifest_sha256": None}
+"""What a data set has that was sent elsewhere."""
+
+
 def _whole_tuning(event: AdapterEvent, tuning: Tuning) -> AdapterEvent:
     """Make it a version that was tuned: on groups if there are any, else on a file."""
     slots = 2 if tuning.method == "dpo" else 1
     groups = tuple(dataclasses.replace(one, slots=tuple(range(slots))) for one in tuning.groups)
-    of_groups = {"groups_policy": "p", "groups_partition": 0, "file": None, "file_sha256": None}
-    of_file = {"groups_policy": None, "groups_partition": None, "file": "f.jsonl", "file_sha256": "f" * 64}
+    nothing = dict.fromkeys(
+        ("groups_policy", "groups_partition", "file", "file_sha256", "dataset", "dataset_digest"), None
+    )
+    of_groups = {**nothing, "groups_policy": "p", "groups_partition": 0}
+    of_file = {**nothing, "file": "f.jsonl", "file_sha256": "f" * 64}
+    of_dataset = {**nothing, "dataset": tuning.dataset, "dataset_digest": "d" * 64}
+    of_one = of_file if tuning.dataset is None else of_dataset
     start = tuning.start_version % event.version
-    made = dataclasses.replace(tuning, start_version=start, groups=groups, **(of_groups if groups else of_file))
+    made = dataclasses.replace(tuning, start_version=start, groups=groups, **(of_groups if groups else of_one))
     parent = start if tuning.start_policy is None else None
     return dataclasses.replace(
         event, kind="trained", parent_version=parent, first_batch=None, last_batch=None, tuning=made
@@ -232,6 +256,8 @@ def _whole_job_tuning(tuning: JobTuning) -> JobTuning:
         beta=0.1 if tuning.method == "dpo" else None,
         start_version=tuning.start_version or 0,
         groups_policy=(tuning.groups_policy or "p") if tuning.file_id is None else None,
+        dataset=None,
+        dataset_digest=None,
     )
 
 

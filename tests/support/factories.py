@@ -24,6 +24,8 @@ from schemas.events import (
     AdvantagedGroup,
     AgentEvent,
     Batch,
+    CurationEvent,
+    DatasetEvent,
     DeadLetter,
     Event,
     ExperimentEvent,
@@ -46,6 +48,7 @@ from schemas.events import (
     Tool,
     TrajectoryEvent,
     TrajectoryKind,
+    TriggerEvent,
     Turn,
     derive_id,
 )
@@ -440,7 +443,57 @@ def one_of_each() -> list[Event]:
             tenant="red",
         ),
         request_event(),
+        curation_event(),
+        DatasetEvent(
+            event_id=derive_id("dataset", "coach", "built"),
+            dataset="coach",
+            created_at=T0 + 30,
+            kind="built",
+            policy="p",
+            actor="ann",
+            reason="2 promoted runs",
+            digest="d" * 64,
+            folder="data/autoretrain/2026",
+            code_version="0.1.0",
+            counts={"train": 2},
+            manifest_sha256="e" * 64,
+        ),
+        TriggerEvent(
+            event_id=derive_id("nightly", "ticked", 0),
+            rule="nightly",
+            created_at=T0 + 40,
+            kind="ticked",
+            sequence=0,
+            policy="p",
+            actor="retrain",
+            reason="it is due",
+            rule_digest="f" * 64,
+            due_at=T0 + 40,
+        ),
     ]
+
+
+def curation_event(**changes: Any) -> CurationEvent:
+    """Return the verdict of a person on the run t1."""
+    whole: dict[str, Any] = {
+        "event_id": derive_id("t1", "person", "ann"),
+        "task_id": "t1",
+        "answer_id": "t1",
+        "created_at": T0 + 30,
+        "policy": "p",
+        "scenario": "sums",
+        "source_topic": "streamward.trajectories",
+        "source_partition": 0,
+        "source_offset": 7,
+        "verdict": "promote",
+        "labeller": "person",
+        "actor": "ann",
+        "rationale": "it is right",
+        "rubric": "sums@1",
+        "rubric_digest": "a" * 64,
+        "transcript_digest": "b" * 64,
+    }
+    return CurationEvent(**whole | changes)
 
 
 def request_event(**changes: Any) -> RequestEvent:

@@ -41,7 +41,18 @@ def whole() -> tuple[Record, ...]:
     return tuple(whole_log().records)
 
 
-UNREAD = ("experiments", "turns", "trajectories", "agents", "jobs", "access", "requests")
+UNREAD = (
+    "experiments",
+    "turns",
+    "trajectories",
+    "agents",
+    "jobs",
+    "access",
+    "requests",
+    "curation",
+    "datasets",
+    "triggers",
+)
 """Topics of which `whole()` has nothing."""
 MISKEYED = next(record.at for record in whole() if record.key == b"another")
 """The one record whose key is another than its event's."""

@@ -28,6 +28,7 @@ LAYERS = [
     ["streams.stages", "trainer"],
     ["streams.jobs", "streams.access"],
     ["streams.tools"],
+    ["streams.improve"],
     ["streams.demo", "gateway"],
     ["streams.cli", "streamward"],
 ]

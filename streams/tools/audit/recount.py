@@ -76,8 +76,9 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-ONLY_PLACED = ("experiments", "agents", "access")
-"""Topics about other logs, programs and keys, of whose records only this is checked: each is where its key belongs."""
+ONLY_PLACED = ("experiments", "agents", "access", "curation", "datasets", "triggers")
+"""Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
+key belongs."""
 NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", *ONLY_PLACED)
 """Topics whose retention hides nothing of what a group is recounted from."""
 UNLETTERED = {
@@ -88,6 +89,9 @@ UNLETTERED = {
     "experiments": "about an experiment",
     "agents": "about an agent",
     "access": "about a key, a user, a login or a tenant",
+    "curation": "a verdict",
+    "datasets": "about a data set",
+    "triggers": "about a rule",
 }
 """Topics about whose records no stage writes dead letters, and what their records are."""
 RANGE = 20

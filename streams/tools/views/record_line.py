@@ -40,6 +40,9 @@ FIELDS = {
     "turns": ("number", "agent_id", "error", "reply"),
     "requests": ("method", "resource", "status"),
     "trajectories": ("agent_id", "ending", "kind", "reason"),
+    "curation": ("verdict", "actor", "rationale"),
+    "datasets": ("dataset", "kind", "reason"),
+    "triggers": ("rule", "kind", "reason"),
 }
 """By the label of a topic: the fields that `summary` reads, which are columns of its view; others: `kind`."""
 
@@ -155,6 +158,12 @@ def summary(label: str, event: Any) -> str:
             return f"run of {event.agent_id} {event.ending or event.kind}: {event.reason}"
         case "requests":
             return f"{event.method} {event.resource}: {event.status}"
+        case "curation":
+            return f"run {event.verdict.replace('_', ' ')} by {event.actor}: {event.rationale}"
+        case "datasets":
+            return f"data set {event.dataset} {event.kind}: {event.reason}"
+        case "triggers":
+            return f"rule {event.rule} {event.kind}: {event.reason}"
     return str(getattr(event, "kind", ""))
 
 
