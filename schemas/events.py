@@ -898,11 +898,27 @@ class CurationJudge:
     version: Int | None = None
     prompt_version: str
     prompt_digest: Annotated[str, "sha256 over the instructions, without the transcript"]
+    verdict: Annotated[RunVerdict | None, "of the model, whatever rules made of it; null: its answer is unreadable"] = (
+        None
+    )
     answer: Annotated[str, "as it was given, cut to RATIONALE_CHARACTERS"]
     prompt_tokens: Annotated[Int, "of all tries"]
     completion_tokens: Annotated[Int, "of all tries"]
     cost_usd: Annotated[float | None, "null: no price is set"] = None
     tries: Int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeAgreement:
+    """How well a judge agreed with people when it promoted a run alone, and what that had to be."""
+
+    runs: Annotated[Int, "that people and the judge have decided, the newest `window` at most"]
+    kappa: Annotated[float, "Cohen's"]
+    low: Annotated[float, "lower end of its 95 % interval"]
+    min_runs: Int
+    min_kappa: float
+    window: Int
+    counted: Annotated[tuple[int, ...], "by partition of curation: verdicts before this offset were counted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -930,6 +946,7 @@ class CurationEvent:
     rubric_digest: Annotated[str, "sha256 over gates, bounds and the judge's instructions"]
     transcript_digest: Annotated[str, "sha256 over the transcript as it was judged, after cutting"]
     judge: Annotated[CurationJudge | None, "set exactly when the labeller is the judge"] = None
+    agreement: Annotated[JudgeAgreement | None, "set exactly when the judge promotes"] = None
     supersedes: Annotated[str | None, "event_id of the verdict on the run that counted before"] = None
     cut: Annotated[tuple[str, ...], "what of the transcript was not shown, in words; a cut run is never promoted"] = ()
     gates: tuple[GateResult, ...] = ()
@@ -1418,6 +1435,14 @@ def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
 def _curation_problems(event: CurationEvent) -> Iterator[str]:
     if (event.labeller == "judge") != (event.judge is not None):
         yield f"labeller is {event.labeller} but judge is {'set' if event.judge else 'null'}; set both or neither"
+    promotes = event.verdict == "promote" and event.labeller == "judge"
+    if promotes != (event.agreement is not None):
+        yield (
+            f"labeller is {event.labeller}, verdict {event.verdict} and agreement "
+            f"{'null' if event.agreement is None else 'set'}; a judge's promotion alone has one"
+        )
+    elif event.agreement is not None and (wrong := _agreement_problem(event.agreement)) is not None:
+        yield wrong
     if event.verdict != "promote" or event.labeller == "person":
         return
     if event.cut:
@@ -1425,6 +1450,16 @@ def _curation_problems(event: CurationEvent) -> Iterator[str]:
     failed = [gate.gate for gate in event.gates if not gate.passed]
     if failed:
         yield f"verdict is promote, and gate {failed[0]} was not passed; only a person may promote such a run"
+
+
+def _agreement_problem(agreement: JudgeAgreement) -> str | None:
+    """Return why a judge that agrees so with people may promote no run alone; None if it may."""
+    if agreement.runs >= agreement.min_runs and agreement.low >= agreement.min_kappa:
+        return None
+    return (
+        f"a judge promotes, and agrees with people in {agreement.runs} runs with kappa {agreement.low:.3f} or more; "
+        f"expected {agreement.min_runs} runs and {agreement.min_kappa:g}: a person has to promote"
+    )
 
 
 def _dataset_problems(event: DatasetEvent) -> Iterator[str]:

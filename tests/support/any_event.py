@@ -152,7 +152,7 @@ def _obeying(event: Any) -> Any:
         case CurationEvent():
             judge = None if event.labeller != "judge" else event.judge
             labeller = "gates" if event.labeller == "judge" and judge is None else event.labeller
-            return dataclasses.replace(event, verdict="reject", labeller=labeller, judge=judge)
+            return dataclasses.replace(event, verdict="reject", labeller=labeller, judge=judge, agreement=None)
         case DatasetEvent():
             built = {"kind": "built", "manifest_sha256": event.manifest_sha256 or "f" * 64}
             return dataclasses.replace(event, **(built if event.outside is None else _SENT))
