@@ -17,14 +17,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from schemas.events import Response, RewardSource, Task
 from streams.observability.trace_context import Context
 from streams.scorers.fair_threads import TurnPool
-from streams.scorers.judge import Judge, JudgeOptions, missing_setting
+from streams.scorers.judge import Judge, JudgeOptions
+from streams.scorers.judge_client import missing_setting
 from streams.scorers.module_names import check_module_names
 from streams.scorers.registry import MixPart, blend, find, parts
+from streams.scorers.retries import persist, sum_of
 from streams.scorers.sandbox import Sandbox
 from streams.scorers.verdict import (
     MAX_RATIONALE,
@@ -40,9 +43,6 @@ from streams.settings.model import Scoring
 
 T = TypeVar("T")
 
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
-"""Longest pause between two tries; the first is doubled each time."""
 NOT_LISTED = "module_not_listed"
 """Reason of a score and of a dead letter: the settings do not let the module of an entry point be imported."""
 JUDGE_THREADS = 8
@@ -184,19 +184,14 @@ class Scorers:
     ) -> tuple[Verdict, int]:
         if find(part.name).home == "sandbox":
             self._refuse(task.task_id, source)
-        spent: dict[str, float] = {}
-        for used in range(1, self._scoring.retries + 2):
-            try:
-                verdict = self._once(task, response, part, trace)
-                return replace(verdict, components=_sum(verdict.components, spent)), used
-            except ScoreError as exc:
-                spent = _sum(exc.spent, spent)
-                if exc.reason == "timeout" and find(part.name).home == "sandbox":
-                    self._count_timeout(task.task_id, source)
-                last = not exc.again or used > self._scoring.retries
-                if last or self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (used - 1))):
-                    raise _after(exc, used, spent) from exc
-        raise AssertionError("unreachable: the loop returns or raises")
+
+        def count_timeout(exc: ScoreError) -> None:
+            if exc.reason == "timeout" and find(part.name).home == "sandbox":
+                self._count_timeout(task.task_id, source)
+
+        once = partial(self._once, task, response, part, trace)
+        verdict, tries, spent = persist(once, self._scoring.retries, self._stopping, count_timeout)
+        return replace(verdict, components=sum_of(verdict.components, spent)), tries
 
     def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:
         scorer = find(part.name)
@@ -245,18 +240,6 @@ class Scorers:
 
 def _exception_error(name: str, exc: Exception) -> ScoreError:
     return ScoreError(f"{name} raised {type(exc).__name__}: {exc}", reason="exception")
-
-
-def _after(exc: ScoreError, tries: int, spent: dict[str, float]) -> ScoreError:
-    text = f"{exc} (after {tries} tries)" if tries > 1 else str(exc)
-    error = ScoreError(text, reason=exc.reason, again=exc.again, version=exc.version)
-    error.tries, error.spent = tries, spent
-    return error
-
-
-def _sum(components: dict[str, float], spent: dict[str, float]) -> dict[str, float]:
-    """Return components with what earlier tries took."""
-    return components | {name: number + components.get(name, 0.0) for name, number in spent.items()}
 
 
 def parts_of(sources: Iterable[RewardSource]) -> Iterator[MixPart]:

@@ -66,6 +66,8 @@ class ScoreError(EventError):
         """How often it was tried."""
         self.spent: dict[str, float] = {}
         """What the tries took, e.g. a judge's tokens: components of the failed score."""
+        self.of_request = False
+        """Whether a server refused this one request, and may answer others."""
 
 
 class ScorerOptions(BaseModel):

@@ -1,0 +1,62 @@
+"""Try again what may succeed, with growing pauses, and add up what the tries took.
+
+once() ──► a value ──► Tries          ScoreError that may pass ──► pause ──► once() again, `retries` times at most
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from streams.scorers.verdict import ScoreError
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+"""Longest pause between two tries; the first is doubled each time."""
+
+
+class Tries(NamedTuple, Generic[T]):
+    """What came of some tries."""
+
+    value: T
+    tries: int
+    spent: dict[str, float]
+    """By those that failed, e.g. a judge's tokens."""
+
+
+def persist(
+    once: Callable[[], T],
+    retries: int,
+    stopping: threading.Event,
+    on_failure: Callable[[ScoreError], None] = lambda exc: None,
+) -> Tries[T]:
+    """Return what `once` returns at last; `on_failure` is called with each error.
+
+    Raises the last ScoreError, with the number of tries and what all of them took; the first once `stopping` is set.
+    """
+    spent: dict[str, float] = {}
+    for tries in range(1, retries + 2):
+        try:
+            return Tries(once(), tries, spent)
+        except ScoreError as exc:
+            spent = sum_of(exc.spent, spent)
+            on_failure(exc)
+            is_last = not exc.again or tries > retries
+            if is_last or stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (tries - 1))):
+                raise _after(exc, tries, spent) from exc
+    raise AssertionError("unreachable: the loop returns or raises")
+
+
+def sum_of(components: Mapping[str, float], spent: Mapping[str, float]) -> dict[str, float]:
+    """Return components with what earlier tries took."""
+    return dict(components) | {name: number + components.get(name, 0.0) for name, number in spent.items()}
+
+
+def _after(exc: ScoreError, tries: int, spent: dict[str, float]) -> ScoreError:
+    text = f"{exc} (after {tries} tries)" if tries > 1 else str(exc)
+    error = ScoreError(text, reason=exc.reason, again=exc.again, version=exc.version)
+    error.tries, error.spent, error.of_request = tries, spent, exc.of_request
+    return error
