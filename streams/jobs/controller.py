@@ -26,7 +26,6 @@ from streams.adapters.versions import AdapterState
 from streams.errors import EventError
 from streams.jobs import job_reducer
 from streams.jobs.all_jobs import AllJobs
-from streams.jobs.job_membership import JobMembership
 from streams.jobs.job_metrics import JobMetrics, WatchedJob
 from streams.jobs.job_reducer import STAGE, Effect, OpenJob
 from streams.jobs.monthly_spending import MonthBudget, month_of
@@ -34,6 +33,7 @@ from streams.jobs.state import JobState, cost_usd
 from streams.kafka import times
 from streams.kafka.admin import offsets, offsets_at
 from streams.kafka.client import POLL_S
+from streams.kafka.key_membership import KeyMembership
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader, read
 from streams.kafka.record import Record, TopicPartition, cut, partition_of
@@ -93,7 +93,7 @@ class JobController:
         self._reader = PartitionReader(settings, starts, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._metrics, self._next_closing = JobMetrics(outage.meter), 0.0
-        self._members = JobMembership(settings, STAGE, outage, self._on_gain)
+        self._members = KeyMembership(settings, STAGE, "jobs", outage, self._on_gain)
 
     def __enter__(self) -> Self:
         return self

@@ -30,7 +30,6 @@ from streams.errors import LogError, NotFoundError, RefusedError, SettingsError,
 from streams.files import Scratch
 from streams.jobs import training_files
 from streams.jobs.job_log import JobLog
-from streams.jobs.job_membership import JobMembership
 from streams.jobs.state import JobState, JobUsage
 from streams.jobs.tuning import tuning_reducer
 from streams.jobs.tuning.tuning_metrics import TuningMetrics, TuningOutcome
@@ -39,6 +38,7 @@ from streams.jobs.tuning.tuning_request import BETA, start_of
 from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.history import LogHistory
+from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import cut, partition_of
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
@@ -91,7 +91,7 @@ class TuningWorker:
 
     def __init__(self, settings: Settings, job_log: JobLog, stop: threading.Event, meter: Meter = OFF) -> None:
         self._settings, self._log, self._stop = settings, job_log, stop
-        self._members = JobMembership(settings, GROUP, BrokerOutage(settings.kafka, stop, meter))
+        self._members = KeyMembership(settings, GROUP, "jobs", BrokerOutage(settings.kafka, stop, meter))
         self.metrics = TuningMetrics(meter)
 
     def __enter__(self) -> Self:
