@@ -650,6 +650,12 @@ class Trainer(Section):
     loss: Annotated[str, OneOf(LOSSES)] = Field(
         "dapo", description="the loss of a step (docs/algorithms.md); a name, or module:function of your own"
     )
+    advantages: Literal["both", "positive"] = Field(
+        "both",
+        description="positive: responses with a negative advantage bear no loss. Good answers alone came close to GRPO "
+        "(arXiv:2504.11343), and lost games kept a policy from converging where rewards are sparse; but nothing pushes "
+        "away from bad answers, and what is sampled gets less diverse (arXiv:2506.01347)",
+    )
     learning_rate: float = Field(1e-3, gt=0)
     epsilon_low: float = Field(0.2, ge=0, description="clip the ratio below 1 - epsilon_low")
     epsilon_high: float = Field(
@@ -684,6 +690,15 @@ class Trainer(Section):
         if self.loss != "cispo" and not is_reference(self.loss) and self.epsilon_high >= 1:
             raise ValueError(
                 f"epsilon_high {self.epsilon_high} never clips with loss {self.loss}; set it below 1, e.g. 0.28"
+            )
+        if (
+            self.advantages == "positive"
+            and not is_reference(self.loss)
+            and self.epsilon_low != type(self).model_fields["epsilon_low"].default
+        ):
+            raise ValueError(
+                "epsilon_low has no effect with advantages=positive, since it holds back only tokens with a negative "
+                "advantage; leave it out, or set trainer.advantages=both"
             )
         if self.importance == "none" and self.importance_cap != type(self).model_fields["importance_cap"].default:
             raise ValueError("importance_cap has no effect with importance=none; set importance=truncate or mask")

@@ -143,6 +143,17 @@ def test_a_line_whose_recipe_changed_midway_is_equal(settings: Settings, base: B
     assert verdicts(again(settings)) == [(1, True), (2, True), (3, True)]
 
 
+def test_a_line_that_learns_from_positive_advantages_alone_from_its_second_version_on_is_equal(
+    settings: Settings, base: Base
+) -> None:
+    write(settings, base, range(2))
+    train(settings, 1)
+    train(with_trainer(settings, advantages="positive"), 1)
+    assert [event.recipe["trainer.advantages"] for event in trained(settings)] == ["both", "positive"]
+    assert verdicts(again(settings)) == [(1, True), (2, True)]
+    assert verdicts(again(settings, changed=["trainer.advantages"])) == [(1, True), (2, False)]
+
+
 def test_groups_that_the_trainer_refused_are_refused_again_and_written_nowhere(settings: Settings, base: Base) -> None:
     write(settings, base, range(1), sampling=Sampling(temperature=0.0))
     write(settings, base, range(1))  # the same batch again: the first of a name counts

@@ -268,6 +268,82 @@ def test_clipping_by_hand(tmp_path: Path) -> None:
     assert metrics["mismatch_max"] == pytest.approx(math.log(1.5), abs=1e-5)
 
 
+# --- only what was better than its siblings ---------------------------------------------------------------------------
+
+
+def by_hand(trainer: LogGRPOTrainer, *advantages: float) -> AdvantagedGroup:
+    """A group of one-token answers, each sampled at the trainer's own probability / 1.1: its ratio is 1.1."""
+    group = tiny_group(tiny_model(), 1, slots=len(advantages), completion=1)
+    base = trainer.model.get_base_model()
+    responses = []
+    for response, advantage in zip(group.responses, advantages, strict=True):
+        logps = sampled_logps(base, list(group.prompt_token_ids), list(response.completion_token_ids))
+        responses.append(changed(response, advantage=advantage, logprobs=(logps[0] - math.log(1.1),)))
+    return replace(group, responses=tuple(responses))
+
+
+def test_with_positive_advantages_alone_a_worse_response_bears_no_loss_and_counts_in_the_mean(tmp_path: Path) -> None:
+    """Advantages 1.5, -0.5, -1 and ratio 1.1: (-1.65 + 0.55 + 1.1) / 3 with both, -1.65 / 3 with the positive ones."""
+    both, positive = (trainer_for(tmp_path, advantages=which, max_grad_norm=0) for which in ("both", "positive"))
+    group = by_hand(both, 1.5, -0.5, -1.0)
+    assert both.train_batch([group])["loss"] == pytest.approx(0.0, abs=1e-5)
+    metrics = positive.train_batch([group])
+    assert metrics["loss"] == pytest.approx(-1.65 / 3, abs=1e-5)
+    assert (metrics["responses"], metrics["tokens"], metrics["reward"]) == (3.0, 3.0, 1.0)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_positive_advantages_alone_give_the_gradient_of_a_batch_whose_worse_responses_have_no_tokens(
+    tmp_path: Path, loss: str, beta: float
+) -> None:
+    """It counts as a response; what it would have had of tokens counts in a mean over tokens, so that one is scaled."""
+
+    def silent(response: GroupResponse) -> GroupResponse:
+        if response.advantage >= 0:
+            return response
+        return changed(response, completion_token_ids=(), logprobs=(), loss_mask=())
+
+    groups = batch()
+    better = [replace(group, responses=tuple(map(silent, group.responses))) for group in groups]
+    positive = trainer_for(tmp_path, loss=loss, beta=beta, advantages="positive", max_grad_norm=0)
+    _, expected = reference(trainer_for(tmp_path, loss=loss, beta=beta), better)
+    tokens, all_tokens = (sum(r.loss_tokens for group in part for r in group.responses) for part in (better, groups))
+    share = tokens / all_tokens if loss in ("dapo", "bnpo", "cispo") else 1.0
+    assert tokens < all_tokens
+    assert_close(gradients_of(positive, groups)[1], expected * share)
+
+
+def test_of_turns_with_advantages_of_their_own_the_worse_ones_bear_no_loss(tmp_path: Path) -> None:
+    def with_turns(response: GroupResponse, least: float) -> GroupResponse:
+        tokens = len(response.completion_token_ids)
+        pairs = ((0, 2, 1.0 - response.slot), (2, tokens, response.slot - 1.0))
+        spans = tuple(CreditSpan(start=a, end=b, advantage=max(least, advantage)) for a, b, advantage in pairs)
+        return replace(response, advantage=0.0, spans=spans)
+
+    turns, better = (
+        [replace(group, responses=tuple(with_turns(one, least) for one in group.responses)) for group in batch()]
+        for least in (-math.inf, 0.0)
+    )
+    _, expected = reference(trainer_for(tmp_path), better)
+    positive = trainer_for(tmp_path, advantages="positive", max_grad_norm=0)
+    assert_close(gradients_of(positive, turns)[1], expected)
+
+
+def test_with_positive_advantages_alone_a_batch_without_any_changes_nothing(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, advantages="positive")
+    metrics = trainer.train_batch([by_hand(trainer, -1.0, -0.5)])
+    assert (metrics["loss"], metrics["grad_norm"], metrics["unchanged"]) == (0.0, 0.0, 1.0)
+
+
+def test_positive_advantages_alone_give_the_same_numbers_in_shares(tmp_path: Path) -> None:
+    whole, shared = (
+        gradients_of(trainer_for(tmp_path, advantages="positive", processes=count, max_grad_norm=0), batch())[1]
+        for count in (1, 3)
+    )
+    assert_close(shared, whole)
+
+
 # --- the shared pass against TRL's plain one -------------------------------------------------------------------------
 
 

@@ -343,6 +343,7 @@ def test_a_bad_value_inside_a_mapping_names_its_file(file: Path) -> None:
         (["trainer.loss=cispo"], "set trainer.epsilon_high=5.0"),
         (["trainer.epsilon_high=5.0"], "set it below 1, e.g. 0.28"),
         (["trainer.importance_cap=3.0"], "set importance=truncate or mask"),
+        (["trainer.epsilon_low=0.1", "trainer.advantages=positive"], "leave it out, or set trainer.advantages=both"),
     ],
 )
 def test_a_contradiction_is_refused_with_the_way_out(overrides: list[str], way_out: str) -> None:

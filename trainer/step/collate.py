@@ -109,6 +109,28 @@ def scale_advantages(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]
     return [final(group) for group in groups]
 
 
+def positive_part(groups: Sequence[AdvantagedGroup]) -> list[AdvantagedGroup]:
+    """Return the groups without what has a negative advantage: `trainer.advantages=positive`.
+
+    A response is left out if every advantage of it is negative; otherwise the negative ones, of single turns, are 0.
+    """
+    positive = []
+    for group in groups:
+        kept = tuple(_without_negative(response) for response in group.responses if _best_advantage(response) >= 0)
+        if kept:
+            positive.append(replace(group, responses=kept))
+    return positive
+
+
+def _best_advantage(response: GroupResponse) -> float:
+    return max(response.advantage, *(span.advantage for span in response.spans), -math.inf)
+
+
+def _without_negative(response: GroupResponse) -> GroupResponse:
+    spans = tuple(replace(span, advantage=max(0.0, span.advantage)) for span in response.spans)
+    return replace(response, advantage=max(0.0, response.advantage), spans=spans)
+
+
 def collate(groups: Sequence[AdvantagedGroup], *, pad_id: int, device: torch.device | str = "cpu") -> Micro:
     """Return the responses of `groups`, which share one temperature, as one micro-batch."""
     responses = [response for group in groups for response in group.responses]

@@ -7,7 +7,8 @@ when the tokens were sampled, so the ratio covers both the age of the sampler an
 prepares the model and runs the plain pass of models that cannot share prefixes; its own loss is the oracle of a test.
 
 A group whose advantages are all 0 adds nothing to the gradient (without a KL term), so the model is not run on it; its
-tokens and responses count in the means.
+tokens and responses count in the means. The same holds for responses with a negative advantage under
+trainer.advantages=positive, with a KL term, too.
 
 With trainer.processes above 1 a batch is split into that many shares of whole groups
 (trainer/step/shares.py). Each gives a gradient, computed here or by another process; the step takes their sum.
@@ -41,7 +42,7 @@ from streams.engines.rendering.token_table import TokenTable
 from streams.errors import SettingsError
 from streams.settings.model import Trainer
 from trainer.step import prefix_tree
-from trainer.step.collate import Micro, collate, micro_batches, scale_advantages, side_by_side
+from trainer.step.collate import Micro, collate, micro_batches, positive_part, scale_advantages, side_by_side
 from trainer.step.loss import LossTokens, loss_of, ratio_of, reference_kl, token_losses
 from trainer.step.sharded import Rhythm, losing, shard
 from trainer.step.shares import (
@@ -211,6 +212,8 @@ class LogGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _differentiate(self, groups: Sequence[AdvantagedGroup], number: int, beat: Callable[[], None]) -> StepSums:
         """Add the gradient of share `number` of the batch `groups` to the parameters'; return the share in numbers."""
         final = scale_advantages(groups)
+        if self.settings.advantages == "positive":
+            final = positive_part(final)
         moving = final if self.beta else [group for group in final if not group.flat]
         batch, sums = BatchTotals.of(groups), StepSums()
         share = split(moving, self.settings.processes)[number]
