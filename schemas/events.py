@@ -686,6 +686,7 @@ class AgentEvent:
     memory_config: Annotated[str, "JSON object"] = "{}"
     capabilities: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
+    reward_sources: Annotated[tuple[RewardSource, ...], "of its tasks and jobs that name none; empty: none"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -746,6 +747,9 @@ class JobTuning:
     epochs: Annotated[Int, "how often each example is seen"]
     batch: Annotated[Int, "examples of a step"]
     beta: Annotated[float | None, "dpo: how strongly the start is held on to"] = None
+    lora_rank: Annotated[Int | None, "of the adapter; null: as the version it starts from, else the settings"] = None
+    lora_alpha: Annotated[Int | None, "as the rank"] = None
+    lora_targets: Annotated[str | None, "as the rank"] = None
     start_policy: Annotated[str | None, "null: the version to start from is one of the job's policy"] = None
     start_version: Annotated[Int | None, "null: the newest of the policy when the job begins"] = None
     file_id: Annotated[str | None, "the uploaded file with the examples, named by its sha256; null: groups"] = None

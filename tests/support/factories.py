@@ -428,6 +428,7 @@ def one_of_each() -> list[Event]:
             type="RL_TRAINED",
             model_id="default",
             tools=(Tool(name="add", description="Add two numbers."),),
+            reward_sources=(RewardSource(name="exact"),),
         ),
         job_event("created"),
         AccessEvent(
