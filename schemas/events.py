@@ -728,6 +728,7 @@ class JobQuestion:
 
     query: str
     verifier: Annotated[str, "JSON object the scorers check against, e.g. the right answer"] = "{}"
+    messages: Annotated[tuple[Message, ...], "the whole prompt, which ends with the query; empty: the query alone"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

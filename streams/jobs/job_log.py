@@ -119,7 +119,7 @@ class JobLog(FollowedTopic):
         Raises RefusedError if the key was used for another order, or the tenant's month does not have room for it;
         JobRequestError for more questions than a record holds, LogError if the broker does not answer.
         """
-        job_id = derive_id("job", order.tenant or "", uuid.uuid4() if key is None else key)
+        job_id = job_id_of(order.tenant, str(uuid.uuid4()) if key is None else key)
         if (job := self.jobs.get(job_id)) is None:
             event = JobEvent(
                 event_id=derive_id(job_id, "created"),
@@ -214,6 +214,11 @@ class JobLog(FollowedTopic):
         folded = self._all.take(record)
         if folded is not None and folded.took_effect:
             self._events.setdefault(folded.event.job_id, []).append(folded.event)
+
+
+def job_id_of(tenant: str | None, key: str) -> str:
+    """Return the id of the job that a tenant orders with this key."""
+    return derive_id("job", tenant or "", key)
 
 
 # --- policies and agents ---------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def _task(state: JobState, number: int) -> Task:
         agent=spec.agent,
         max_turns=spec.max_turns,
         reward_sources=spec.reward_sources,
-        messages=(Message(role="user", content=question.query),),
+        messages=question.messages or (Message(role="user", content=question.query),),
     )
 
 

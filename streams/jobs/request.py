@@ -149,8 +149,17 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
     """
     config = request.config
     policy, agent = _who(request.agent_id, policies, agents)
-    _repeats(config, settings)
     _each_once(request.training_queries)
+    questions = tuple(_question(source) for source in request.training_queries)
+    spec = spec_of(config, questions, settings, policy=policy, agent=agent)
+    return JobOrder(policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
+
+
+def spec_of(
+    config: JobConfig, questions: tuple[JobQuestion, ...], settings: Settings, *, policy: str, agent: str | None
+) -> JobSpec:
+    """Return a job of these questions, checked against the settings. Raises as `order`."""
+    _repeats(config, settings)
     if config.max_steps_per_trajectory is not None and agent is None:
         raise JobRequestError(
             f"config.max_steps_per_trajectory has no effect: {policy} is a policy, which answers in one step. Leave it "
@@ -176,12 +185,12 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
             RewardSource(name=source.name, weight=source.weight, settings=json.dumps(source.settings))
             for source in config.reward_sources
         ),
-        questions=tuple(_question(source) for source in request.training_queries),
+        questions=questions,
     )
     _check_share(spec)
     _check_tasks(policy, spec, settings)
     check_estimate(spec, "n_iterations, n_trajectories_per_query or max_tokens")
-    return JobOrder(policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
+    return spec
 
 
 def digest_of(request: Any) -> str:

@@ -11,13 +11,24 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobPrices, JobQuestion, JobSpec, Task, derive_id
+from schemas.events import (
+    AdapterEvent,
+    AdvantagedGroup,
+    JobEvent,
+    JobPrices,
+    JobQuestion,
+    JobSpec,
+    Message,
+    Task,
+    derive_id,
+)
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import SettingsError
 from streams.jobs import job_reducer, job_view, spending
 from streams.jobs.all_jobs import AllJobs
 from streams.jobs.job_reducer import MOST_DRAWS, NOT_CONVERGED, Effect, OpenJob
 from streams.jobs.monthly_spending import MonthBudget
+from streams.jobs.questions import suite, train_task
 from streams.jobs.state import (
     BUDGET_EXCEEDED,
     ENDED,
@@ -242,6 +253,16 @@ def test_killed_after_any_write_and_continued_a_job_asks_for_each_task_and_event
     assert [event.event_id for event in log.adapters if event.kind == "retired"] == [
         event.event_id for event in whole.adapters if event.kind == "retired"
     ]
+
+
+def test_a_question_with_a_whole_prompt_is_asked_with_it_in_training_and_in_evaluations() -> None:
+    prompt = (Message(role="system", content="Be brief."), Message(role="user", content="1 + 1 ="))
+    asked = spec(questions=(JobQuestion(query="1 + 1 =", messages=prompt),), held_out_share=0.0)
+    job = fold(None, job_event("created", spec=asked))
+    assert job is not None
+    assert train_task(job, 1, 0, 0).messages == prompt
+    held_out = dataclasses.replace(job, train=(), held_out=(0,))
+    assert [task.messages for task in suite(held_out).questions] == [prompt]
 
 
 def test_a_task_that_no_batch_takes_is_replaced_by_another_draw() -> None:
