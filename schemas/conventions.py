@@ -27,6 +27,9 @@ same id, if the trajectory is that of a task), or one turn."""
 FEEDBACK_VERSION = "feedback/1"
 """The `scorer_version` of such a reward."""
 
+FAILED_TOOLS = "failed_tools"
+"""Metadata of a turn: the ids of the calls whose results its client sent as failed, a JSON array."""
+
 UNCHANGED = "unchanged"
 """The metric of a `trained` event that is 1 if the version answers as its parent does: none of its weights changed."""
 

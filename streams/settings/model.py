@@ -1098,6 +1098,20 @@ class Jobs(Section):
         return self
 
 
+class RunCuration(Section):
+    """Verdicts on runs: which are good enough to learn from."""
+
+    escalation_tools: str = Field(
+        "escalate, handoff, transfer_to_human",
+        description="names of tools by which an agent hands a run over to a person, comma separated",
+    )
+
+    @property
+    def escalates(self) -> frozenset[str]:
+        """The names of the tools that hand over to a person."""
+        return frozenset(_split(self.escalation_tools))
+
+
 class Metrics(Section):
     """The endpoints of each process of the loop: /metrics, /healthz, /readyz."""
 
@@ -1174,6 +1188,7 @@ class Settings(Section):
     page: Page = Page()
     login: Login = Login()
     jobs: Jobs = Jobs()
+    curation: RunCuration = RunCuration()
     metrics: Metrics = Metrics()
     logging: Logging = Logging()
     tracing: Tracing = Tracing()

@@ -82,3 +82,13 @@ def named(tenant: str | None, name: str) -> str:
 def is_of(tenant: str | None, name: str) -> bool:
     """Return whether something of this name is the tenant's; without a tenant everything is."""
     return tenant is None or name.startswith(tenant + SEPARATOR)
+
+
+def tenant_in(name: str | None) -> str | None:
+    """Return the tenant that a name in the log begins with; None if it begins with none.
+
+    >>> tenant_in("red.calc"), tenant_in("calc")
+    ('red', None)
+    """
+    tenant, separator, _ = (name or "").partition(SEPARATOR)
+    return tenant if separator else None

@@ -1,17 +1,53 @@
 """A run as one row: what an agent did, what it took, and what was said of it.
 
-    Finished (its task, answer, turns, scores, feedback) + prices ──► RunRow
+    Finished (its task, answer, turns, scores, feedback) + rules, verdict ──► RunRow
 
 A run is a chat, an agent's run, or the answer to a task without an agent, which has one turn. View `runs` has a column
-for each field, and the same values.
+for each field, and the same values (streams/tools/query/runs_view.py); it has runs that go on, too, and answers whose
+groups are open.
+
+Read `Finished` with `unfit` selected: else failed answers, and what scorers said, are not there.
+
+Not covered: turns that the log no longer has. Their run keeps the figures of its response, and no tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
-from schemas.events import Ending, Purpose, RunVerdict
+from schemas.events import Ending, JobPrices, Purpose, RunVerdict, Turn
+from streams.access.tenants.tenant_names import tenant_in
+from streams.improve.runs.tool_use import tool_use
+from streams.settings.model import Settings
+from streams.tools.query.finished import Finished
+
+CHAT = "chat"
+"""The scenario of a run without a task."""
+DEFAULT = "default"
+"""The scenario of a run whose task is no longer in the log."""
+COST = "cost_usd"
+"""The component by which a score says what it cost, as a judge's does."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRules:
+    """What the figures of a run depend on, beside the log."""
+
+    prices: JobPrices | None = None
+    """Of tokens; None: none is set."""
+    escalation_tools: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Return the rules in force."""
+        jobs = settings.jobs
+        prices = None
+        if jobs.prompt_usd is not None and jobs.completion_usd is not None:
+            prices = JobPrices(prompt=jobs.prompt_usd, completion=jobs.completion_usd)
+        return cls(prices, settings.curation.escalates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,33 +68,126 @@ class RunRow:
     """That answered, in order."""
     began_ms: int
     ended_ms: int | None
-    ending: Ending
-    reason: str
+    ending: Ending | None
+    """None: it goes on. A row of `run_row` has always one."""
+    reason: str | None
     """Why it ended."""
     turns: int
     """Model calls."""
     failed_turns: int
     malformed: int
-    """Calls of tools that could not be read."""
+    """Turns with a call of a tool that could not be read."""
     tool_calls: int
     failed_tools: int
-    """Calls of tools that the environment could not use, or whose result says that they failed."""
     retries: int
-    """Calls that repeat one before: the same tool with the same arguments, or a rewritten turn."""
     recoveries: int
-    """Failed tools or turns after which a later one succeeded."""
     escalations: int
-    """Hand-overs to a person that the agent asked for."""
+    """These five as streams/improve/runs/tool_use.py defines them."""
     latency_ms: float
+    """Of a response, as it was recorded; of a chat, from its first call to its last answer."""
     prompt_tokens: int
+    """Each token once, however many calls had it before them."""
     sampled_tokens: int
     cost_usd: float | None
-    """Of its tokens and of the judges that scored it, by the prices in force; None: no price is set."""
+    """Of its tokens by the prices in force, and what its scores say that they cost; None: no price is set."""
     reward: float | None
+    """That counted in its group."""
     scores: Mapping[str, float]
-    """By source; without feedback."""
+    """By source; without feedback, and without scores that failed."""
     feedback: float | None
     """Mean of what people said of it and of its turns."""
     success: bool | None
+    """Whether its environment says that the goal was reached."""
     verdict: RunVerdict | None
     """The one that counts (streams/improve/curation/verdicts.py)."""
+
+
+def run_row(finished: Finished, rules: RunRules, verdict: RunVerdict | None = None) -> RunRow:
+    """Return the row of a run; `verdict` is the one that counts."""
+    turns = [] if finished.run is None else [step.turn for step in finished.run.steps]
+    task, response, ended = finished.task, finished.response, finished.ended
+    figures = _figures_of_turns(finished, turns) if turns else _figures_of_response(finished)
+    tools = tool_use(turns, None if ended is None else ended.observed, rules.escalation_tools)
+    source = response or ended or turns[0]
+    agent_id = source.agent_id
+    return RunRow(
+        answer_id=finished.answer_id,
+        task_id=finished.task_id,
+        policy=source.policy,
+        agent_id=agent_id,
+        scenario=task.scenario if task is not None else CHAT if response is None else DEFAULT,
+        tenant=tenant_in(agent_id) if task is None or task.tenant is None else task.tenant,
+        purpose=finished.purpose,
+        thread=None if task is None else task.thread,
+        **_course(finished, turns),
+        **figures,
+        tool_calls=tools.tool_calls,
+        failed_tools=tools.failed_tools,
+        retries=tools.retries,
+        recoveries=tools.recoveries,
+        escalations=tools.escalations,
+        cost_usd=_cost_usd(finished, figures["prompt_tokens"], figures["sampled_tokens"], rules.prices),
+        reward=finished.reward,
+        scores={source: reward.value for source, reward in finished.scores.items() if reward.value is not None},
+        feedback=finished.opinion(finished.answer_id, *(turn.turn_id for turn in turns)),
+        verdict=verdict,
+    )
+
+
+def _course(finished: Finished, turns: Sequence[Turn]) -> dict[str, Any]:
+    """Return when it began and how it ended."""
+    response, began, ended = finished.response, finished.began, finished.ended
+    start = None if began is None else began.created_at
+    if start is None and response is not None:
+        start = response.created_at - int(response.latency_ms)
+    if start is None:
+        start = min(turn.started_at for turn in turns)
+    course: dict[str, Any] = {"began_ms": start, "ended_ms": None, "ending": None, "reason": None, "success": None}
+    if response is not None:
+        course["ended_ms"] = response.created_at
+        course["ending"] = "completed" if response.error is None else "failed"
+        course["reason"] = response.error or response.finish_reason
+        course["success"] = response.success
+    if ended is not None:
+        course |= {"ended_ms": ended.created_at, "ending": ended.ending, "reason": ended.reason}
+        course["success"] = ended.success if response is None else response.success
+    return course
+
+
+def _figures_of_turns(finished: Finished, turns: Sequence[Turn]) -> dict[str, Any]:
+    first, last = min(turn.started_at for turn in turns), max(turn.created_at for turn in turns)
+    return {
+        "versions": tuple(sorted({turn.adapter_version for turn in turns})),
+        "turns": len(turns),
+        "failed_turns": sum(turn.error is not None for turn in turns),
+        "malformed": sum(turn.malformed is not None for turn in turns),
+        "latency_ms": float(last - first) if finished.response is None else finished.response.latency_ms,
+        "prompt_tokens": sum(len(turn.prompt_token_ids) for turn in turns),
+        "sampled_tokens": sum(len(turn.completion_token_ids) for turn in turns),
+    }
+
+
+def _figures_of_response(finished: Finished) -> dict[str, Any]:
+    """Return the figures of an answer without turns: one turn, or of an agent as many as it says."""
+    response = finished.response
+    if response is None:
+        return {"versions": (), "latency_ms": 0.0} | dict.fromkeys(
+            ("turns", "failed_turns", "malformed", "prompt_tokens", "sampled_tokens"), 0
+        )
+    is_direct = response.agent_id is None
+    return {
+        "versions": (response.adapter_version,) if response.adapter_version >= 0 else (),
+        "turns": 1 if is_direct else response.steps or 0,
+        "failed_turns": int(is_direct and response.error is not None),
+        "malformed": 0,
+        "latency_ms": response.latency_ms,
+        "prompt_tokens": response.prompt_tokens,
+        "sampled_tokens": response.completion_tokens,
+    }
+
+
+def _cost_usd(finished: Finished, prompt_tokens: int, sampled_tokens: int, prices: JobPrices | None) -> float | None:
+    if prices is None:
+        return None
+    tokens = prompt_tokens * prices.prompt + sampled_tokens * prices.completion
+    return math.fsum([tokens / 1e6, *(reward.components.get(COST, 0.0) for reward in finished.scores.values())])

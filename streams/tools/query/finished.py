@@ -8,7 +8,9 @@ A group, and the end of a run, are written after everything that they are about.
 first, and the other topics are read at least as far. Only the position of a record is kept until the group or the end
 comes; its content is fetched then, some hundred records at a time.
 
-Not covered: a response that is in no group, since its task is open, its group was dropped, or it failed.
+A selection of what is `unfit`, too, has every response of a task whose group is in the log, whatever became of it.
+
+Not covered: a response whose task is open, or that came after its group.
 """
 
 from __future__ import annotations
@@ -54,8 +56,10 @@ log = logging.getLogger("streamward.export")
 class FinishedSelection:
     """Which answers to read; None: all."""
 
-    policy: str
+    policy: str | None = None
     purpose: Purpose | None = None
+    unfit: bool = False
+    """Also responses that failed, or whose group was dropped; and what scorers said of each answer."""
     since_ms: int | None = None
     until_ms: int | None = None
     """Exclusive."""
@@ -77,6 +81,11 @@ class Finished:
     response: Response | None = None
     run: Trajectory | None = None
     """Of an agent's run: its calls."""
+    began: TrajectoryEvent | None = None
+    ended: TrajectoryEvent | None = None
+    """Of an agent's run: how it began, and how it ended."""
+    scores: dict[str, Reward] = field(default_factory=dict)
+    """By scorer; empty if the selection leaves out what is unfit."""
     feedback: dict[str, list[Reward]] = field(default_factory=dict)
     """By what it is about: the answer_id, or a turn."""
 
@@ -123,7 +132,7 @@ class FinishedReader:
         ends = {label: self._end(label) for label in LABELS}  # in this order: causes are read at least as far
         ended: list[Coordinates] = []
         starts = {label: self._begin(ends[label]) for label in LABELS}
-        for label in BY_KEY:
+        for label in (*BY_KEY, *(("responses",) if self._selection.unfit else ())):
             for record in self.history.read(starts[label], ends[label]):
                 self._remember(label, record, ended)
         for tp, start in sorted(starts["groups"].items()):  # each alone, so that the order is that of the log
@@ -151,7 +160,7 @@ class FinishedReader:
         return starts
 
     def _remember(self, label: str, record: Record, ended: list[Coordinates]) -> None:
-        if record.key is None or (label == "rewards" and FEEDBACK.encode() not in (record.payload or b"")):
+        if record.key is None or (label == "rewards" and not self._takes_reward(record)):
             return
         self._places[record.key].append(record.at)
         if label == "trajectories" and self._is_in_time(record):
@@ -159,9 +168,16 @@ class FinishedReader:
             if not isinstance(event, Poison) and event.kind == "ended" and event.sampling_id is None:
                 ended.append(record.at)
 
+    def _takes_reward(self, record: Record) -> bool:
+        return self._selection.unfit or FEEDBACK.encode() in (record.payload or b"")
+
     def _is_in_time(self, record: Record) -> bool:
         since, until = self._selection.since_ms, self._selection.until_ms
         return (since is None or record.timestamp_ms >= since) and (until is None or record.timestamp_ms < until)
+
+    def _is_selected(self, event: AdvantagedGroup | TrajectoryEvent) -> bool:
+        policy, purpose = self._selection.policy, self._selection.purpose
+        return policy in (None, event.policy) and purpose in (None, event.purpose)
 
     def _decode(self, records: Iterable[Record], kind: type[AnEvent]) -> Iterator[tuple[Coordinates, AnEvent]]:
         for record in records:
@@ -177,7 +193,7 @@ class FinishedReader:
     def _group_answers(self, records: list[Record]) -> Iterator[Finished]:
         groups: dict[Coordinates, AdvantagedGroup] = {}
         for position, group in self._decode(records, AdvantagedGroup):
-            if group.policy == self._selection.policy and self._selection.purpose in (None, group.purpose):
+            if self._is_selected(group):
                 groups[position] = group
         # the second copy of a group is skipped: the records it is about were forgotten with the first
         places_by_group = {position: self._take_places(group.task_id) for position, group in groups.items()}
@@ -191,26 +207,13 @@ class FinishedReader:
         events = self._fetch([*members.values(), *(place for places in places_by_group.values() for place in places)])
         for position, group in groups.items():
             about = [events.get(place) for place in places_by_group[position]]
-            for member in group.responses:
-                response = events.get(members.get((position, member.slot), position))
-                if isinstance(response, Response):
-                    yield Finished(
-                        position=position,
-                        answer_id=response.response_id,
-                        task_id=group.task_id,
-                        purpose=group.purpose,
-                        task=next((event for event in about if isinstance(event, Task)), None),
-                        group=group,
-                        member=member,
-                        response=response,
-                        run=_run(response.response_id, about),
-                        feedback=_feedback(about),
-                    )
+            responses = [events.get(members.get((position, member.slot), position)) for member in group.responses]
+            yield from _answers(position, group, about, responses)
 
     def _run_answers(self, records: list[Record]) -> Iterator[Finished]:
         ends: dict[Coordinates, TrajectoryEvent] = {}
         for position, event in self._decode(records, TrajectoryEvent):
-            if event.policy == self._selection.policy and self._selection.purpose in (None, event.purpose):
+            if self._is_selected(event):
                 ends[position] = event
         places_by_end = {position: self._take_places(event.task_id) for position, event in ends.items()}
         events = self._fetch(place for places in places_by_end.values() for place in places)
@@ -222,8 +225,7 @@ class FinishedReader:
                     answer_id=event.trajectory_id,
                     task_id=event.task_id,
                     purpose=event.purpose,
-                    run=_run(event.trajectory_id, about),
-                    feedback=_feedback(about),
+                    **_of_answer(event.trajectory_id, about),
                 )
 
     def _take_places(self, task_id: str) -> list[Coordinates]:
@@ -241,15 +243,49 @@ class FinishedReader:
         return events
 
 
-def _run(trajectory_id: str, events: list[Event | None]) -> Trajectory | None:
-    """Return what an agent did; None without a call of it."""
-    turns = [event for event in events if isinstance(event, Turn) and event.trajectory_id == trajectory_id]
-    ends = (
-        event
-        for event in events
-        if isinstance(event, TrajectoryEvent) and event.kind == "ended" and event.trajectory_id == trajectory_id
-    )
-    return fold(turns, next(ends, None)) if turns else None
+def _answers(
+    position: Coordinates, group: AdvantagedGroup, about: list[Event | None], in_group: list[Event | None]
+) -> Iterator[Finished]:
+    """Yield the answers of a group, and those that it has not, if their responses are among what is about the task."""
+    members = {member.response_id: member for member in group.responses}
+    responses: dict[str, Response] = {}
+    for event in (*in_group, *about):
+        if isinstance(event, Response):
+            responses.setdefault(event.response_id, event)
+    for answer_id, response in responses.items():
+        yield Finished(
+            position=position,
+            answer_id=answer_id,
+            task_id=group.task_id,
+            purpose=group.purpose,
+            task=next((event for event in about if isinstance(event, Task)), None),
+            group=group,
+            member=members.get(answer_id),
+            response=response,
+            **_of_answer(answer_id, about),
+        )
+
+
+def _of_answer(answer_id: str, events: list[Event | None]) -> dict[str, Any]:
+    """Return the fields of a finished answer that its own records say."""
+    turns = [event for event in events if isinstance(event, Turn) and event.trajectory_id == answer_id]
+    steps = [event for event in events if isinstance(event, TrajectoryEvent) and event.trajectory_id == answer_id]
+    began, ended = (next((event for event in steps if event.kind == kind), None) for kind in ("started", "ended"))
+    return {
+        "run": fold(turns, ended) if turns else None,
+        "began": began,
+        "ended": ended,
+        "scores": _scores(answer_id, events),
+        "feedback": _feedback(events),
+    }
+
+
+def _scores(answer_id: str, events: list[Event | None]) -> dict[str, Reward]:
+    by_source: dict[str, Reward] = {}
+    for event in events:
+        if isinstance(event, Reward) and event.response_id == answer_id and not event.source.startswith(FEEDBACK):
+            by_source.setdefault(event.source, event)
+    return by_source
 
 
 def _feedback(events: list[Event | None]) -> dict[str, list[Reward]]:
