@@ -3,10 +3,10 @@ and versions that change nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.events import AdvantagedGroup, Reward, Task, derive_id
+from schemas.events import AdvantagedGroup, ResponseTurn, Reward, Task, derive_id
 
 POLICY_LAG = "policy_lag"
 """Metadata of a group sampled by adapters of another run: how many versions its sampler was behind the newest one when
@@ -18,7 +18,7 @@ FRAMEWORK, FRAMEWORK_VERSION, TRAINED_BY = (
     IMPORTED + name for name in ("framework", "framework_version", "trained_by")
 )
 OPTIMIZER = "optimizer_state"
-"""The entry of a recipe whose step began with a fresh optimizer, after an imported version."""
+"""The entry of a recipe whose step began with a fresh optimizer, after a version that was imported or tuned."""
 
 FEEDBACK = "feedback/"
 """Prefix of the source of a reward that is feedback on an answer. No task requests it, so no group waits for or counts
@@ -75,6 +75,19 @@ def feedback(answer: RatedAnswer, value: float, *, source: str, reason: str | No
         scorer_version=FEEDBACK_VERSION,
         rationale=reason,
     )
+
+
+def tool_failures(turns: Sequence[ResponseTurn]) -> tuple[int, int]:
+    """Return how many tool calls the environment could not use, and how many of these one followed which it could.
+
+    >>> call = lambda number, ok: ResponseTurn(number=number, start=0, end=0, tool="add", ok=ok)
+    >>> tool_failures([call(0, False), call(1, True), call(2, False)])
+    (2, 1)
+    """
+    calls = [turn.ok for turn in turns if turn.tool is not None]
+    last_good = max((place for place, ok in enumerate(calls) if ok), default=-1)
+    failed = [place for place, ok in enumerate(calls) if ok is False]
+    return len(failed), sum(place < last_good for place in failed)
 
 
 def has_scores(group: AdvantagedGroup) -> bool:

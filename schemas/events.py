@@ -282,6 +282,9 @@ class Response:
     slot: Annotated[Int, "0-based"]
     group_size: Int
     adapter_version: Annotated[Int, "what the engine says it served; 0 is the base model"]
+    trained_batches: Annotated[
+        Int | None, "batches that the policy's line had taken by that version; null: as many as its number says"
+    ] = None
     base_digest: Annotated[str, "sha256 over the base model's weights"]
     tokenizer_digest: Annotated[str, "sha256 over vocabulary and chat template"]
     engine: str
@@ -301,6 +304,11 @@ class Response:
     loss_mask: Annotated[LossMask, "1 where the policy wrote the token; one per completion token"] = LossMask()
     branches: Annotated[tuple[Branch, ...], "an agent's other chains of calls, in the order of their last calls"] = ()
     turns: Annotated[tuple[ResponseTurn, ...], "an agent's model calls in order, each in the chain that owns it"] = ()
+
+    @property
+    def batches(self) -> int:
+        """How many batches its version's line had taken: its lag is counted from here; -1 if no version answered."""
+        return self.adapter_version if self.trained_batches is None else self.trained_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,6 +384,8 @@ class GroupResponse:
     )
     elsewhere: Annotated[TokensElsewhere | None, "set where what is per token, and branches, are not here"] = None
     success: Annotated[bool | None, "whether its environment says that the goal was reached; null: not recorded"] = None
+    failed_tools: Annotated[Int, "of its turns, those whose tool call the environment could not use"] = 0
+    recoveries: Annotated[Int, "of these, those that a tool call followed which it could use"] = 0
     prompt_token_ids: Annotated[TokenIds, "behind what the group's prompts have in common"] = TokenIds()
     completion_token_ids: TokenIds = TokenIds()
     logprobs: Annotated[Logprobs, "nats"] = Logprobs()
@@ -423,6 +433,9 @@ class AdvantagedGroup:
     sampling_id: Annotated[str | None, "null when nothing was sampled"] = None
     group_size: Int
     adapter_version: Annotated[Int, "that sampled every response; -1 when nothing was sampled"]
+    trained_batches: Annotated[
+        Int | None, "batches that the policy's line had taken by that version; null: as many as its number says"
+    ] = None
     base_digest: str
     tokenizer_digest: str
     complete: Annotated[bool, "every slot answered or failed, every required source scored"]
@@ -440,6 +453,11 @@ class AdvantagedGroup:
     left_out: tuple[LeftOut, ...] = ()
 
     @property
+    def batches(self) -> int:
+        """How many batches its version's line had taken: its lag is counted from here; -1 if nothing was sampled."""
+        return self.adapter_version if self.trained_batches is None else self.trained_batches
+
+    @property
     def flat(self) -> bool:
         """Whether every advantage is 0: there is nothing to learn from it."""
         return not any(one.advantage or any(span.advantage for span in one.spans) for one in self.responses)
@@ -447,9 +465,9 @@ class AdvantagedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagCount:
-    """How many groups of a batch were sampled so many versions ago."""
+    """How many groups of a batch were sampled so many batches ago."""
 
-    lag: Annotated[Int, "versions between the batch's parent and the group's sampler"]
+    lag: Annotated[Int, "batches before this one that the version which sampled the groups had not taken"]
     groups: Int
 
 
@@ -464,14 +482,14 @@ class DroppedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One training step's worth of groups, by reference. Batch s turns version s into version s + 1."""
+    """One training step's worth of groups, by reference. It turns the newest version of its policy into the next."""
 
     batch_id: Annotated[str, "uuid5(policy, sequence)"]
     policy: Annotated[str, "key of the record"]
     created_at: Annotated[Millis, "newest created_at among its groups"]
     traceparent: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
-    sequence: Annotated[Int, "0-based, without gaps"]
+    sequence: Annotated[Int, "0-based, without gaps; it makes version sequence + 1, plus one for each tuned before"]
     closed_by: Annotated[str, "count, or the reason of the control record"]
     max_policy_lag: Int
     groups: Int
@@ -503,8 +521,14 @@ class Outcome:
     )
     reward: float | None = None
     tokens: Annotated[float | None, "completion tokens"] = None
+    prompt_tokens: Annotated[float | None, "that the policy read: its prompt, and what tools and others answered"] = (
+        None
+    )
+    sampled_tokens: Annotated[float | None, "that the policy wrote"] = None
     latency_ms: float | None = None
     failed: Annotated[Int, "slots without a score"] = 0
+    failed_tools: Annotated[Int, "tool calls of all its responses that the environment could not use"] = 0
+    recoveries: Annotated[Int, "of these, those that a tool call followed which it could use"] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,7 +579,7 @@ class AdapterEvent:
     first_batch: Annotated[Int | None, "first batch sequence this version was trained on, counting from version 0"] = (
         None
     )
-    last_batch: Annotated[Int | None, "last batch sequence, inclusive"] = None
+    last_batch: Annotated[Int | None, "last batch sequence, inclusive: the one that made it; null: it was tuned"] = None
     suite: Annotated[str | None, "evaluated and judged: what was asked"] = None
     share: Annotated[float | None, "canary: share of the unpinned tasks that this version answers from here on"] = None
     verdict: Annotated[Verdict | None, "judged: what the guard, or the canary's test, found"] = None
@@ -608,6 +632,9 @@ class Turn:
     agent_id: str
     policy: str
     adapter_version: Annotated[Int, "what the engine says it served; 0 is the base model"]
+    trained_batches: Annotated[
+        Int | None, "batches that the policy's line had taken by that version; null: as many as its number says"
+    ] = None
     number: Annotated[Int, "0-based, without gaps, in the order in which the trajectory's turns were recorded"]
     parent_id: Annotated[str | None, "the turn whose prompt and reply this one begins with; null: none"] = None
     continuity: Annotated[Continuity, "what the call was to those before it when it began"]

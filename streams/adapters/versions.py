@@ -38,6 +38,8 @@ class Version:
     base_digest: str | None = None
     first_batch: int | None = None
     last_batch: int | None = None
+    trained_batches: int = 0
+    """How many batches the line of its policy had taken by this version: every version that was not tuned took one."""
     tuned_by: TuningMethod | None = None
     """How it was tuned; None: batches made it, or somebody else."""
     trained_elsewhere: str | None = None
@@ -51,6 +53,11 @@ class Version:
     """The newest verdict on it."""
     promoted_at: int | None = None
     """When it was last made primary."""
+
+    @property
+    def recorded_batches(self) -> int | None:
+        """What an answer of this version records: `trained_batches`, where its number does not say the same."""
+        return None if self.trained_batches == self.version else self.trained_batches
 
     @property
     def is_unchanged(self) -> bool:
@@ -99,6 +106,11 @@ class AdapterState:
     def newest(self) -> int:
         """The newest version."""
         return newest(self.serving)
+
+    @property
+    def trained_batches(self) -> int:
+        """How many batches its line has taken: the sequence of the next one."""
+        return self.versions[self.newest].trained_batches
 
     @property
     def newest_base(self) -> str | None:
@@ -159,7 +171,8 @@ class AdapterFold:
                 self._versions[number] = replace(self._versions[number], status=statuses[number])
         version = self._versions.get(event.version)
         if version is None:
-            self._versions[event.version] = version_of(event, statuses[event.version])
+            before_it = self._versions[event.version - 1].trained_batches
+            self._versions[event.version] = version_of(event, before_it, statuses[event.version])
         else:
             self._versions[event.version] = _next_version(version, event, statuses[event.version])
         _move_primary(self._primaries, event)
@@ -201,8 +214,8 @@ def fold_all(state: AdapterState, events: Iterable[AdapterEvent]) -> AdapterStat
     return after.state()
 
 
-def version_of(event: AdapterEvent, status: Status = "trained") -> Version:
-    """Return the version that a `trained` event makes."""
+def version_of(event: AdapterEvent, batches_before: int, status: Status = "trained") -> Version:
+    """Return the version that a `trained` event makes, after one whose line had taken `batches_before` batches."""
     return Version(
         version=event.version,
         status=status,
@@ -213,6 +226,7 @@ def version_of(event: AdapterEvent, status: Status = "trained") -> Version:
         base_digest=event.base_digest,
         first_batch=event.first_batch,
         last_batch=event.last_batch,
+        trained_batches=batches_before + (event.tuning is None),
         tuned_by=None if event.tuning is None else event.tuning.method,
         trained_elsewhere=trained_elsewhere(event.recipe),
         metrics=event.metrics,

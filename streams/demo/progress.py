@@ -110,6 +110,8 @@ class Progress:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERRORS_KEPT))
     """The newest reasons why answers failed."""
     versions: int = 0
+    trained_batches: int = 0
+    """Batches that a version was made of."""
     primary: int = 0
     held_out: dict[int, HeldOut] = field(default_factory=dict)
     train_tasks: Counter[str] = field(default_factory=Counter)
@@ -296,7 +298,9 @@ class Progress:
 
     def _adapter(self, event: AdapterEvent) -> None:
         if event.kind == "trained":
-            self.versions += event.version == self.versions + 1
+            if event.version == self.versions + 1:
+                self.versions += 1
+                self.trained_batches += event.tuning is None
         elif event.kind in ("promoted", "rolled_back"):
             self.primary = event.version
         elif event.kind == "evaluated" and event.suite is not None:
@@ -307,7 +311,7 @@ class Progress:
         self._take_versions()
 
     def _take_versions(self) -> None:
-        for sequence in [sequence for sequence in self._batched if sequence < self.versions]:
+        for sequence in [sequence for sequence in self._batched if sequence < self.trained_batches]:
             for task_id in self._batched.pop(sequence):
                 task = self._open.pop(task_id)
                 self.taught_nothing += task.is_flat
@@ -354,7 +358,7 @@ def waits(progress: Progress) -> list[tuple[str, str]]:
     unscored = max(progress.counts["responses"] - progress.failed - progress.counts["rewards"], 0)
     scoring = f"{unscored} responses to score" if unscored else "waits for responses"
     scoring = "; ".join(progress.scoring_faults()) or scoring
-    if progress.batches > progress.versions:
+    if progress.batches > progress.trained_batches:
         trainer = f"trains version {progress.versions + 1}"
     else:
         trainer = f"waits for batch {progress.batches}: {progress.window()} of {rule.groups} groups"

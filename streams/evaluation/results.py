@@ -36,7 +36,7 @@ from streams.evaluation.suite import SUCCESS_REWARD
 from streams.worker.table_rows import pack, unpack
 
 STAGE = "rollouts"
-ROW_VERSION = 3
+ROW_VERSION = 4
 DUST = 1e-6
 """A sum of weights may miss what it stands for by rounding: 0.7 + 0.2 + 0.1 is less than 1."""
 
@@ -52,6 +52,11 @@ class TaskResult(NamedTuple):
     reward: float = 0.0
     tokens: int = 0
     latency_ms: float = 0.0
+    prompt_tokens: int = 0
+    """That the policy read: prompts, and what tools answered."""
+    sampled_tokens: int = 0
+    failed_tools: int = 0
+    recoveries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +121,21 @@ def _task_result(group: AdvantagedGroup) -> TaskResult:
     mismatch = group.adapter_version not in (-1, _version_of(group))
     responses = () if mismatch else group.responses
     least = _least_reward(group)
+    tokens, sampled = (sum(getattr(one, name) for one in responses) for name in ("completion_tokens", "loss_tokens"))
+    prompts = len(responses) * len(group.prompt_token_ids) + sum(len(one.prompt_token_ids) for one in responses)
     return TaskResult(
         scenario=group.scenario,
         slots=group.group_size,
         n=len(responses),
         right=sum(is_right(response, least) for response in responses),
         reward=math.fsum(response.reward for response in responses),
-        tokens=sum(response.completion_tokens for response in responses),
+        tokens=tokens,
         # rounded, or this measurement would take more of the row than everything else
         latency_ms=round(math.fsum(response.latency_ms for response in responses), 1),
+        prompt_tokens=prompts + tokens - sampled,
+        sampled_tokens=sampled,
+        failed_tools=sum(response.failed_tools for response in responses),
+        recoveries=sum(response.recoveries for response in responses),
     )
 
 
@@ -180,8 +191,12 @@ def _outcome(index: int, result: TaskResult) -> Outcome:
         success=result.right / n if n else None,
         reward=result.reward / n if n else None,
         tokens=result.tokens / n if n else None,
+        prompt_tokens=result.prompt_tokens / n if n else None,
+        sampled_tokens=result.sampled_tokens / n if n else None,
         latency_ms=result.latency_ms / n if n else None,
         failed=result.slots - n,
+        failed_tools=result.failed_tools,
+        recoveries=result.recoveries,
     )
 
 

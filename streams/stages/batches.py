@@ -3,10 +3,12 @@
     groups ──► drop what must not be trained on ──► window of `batches.groups` ──► batches
     key policy   named, with its reason              one state per policy          key policy
 
-Batch s turns adapter version s into s + 1, so a group's lag is `s - adapter_version`, from the log alone. In an
-experiment (`trainer.off_policy`) adapters of another run sampled the groups, and their lag is the one recorded with
-them. The same groups under the same rule give the same batches, also on redelivery: a batch is named by policy and
-sequence, and the first of its name in the partition wins.
+A group's lag is counted in batches: how many before this one the version that sampled it had not taken
+(`AdvantagedGroup.batches`), from the log alone. A version that was tuned takes no batch, so a tuning makes no group
+older; what it changed in the weights is measured by the trainer's importance ratio. In an experiment
+(`trainer.off_policy`) adapters of another run sampled the groups, and their lag is the one recorded with them. The same
+groups under the same rule give the same batches, also on redelivery: a batch is named by policy and sequence, and the
+first of its name in the partition wins.
 
 A window closes by count only, so the last few groups of a policy wait until more tasks are submitted.
 """
@@ -115,13 +117,13 @@ class Cutter:
         if lag > self.rule.max_policy_lag:
             return "stale"
         if lag < 0:
-            return "unknown_version"  # sampled by a version that no batch of this log can have produced
+            return "unknown_version"  # sampled by a version that has taken batches which this log does not have yet
         return None
 
     def _lag(self, window: BatchWindow, group: AdvantagedGroup) -> int:
-        """Return how many versions ago `group` was sampled; below 0 if that cannot be, or is not recorded."""
+        """Return how many batches ago `group` was sampled; below 0 if that cannot be, or is not recorded."""
         if not self.off_policy:
-            return window.sequence - group.adapter_version
+            return window.sequence - group.batches
         recorded = group.metadata.get(POLICY_LAG, "")
         return int(recorded) if recorded.isdecimal() else -1
 

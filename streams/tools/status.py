@@ -114,7 +114,7 @@ class PolicyStatus:
     @property
     def waiting_batches(self) -> int:
         """Batches that the trainer has not made a version of."""
-        return max(0, self.admission.sequence - self.state.newest)
+        return max(0, self.admission.sequence - self.state.trained_batches)
 
     @property
     def first_offset(self) -> int:

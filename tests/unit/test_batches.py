@@ -117,6 +117,18 @@ def test_a_double_is_known_across_batches() -> None:
     assert drop_of(line, numbered(0)) == [(numbered(0).group_id, 1, "duplicate")]
 
 
+def test_a_tuned_version_takes_no_batch_so_groups_do_not_grow_older_by_it() -> None:
+    """Versions 1 and 2 were tuned; batch 0 made version 3, and version 4 was tuned from that."""
+    line = Line(groups=1, max_policy_lag=0)
+    of = {1: 0, 2: 0, 3: 1, 4: 1}
+    (first,) = line.read(numbered(0, adapter_version=2, trained_batches=of[2]))
+    assert (first.sequence, first.lags) == (0, (LagCount(lag=0, groups=1),))
+    assert line.read(numbered(1, adapter_version=1, trained_batches=of[1])) == []
+    (second,) = line.read(numbered(2, adapter_version=4, trained_batches=of[4]))
+    assert [dropped.reason for dropped in second.dropped] == ["stale"]
+    assert (second.sequence, second.lags) == (1, (LagCount(lag=0, groups=1),))
+
+
 def test_a_group_of_a_version_too_old_is_dropped_as_stale() -> None:
     line = Line(groups=1, max_policy_lag=1)
     for n in range(2):

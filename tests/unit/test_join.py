@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.events import AdvantagedGroup, RewardSource
+from schemas.events import AdvantagedGroup, ResponseTurn, RewardSource
 from schemas.serde import decode, encode
 from schemas.tokens import TokenIds
 from streams.stages.advantages import digests
@@ -45,6 +45,18 @@ def test_a_whole_group_carries_what_was_sampled_and_how_it_was_judged() -> None:
     assert group.responses[2].completion_token_ids == slots[2].completion_token_ids
     assert group.responses[2].logprobs == slots[2].logprobs
     assert decode(encode(group), AdvantagedGroup) == group
+
+
+def test_a_group_says_how_many_batches_its_version_had_taken_and_which_tool_calls_failed() -> None:
+    turns = tuple(ResponseTurn(number=n, start=n, end=n + 1, tool="add", ok=ok) for n, ok in enumerate((False, True)))
+    log, slots = (
+        Log(),
+        [dataclasses.replace(one, adapter_version=7, trained_batches=5, turns=turns) for one in answers()],
+    )
+    log.read_all([task(), *slots, *scores(slots)])
+    group = log.group()
+    assert (group.adapter_version, group.trained_batches, group.batches) == (7, 5, 5)
+    assert {(one.failed_tools, one.recoveries) for one in group.responses} == {(1, 1)}
 
 
 def test_responses_stand_in_slot_order_however_they_came() -> None:
@@ -218,6 +230,7 @@ def test_a_sampling_by_two_versions_is_contradictory() -> None:
         {"prompt_token_ids": (9, 9)},
         {"tokenizer_digest": "x"},
         {"base_digest": "x"},
+        {"trained_batches": 1},
         {"sampling": dataclasses.replace(response().sampling, temperature=0.5)},
     ],
 )

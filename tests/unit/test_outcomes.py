@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -167,11 +168,26 @@ def test_each_task_leaves_one_outcome_under_its_index() -> None:
             numbered(1, responses=answered((0.0, 0.25, 3, 5.0))),
         ]
     )
+    read: dict[str, Any] = {"scenario": "sums", "tokens": 3.0, "prompt_tokens": 3.0, "sampled_tokens": 3.0}
     assert result.outcomes == (
         Outcome(index=0, scenario="hard", failed=1),
-        Outcome(index=1, scenario="sums", success=0.0, reward=0.25, tokens=3.0, latency_ms=5.0),
-        Outcome(index=2, scenario="sums", success=0.5, reward=0.75, tokens=3.0, latency_ms=20.0),
+        Outcome(**read, index=1, success=0.0, reward=0.25, latency_ms=5.0),
+        Outcome(**read, index=2, success=0.5, reward=0.75, latency_ms=20.0),
     )
+
+
+def test_what_tools_answered_is_read_and_not_written_and_failed_calls_are_counted() -> None:
+    used = member(
+        completion_token_ids=(7, 8, 9),
+        logprobs=(-0.5, 0, -0.5),
+        loss_mask=(True, False, True),
+        failed_tools=3,
+        recoveries=2,
+    )
+    (result,) = results([numbered(index, responses=(used,)) for index in range(3)])
+    outcome = result.outcomes[0]
+    assert (outcome.tokens, outcome.prompt_tokens, outcome.sampled_tokens) == (3.0, 4.0, 2.0)
+    assert (outcome.failed_tools, outcome.recoveries) == (3, 2)
 
 
 def test_the_metrics_are_told_for_all_tasks_and_for_each_scenario() -> None:

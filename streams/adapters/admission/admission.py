@@ -2,20 +2,21 @@
 
     groups, batches of one policy ──► which batch a new group would fall into ──► room for more, or wait
 
-A group sampled by version v that lands in batch s has lag s - v, and the batch stage drops it as stale beyond
-`batches.max_policy_lag`. So an agent must not start what would land too late. AReaL states it (arXiv:2505.24298,
-section 5.1) as floor((N - 1) / B) <= i + eta, N counting everything ever generated. Restarts, drops and batches that
-were cut early make N hard to know, so the same inequality is used with what the log says is still to come:
+A group sampled by a version that has taken v batches, and that lands in batch s, has lag s - v, and the batch stage
+drops it as stale beyond `batches.max_policy_lag`. So an agent must not start what would land too late. AReaL states it
+(arXiv:2505.24298, section 5.1) as floor((N - 1) / B) <= i + eta, N counting everything ever generated. Restarts, drops
+and batches that were cut early make N hard to know, so the same inequality is used with what the log says is still to
+come:
 
     S + floor((P + F) / B) <= v + L      the batch that one more group would land in
 
     S  batches cut so far (the next sequence)          B  batches.groups
     P  groups beyond those batches that take a place  L  batches.max_policy_lag
-    F  samplings whose group is not on `groups` yet    v  the version that would sample
+    F  samplings whose group is not on `groups` yet    v  batches taken by the version that would sample
 
-which is P + F < (v + L + 1 - S) * B. With v the newest version and T = v batches trained, S - T batches wait for the
-trainer, and it says that at most (L + 1) * B groups are between sampling and training; a version that is trained but
-not yet served counts for nothing, as it samples nothing.
+which is P + F < (v + L + 1 - S) * B. With v that of the newest version, S - v batches wait for the trainer, and it says
+that at most (L + 1) * B groups are between sampling and training; a version that is trained but not yet served counts
+for nothing, as it samples nothing.
 
 It cannot lock up. Every F becomes a group; one that takes no place in a batch (dropped, stale, doubled, and zero
 variance unless `batches.zero_variance` is keep) leaves at once, by the batch stage's own rule. What is left either
@@ -65,8 +66,8 @@ class Admission:
         self.sequence = 0
         """Batches cut so far, by the `batches` topic: the sequence of the next one."""
         self._settled = -1  # offset on `groups` of the last group those batches hold
-        self._pending: dict[int, int] = {}  # offset on `groups` -> adapter version, beyond `_settled`
-        self._seen: dict[str, int] = {}  # group_id -> adapter version, as long as a double would not be stale anyway
+        self._pending: dict[int, int] = {}  # offset on `groups` -> batches of its version, beyond `_settled`
+        self._seen: dict[str, int] = {}  # group_id -> batches of its version, as long as a double would not be stale
         self._in_flight: dict[str, int | None] = {}  # task_id -> when to give up waiting for its group, ms
         self._out = RecentTasks()
 
@@ -79,8 +80,8 @@ class Admission:
     def pending(self) -> int:
         """Groups that take a place and are in no batch yet."""
         sequence, pending = self.sequence, 0
-        for version in self._pending.values():
-            if not 0 <= sequence - version <= self._rule.max_policy_lag:
+        for batches in self._pending.values():
+            if not 0 <= sequence - batches <= self._rule.max_policy_lag:
                 continue  # the batch stage drops it: stale, or of a version it does not know
             pending += 1
             if pending % self._rule.groups == 0:
@@ -93,9 +94,9 @@ class Admission:
             return  # a repeated batch
         self.sequence = batch.sequence + 1
         self._settled = max(self._settled, *batch.groups_offsets, *(dropped.offset for dropped in batch.dropped), -1)
-        self._pending = {offset: version for offset, version in self._pending.items() if offset > self._settled}
+        self._pending = {offset: batches for offset, batches in self._pending.items() if offset > self._settled}
         oldest = self.sequence - self._rule.max_policy_lag
-        self._seen = {group_id: version for group_id, version in self._seen.items() if version >= oldest}
+        self._seen = {group_id: batches for group_id, batches in self._seen.items() if batches >= oldest}
 
     def group(self, group: AdvantagedGroup, offset: int) -> None:
         """Take in a group: its task is no longer in flight, and it waits for a batch if it takes a place."""
@@ -104,10 +105,10 @@ class Admission:
         if group.purpose != "train":
             return
         doubled = group.group_id in self._seen
-        self._seen[group.group_id] = group.adapter_version
+        self._seen[group.group_id] = group.batches
         counts = self._rule.zero_variance == "keep" or not group.flat
         if not doubled and group.dropped_reason is None and counts and offset > self._settled:
-            self._pending[offset] = group.adapter_version
+            self._pending[offset] = group.batches
 
     def start(self, task_id: str, *, give_up_ms: int | None) -> None:
         """Count a task as in flight until its group is seen, or until `give_up_ms` (see `expire`)."""
@@ -129,14 +130,14 @@ class Admission:
         """Whether the group of this task is on `groups`: another answer to it would come too late."""
         return task_id in self._out
 
-    def room(self, version: int) -> int:
-        """Return how many more train tasks `version` may start now; 0 or less: none."""
-        allowed = (version + self._rule.max_policy_lag + 1 - self.sequence) * self._rule.groups
+    def room(self, batches: int) -> int:
+        """Return how many more train tasks a version that has taken so many batches may start now; 0 or less: none."""
+        allowed = (batches + self._rule.max_policy_lag + 1 - self.sequence) * self._rule.groups
         return allowed - self.pending - len(self._in_flight)
 
-    def hopeless(self, version: int) -> bool:
-        """Whether no batch to come may hold a group sampled by `version`. Waiting would change nothing."""
-        return version + self._rule.max_policy_lag < self.sequence
+    def hopeless(self, batches: int) -> bool:
+        """Whether no batch to come may hold a group of a version that has taken so many: waiting changes nothing."""
+        return batches + self._rule.max_policy_lag < self.sequence
 
 
 def _digest(task_id: str) -> bytes:

@@ -26,9 +26,9 @@ def room(router: VersionRouter, admission: Admission, version: int) -> int:
     A version too old for any batch gains nothing by waiting: its group will be recorded as stale. Only the primary
     waits, for the next version; unless a canary is under way, which would wait for the primary in turn.
     """
-    serving = router.serving
+    serving, batches = router.serving, router.adapters.versions[version].trained_batches
     waits = version == serving.primary and serving.candidate is None
-    return sys.maxsize if admission.hopeless(version) and not waits else admission.room(version)
+    return sys.maxsize if admission.hopeless(batches) and not waits else admission.room(batches)
 
 
 def waits_for(router: VersionRouter, admission: Admission, version: int) -> str | None:
@@ -36,11 +36,11 @@ def waits_for(router: VersionRouter, admission: Admission, version: int) -> str 
 
     `admission` knows what its own agent has in flight, and nothing of other agents.
     """
-    newest = router.adapters.newest
+    newest, trained = router.adapters.newest, router.adapters.trained_batches
     if room(router, admission, version) > 0:
         return None
-    if (batches := admission.sequence - newest) > 0:
-        cut = f"batch {newest} is" if batches == 1 else f"batches {newest} to {newest + batches - 1} are"
+    if (batches := admission.sequence - trained) > 0:
+        cut = f"batch {trained} is" if batches == 1 else f"batches {trained} to {trained + batches - 1} are"
         return f"the trainer: {cut} cut and not trained (`streamward train`)"
     if version < newest:
         return f"version {newest} to serve: it is trained, and version {version} answers (`streamward rollout status`)"

@@ -53,13 +53,17 @@ class PolicyState:
 
     @property
     def oldest_useful(self) -> int:
-        """The oldest version whose groups the next batch may hold."""
+        """How many batches a version must have taken for the next batch to hold its groups."""
         return self.admission.sequence - self._rule.max_policy_lag
 
     @property
     def next_useful(self) -> int:
         """The offset of the first group that a batch to come may hold."""
         return self._last_group.get(self.oldest_useful - 1, -1) + 1
+
+    def batches_of(self, version: int) -> int:
+        """Return how many batches the line had taken by a version."""
+        return self.router.adapters.versions[version].trained_batches
 
     def take(self, event: Batch | AdvantagedGroup, offset: int) -> None:
         """Take in an event of this policy, and where its topic has it."""
@@ -152,7 +156,7 @@ class PolicyLog:
             samplings = [sampling for sampling in self._samplings.get(partition, ()) if sampling.policy == policy]
             answered[partition] = {sampling.task_id for sampling in samplings}
             for sampling in samplings:
-                if sampling.purpose == "train" and sampling.version >= state.oldest_useful:
+                if sampling.purpose == "train" and sampling.batches >= state.oldest_useful:
                     limit_ms = give_up_ms(self._settings, sampling.timestamp_ms)
                     state.admission.start(sampling.task_id, give_up_ms=limit_ms)
         return answered
@@ -202,7 +206,8 @@ class CompleteSampling(NamedTuple):
     task_id: str
     policy: str
     purpose: str
-    version: int
+    batches: int
+    """How many its version had taken."""
     timestamp_ms: int
     """Of its first response."""
 
@@ -219,7 +224,7 @@ def _complete_samplings(records: Iterable[Record], serves: Callable[[str], bool]
         slots.add(response.slot)
         if len(slots) >= response.group_size:
             purpose = response.metadata.get("purpose", "")
-            about = (response.task_id, response.policy, purpose, response.adapter_version)
+            about = (response.task_id, response.policy, purpose, response.batches)
             yield CompleteSampling(record.at.partition, *about, timestamp_ms)
 
 
@@ -248,8 +253,10 @@ def _first_times(
 
 def _in_flight_since(settings: Settings, state: PolicyState, now_ms: int) -> int:
     """Return the earliest time (ms) of a sampling that is still in flight and useful; 0 if unknown."""
-    version = state.router.adapters.versions.get(state.oldest_useful)
-    trained_at = version.created_at if version is not None else 0
+    versions = state.router.adapters.versions.values()
+    useful = (version for version in versions if version.trained_batches >= state.oldest_useful)
+    oldest = min(useful, key=lambda version: version.version, default=None)
+    trained_at = 0 if oldest is None else oldest.created_at
     if not settings.advantages.deadline_s:
         return trained_at
     return max(trained_at, now_ms - int((settings.advantages.deadline_s + settings.advantages.grace_s) * 1000))

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from schemas.conventions import tool_failures
 from schemas.convert import from_plain, to_plain
 from schemas.events import AdvantagedGroup, LeftOut, ResponseTurn, Sampling, derive_id
 from schemas.serde import encode_values
@@ -187,6 +188,7 @@ def assemble(
         "sampling_id": effect.sampling_id,
         "group_size": task.group_size,
         "adapter_version": effect.adapter_version,
+        "trained_batches": first.trained_batches,
         "base_digest": first.base_digest,
         "tokenizer_digest": first.tokenizer_digest,
         "complete": effect.complete,
@@ -235,6 +237,7 @@ _NO_RESPONSE = ResponseBody("", "", 0.0, b"", b"", b"", b"", tuple(getattr(_DEFA
 
 def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the values of a member, but for what is per token."""
+    failed_tools, recoveries = tool_failures(body.turns)
     slot, response_id, (partition, offset), finish_reason, reward, components, _, advantage = member
     return {
         "slot": slot,
@@ -247,6 +250,8 @@ def _member(member: GroupMember, body: ResponseBody, spans: list[dict[str, Any]]
         "advantage": advantage,
         "components": {name: components[name] for name in sorted(components)},
         "success": body.success,
+        "failed_tools": failed_tools,
+        "recoveries": recoveries,
         "spans": spans,
     }
 

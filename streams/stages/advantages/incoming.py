@@ -41,6 +41,7 @@ class ResponseBody(NamedTuple):
     turns: tuple[ResponseTurn, ...] = ()
     branches: tuple[Branch, ...] = ()
     success: bool | None = None
+    trained_batches: int | None = None
 
 
 FIELDS: dict[type[Event], tuple[str, ...]] = {
@@ -48,7 +49,7 @@ FIELDS: dict[type[Event], tuple[str, ...]] = {
         *("task_id", "response_id", "sampling_id", "slot", "adapter_version", "group_size", "policy"),
         *("error", "finish_reason", "text", "engine", "base_digest", "tokenizer_digest", "latency_ms"),
         *("prompt_token_ids.data", "completion_token_ids.data", "logprobs.data", "loss_mask.data", "turns"),
-        *("branches", "success", "agent_id"),
+        *("branches", "success", "trained_batches", "agent_id"),
         *(f"sampling.{name}" for name in SAMPLING_FIELDS),
     ),
     Reward: ("task_id", "reward_id", "response_id", "source", "value", "components", "steps"),
@@ -95,9 +96,9 @@ def incoming(kind: type[Event], columns: Columns, records: Sequence[Record]) -> 
 def _responses(columns: Columns, recorded: Columns) -> list[Incoming]:
     task_ids, response_ids, sampling_ids, slots, versions, sizes, policies, *rest = columns
     errors, reasons, texts, engines, bases, tokenizers, latencies, *rest = rest
-    prompts, completions, logprobs, masks, turns, branches, successes, agents, *drawn = rest
+    prompts, completions, logprobs, masks, turns, branches, successes, batches, agents, *drawn = rest
     per_token = (prompts, completions, logprobs, masks)
-    of_agents = (turns, branches, successes)
+    of_agents = (turns, branches, successes, batches)
     copied = zip(bases, tokenizers, latencies, *per_token, zip(*drawn, strict=True), *of_agents, strict=True)
     bodies = list(map(made_of(ResponseBody), copied))
     failed = [error is not None for error in errors]

@@ -34,6 +34,8 @@ class ServedVersion:
     tokenizer_digest: str
     created_at: int
     latency_ms: float
+    trained_batches: int | None = None
+    """`Version.recorded_batches` of that version."""
 
 
 def response(request: SamplingRequest, completion: Completion, served: ServedVersion) -> Response:
@@ -51,6 +53,7 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
         slot=completion.slot,
         group_size=task.group_size,
         adapter_version=served.adapter_version,
+        trained_batches=served.trained_batches,
         base_digest=served.base_digest,
         tokenizer_digest=served.tokenizer_digest,
         engine=served.engine,

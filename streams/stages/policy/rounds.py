@@ -151,6 +151,7 @@ class PolicyRounds:
         batch = current.batch
         served = ServedVersion(
             adapter_version=batch.version,
+            trained_batches=self._state.router.adapters.versions[batch.version].recorded_batches,
             engine=self._engine.name,
             base_digest=self._engine.base_digest,
             tokenizer_digest=self._engine.tokenizer_digest,
@@ -178,7 +179,7 @@ class PolicyRounds:
     ) -> None:
         """Write the responses of one sampling; a train task is in flight from here on."""
         admission = self._state.admission
-        if not waiting.urgent and not admission.hopeless(served.adapter_version):
+        if not waiting.urgent and not admission.hopeless(self._state.batches_of(served.adapter_version)):
             give_up = give_up_ms(self._settings, served.created_at, waiting.deadline_ms)
             admission.start(waiting.task.task_id, give_up_ms=give_up)
         for completion in completions:

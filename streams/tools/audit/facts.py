@@ -65,9 +65,9 @@ class ResponseFact(NamedTuple):
     failed: bool
     finish_reason: str
     shared: int
-    """Base model, tokenizer, temperature, top_p and, unless an agent decides it, prompt; 0 for a failed slot."""
+    """Base model, tokenizer, temperature, top_p, batches, prompt unless an agent decides it; 0 for a failed slot."""
     head: int
-    """Base model, tokenizer and the whole of `sampling`."""
+    """Base model, tokenizer, the whole of `sampling`, and how many batches its version's line had taken."""
     tokens: int
     """Those of the prompt and of every chain, with logprobs and masks."""
     counted: tuple[int, int]
@@ -133,6 +133,8 @@ class GroupFact(NamedTuple):
     metadata: Mapping[str, str]
     sampling_id: str | None
     version: int
+    batches: int
+    """How many batches the line of its policy had taken by that version, as it says."""
     complete: bool
     dropped_reason: str | None
     formula: str
@@ -388,9 +390,9 @@ class AuditView:
         return next((letter.reason for letter in self._letters.get(at, ()) if letter.stage == stage), None)
 
     def lag(self, group: GroupFact, sequence: int) -> int:
-        """Return how many versions before batch `sequence` this group was sampled; below 0 if that cannot be."""
+        """Return how many batches before batch `sequence` this group was sampled; below 0 if that cannot be."""
         if not self.settings.trainer.off_policy:
-            return sequence - group.version
+            return sequence - group.batches
         recorded = group.metadata.get(RECORDED_LAG, "")
         return int(recorded) if recorded.isdecimal() else -1
 

@@ -101,14 +101,14 @@ def tokens_digest(of: Response | GroupResponse, common: TokenIds = TokenIds()) -
 
 
 @lru_cache(maxsize=256)
-def head_digest(base: str, tokenizer: str, sampling: Sampling) -> int:
+def head_digest(base: str, tokenizer: str, sampling: Sampling, batches: int) -> int:
     """Return a digest of what a group says once of all its responses."""
-    return digest(base, tokenizer, sampling)
+    return digest(base, tokenizer, sampling, batches)
 
 
 @lru_cache(maxsize=256)
-def _shared_digest(base: str, tokenizer: str, temperature: float, top_p: float, prompt: bytes) -> int:
-    return digest(base, tokenizer, temperature, top_p, prompt)
+def _shared_digest(base: str, tokenizer: str, temperature: float, top_p: float, prompt: bytes, batches: int) -> int:
+    return digest(base, tokenizer, temperature, top_p, prompt, batches)
 
 
 def _digest(*parts: Any) -> int:
@@ -149,7 +149,8 @@ def _response(record: Record, response: Response) -> ResponseFact:
     drawn, failed = response.sampling, response.error is not None
     prompt = response.prompt_token_ids.data if response.agent_id is None else b""
     where = (response.base_digest, response.tokenizer_digest)
-    head = head_digest(*where, drawn)
+    prompted = (prompt, response.batches)
+    head = head_digest(*where, drawn, response.batches)
     tokens = tokens_digest(response)
     masks = [response.loss_mask, *(branch.loss_mask for branch in response.branches)]
     plain = [getattr(response, name) for name in _SAID]
@@ -168,7 +169,7 @@ def _response(record: Record, response: Response) -> ResponseFact:
         began_ms=min(response.created_at, record.timestamp_ms) - _whole(response.latency_ms),
         failed=failed,
         finish_reason=response.finish_reason,
-        shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, prompt),  # not -0.0
+        shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, *prompted),  # not -0.0
         head=head,
         tokens=tokens,
         counted=(sum(map(len, masks)), sum(mask.trained_tokens for mask in masks)),
@@ -213,6 +214,7 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
         metadata=group.metadata,
         sampling_id=group.sampling_id,
         version=group.adapter_version,
+        batches=group.batches,
         complete=group.complete,
         dropped_reason=group.dropped_reason,
         formula=group.formula,
@@ -221,7 +223,7 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
         ddof=group.formula_ddof,
         mean=group.reward_mean,
         std=group.reward_std,
-        head=head_digest(group.base_digest, group.tokenizer_digest, group.sampling),
+        head=head_digest(group.base_digest, group.tokenizer_digest, group.sampling, group.batches),
         members=tuple(
             MemberFact(
                 slot=one.slot,

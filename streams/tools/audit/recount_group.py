@@ -249,7 +249,7 @@ class _Check:
             yield _wrong(group, f"it has version {group.version}, but its responses do not")
         first = self._chosen.get(group.members[0].slot) if group.members else None
         if first is not None and first.head != group.head:
-            yield _wrong(group, f"its sampling, model or tokenizer are not those of {first.at}")
+            yield _wrong(group, f"its sampling, model, tokenizer or batches are not those of {first.at}")
 
     def numbers(self) -> Iterator[AuditFinding]:
         """Yield what is wrong with time, mean, spread and advantages."""

@@ -36,6 +36,8 @@ class PreparedCall:
     """The tokens of the prompt, as the engine gets them."""
     policy: str
     version: int
+    trained_batches: int | None
+    """`Version.recorded_batches` of that version."""
     turn_ids: tuple[str, ...]
     """One for each choice."""
     started_at: int
@@ -95,6 +97,7 @@ class CallPreparation:
             tokens=(*prompt.recorded, *prompt.new),
             policy=self._versions.policy,
             version=version,
+            trained_batches=self._versions.router.adapters.versions[version].recorded_batches,
             turn_ids=turn_ids,
             started_at=started_at,
             constraint=constraint,

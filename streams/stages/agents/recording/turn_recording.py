@@ -138,6 +138,7 @@ def turn_of(
         agent_id=call.agent_id,
         policy=prepared.policy,
         adapter_version=prepared.version,
+        trained_batches=prepared.trained_batches,
         number=conversation.number,
         parent_id=None if parent is None else parent.turn_id,
         continuity=placement.continuity,

@@ -211,7 +211,7 @@ class AgentRunner:
             task = waiting.task
             sampling_id = derive_id(task.task_id, self._plan.agent_id, *waiting.at)
             attempt = TaskAttempt(waiting, sampling_id, deque(range(task.group_size)))
-            if not waiting.urgent and not admission.hopeless(chosen.version):
+            if not waiting.urgent and not admission.hopeless(self._state.batches_of(chosen.version)):
                 attempt.holds_a_place = True
                 admission.start(task.task_id, give_up_ms=None)
             self._queue.begin(waiting)

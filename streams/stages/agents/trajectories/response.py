@@ -73,6 +73,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         slot=ended.slot,
         group_size=ended.group_size,
         adapter_version=UNANSWERED if version is None else version,
+        trained_batches=None if first is None else first.trained_batches,
         base_digest="" if first is None else first.base_digest,
         tokenizer_digest="" if first is None else first.tokenizer_digest,
         engine="" if first is None else first.engine,
