@@ -29,7 +29,7 @@ COMPACTED = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirt
 
 
 def set_on(client: admin.AdminClient, kind: admin.ConfigResource.Type, name: str, values: Mapping[str, str]) -> None:
-    """Set these values of a topic or a broker."""
+    """Set these values of a topic or a broker, and return once the node has them."""
     entries = [
         admin.ConfigEntry(key, value, incremental_operation=admin.AlterConfigOpType.SET)
         for key, value in values.items()
@@ -37,6 +37,13 @@ def set_on(client: admin.AdminClient, kind: admin.ConfigResource.Type, name: str
     resource = admin.ConfigResource(kind, name, incremental_configs=entries)
     for future in client.incremental_alter_configs([resource]).values():
         future.result()
+
+    def is_set() -> bool:
+        (described,) = client.describe_configs([admin.ConfigResource(kind, name)]).values()
+        return all(described.result()[key].value == value for key, value in values.items())
+
+    wait_until(is_set)
+    time.sleep(0.1)  # its metadata have them a moment before its logs do
 
 
 @pytest.fixture
@@ -62,7 +69,6 @@ def test_a_worker_passes_compacted_and_deleted_ranges(bench: Bench, cleaner: adm
             bench.send("questions", f"g{i}", {})
     bench.producer.flush()
     set_on(cleaner, admin.ConfigResource.Type.TOPIC, questions, COMPACTED)
-    time.sleep(0.1)
     for i in range(20):
         bench.send_group(f"g{i}")  # into a new segment: the old one can be compacted now
     bench.producer.flush()
@@ -85,7 +91,6 @@ def test_tools_read_a_topic_with_compacted_and_deleted_ranges(made: Settings, cl
     set_on(client, admin.ConfigResource.Type.TOPIC, name(made), {**COMPACTED, "cleanup.policy": "compact,delete"})
     (deleted,) = client.delete_records([ck.TopicPartition(name(made), ONE, 2)]).values()
     deleted.result()
-    time.sleep(0.1)
     write(made, 5)
     wait_until(lambda: len(in_the_log(made)) < 18)
     there = [record.at.offset for record in in_the_log(made)]

@@ -178,7 +178,12 @@ def test_a_job_waits_for_the_one_before_it_of_its_policy(made: Settings) -> None
 
             until(lambda: (found := counted()).get("running") == found.get("cancelled") == 1, "both in the metrics")
             assert meter.answer("/readyz") == (200, "ok\n")
-            assert parse(meter.text()).total(catalog.EVENTS_OUT.name, stage="jobs", topic="tasks") > 0
+
+            def tasks_sent() -> float:
+                controller.step()
+                return parse(meter.text()).total(catalog.EVENTS_OUT.name, stage="jobs", topic="tasks")
+
+            until(lambda: tasks_sent() > 0, "tasks of the job that runs")
 
 
 def test_a_job_whose_tasks_cannot_be_written_fails_and_the_others_go_on(made: Settings) -> None:
