@@ -274,6 +274,14 @@ class ToolAnswer(Answer):
     parameters: Any
 
 
+class OrderedSource(Answer):
+    """A scorer, with its weight and its settings."""
+
+    name: str
+    weight: float
+    settings: Any
+
+
 class RegisteredAgent(Answer):
     """An agent as the log has it."""
 
@@ -284,6 +292,7 @@ class RegisteredAgent(Answer):
     memory_config: Any
     capabilities: list[str]
     tools: list[ToolAnswer]
+    reward_sources: list[OrderedSource] = Field(description="of its tasks and jobs that name none")
     created_at: str
 
 

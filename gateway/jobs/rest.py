@@ -27,6 +27,7 @@ from gateway.jobs.answers import (
     JobFigures,
     JobProgress,
     OrderedConfig,
+    OrderedSource,
     RegisteredAgent,
     ShownMessage,
     ToolAnswer,
@@ -35,9 +36,10 @@ from gateway.jobs.answers import (
     TriedEnvironment,
 )
 from gateway.jobs.tenant_jobs import idempotency_key, jobs_of
+from gateway.log.named_code import check_scorers
 from schemas import json_text
 from schemas.conversation import ToolSchema
-from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, Tool
+from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, RewardSource, Tool
 from schemas.faults import Refused
 from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
@@ -47,8 +49,10 @@ from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
 from streams.jobs.state import JobState
 from streams.output import moment
+from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import register
+from streams.stages.tasks.lines import RewardSourceLine
 
 RL_TRAINING: Literal["RL_TRAINING"] = "RL_TRAINING"
 FINE_TUNING: Literal["FINE_TUNING"] = "FINE_TUNING"
@@ -59,6 +63,7 @@ ONLY_RL = (
 JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
 """Where the ids of jobs are found."""
 MOST_ACTIONS = 64
+MOST_SOURCES = 16
 DEFAULT_ACTIONS = 32
 KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allowed": "unsupported"}
 """Of an environment's errors, those that are not about how it was asked for."""
@@ -102,6 +107,9 @@ class AgentConfig(Body):
     memory_config: dict[str, Any] | None = Field(None, description="recorded")
     capabilities: Annotated[list[str], Field(max_length=100)] | None = Field(None, description="recorded")
     tools: Annotated[list[AgentTool], Field(max_length=100)] | None = Field(None, description="recorded")
+    reward_sources: Annotated[list[RewardSourceLine], Field(max_length=MOST_SOURCES)] | None = Field(
+        None, description="scorers of its tasks and jobs that name none"
+    )
 
 
 class EnvironmentBody(Body):
@@ -157,6 +165,7 @@ AGENT = RegisteredAgent(
     memory_config={},
     capabilities=["arithmetic"],
     tools=[],
+    reward_sources=[OrderedSource(name="exact", weight=1.0, settings={})],
     created_at="2026-01-01T00:00:00.000Z",
 )
 
@@ -256,13 +265,20 @@ class TrainingJobs:
         ids="GET /v1/models lists models",
         status=201,
         parameters=(IDEMPOTENCY_KEY,),
-        sends={"agent_id": "calc", "model_id": "sums", "capabilities": ["arithmetic"]},
+        sends={
+            "agent_id": "calc",
+            "model_id": "sums",
+            "capabilities": ["arithmetic"],
+            "reward_sources": ["exact"],
+        },
         example=AGENT,
     )
     def register_agent(self, request: Request, body: AgentConfig) -> RegisteredAgent:
         """Write what an agent is."""
         key = idempotency_key(request)
         self._check_model(body.model_id)
+        sources = tuple(source.reward_source() for source in body.reward_sources or ())
+        self._check_sources(request, sources)
         tools = [
             Tool(name=tool.name, description=tool.description or "", parameters=compact(tool.parameters or {}, "tools"))
             for tool in body.tools or ()
@@ -278,6 +294,7 @@ class TrainingJobs:
             memory_config=compact(body.memory_config or {}, "memory_config"),
             capabilities=tuple(body.capabilities or ()),
             tools=tuple(tools),
+            reward_sources=sources,
         )
         return _agent(register(self._settings, event, key=key))
 
@@ -296,6 +313,16 @@ class TrainingJobs:
             iterations=[_figures(event) for event in events if event.kind == "iteration"],
             evaluations=[_figures(event) for event in events if event.kind == "evaluated"],
         )
+
+    def _check_sources(self, request: Request, sources: tuple[RewardSource, ...]) -> None:
+        """Raise CallError for reward sources that nobody could score with, or that the sender may not name."""
+        check_scorers(request, self._settings.serve, sources)
+        names = [source.name for source in sources]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            problem = f"reward_sources: {repeated[0]!r} is named twice; combine them in one `mix`"
+            raise CallError("invalid", problem, "reward_sources")
+        if problem := unusable_scorer(self._settings.scoring, sources):
+            raise CallError("invalid", f"reward_sources: {problem}", "reward_sources")
 
     def _check_model(self, model_id: str) -> None:
         """Raise CallError for a model that there is not."""
@@ -343,6 +370,10 @@ def _agent(event: AgentEvent) -> RegisteredAgent:
         memory_config=_value(event.memory_config),
         capabilities=list(event.capabilities),
         tools=_tools(event.tools),
+        reward_sources=[
+            OrderedSource(name=source.name, weight=source.weight, settings=_value(source.settings))
+            for source in event.reward_sources
+        ],
         created_at=moment(event.created_at),
     )
 

@@ -25,6 +25,7 @@ from streams.jobs.job_log import JobCommand, JobCommandKind, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.settings.model import Settings
+from streams.stages.agents.runs.registration import KnownAgent, known_agents
 
 LONGEST_KEY = 200
 """Characters of an Idempotency-Key."""
@@ -80,10 +81,10 @@ class TenantJobs:
         """Return every policy that there is. Raises LogError."""
         return {name for name in job_log.known_policies(self._settings) if self._may_train(name)}
 
-    def agents(self) -> Mapping[str, str]:
-        """Return the policy of each agent that is registered. Raises LogError."""
-        agents = job_log.known_agents(self._settings)
-        return {agent: policy for agent, policy in agents.items() if self._may_train(policy)}
+    def agents(self) -> Mapping[str, KnownAgent]:
+        """Return every agent that is registered. Raises LogError."""
+        agents = known_agents(self._settings)
+        return {name: agent for name, agent in agents.items() if self._may_train(agent.policy)}
 
     def adapters(self, policy: str) -> AdapterState:
         """Return what the log knows of a policy's adapters. Raises NotFoundError for another tenant's, LogError."""

@@ -21,20 +21,31 @@ from streams.settings.model import Serve
 
 def check_named(request: Request, rule: Serve, task: Task, parameter: str = "reward_sources") -> None:
     """Raise CallError for a scorer or an environment that the sender of a task may not name."""
+    check_scorers(request, rule, task.reward_sources, parameter)
     environment = code_of_environment(task.environment)
+    if environment is None:
+        return
     if tenant_of(request) is not None:
-        if (problem := why_not_of_tenant(task.reward_sources, rule)) is not None:
+        raise denied(request, "code.run", f"{environment}, which takes a key without a tenant", "environment")
+    _check_code(request, environment, "environment")
+
+
+def check_scorers(
+    request: Request, rule: Serve, sources: Collection[RewardSource], parameter: str = "reward_sources"
+) -> None:
+    """Raise CallError for a scorer that the sender may not name."""
+    if tenant_of(request) is not None:
+        if (problem := why_not_of_tenant(sources, rule)) is not None:
             raise denied(request, "code.run", problem, parameter)
-        if environment is not None:
-            raise denied(request, "code.run", f"{environment}, which takes a key without a tenant", "environment")
-        return
-    scorer, principal = code_of(task.reward_sources, rule), principal_of(request)
-    code = scorer or environment
-    if code is None or principal is None:
-        return
-    decision = decide(principal, "code.run")
-    if not decision.allowed:
-        raise denied(request, "code.run", f"{code}; {decision.why}", parameter if scorer else "environment")
+    elif (scorer := code_of(sources, rule)) is not None:
+        _check_code(request, scorer, parameter)
+
+
+def _check_code(request: Request, code: str, parameter: str) -> None:
+    """Raise CallError if the sender may not have code executed."""
+    principal = principal_of(request)
+    if principal is not None and not (decision := decide(principal, "code.run")).allowed:
+        raise denied(request, "code.run", f"{code}; {decision.why}", parameter)
 
 
 def scorers_of(sources: Collection[RewardSource]) -> Iterator[str]:

@@ -9,8 +9,9 @@ can mean the same. An agent that is registered for all keeps its name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -27,17 +28,18 @@ from schemas.events import Task
 from streams.access.tenants.tenant_names import is_of, named
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import CallError, EventError
-from streams.jobs import job_log
 from streams.kafka import times
 from streams.observability import trace_context
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
+from streams.stages.agents.runs.registration import KnownAgent, known_agents
 from streams.stages.tasks.lines import Reading, TaskLine, check_rows
 from streams.stages.tasks.task_index import SubmittedTask
 
 ID_CHARACTERS = 200
 TENANTS_OWN = ("task_id", "agent", "thread")
 """Fields that name something of a tenant's own."""
+NO_AGENT = KnownAgent("")
 
 
 class TaskBody(TaskLine, Body):
@@ -70,17 +72,13 @@ def task_of(
     tenant: str | None,
     actor: str,
     now_ms: int,
-    agents: Collection[str] = (),
+    agents: Mapping[str, KnownAgent] = MappingProxyType({}),
 ) -> Task:
-    """Return the task in a TaskBody as the log gets it; `agents` are those that every tenant may name.
+    """Return the task in a TaskBody as the log gets it; `agents` are those that are registered.
 
     Raises CallError that says what is wrong with it.
     """
     fields = {name: value for name, value in sent.items() if value is not None}
-    if (question := fields.pop("input", None)) is not None:
-        fields["prompt" if isinstance(question, str) else "messages"] = question
-        if not fields.keys() & {"purpose", "answer", "reward_sources"}:  # without a scorer it cannot train
-            fields |= {"purpose": "serve", "group_size": fields.get("group_size", 1)}
     if not fields.get("policy"):
         fields["policy"] = settings.policy.name
     if tenant is not None:
@@ -89,16 +87,23 @@ def task_of(
                 "invalid", f"tenant is {fields['tenant'][:80]!r}, and the key is of {tenant}: leave it out", "tenant"
             )
         fields["tenant"] = tenant
-        shared = agents if "agent" in fields else ()
+        shared = {name for name, agent in agents.items() if may_train(settings, tenant, agent.policy)}
         for name in TENANTS_OWN:
-            if name in fields and fields[name] not in shared:
+            if name in fields and fields[name] not in (shared if name == "agent" else ()):
                 fields[name] = named(tenant, fields[name])
+    agent = agents.get(fields.get("agent", ""), NO_AGENT)
+    if (question := fields.pop("input", None)) is not None:
+        fields["prompt" if isinstance(question, str) else "messages"] = question
+        is_scored = fields.keys() & {"purpose", "answer", "reward_sources"} or agent.reward_sources
+        if not is_scored:  # then it cannot train
+            fields |= {"purpose": "serve", "group_size": fields.get("group_size", 1)}
     reading = Reading(
         now_ms=now_ms,
         topic_settings=settings.topics,
         defaults={},
         min_group=settings.advantages.min_group,
         offers_map=False,
+        rewards_of_agent=lambda _: agent.reward_sources,
     )
     checked = check_rows([(1, fields)], actor, reading)
     if checked.problems:
@@ -155,9 +160,9 @@ class SentTasks:
         """Write a task. The same task again is the same; another one of its id is refused."""
         sent = read_fields(TaskBody, raw)
         tenant, actor = tenant_of(request), actor_of(request)
-        agents = self._shared_agents(tenant) if sent.get("agent") is not None else ()
+        agents = known_agents(self._settings) if sent.get("agent") is not None else {}
         task = task_of(sent, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), agents=agents)
-        if not self._may_train(tenant, task.policy):
+        if not may_train(self._settings, tenant, task.policy):
             problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"
             raise CallError("not_found", problem, "policy")
         check_named(request, self._settings.serve, task)
@@ -169,15 +174,10 @@ class SentTasks:
         except (serde.EncodeError, EventError) as exc:
             raise CallError("invalid", str(exc)) from exc
 
-    def _shared_agents(self, tenant: str | None) -> list[str]:
-        """Return the registered agents that a tenant may name as they are."""
-        if tenant is None:
-            return []
-        agents = job_log.known_agents(self._settings)
-        return [name for name, policy in agents.items() if self._may_train(tenant, policy)]
 
-    def _may_train(self, tenant: str | None, policy: str) -> bool:
-        return policy == self._settings.policy.name or is_of(tenant, policy)
+def may_train(settings: Settings, tenant: str | None, policy: str) -> bool:
+    """Return whether a tenant may train a policy; None: whoever has no tenant."""
+    return policy == settings.policy.name or is_of(tenant, policy)
 
 
 def _answer(submitted: SubmittedTask) -> TaskAnswer:

@@ -109,6 +109,7 @@ def agents_run(
     from streams.kafka import admin
     from streams.observability import metrics
     from streams.stages.agents.runs import agent_runner, episode_agent
+    from streams.stages.agents.runs.registration import default_rewards
 
     if sum((environments, command is not None, entry_point is not None)) != 1:
         raise SettingsError("name what to run: --command, --entry-point, or --environments for the built-in agent")
@@ -119,7 +120,9 @@ def agents_run(
     pool = EnvironmentPool(call.settings.environments)
     player = episode_agent.EpisodeAgent(address, pool.open, time_limit_s=time_limit, key=key)
     if file is not None:
-        _submit(call, read_tasks(call.settings, file, reading, agent=agent_id).tasks, agent_id)
+        rewards_of_agent = default_rewards(call.settings)
+        checked = read_tasks(call.settings, file, reading, agent=agent_id, rewards_of_agent=rewards_of_agent)
+        _submit(call, checked.tasks, agent_id)
     call.working = True
     plan = agent_runner.AgentPlan(
         agent_id=agent_id,
@@ -201,6 +204,7 @@ def agents_show(call: AppContext, trajectory_id: str, follow: bool, output: Outp
     from streams import output as show
     from streams.cli import agents_view
     from streams.errors import NotFoundError, RefusedError
+    from streams.stages.agents.runs.registration import known_agents
 
     runs = agents_view.read_runs(call.settings, lambda event: event.trajectory_id.startswith(trajectory_id))
     if not runs:
@@ -220,7 +224,8 @@ def agents_show(call: AppContext, trajectory_id: str, follow: bool, output: Outp
         columns, credit = agents_view.EPISODE_COLUMNS, agents_view.read_credit(call.settings, run)
         rows = [row | outcomes.get(row["turn"], {}) | {"credit": credit.get(row["turn"])} for row in rows]
     if output == "table":
-        show.record(agents_view.summary(run, feedback), "table")
+        agent = known_agents(call.settings).get(run.agent_id)
+        show.record(agents_view.summary(run, feedback, agent), "table")
         print()
     show.rows(rows, columns, output)
 

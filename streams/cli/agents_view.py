@@ -20,7 +20,7 @@ from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
 from streams.output import Column, moment
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import registrations
+from streams.stages.agents.runs.registration import KnownAgent, registrations
 from streams.stages.agents.trajectories.call_chains import Chains
 from streams.stages.agents.trajectories.fold import Trajectory, TrajectoryStep, fold
 from streams.stages.agents.trajectories.response import response_of
@@ -63,6 +63,11 @@ class AgentRun:
     def task_id(self) -> str:
         """The id of its task; the trajectory's own where no task was submitted."""
         return self._event.task_id
+
+    @property
+    def agent_id(self) -> str:
+        """The agent that it is a run of."""
+        return self._event.agent_id
 
     @property
     def _event(self) -> TrajectoryEvent | Turn:
@@ -156,6 +161,7 @@ def agents(settings: Settings) -> list[Row]:
             "type": registered[name].type if name in registered else None,
             "model": registered[name].model_id if name in registered else None,
             "state": registered[name].kind if name in registered else None,
+            "rewards": [source.name for source in registered[name].reward_sources] if name in registered else [],
             "runs": began[name],
             "open": max(0, began[name] - ended[name]),
             "calls": calls[name],
@@ -204,11 +210,12 @@ def _reason(step: TrajectoryStep) -> str:
     return HUNG_UP if step.left_out == "undelivered" else step.reason
 
 
-def summary(run: AgentRun, feedback: dict[str, list[Reward]]) -> Row:
-    """Return the head of the table of a run's calls."""
+def summary(run: AgentRun, feedback: dict[str, list[Reward]], agent: KnownAgent | None = None) -> Row:
+    """Return the head of the table of a run's calls; `agent` is the one that is registered, if it is."""
     row = run.row()
     row["left_out"] = "\n".join(f"turn {call['turn']}: {call['what']}, {call['reason']}" for call in row["left_out"])
     row["feedback"] = ", ".join(opinion(reward) for reward in feedback.get(row["trajectory"], ()))
+    row["rewards"] = "" if agent is None else ", ".join(source.name for source in agent.reward_sources)
     return {name: value for name, value in row.items() if value not in (None, "")}
 
 
@@ -293,6 +300,7 @@ AGENT_COLUMNS = (
     *(Column(title, title) for title in ("agent", "type", "model", "state")),
     *(Column(title, title, right=True) for title in ("runs", "open", "calls")),
     Column("last", "last"),
+    Column("rewards", "rewards", optional=True),
 )
 RUN_COLUMNS = (
     Column("trajectory", "trajectory"),

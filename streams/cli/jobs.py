@@ -101,6 +101,7 @@ def jobs_start(
     """
     from streams.jobs import job_log, request
     from streams.scorers.scorer_check import doubtful_scorer
+    from streams.stages.agents.runs.registration import known_agents
 
     config: dict[str, Any] = json_object(in_json, "--config")
     if budget is not None:
@@ -123,8 +124,8 @@ def jobs_start(
         }
     )
     settings = call.settings_to_write
-    names = {"policies": job_log.known_policies(settings), "agents": job_log.known_agents(settings)}
-    order = request.order(job_request, settings, **names)  # type: ignore[arg-type]
+    policies, agents = job_log.known_policies(settings), known_agents(settings)
+    order = request.order(job_request, settings, policies=policies, agents=agents)
     if problem := doubtful_scorer(settings.scoring, order.spec.reward_sources):
         click.echo(f"{problem} (unless the scoring agents run elsewhere)", err=True)
     with job_log.JobLog(settings) as log:

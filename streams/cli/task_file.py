@@ -19,7 +19,7 @@ import click
 from streams.errors import EventError, SettingsError
 
 if TYPE_CHECKING:
-    from schemas.events import Task
+    from schemas.events import RewardSource, Task
     from streams.settings.model import Settings
     from streams.stages.tasks.lines import Checked
 
@@ -128,7 +128,14 @@ def task_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agent: str | None = None) -> Checked:
+def read_tasks(
+    settings: Settings,
+    file: Path,
+    options: TaskFileOptions,
+    *,
+    agent: str | None = None,
+    rewards_of_agent: Callable[[str], tuple[RewardSource, ...]] = lambda _: (),
+) -> Checked:
     """Return the tasks of a file, `-` for stdin, in every epoch; print problems on stderr.
 
     `agent` is the agent of lines that name none.
@@ -146,6 +153,7 @@ def read_tasks(settings: Settings, file: Path, options: TaskFileOptions, *, agen
         min_group=settings.advantages.min_group,
         defaults=options.defaults(settings) | ({} if agent is None else {"agent": agent}),
         names=options.fields_of_columns(),
+        rewards_of_agent=rewards_of_agent,
     )
     stdin = str(file) == "-"
     entries = file_rows.json_lines(click.get_binary_stream("stdin")) if stdin else file_rows.rows(file, options.split)

@@ -39,9 +39,10 @@ def tasks_submit(call: AppContext, file: Path, reading: TaskFileOptions, output:
     Every line is checked first, and nothing is sent if one is bad. Submitting the same lines again adds nothing. Tasks
     join the trace in the environment variable TRACEPARENT, except where a line has its own.
     """
+    from streams.stages.agents.runs.registration import default_rewards
     from streams.stages.tasks.submit import submit
 
-    checked = read_tasks(call.settings, file, reading)
+    checked = read_tasks(call.settings, file, reading, rewards_of_agent=default_rewards(call.settings))
     check_tasks(call.settings, checked.tasks)
     _show_submitted(
         call,

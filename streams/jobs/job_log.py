@@ -31,7 +31,6 @@ from streams.kafka.client import POLL_S
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import registrations
 
 JobCommandKind = Literal["paused", "resumed", "cancelled"]
 
@@ -221,9 +220,6 @@ def job_id_of(tenant: str | None, key: str) -> str:
     return derive_id("job", tenant or "", key)
 
 
-# --- policies and agents ---------------------------------------------------------------------------------------------
-
-
 def known_policies(settings: Settings) -> set[str]:
     """Return the policy of the settings, and every policy that has adapters. Raises as `read_topic`."""
     policies = {settings.policy.name}
@@ -232,9 +228,3 @@ def known_policies(settings: Settings) -> set[str]:
         if not isinstance(event, Poison):
             policies.add(event.policy)
     return policies
-
-
-def known_agents(settings: Settings) -> dict[str, str]:
-    """Return the policy of each agent that is registered. Raises as `read_topic`."""
-    newest = (events[-1] for events in registrations(settings).values())
-    return {event.agent_id: event.model_id.partition("@")[0] for event in newest if event.kind == "registered"}

@@ -34,6 +34,7 @@ from streams.jobs.questions import EVALUATION_SLOTS, train_task
 from streams.jobs.state import JobState, JobUsage, cost_usd, split
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
+from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.lines import task_problems
 
 MOST_QUERIES = 100_000
@@ -99,7 +100,9 @@ class JobConfig(RequestPart):
     max_tokens: int = Field(256, ge=1, le=2**31 - 1, description="most tokens of an answer")
     temperature: float = Field(1.0, gt=0, le=2)
     reward_sources: tuple[RewardSourceConfig, ...] = Field(
-        (RewardSourceConfig(name="exact"),), min_length=1, description="scorers of the answers"
+        (RewardSourceConfig(name="exact"),),
+        min_length=1,
+        description="scorers of the answers; default: those of the agent, else exact",
     )
     prices: PricesConfig | None = Field(None, description="default: jobs.prices of the settings, if they are set")
 
@@ -142,8 +145,10 @@ def read_request(body: Any) -> JobRequest:
         raise JobRequestError(f"the request cannot be written as JSON in UTF-8: {exc}") from exc
 
 
-def order(request: JobRequest, settings: Settings, *, policies: Collection[str], agents: Mapping[str, str]) -> JobOrder:
-    """Return the job that is asked for. `agents`: the policy of each that is registered.
+def order(
+    request: JobRequest, settings: Settings, *, policies: Collection[str], agents: Mapping[str, KnownAgent]
+) -> JobOrder:
+    """Return the job that is asked for. `agents`: those that are registered.
 
     Raises JobRequestError, NotFoundError for an unknown agent, RefusedError if the estimate is over the budget.
     """
@@ -151,12 +156,19 @@ def order(request: JobRequest, settings: Settings, *, policies: Collection[str],
     policy, agent = _who(request.agent_id, policies, agents)
     _each_once(request.training_queries)
     questions = tuple(_question(source) for source in request.training_queries)
-    spec = spec_of(config, questions, settings, policy=policy, agent=agent)
+    rewards = () if agent is None else agents[agent].reward_sources
+    spec = spec_of(config, questions, settings, policy=policy, agent=agent, rewards_of_agent=rewards)
     return JobOrder(policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
 
 
 def spec_of(
-    config: JobConfig, questions: tuple[JobQuestion, ...], settings: Settings, *, policy: str, agent: str | None
+    config: JobConfig,
+    questions: tuple[JobQuestion, ...],
+    settings: Settings,
+    *,
+    policy: str,
+    agent: str | None,
+    rewards_of_agent: tuple[RewardSource, ...] = (),
 ) -> JobSpec:
     """Return a job of these questions, checked against the settings. Raises as `order`."""
     _repeats(config, settings)
@@ -181,10 +193,7 @@ def spec_of(
         max_turns=None if agent is None else config.max_steps_per_trajectory or 20,
         prices=prices,
         sampling=Sampling(temperature=config.temperature, max_tokens=config.max_tokens),
-        reward_sources=tuple(
-            RewardSource(name=source.name, weight=source.weight, settings=json.dumps(source.settings))
-            for source in config.reward_sources
-        ),
+        reward_sources=_reward_sources(config, rewards_of_agent),
         questions=questions,
     )
     _check_share(spec)
@@ -197,10 +206,20 @@ def digest_of(request: Any) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
-def _who(name: str, policies: Collection[str], agents: Mapping[str, str]) -> tuple[str, str | None]:
+def _reward_sources(config: JobConfig, of_agent: tuple[RewardSource, ...]) -> tuple[RewardSource, ...]:
+    """Return those that are ordered, else the agent's, else `exact`."""
+    if of_agent and "reward_sources" not in config.model_fields_set:
+        return of_agent
+    return tuple(
+        RewardSource(name=source.name, weight=source.weight, settings=json.dumps(source.settings))
+        for source in config.reward_sources
+    )
+
+
+def _who(name: str, policies: Collection[str], agents: Mapping[str, KnownAgent]) -> tuple[str, str | None]:
     """Return the policy that is trained, and the agent that answers for it, if any."""
     if name in agents:
-        return agents[name], name
+        return agents[name].policy, name
     if name in policies:
         return name, None
     raise NotFoundError(f"agent_id: there is no policy and no agent {name!r}; {nearest(name, [*policies, *agents])}")

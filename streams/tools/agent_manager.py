@@ -12,12 +12,12 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from schemas.events import Message, Response, Sampling, Task, Turn, derive_id
+from schemas.events import Message, Response, RewardSource, Sampling, Task, Turn, derive_id
 from schemas.serde import Poison
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, SettingsError
@@ -30,6 +30,7 @@ from streams.settings.load import load
 from streams.settings.model import Settings
 from streams.stages.agents.runs.agent_process import AgentProcess, RunContext, run_process, task_for_agent
 from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
+from streams.stages.agents.runs.registration import default_rewards
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import trajectories_url
 from streams.stages.agents.trajectories.chat_format import message_of
@@ -98,7 +99,10 @@ class AgentManager:
         folder: Path | str = ".streamward/runs",
         **limits: float,
     ) -> None:
-        """Raises SettingsError if the program cannot be run. `limits` are those of AgentProcess: time_limit_s, ..."""
+        """Raises SettingsError if the program cannot be run. `limits` are those of AgentProcess: time_limit_s, ...
+
+        The scorers of its tasks are those that the agent is registered with (`reward_sources`).
+        """
         if command is not None and entry_point is not None:
             raise SettingsError("an agent is either a command or an entry point")
         self.agent_id, self.settings = agent_id, settings or load()
@@ -110,6 +114,11 @@ class AgentManager:
             self._process = AgentProcess.from_entry_point(entry_point, **limits)
         elif type(self)._process_one is AgentManager._process_one:
             raise SettingsError("name the agent: command=, entry_point=, or a subclass with its own _process_one")
+
+    @property
+    def reward_sources(self) -> tuple[RewardSource, ...]:
+        """The scorers that the agent is registered with, as the log has them now. Raises LogError."""
+        return default_rewards(self.settings)(self.agent_id)
 
     def deploy(
         self,
@@ -126,8 +135,12 @@ class AgentManager:
         answered, too. Raises LogError if the broker does not answer, NotFoundError for a topic that is missing,
         EventError for a prompt that no task can hold.
         """
-        tasks = [self._task(prompt, group_size, sampling or Sampling()) for prompt in prompts]
         check_topics(self.settings)
+        template = self._task(group_size, sampling or Sampling())
+        tasks = [
+            replace(template, task_id=derive_id(self.agent_id, uuid.uuid4()), messages=_messages(prompt))
+            for prompt in prompts
+        ]
         starts = {tp: end for tp, (_, end) in offsets(self.settings, ["responses", "turns"]).items()}
         submit(self.settings, tasks)
         work = self._in_thread if self._process is None else partial(run_process, self._process)
@@ -187,9 +200,10 @@ class AgentManager:
             return RunEnd("failed", f"{type(exc).__name__}: {exc}")
         return RunEnd("completed", "it returned")
 
-    def _task(self, prompt: Prompt, group_size: int, sampling: Sampling) -> Task:
+    def _task(self, group_size: int, sampling: Sampling) -> Task:
+        """Return what its tasks have in common; each has an id of its own, and deployed again another one."""
         return Task(
-            task_id=derive_id(self.agent_id, uuid.uuid4()),  # deployed again, it is another one
+            task_id="",
             created_at=now_ms(),
             policy=self.settings.policy.name,
             purpose="serve",
@@ -197,7 +211,7 @@ class AgentManager:
             group_size=group_size,
             sampling=sampling,
             agent=self.agent_id,
-            messages=_messages(prompt),
+            reward_sources=self.reward_sources,
         )
 
     def _completions(self, tasks: Sequence[Task], starts: Mapping[tuple[str, int], int]) -> list[AgentCompletion]:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from schemas.conventions import RatedAnswer, feedback
-from schemas.events import AgentEvent, Reward, derive_id
+from schemas.events import AgentEvent, Reward, RewardSource, derive_id
 from streams.cli.root import cli
 from streams.kafka import admin
 from streams.kafka.producer import Producer, encoded
@@ -46,7 +46,7 @@ def made(kafka_bootstrap: str) -> Settings:
     other.call([user("4 + 7 =")], slot=1)
     registered = AgentEvent(
         event_id=derive_id("calc", 0), agent_id="calc", created_at=T0, kind="registered", name="calc",
-        type="RL_TRAINED", model_id="default",
+        type="RL_TRAINED", model_id="default", reward_sources=(RewardSource(name="numeric"),),
     )  # fmt: skip
     events = (
         registered, trajectory("started"), *run.turns, trajectory(turns=3),
@@ -73,6 +73,7 @@ def rows(settings: Settings, *args: str) -> list[dict[str, Any]]:
 def test_agents_are_listed_with_their_runs_and_calls(made: Settings) -> None:
     (row,) = rows(made, "agents", "list")
     assert (row["agent"], row["type"], row["runs"], row["open"], row["calls"]) == ("calc", "RL_TRAINED", 2, 1, 4)
+    assert row["rewards"] == ["numeric"]
     assert "calc" in run(made, "agents", "list", "--output", "table").stdout
 
 
@@ -93,6 +94,7 @@ def test_a_run_is_shown_call_by_call(made: Settings) -> None:
     ]
     table = run(made, "agents", "show", FIRST, "--output", "table").stdout
     assert "2 of 3 calls delivered; 1 auxiliary" in table and "it continues turn 0" in table
+    assert "numeric" in table
 
 
 def test_feedback_is_shown_with_the_answer_or_run_that_it_is_about(made: Settings) -> None:

@@ -18,7 +18,7 @@ import pytest
 from openai import OpenAI
 from openai.types.fine_tuning import FineTuningJob
 
-from schemas.events import AdapterEvent, AgentEvent, Event, JobEvent, derive_id
+from schemas.events import AdapterEvent, AgentEvent, Event, JobEvent, RewardSource, derive_id
 from streams.adapters import store
 from streams.jobs import controller
 from streams.kafka.producer import Producer
@@ -424,6 +424,37 @@ def test_an_agent_is_registered_once_and_a_job_may_train_it(served: Gateway) -> 
     assert [event.event_id for event in written] == [derive_id("helper", n) for n in range(2)]
     job = served.rest("POST", "/finetune/jobs", {**ORDER, "agent_id": "helper"}).json()
     assert job["config"]["agent"] == "helper"
+
+
+def test_a_job_of_an_agent_that_names_no_scorer_has_those_that_the_agent_is_registered_with(served: Gateway) -> None:
+    sources = [{"name": "numeric", "weight": 0.5, "settings": {"number": "last"}}]
+    agent = {"agent_id": "counter", "model_id": "sums", "reward_sources": sources}
+    assert served.rest("POST", "/rl/agents", agent).json()["reward_sources"] == sources
+    order = {**ORDER, "agent_id": "counter"}
+    default, chosen = (
+        served.rest("POST", "/finetune/jobs", {**order, "config": {**ORDER["config"], **config}}).json()["id"]
+        for config in ({}, {"reward_sources": ["exact"]})
+    )
+    specs = {event.job_id: event.spec for _, event in read(served.settings, JobEvent) if event.kind == "created"}
+    expected = RewardSource(name="numeric", weight=0.5, settings=json.dumps(sources[0]["settings"]))
+    assert [specs[name].reward_sources for name in (default, chosen)] == [(expected,), (RewardSource(name="exact"),)]
+
+
+@pytest.mark.parametrize(
+    ("sources", "says"),
+    [
+        (["exakt"], "did you mean exact"),
+        ([{"name": "numeric", "settings": {"colour": 1}}], "has no setting 'colour'"),
+        (["exact", "exact"], "combine them in one `mix`"),
+    ],
+)
+def test_an_agent_is_not_registered_with_a_scorer_that_could_not_score(
+    served: Gateway, sources: list[Any], says: str
+) -> None:
+    agent = {"agent_id": "odd", "model_id": "sums", "reward_sources": sources}
+    answer = served.rest("POST", "/rl/agents", agent)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reward_sources")
+    assert says in answer.json()["error"]["message"]
 
 
 def test_an_environment_is_tried_and_described(served: Gateway) -> None:

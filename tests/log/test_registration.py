@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from schemas.events import AgentEvent, Tool, derive_id
+from schemas.events import AgentEvent, RewardSource, Tool, derive_id
 from streams.errors import RefusedError
-from streams.jobs.job_log import known_agents
 from streams.kafka import admin
 from streams.settings.model import Settings
 from streams.stages.agents.runs import registration
 from streams.stages.agents.runs.agent_runner import AgentPlan, RunWork, run
-from streams.stages.agents.runs.registration import register, registrations
+from streams.stages.agents.runs.registration import KnownAgent, known_agents, register, registrations
 from streams.stages.agents.runs.run_end import RunEnd
+from streams.tools.agent_manager import AgentManager
 from tests.support.processes import read
 
 pytestmark = pytest.mark.kafka
@@ -63,7 +63,7 @@ def test_of_two_at_once_the_first_counts_and_the_other_is_told(made: Settings, m
     with pytest.raises(RefusedError, match="another process registered it first"):
         register(made, replace(HELPER, model_id="other"))
     assert registrations(made) == {"helper": [first]}
-    assert known_agents(made) == {"helper": "default"}
+    assert known_agents(made) == {"helper": KnownAgent("default")}
 
 
 def test_an_agent_that_was_removed_is_known_no_more(made: Settings) -> None:
@@ -72,8 +72,8 @@ def test_an_agent_that_was_removed_is_known_no_more(made: Settings) -> None:
     assert known_agents(made) == {}
 
 
-def test_a_run_of_an_agent_keeps_its_name_and_tools(made: Settings, tmp_path: Path) -> None:
-    register(made, HELPER)
+def test_a_run_of_an_agent_keeps_its_name_tools_and_scorers(made: Settings, tmp_path: Path) -> None:
+    register(made, replace(HELPER, reward_sources=(RewardSource(name="exact"),)))
     plan = AgentPlan(
         agent_id="helper",
         work=lambda _: RunWork(lambda *_: RunEnd("completed", "")),
@@ -85,3 +85,7 @@ def test_a_run_of_an_agent_keeps_its_name_and_tools(made: Settings, tmp_path: Pa
     run(made, plan, stop=threading.Event())
     [_, event] = registrations(made)["helper"]
     assert (event.name, event.tools, event.type) == ("Helper", HELPER.tools, "PROMPT_BASED")
+    assert event.reward_sources == (RewardSource(name="exact"),)
+    assert known_agents(made)["helper"].reward_sources == event.reward_sources
+    manager = AgentManager("helper", command="true", settings=made)
+    assert manager.reward_sources == event.reward_sources

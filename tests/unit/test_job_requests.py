@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 
-from schemas.events import JobPrices, Sampling
+from schemas.events import JobPrices, RewardSource, Sampling
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.jobs.request import JobOrder, estimate, order, read_request
 from streams.jobs.state import JobUsage
 from streams.settings.model import Batches, Jobs, Settings
+from streams.stages.agents.runs.registration import KnownAgent
 from tests.support.factories import job_spec
 
 SETTINGS = Settings(batches=Batches(groups=4))
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(20)]
+NUMERIC = RewardSource(name="numeric", weight=0.5)
+AGENTS = {"calc": KnownAgent("default"), "adder": KnownAgent("default", (NUMERIC,))}
 PRICES = {"prompt": 1.0, "completion": 2.0, "trainer_hour": 3.0}
 
 
@@ -24,7 +27,7 @@ def asked(settings: Settings = SETTINGS, queries: Any = None, **config: Any) -> 
         "training_queries": QUERIES if queries is None else queries,
         "config": {"n_iterations": 3, **config},
     }
-    return order(read_request(given), settings, policies={"default"}, agents={"calc": "default"})
+    return order(read_request(given), settings, policies={"default"}, agents=AGENTS)
 
 
 def test_what_is_left_out_is_as_documented() -> None:
@@ -39,6 +42,12 @@ def test_an_agent_answers_for_its_policy_and_has_most_steps() -> None:
     ordered = asked(agent_id="calc")
     assert (ordered.policy, ordered.spec.agent, ordered.spec.max_turns) == ("default", "calc", 20)
     assert asked(agent_id="calc", max_steps_per_trajectory=3).spec.max_turns == 3
+
+
+def test_a_job_that_names_no_scorer_has_those_of_its_agent() -> None:
+    assert asked(agent_id="adder").spec.reward_sources == (NUMERIC,)
+    assert asked(agent_id="adder", reward_sources=["exact"]).spec.reward_sources == (RewardSource(name="exact"),)
+    assert asked(agent_id="adder").digest == asked(agent_id="adder").digest
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from schemas.events import AccessRole, EpisodeStart, Response, RewardSource, Tas
 from streams.access import keys
 from streams.errors import CallError, NotFoundError, RefusedError
 from streams.settings.model import Archive, Policy, Scoring, Serve, Settings
+from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.task_index import same
 from streams.tools.query import formats
 from streams.tools.views import statement_process
@@ -45,9 +46,9 @@ from tests.unit.test_door import BEARER, SECRET, Known, Written
 SETTINGS = Settings(policy=Policy(name="sums"))
 
 
-def made(body: dict[str, Any], tenant: str | None = None, agents: tuple[str, ...] = ()) -> Task:
+def made(body: dict[str, Any], tenant: str | None = None, agents: Mapping[str, KnownAgent] | None = None) -> Task:
     sent = read_fields(TaskBody, json.dumps(body).encode())
-    return task_of(sent, SETTINGS, tenant=tenant, actor="key k1", now_ms=T0, agents=agents)
+    return task_of(sent, SETTINGS, tenant=tenant, actor="key k1", now_ms=T0, agents=agents or {})
 
 
 def refused(body: dict[str, Any], tenant: str | None = None) -> CallError:
@@ -100,11 +101,25 @@ def test_what_a_tenant_names_is_its_own_and_what_its_key_says() -> None:
     body = {"task_id": "t1", "input": "?", "agent": "calc", "thread": "long", "purpose": "serve"}
     mine = made(body, "red")
     assert (mine.task_id, mine.tenant, mine.agent, mine.thread) == ("red.t1", "red", "red.calc", "red.long")
-    assert made(body, "red", agents=("calc",)).agent == "calc", "it is registered for all"
+    assert made(body, "red", agents={"calc": KnownAgent("sums")}).agent == "calc", "it is registered for all"
+    assert made(body, "red", agents={"calc": KnownAgent("blue.sums")}).agent == "red.calc", "it is of another tenant"
     assert made({"input": "?"}, "red").task_id != made({"input": "?"}, "blue").task_id
     assert made({"input": "?"}, "red").task_id.startswith("red.")
     assert made({"input": "?", "task_id": "blue.t1"}, "red").task_id == "red.blue.t1"
     assert refused({"input": "?", "tenant": "blue"}, "red").parameter == "tenant"
+
+
+def test_a_task_of_an_agent_that_names_no_scorer_has_those_that_the_agent_is_registered_with() -> None:
+    short = RewardSource(name="length", settings='{"limit": 6}')
+    agents = {"calc": KnownAgent("sums", (short,)), "red.calc": KnownAgent("sums")}
+    body = {"task_id": "t1", "input": "4 + 7 =", "agent": "calc"}
+    scored = made(body, agents=agents)
+    assert (scored.reward_sources, scored.purpose) == ((short,), "train")
+    assert made({**body, "answer": 11}, agents=agents).reward_sources == scored.reward_sources
+    assert made({**body, "reward_sources": ["exact"], "answer": 11}, agents=agents).reward_sources[0].name == "exact"
+    assert made({**body, "agent": "other"}, agents=agents).purpose == "serve"
+    assert made(body, "red", agents=agents).reward_sources == scored.reward_sources, "it is registered for all"
+    assert made({**body, "agent": "red.calc"}, "red", agents=agents).reward_sources == ()
 
 
 def test_the_same_task_is_the_same_whoever_sends_it_and_whenever() -> None:

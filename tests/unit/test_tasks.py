@@ -70,6 +70,17 @@ def test_a_prompt_and_an_answer_are_a_task() -> None:
     assert task.metadata == {"source": "sums.jsonl:1"}
 
 
+def test_a_line_without_scorers_has_those_of_its_agent_and_the_same_id_as_without() -> None:
+    numeric = RewardSource(name="numeric")
+    how = dataclasses.replace(reading(), rewards_of_agent=lambda agent: (numeric,) if agent == "adder" else ())
+    line = {**SHORT, "agent": "adder"}
+    assert only(check(line, how=how)).reward_sources == (numeric,)
+    assert only(check(line, how=how)).task_id == only(check(line)).task_id
+    assert only(check({**line, "agent": "other"}, how=how)).reward_sources == (RewardSource(name="exact"),)
+    assert only(check({**line, "reward_sources": ["exact"]}, how=how)).reward_sources == (RewardSource(name="exact"),)
+    assert only(check(SHORT, how=how)).reward_sources == (RewardSource(name="exact"),)
+
+
 def test_every_field_of_a_task_can_be_given() -> None:
     line = {
         "task_id": "mine",

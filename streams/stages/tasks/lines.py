@@ -3,9 +3,9 @@
     {"prompt": "…", "answer": "…"}  one per line ──► Task, or BadLine(file, line number, what is wrong)
 
 A line has a task's own fields (schemas/README.md). Required are only `messages`, or `prompt` (and `system`) instead;
-and `reward_sources`, unless `answer` is given, which is checked with `exact`. A task's id is derived from what its line
-says, so submitting the same lines again adds nothing, whatever their file is called. Which formats a file may have is
-in streams/arrow/file_rows.py.
+and `reward_sources`, unless its agent is registered with some, or `answer` is given, which is checked with `exact`. A
+task's id is derived from what its line says, so submitting the same lines again adds nothing, whatever their file is
+called. Which formats a file may have is in streams/arrow/file_rows.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
@@ -116,6 +116,10 @@ class RewardSourceLine(OutsideObject):
     def _name_alone(cls, given: Any) -> Any:
         return {"name": given} if isinstance(given, str) else given
 
+    def reward_source(self) -> RewardSource:
+        """Return it as events have it."""
+        return RewardSource(name=self.name, weight=self.weight, settings=_json(self.settings))
+
 
 class TaskLine(OutsideObject):
     """One line of a submission."""
@@ -189,6 +193,8 @@ class Reading:
     """Of `advantages`: the least responses of a train task."""
     offers_map: bool = True
     """Whether the caller has --map, which messages may then offer."""
+    rewards_of_agent: Callable[[str], tuple[RewardSource, ...]] = lambda _: ()
+    """Of tasks that name an agent and no reward sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +440,7 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
         thread=line.thread,
         environment=_environment(line.environment),
         tools=tuple(tool.tool for tool in line.tools),
-        reward_sources=_sources(line),
+        reward_sources=_sources(line, reading),
         messages=_messages(line),
     )
 
@@ -493,13 +499,12 @@ def _messages(line: TaskLine) -> tuple[Message, ...]:
     return tuple(message.message for message in line.messages)
 
 
-def _sources(line: TaskLine) -> tuple[RewardSource, ...]:
-    if line.reward_sources is None:
-        return () if line.answer is None else (RewardSource(name="exact"),)
-    return tuple(
-        RewardSource(name=given.name, weight=given.weight, settings=_json(given.settings))
-        for given in line.reward_sources
-    )
+def _sources(line: TaskLine, reading: Reading) -> tuple[RewardSource, ...]:
+    if line.reward_sources is not None:
+        return tuple(source.reward_source() for source in line.reward_sources)
+    if line.agent is not None and (sources := reading.rewards_of_agent(line.agent)):
+        return sources
+    return () if line.answer is None else (RewardSource(name="exact"),)
 
 
 def _verifier(line: TaskLine) -> str:

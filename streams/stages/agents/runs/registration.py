@@ -8,10 +8,12 @@ other changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
 
-from schemas.events import AgentEvent, derive_id
+from schemas.events import AgentEvent, RewardSource, derive_id
 from schemas.serde import Poison
 from streams.errors import RefusedError
 from streams.kafka import times
@@ -34,6 +36,31 @@ def registrations(settings: Settings, outage: BrokerOutage | None = None) -> dic
             seen.add((event.agent_id, event.event_id))
             by_agent.setdefault(event.agent_id, []).append(event)
     return by_agent
+
+
+class KnownAgent(NamedTuple):
+    """What orders need of an agent that is registered."""
+
+    policy: str
+    """Which answers its calls."""
+    reward_sources: tuple[RewardSource, ...] = ()
+    """Of its tasks and jobs that name none."""
+
+
+def known_agents(settings: Settings) -> dict[str, KnownAgent]:
+    """Return every agent that is registered. Raises as `read_topic`."""
+    newest = (events[-1] for events in registrations(settings).values())
+    return {
+        event.agent_id: KnownAgent(event.model_id.partition("@")[0], event.reward_sources)
+        for event in newest
+        if event.kind == "registered"
+    }
+
+
+def default_rewards(settings: Settings) -> Callable[[str], tuple[RewardSource, ...]]:
+    """Return the function that gives an agent's reward sources; its first call reads the log, and raises as that."""
+    agents = cache(lambda: known_agents(settings))
+    return lambda agent_id: agents()[agent_id].reward_sources if agent_id in agents() else ()
 
 
 def next_event(before: Sequence[AgentEvent], proposed: AgentEvent) -> AgentEvent | None:
