@@ -1434,6 +1434,11 @@ def _month_problems(event: JobEvent, month: str) -> Iterator[str]:
 def _job_tuning_problems(tuning: JobTuning) -> Iterator[str]:
     if tuning.epochs < 1 or tuning.batch < 1:
         yield f"spec.tuning has {tuning.epochs} epochs and {tuning.batch} examples a step; expected 1 or more of each"
+    if 0 in (tuning.lora_rank, tuning.lora_alpha) or tuning.lora_targets == "":
+        yield (
+            f"spec.tuning has lora_rank {tuning.lora_rank}, lora_alpha {tuning.lora_alpha} and lora_targets "
+            f"{tuning.lora_targets!r}; expected 1 or more, names of modules, or null"
+        )
     if (tuning.method == "dpo") != (tuning.beta is not None and tuning.beta > 0):
         yield f"spec.tuning.method is {tuning.method} and beta {tuning.beta}; dpo has one above 0, sft none"
     sources = {"file": tuning.file_id, "groups of": tuning.groups_policy, "data set": tuning.dataset}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from schemas.conventions import UNCHANGED, trained_elsewhere
 from schemas.events import AdapterEvent, AdapterFile, Outcome, TuningMethod, Verdict
 from schemas.serde import Poison
+from streams.adapters.lora_shape import LoraShape
 from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step_in_place
 from streams.kafka.admin import read_topic
 from streams.kafka.record import partition_of
@@ -40,6 +41,8 @@ class Version:
     last_batch: int | None = None
     trained_batches: int = 0
     """How many batches the line of its policy had taken by this version: every version that was not tuned took one."""
+    lora: LoraShape | None = None
+    """The shape of its adapter, as its recipe has it; None for the base model."""
     tuned_by: TuningMethod | None = None
     """How it was tuned; None: batches made it, or somebody else."""
     trained_elsewhere: str | None = None
@@ -227,6 +230,7 @@ def version_of(event: AdapterEvent, batches_before: int, status: Status = "train
         first_batch=event.first_batch,
         last_batch=event.last_batch,
         trained_batches=batches_before + (event.tuning is None),
+        lora=LoraShape.of_recipe(event.recipe),
         tuned_by=None if event.tuning is None else event.tuning.method,
         trained_elsewhere=trained_elsewhere(event.recipe),
         metrics=event.metrics,

@@ -87,6 +87,9 @@ class JobConfig(RequestPart):
     batch_size: int | None = Field(None, ge=1, description="questions in one iteration; has to be batches.groups")
     n_trajectories_per_query: int = Field(8, ge=2, le=MAX_GROUP_SIZE, description="responses to each")
     learning_rate: float | None = Field(None, gt=0, description="has to be trainer.learning_rate")
+    lora_rank: int | None = Field(None, ge=1, description="has to be trainer.lora_rank")
+    lora_alpha: int | None = Field(None, ge=1, description="has to be trainer.lora_alpha")
+    lora_targets: str | None = Field(None, description="has to be trainer.lora_targets")
     max_budget_usd: float | None = Field(None, gt=0, description="default: jobs.max_budget_usd, if there are prices")
     checkpoint_interval: int = Field(10, ge=1, description="iterations from one evaluation to the next")
     max_steps_per_trajectory: int | None = Field(
@@ -231,14 +234,22 @@ def _repeats(config: JobConfig, settings: Settings) -> None:
         "batch_size": ("batches.groups", settings.batches.groups),
         "learning_rate": ("trainer.learning_rate", settings.trainer.learning_rate),
         "gamma": ("advantages.gamma", settings.advantages.gamma),
+        "lora_rank": ("trainer.lora_rank", settings.trainer.lora_rank),
+        "lora_alpha": ("trainer.lora_alpha", settings.trainer.lora_alpha),
+        "lora_targets": ("trainer.lora_targets", settings.trainer.lora_targets),
     }
     for name, (key, value) in deployment.items():
         if (requested := getattr(config, name)) is not None and requested != value:
+            way_out = "; a job that tunes (sft, dpo) may choose it" if name.startswith("lora_") else ""
             raise JobRequestError(
-                f"config.{name} is {requested:g}, and would have no effect: {key} is {value:g} here. Leave it out, or "
-                f"set {key} for the processes of the loop",
+                f"config.{name} is {_plain(requested)}, and would have no effect: {key} is {_plain(value)} here. Leave "
+                f"it out, or set {key} for the processes of the loop{way_out}",
                 f"config.{name}",
             )
+
+
+def _plain(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _each_once(queries: tuple[TrainingQuery, ...]) -> None:

@@ -17,6 +17,8 @@ from schemas.events import AdapterEvent, JobEvent
 from streams.adapters.versions import empty, read_state
 from streams.cli.root import cli
 from streams.engines.base_model import Base
+from streams.engines.local.lora import read_lora
+from streams.errors import JobRequestError
 from streams.jobs import training_files
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
@@ -130,6 +132,45 @@ def test_a_job_on_answers_of_the_log_and_one_on_a_file_are_each_done_once_and_ma
     example.write_text(json.dumps(DPO) + "\n")
     made = retrain.plan(settings, "default", 2, LogHistory(settings), start=0, files=[example])
     assert [one.equal for one in retrain.run(made, settings, LogHistory(settings))] == [True, True]
+
+
+def test_a_job_may_choose_the_shape_of_its_adapter_and_the_next_one_keeps_it_and_both_are_made_again(
+    settings: Settings, base: Base, log: JobLog
+) -> None:
+    sent(settings, groups(base, 2))
+    shape = {"lora_rank": 2, "lora_alpha": 4, "lora_targets": "v_proj, q_proj"}
+    jobs = [log.start(ordered(settings, "sft", **config), actor="ann") for config in (shape, {}, {"start": "0"})]
+    with Worker(settings, log) as worker:
+        for job in jobs:
+            worker.works_until(log, job, "completed")
+    made = versions(settings)
+    ranks = [event.recipe["trainer.lora_rank"] for event in made]
+    assert ranks == ["2", "2", str(settings.trainer.lora_rank)]
+    assert [event.parent_version for event in made] == [0, 1, 0]
+    small, large = (read_lora(Path(event.uri or ""), base.model) for event in (made[0], made[2]))
+    assert {name.rpartition(".")[2] for name in small} == {"q_proj", "v_proj"} < {n.rpartition(".")[2] for n in large}
+    for version in (2, 3):
+        plan = retrain.plan(settings, "default", version, LogHistory(settings))
+        assert all(one.equal for one in retrain.run(plan, settings, LogHistory(settings)))
+    request = tuning_request.read_request({"policy": "default", "method": "sft", "config": {"lora_rank": 4}})
+    with pytest.raises(JobRequestError, match="version 3 of default has an adapter of rank 8"):
+        tuning_request.order(request, settings, read_state(settings, "default"), None, times.now_ms())
+
+
+def test_a_job_whose_start_in_another_policy_has_another_shape_fails_with_what_to_do(
+    settings: Settings, base: Base, log: JobLog
+) -> None:
+    sent(settings, groups(base, 2))
+    first = log.start(ordered(settings, "sft", lora_rank=2), actor="ann")
+    request = {"policy": "other", "method": "sft"}
+    config = {"start": "default:1", "groups_of": "default", "lora_rank": 4}
+    other = tuning_request.read_request({**request, "config": config})
+    order = tuning_request.order(other, settings, empty("other"), None, times.now_ms())
+    with Worker(settings, log) as worker:
+        worker.works_until(log, first, "completed")
+        done = worker.works_until(log, log.start(order, actor="ann"), "failed")
+    assert "version 1 of default has an adapter of rank 2" in done.reason and "Leave lora_rank" in done.reason
+    assert len(versions(settings)) == 1
 
 
 def test_a_job_whose_version_was_announced_before_its_process_died_is_ended_and_nothing_is_tuned_again(

@@ -168,7 +168,7 @@ def test_without_checkpoints_there_is_none(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_shape_is_refused_with_the_way_out(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = save(tmp_path / "p", fresh(tmp_path), 1)
     other = fresh(tmp_path, **changes)
-    with pytest.raises(SettingsError, match="restore the setting, or train a new policy"):
+    with pytest.raises(SettingsError, match=r"\(trainer\.lora_\w+\); restore the setting, or train a new policy"):
         checkpoint.restore(path, other.model, other.optimizer)
 
 

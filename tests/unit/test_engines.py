@@ -316,8 +316,11 @@ def test_two_versions_by_turns_are_read_once_and_each_answers_as_if_alone(
                 (folder / "adapter_model.safetensors").unlink()
 
 
-def test_versions_mixed_in_one_round_each_answer_as_if_alone(engine: TransformersEngine, tmp_path: Path) -> None:
-    folders = {0: None, 1: save_adapter(tmp_path / "1", seed=1), 2: save_adapter(tmp_path / "2", seed=2)}
+@pytest.mark.parametrize("shape", [{}, {"r": 2, "lora_alpha": 16, "target_modules": ["q_proj", "down_proj"]}])
+def test_versions_mixed_in_one_round_each_answer_as_if_alone(
+    engine: TransformersEngine, tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    folders = {0: None, 1: save_adapter(tmp_path / "1", seed=1), 2: save_adapter(tmp_path / "2", seed=2, **shape)}
     alone = {}
     for version, folder in folders.items():
         engine.serve(version, folder)

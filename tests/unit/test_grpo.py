@@ -520,6 +520,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_says_so(tmp_path: Pat
         ({"loss": "gspo", "importance": "mask"}, "none or truncate"),
         ({"lora_targets": "q_proj,lm_head"}, "leave lm_head out"),
         ({"lora_targets": "qq_proj"}, "use all-linear"),
+        ({"lora_targets": "q_proj,embed_tokens"}, "names the embeddings"),
     ],
 )
 def test_combinations_without_effect_are_refused_at_start(

@@ -62,6 +62,8 @@ def test_a_job_that_names_no_scorer_has_those_of_its_agent() -> None:
         ({"batch_size": 16}, "config.batch_size", "batches.groups is 4 here"),
         ({"learning_rate": 0.5}, "config.learning_rate", "trainer.learning_rate is 0.001 here"),
         ({"gamma": 0.99}, "config.gamma", "advantages.gamma is 1 here"),
+        ({"lora_rank": 16}, "config.lora_rank", r"trainer.lora_rank is 8 here.*a job that tunes \(sft, dpo\) may"),
+        ({"lora_targets": "q_proj"}, "config.lora_targets", "trainer.lora_targets is all-linear here"),
         ({"max_steps_per_trajectory": 5}, "config.max_steps_per_trajectory", "no effect"),
         ({"n_trajectories_per_query": 1}, "config.n_trajectories_per_query", "greater than or equal to 2"),
         ({"colour": "red"}, "config.colour", "there is no field"),

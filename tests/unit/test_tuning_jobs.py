@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from gateway.http.body import read
 from gateway.jobs import tuning_orders
 from gateway.jobs.fine_tuning_body import ORDERED, CreateFineTuningBody
-from schemas.events import JobEvent, JobSpec, JobTuning, problems
+from schemas.events import AdapterEvent, JobEvent, JobSpec, JobTuning, Tuning, problems
 from streams.adapters.versions import AdapterState, empty, fold as fold_adapter
 from streams.errors import CallError, JobRequestError, RefusedError, SettingsError
 from streams.jobs import training_files
@@ -66,6 +66,49 @@ def test_an_order_with_a_file_names_it_and_its_estimate_is_of_its_size() -> None
         ordered("dpo", FILE, epochs=2, prices=PRICES, max_budget_usd=199.0)
 
 
+def shaped(state: AdapterState, settings: Settings = SETTINGS, **config: Any) -> JobTuning:
+    """The order of a job of coach, of which `state` is known."""
+    request = tuning_request.read_request({"policy": "coach", "method": "sft", "config": config})
+    return tuning_of(tuning_request.order(request, settings, state, None, now_ms=0))
+
+
+def of_shape(rank: int, version: int = 1, **changes: Any) -> AdapterEvent:
+    """A version of coach that was tuned, of this rank."""
+    recipe = {"trainer.lora_rank": str(rank), "trainer.lora_alpha": "4", "trainer.lora_targets": "v_proj, q_proj"}
+    tuning = Tuning(method="sft", start_version=0, examples=1, loss_tokens=1, digest="d", groups_policy="coach")
+    return trained(version, policy="coach", recipe=recipe, **{"tuning": tuning} | changes)
+
+
+def test_an_order_may_choose_the_shape_of_its_adapter_where_it_starts_from_the_base_model() -> None:
+    whole = {"lora_rank": 2, "lora_alpha": 4, "lora_targets": "v_proj, q_proj"}
+    found = shaped(empty("coach"), **whole)
+    assert (found.lora_rank, found.lora_alpha, found.lora_targets) == (2, 4, "q_proj,v_proj")
+    assert shaped(empty("coach")).lora_rank is None
+    tuned = fold_adapter(empty("coach"), of_shape(16))
+    assert shaped(tuned, **whole, start="0").lora_rank == 2
+
+
+def test_an_order_may_repeat_the_shape_of_the_version_that_it_starts_from_and_not_change_it() -> None:
+    tuned = fold_adapter(empty("coach"), of_shape(16))
+    assert shaped(tuned, lora_rank=16, lora_targets="q_proj,v_proj").lora_rank == 16
+    for config in ({"lora_rank": 8}, {"lora_alpha": 32}, {"lora_targets": "all-linear"}):
+        with pytest.raises(JobRequestError, match=r"version 1 of coach has an adapter of rank 16, .*\(start 0\)"):
+            shaped(tuned, **config)
+
+
+def test_an_order_of_a_policy_that_batches_train_has_the_shape_of_the_settings() -> None:
+    by_batches = fold_adapter(empty("coach"), of_shape(8, tuning=None))
+    with pytest.raises((JobRequestError, RefusedError), match="coach-tuned"):
+        shaped(by_batches, lora_rank=16, start="0")
+
+
+def test_a_rank_that_vllm_is_not_started_for_is_refused_with_the_setting() -> None:
+    vllm = SETTINGS.model_copy(update={"policy": Policy(name="sums", engine="vllm", servers="http://a:1")})
+    assert shaped(empty("coach"), vllm, lora_rank=8).lora_rank == 8
+    with pytest.raises(JobRequestError, match=r"larger --max-lora-rank, and set trainer\.lora_rank"):
+        shaped(empty("coach"), vllm, lora_rank=9)
+
+
 def test_the_same_order_has_the_same_digest_and_another_file_has_another() -> None:
     other = dataclasses.replace(FILE, file_id="file-2")
     digests = {ordered("sft", file, epochs=epochs).digest for file in (None, FILE, other, FILE) for epochs in (1, 2)}
@@ -86,6 +129,10 @@ def test_the_same_order_has_the_same_digest_and_another_file_has_another() -> No
         ("sft", FILE, {"groups_of": "other"}, "config.groups_of", "leave one of them out"),
         ("sft", None, {"learning_rate": 1.0}, "config.learning_rate", "trainer.learning_rate is 0.0001 here"),
         ("sft", None, {"max_budget_usd": 1.0}, "config.prices", "a price is missing"),
+        ("sft", None, {"lora_rank": 0}, "config.lora_rank", "greater than or equal to 1"),
+        ("sft", None, {"lora_rank": 513}, "config.lora_rank", "less than or equal to 512"),
+        ("sft", None, {"lora_targets": " , "}, "config.lora_targets", "expected names of linear modules"),
+        ("sft", None, {"lora_targets": "q_proj,lm_head"}, "config.lora_targets", "lm_head, is not trained"),
     ],
 )
 def test_what_is_wrong_with_an_order_names_its_parameter(
@@ -272,6 +319,8 @@ def test_a_policy_has_one_job_at_a_time_whatever_it_does() -> None:
         ({"epochs": 0}, "0 epochs"),
         ({"method": "dpo"}, "dpo has one above 0"),
         ({"beta": 0.1}, "sft none"),
+        ({"lora_rank": 0}, "expected 1 or more"),
+        ({"lora_targets": ""}, "names of modules"),
         ({"file_id": "file-1"}, "expected one of them"),
         ({"groups_policy": None}, "expected one of them"),
         ({"start_policy": "other"}, "no version is named"),

@@ -316,6 +316,8 @@ class _Reproduction:
         if self._newest is not None:
             learner.restore(*self._newest)
         elif self._plan.imported is not None:
-            imports.begin(recorded_settings, self._plan.policy, learner, version_of(self._plan.imported, self._plan.start - 1))
+            imports.begin(
+                recorded_settings, self._plan.policy, learner, version_of(self._plan.imported, self._plan.start - 1)
+            )
         self._learner, self._learner_is_of = learner, (recorded_settings, threads)
         return learner

@@ -34,6 +34,8 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 LIBRARIES = ("torch", "transformers", "peft", "trl", "safetensors")
 """Their versions decide bytes."""
+SETTING_OF = {"r": "lora_rank", "lora_alpha": "lora_alpha", "target_modules": "lora_targets"}
+"""The setting of each entry of an adapter's config that decides its shape."""
 LOSS_SOURCE = "sha256.trainer.loss"
 """Of the file with a loss of the user's own."""
 
@@ -52,7 +54,7 @@ def pin(settings: Settings) -> None:
 def wrap(model: PreTrainedModel, settings: Trainer) -> PeftModel:
     """Return `model` with a fresh adapter: A drawn from the seed, B zero, so it still answers as the base does.
 
-    Raises SettingsError if lora_targets names no module of the model, or its head.
+    Raises SettingsError if lora_targets names no linear module of the model, or its head.
     """
     targets: str | list[str] = settings.lora_targets
     if targets != "all-linear":
@@ -73,12 +75,19 @@ def wrap(model: PreTrainedModel, settings: Trainer) -> PeftModel:
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         try:
-            return get_peft_model(model, config)
+            wrapped = get_peft_model(model, config)
         except ValueError as exc:
-            raise SettingsError(
-                f"trainer.lora_targets={settings.lora_targets}: {str(exc).splitlines()[0]}; "
-                "name modules of the model, comma separated, or use all-linear"
-            ) from exc
+            raise _bad_targets(settings, str(exc).splitlines()[0]) from exc
+    if any("lora_embedding" in name for name, _ in wrapped.named_parameters()):
+        raise _bad_targets(settings, "it names the embeddings, whose adapter no engine applies")
+    return wrapped
+
+
+def _bad_targets(settings: Trainer, problem: str) -> SettingsError:
+    return SettingsError(
+        f"trainer.lora_targets={settings.lora_targets}: {problem}; name linear modules of the model, comma separated, "
+        "or use all-linear"
+    )
 
 
 def save_adapter(model: PeftModel, folder: Path, base: str) -> None:
@@ -110,12 +119,12 @@ def load_adapter(model: PeftModel, folder: Path) -> None:
     """
     saved = json.loads((folder / CONFIG_FILE).read_text())
     config = model.peft_config["default"].to_dict()
-    for name in ("r", "lora_alpha", "target_modules"):
+    for name, setting in SETTING_OF.items():
         expected = plain(config[name])
         if saved[name] != expected:
             raise SettingsError(
-                f"{folder}: this adapter has {name}={saved[name]}, but the settings make {expected}; restore the "
-                "setting, or train a new policy (policy.name) from the start"
+                f"{folder}: this adapter has {name}={saved[name]}, but the settings make {expected} (trainer.{setting})"
+                "; restore the setting, or train a new policy (policy.name) from the start"
             )
     loaded = set_peft_model_state_dict(model, load_file(folder / WEIGHTS_FILE))
     if loaded.unexpected_keys:

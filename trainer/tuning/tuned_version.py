@@ -26,6 +26,7 @@ from typing import NamedTuple
 from schemas.events import AdapterEvent, Tuning, TuningMethod, derive_id
 from streams.adapters import signing, store
 from streams.adapters.decisions import AdapterHistory, find_version, read_history
+from streams.adapters.lora_shape import LoraChoice, LoraShape
 from streams.engines.base_model import Base, load_base
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.engines.rendering.prompts import Prompts
@@ -104,6 +105,8 @@ class TuningOrder:
     """Only groups below this offset."""
     job: TunedJob | None = None
     """The job that it is for."""
+    lora: LoraChoice | None = None
+    """What it says of the adapter's shape, which else is that of the version to start from; None: the settings'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +155,7 @@ def _tune(settings: Settings, order: TuningOrder, history: History, report: Repo
         _refuse_another(state, order)
         start = order.start or StartVersion(order.policy, state.state.newest)
         start_event = _start_event(settings, state, start)
+        settings = _with_shape(settings, order, start, start_event)
         base = load_base(settings.model)
         adapter = None if start_event is None else start_folder(settings, start_event, base, scratch)
         chosen = _examples(settings, order, start, base, history)
@@ -249,6 +253,19 @@ def _start_event(settings: Settings, state: AdapterHistory, start: StartVersion)
             "with --start"
         )
     return history.trained_event(start.version)
+
+
+def _with_shape(
+    settings: Settings, order: TuningOrder, start: StartVersion, start_event: AdapterEvent | None
+) -> Settings:
+    """Return the settings with the shape of the adapter to make. Raises SettingsError if its start has another one."""
+    if order.lora is None:
+        return settings
+    start_shape = None if start_event is None else LoraShape.of_recipe(start_event.recipe)
+    place = f"version {start.version} of {start.policy}"
+    if (problem := order.lora.contradiction(start_shape, place)) is not None:
+        raise SettingsError(problem)
+    return order.lora.over(start_shape or LoraShape.of_settings(settings)).in_settings(settings)
 
 
 def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base: Base, history: History) -> _Examples:

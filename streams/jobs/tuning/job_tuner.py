@@ -25,6 +25,7 @@ from typing import Self
 
 from schemas.events import AdapterEvent, JobTuning
 from streams.adapters.decisions import read_history
+from streams.adapters.lora_shape import LoraChoice
 from streams.arrow.file_rows import TABLES
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
@@ -173,6 +174,7 @@ class TuningWorker:
                 start=StartVersion(policy, number),
                 groups_before=job.groups_next,
                 job=TunedJob(job.job_id, version),
+                lora=LoraChoice(tuning.lora_rank, tuning.lora_alpha, tuning.lora_targets),
             )
             return tune(self._settings, order, LogHistory(self._settings), _Between(self, job)).event
 

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from schemas.events import JobSpec, JobTuning, Purpose, TuningMethod
+from streams.adapters.lora_shape import LoraChoice, LoraShape, in_order
 from streams.adapters.store import uri_of
 from streams.adapters.versions import AdapterState
 from streams.errors import JobRequestError, RefusedError, SettingsError
@@ -33,6 +34,8 @@ from streams.kafka.times import parse_time
 from streams.settings.model import Settings
 from trainer.tuning.curation import Curation
 
+MOST_RANK = 512
+"""vLLM's."""
 BETA = 0.1
 """TRL's."""
 START = re.compile(r"(?:(?P<policy>.+):)?(?P<version>\d{1,9})")
@@ -52,6 +55,13 @@ class TuningConfig(RequestPart):
     batch: int = Field(8, ge=1, le=2**31 - 1, description="examples of a step")
     beta: float | None = Field(
         None, gt=0, description="dpo: KL strength (beta), how close to stay to the start model; default: 0.1"
+    )
+    lora_rank: int | None = Field(
+        None, ge=1, le=MOST_RANK, description="of the adapter; default: that of the start, else trainer.lora_rank"
+    )
+    lora_alpha: int | None = Field(None, ge=1, le=2**31 - 1, description="default: as for the rank")
+    lora_targets: str | None = Field(
+        None, description="linear modules, comma separated, or all-linear; default: as for the rank"
     )
     start: str | None = Field(None, description="[POLICY:]VERSION; default: the newest when the job begins")
     groups_of: str | None = Field(
@@ -104,6 +114,8 @@ def order(
             f"{settings.trainer.learning_rate:g} here. Leave it out, or set it for the process that tunes",
             "config.learning_rate",
         )
+    tuning = _tuning(request, file, now_ms)
+    _check_shape(tuning, settings, adapters)
     prices, budget = prices_and_budget(config.prices, config.max_budget_usd, settings)
     spec = JobSpec(
         iterations=1,
@@ -115,7 +127,7 @@ def order(
         patience=1,
         max_budget_usd=budget,
         prices=prices,
-        tuning=_tuning(request, file, now_ms),
+        tuning=tuning,
     )
     check_estimate(spec, "epochs")
     plain = {**request.model_dump(mode="json"), "file": None if file is None else file.file_id}
@@ -166,6 +178,9 @@ def _tuning(request: TuningRequest, file: TrainingFile | None, now_ms: int) -> J
         epochs=config.epochs,
         batch=config.batch,
         beta=None if request.method == "sft" else config.beta or BETA,
+        lora_rank=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_targets=None if config.lora_targets is None else in_order(config.lora_targets),
         start_policy=start_policy,
         start_version=None if start is None else int(start["version"]),
     )
@@ -180,6 +195,40 @@ def _tuning(request: TuningRequest, file: TrainingFile | None, now_ms: int) -> J
             f"config.{name}",
         )
     return dataclasses.replace(tuning, file_id=file.file_id, file=file.filename, file_bytes=file.size_bytes)
+
+
+def _check_shape(tuning: JobTuning, settings: Settings, adapters: AdapterState) -> None:
+    """Raise JobRequestError for a shape that its start does not have, or that cannot be trained or served here.
+
+    A start in another policy, and the names of modules, are checked when the job runs.
+    """
+    choice = LoraChoice(tuning.lora_rank, tuning.lora_alpha, tuning.lora_targets)
+    if choice.targets is not None and (not choice.targets or "lm_head" in choice.targets.split(",")):
+        raise JobRequestError(
+            f"config.lora_targets is {choice.targets!r}: expected names of linear modules of the model, or all-linear; "
+            "the head, lm_head, is not trained",
+            "config.lora_targets",
+        )
+    if settings.policy.engine == "vllm" and (choice.rank or 0) > settings.trainer.lora_rank:
+        raise JobRequestError(
+            f"config.lora_rank is {choice.rank}, and vLLM is started for ranks of at most trainer.lora_rank, "
+            f"{settings.trainer.lora_rank}; start it with a larger --max-lora-rank, and set trainer.lora_rank here",
+            "config.lora_rank",
+        )
+    shape = LoraShape.of_settings(settings)
+    by_batches = next((made for made in adapters.versions.values() if made.version and made.tuned_by is None), None)
+    if by_batches is not None and choice.over(shape) != shape:
+        raise JobRequestError(
+            f"config: version {by_batches.version} of {adapters.policy} was trained on batches, and the trainer goes "
+            f"on in the shape of its settings, {shape}; leave lora_rank, lora_alpha and lora_targets out, or tune "
+            f"another policy, e.g. {adapters.policy}-tuned",
+            "config",
+        )
+    number = adapters.newest if tuning.start_version is None else tuning.start_version
+    version = adapters.versions.get(number) if tuning.start_policy is None else None
+    problem = choice.contradiction(version and version.lora, f"version {number} of {adapters.policy}")
+    if problem is not None:
+        raise JobRequestError(f"config: {problem}", "config")
 
 
 def _curation(request: TuningRequest, now_ms: int) -> Curation:
