@@ -1,6 +1,6 @@
 """Jobs, agents and environments as Streamward's own REST.
 
-    POST /finetune/jobs {type: RL_TRAINING, …}, /finetune/peft ──► JobLog ──► TrainingJob
+    POST /finetune/jobs {type: RL_TRAINING | FINE_TUNING, …}, /finetune/peft ──► JobLog ──► TrainingJob
     GET  /finetune/jobs/JOB/status, /rl/training/JOB/metrics ◄── its fold
     POST /rl/agents ──► an AgentEvent                POST /rl/environments ──► played three times, and described
 
@@ -10,7 +10,7 @@ The paths are also below /api/v1. Nothing is kept here. Errors have OpenAI's fie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Annotated, Any, Literal
 
@@ -35,7 +35,7 @@ from gateway.jobs.answers import (
     TrainingMetrics,
     TriedEnvironment,
 )
-from gateway.jobs.tenant_jobs import idempotency_key, jobs_of
+from gateway.jobs.tenant_jobs import TenantJobs, idempotency_key, jobs_of
 from gateway.log.named_code import check_scorers
 from schemas import json_text
 from schemas.conversation import ToolSchema
@@ -47,19 +47,22 @@ from streams.environments.episodes.trial_episode import TrialEpisode, handwritte
 from streams.errors import CallError, CallErrorKind, EventError, NotFoundError, RefusedError
 from streams.jobs import job_log, job_view, request as requests
 from streams.jobs.job_log import JobLog
+from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState
 from streams.output import moment
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
-from streams.stages.agents.runs.registration import register
+from streams.stages.agents.runs.registration import KnownAgent, register
 from streams.stages.tasks.lines import RewardSourceLine
 
 RL_TRAINING: Literal["RL_TRAINING"] = "RL_TRAINING"
 FINE_TUNING: Literal["FINE_TUNING"] = "FINE_TUNING"
-ONLY_RL = (
-    "only RL_TRAINING is possible here: a policy learns from rewards. Prompts are not optimized, and POST "
-    "/finetune/peft trains on chosen answers"
+ONLY_THESE = (
+    "only RL_TRAINING, by rewards, and FINE_TUNING, on chosen answers or preferences, are possible here; prompts are "
+    "not optimized"
 )
+OF_TYPE: dict[str, str] = {"training_queries": RL_TRAINING, "method": FINE_TUNING, "training_file": FINE_TUNING}
+"""Fields of an order that have an effect for one type of job."""
 JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
 """Where the ids of jobs are found."""
 MOST_ACTIONS = 64
@@ -70,19 +73,28 @@ KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allo
 
 
 class TrainingOrderBody(Body):
-    """A job; but for `type` it is the order of `training.start_grpo`."""
+    """A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`.
 
-    type: Annotated[str, Refused(ONLY_RL, RL_TRAINING)]
-    agent_id: str = Field(description="a policy, or an agent that is registered")
-    training_queries: list[dict[str, Any]] = Field(description="each with `query` and `expected_outcome`")
-    config: dict[str, Any] = Field(description="of the order (jobs.md), with `n_iterations`")
+    Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, and RL_TRAINING for others.
+    """
+
+    type: Annotated[str | None, Refused(ONLY_THESE, RL_TRAINING, FINE_TUNING)] = None
+    agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
+    training_queries: list[dict[str, Any]] | None = Field(
+        None, description="RL_TRAINING: each with `query` and `expected_outcome`"
+    )
+    method: Literal["sft", "dpo"] | None = Field(None, description="FINE_TUNING; default: sft")
+    training_file: str | None = Field(
+        None, description="FINE_TUNING: id of an uploaded file; default: answers of the log"
+    )
+    config: dict[str, Any] | None = Field(None, description="of the order (jobs.md); RL_TRAINING: with `n_iterations`")
     tenant: str | None = Field(None, min_length=1, description="who pays")
 
 
 class PeftBody(Body):
     """A LoRA adapter by supervised training or preferences: a job that makes one version."""
 
-    agent_id: str = Field(min_length=1, description="the policy; it may be a new one")
+    agent_id: str = Field(min_length=1, description="a policy, which may be new, or an agent that is registered")
     method: Literal["sft", "dpo"] = "sft"
     training_file: str | None = Field(None, description="id of an uploaded file; default: answers of the log")
     config: dict[str, Any] | None = Field(None, description="of the order (jobs.md): `epochs`, `batch`, `start`, …")
@@ -192,17 +204,43 @@ class TrainingJobs:
         example=TRAINING_JOB,
     )
     def create_training_job(self, request: Request, body: TrainingOrderBody) -> TrainingJob:
-        """Order a job that trains a policy by rewards."""
-        key, jobs = idempotency_key(request), self._jobs_of(request)
-        job_request = requests.read_request(body.model_dump(exclude={"type"}))
-        policies, agents = jobs.policies(), jobs.agents()
+        """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
+        jobs = self._jobs_of(request)
+        agents = jobs.agents()
+        kind = _type_of_order(body, agents)
+        for name, its_type in OF_TYPE.items():
+            if its_type != kind and getattr(body, name) is not None:
+                raise CallError("invalid", f"{name} is for {its_type}, and this is {kind}: leave it out", name)
+        key = idempotency_key(request)
+        order = self._tuning(jobs, agents, body) if kind == FINE_TUNING else self._by_rewards(jobs, agents, body)
+        return _training_job(jobs.start(order, key=key))
+
+    def _by_rewards(self, jobs: TenantJobs, agents: Mapping[str, KnownAgent], body: TrainingOrderBody) -> JobOrder:
+        fields = body.model_dump(exclude={"type", *OF_TYPE} - {"training_queries"}, exclude_none=True)
+        job_request, policies = requests.read_request(fields), jobs.policies()
         try:
-            order = requests.order(job_request, self._settings, policies=policies, agents=agents)
+            return requests.order(job_request, self._settings, policies=policies, agents=agents)
         except NotFoundError as exc:
             raise CallError("not_found", str(exc), "agent_id") from exc
         except RefusedError as exc:  # its estimate is over its budget
             raise CallError("invalid", str(exc), "config.max_budget_usd") from exc
-        return _training_job(jobs.start(order, key=key))
+
+    def _tuning(
+        self, jobs: TenantJobs, agents: Mapping[str, KnownAgent], body: TrainingOrderBody | PeftBody
+    ) -> JobOrder:
+        config = {name: value for name, value in (body.config or {}).items() if value is not None}
+        agent = agents.get(body.agent_id)
+        policy = body.agent_id if agent is None else agent.policy
+        fields = {"policy": policy, "method": body.method or "sft", "config": config, "tenant": body.tenant}
+        order = tuning_orders.tuning(
+            fields,
+            body.training_file,
+            self._settings,
+            jobs.adapters,
+            names={"policy": "agent_id"},
+            tenant=jobs.tenant,
+        )
+        return order if agent is None else order.of_agent(body.agent_id)
 
     @REST.get("/finetune/jobs/{job_id}/status", may="jobs.read", ids=JOBS_LISTED, example=TRAINING_JOB)
     def get_training_job(self, request: Request, job_id: str) -> TrainingJob:
@@ -226,17 +264,7 @@ class TrainingJobs:
     def create_tuning_job(self, request: Request, body: PeftBody) -> TrainingJob:
         """Order a job that tunes one version, by chosen answers or preferences."""
         key, jobs = idempotency_key(request), self._jobs_of(request)
-        config = {name: value for name, value in (body.config or {}).items() if value is not None}
-        fields = {"policy": body.agent_id, "method": body.method, "config": config, "tenant": body.tenant}
-        order = tuning_orders.tuning(
-            fields,
-            body.training_file,
-            self._settings,
-            jobs.adapters,
-            names={"policy": "agent_id"},
-            tenant=jobs.tenant,
-        )
-        return _training_job(jobs.start(order, key=key))
+        return _training_job(jobs.start(self._tuning(jobs, jobs.agents(), body), key=key))
 
     @REST.post(
         "/rl/environments",
@@ -334,6 +362,14 @@ class TrainingJobs:
         if not exists:
             problem = f"model_id: there is no model {model_id[:80]!r}; GET /v1/models lists what is served"
             raise CallError("not_found", problem, "model_id")
+
+
+def _type_of_order(body: TrainingOrderBody, agents: Mapping[str, KnownAgent]) -> str:
+    """Return the type of the job that is ordered: as it says, else by its agent's type."""
+    if body.type is not None:
+        return body.type
+    agent = agents.get(body.agent_id)
+    return FINE_TUNING if agent is not None and agent.type == "FINE_TUNED" else RL_TRAINING
 
 
 def _type(job: JobState) -> Literal["RL_TRAINING", "FINE_TUNING"]:

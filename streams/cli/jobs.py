@@ -138,8 +138,12 @@ def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key
     from streams.jobs import job_log, training_files
     from streams.jobs.tuning import tuning_request
     from streams.kafka import times
+    from streams.stages.agents.runs.registration import known_agents
 
-    settings, request = call.settings_to_write, tuning_request.read_request(body)
+    settings = call.settings_to_write
+    agent_id, agents = body["policy"], known_agents(settings)
+    policy = agents[agent_id].policy if agent_id in agents else agent_id
+    request = tuning_request.read_request({**body, "policy": policy})
     now_ms, stored = times.now_ms(), None
     if file is not None:
         raw, name = _content(file)
@@ -147,7 +151,9 @@ def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key
         stored = training_files.put(
             settings.adapters.store, raw, filename=name, purpose=training_files.PURPOSE, now_ms=now_ms
         )
-    order = tuning_request.order(request, settings, read_state(settings, request.policy), stored, now_ms)
+    order = tuning_request.order(request, settings, read_state(settings, policy), stored, now_ms)
+    if agent_id in agents:
+        order = order.of_agent(agent_id)
     with job_log.JobLog(settings) as log:
         return log.start(order, actor=user_name(), key=key)
 

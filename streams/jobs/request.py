@@ -135,6 +135,10 @@ class JobOrder:
         """Return the order with metadata; `request` is the request that it was made of, and its digest is of that."""
         return replace(self, metadata=metadata, digest=digest_of(request))
 
+    def of_agent(self, agent_id: str) -> JobOrder:
+        """Return the order as one for an agent, whose policy it is about."""
+        return replace(self, spec=replace(self.spec, agent=agent_id), digest=digest_of([self.digest, agent_id]))
+
 
 def read_request(body: Any) -> JobRequest:
     """Return a request. Raises JobRequestError that names the first parameter that is wrong."""

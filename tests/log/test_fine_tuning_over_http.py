@@ -42,6 +42,7 @@ GRADER = {
 ODD = "tests.support.doubles.odd_environment:OddEnvironment"
 QUERIES = [{"query": f"{n} + {n} =", "expected_outcome": str(2 * n)} for n in range(12)]
 PEFT = {"agent_id": "coach"}
+TUNE = {**PEFT, "type": "FINE_TUNING"}
 ORDER = {"type": "RL_TRAINING", "agent_id": "sums", "training_queries": QUERIES, "config": {"n_iterations": 3}}
 
 
@@ -358,7 +359,15 @@ def test_the_figures_of_a_job_are_those_of_its_events(served: Gateway) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code", "param", "says"),
     [
-        ("POST", "/finetune/jobs", {**ORDER, "type": "FINE_TUNING"}, 400, "unsupported", "type", "only RL_TRAINING"),
+        ("POST", "/finetune/jobs", {**ORDER, "type": "FINE_TUNING"}, 400, "invalid", "training_queries", "RL_TRAINING"),
+        ("POST", "/finetune/jobs", {**ORDER, "method": "sft"}, 400, "invalid", "method", "is for FINE_TUNING"),
+        ("POST", "/finetune/jobs", {**TUNE, "config": {"lr": 1}}, 400, "invalid", "config.lr", "no field"),
+        ("POST", "/finetune/jobs", {**TUNE, "training_file": "f"}, 404, "not_found", "training_file", "no file"),
+        ("POST", "/finetune/jobs", {**TUNE, "config": {"lora_rank": 0}}, 400, "invalid", "config.lora_rank", "equal"),
+        ("POST", "/finetune/jobs", {**ORDER, "config": {"lora_rank": 4, "n_iterations": 3}}, 400, "invalid",
+         "config.lora_rank", "a job that tunes"),
+        ("POST", "/finetune/jobs", {"agent_id": "sums", "config": {"n_iterations": 3}}, 400, "invalid",
+         "training_queries", "is required"),
         ("POST", "/finetune/jobs", {**ORDER, "type": "PROMPT_ENGINEERING"}, 400, "unsupported", "type", "only RL_"),
         ("POST", "/finetune/jobs", {**ORDER, "colour": 1}, 400, "unknown_parameter", "colour", "no field"),
         ("POST", "/finetune/jobs", {**ORDER, "training_queries": []}, 400, "invalid", "training_queries", "at least 1"),
@@ -438,6 +447,34 @@ def test_a_job_of_an_agent_that_names_no_scorer_has_those_that_the_agent_is_regi
     specs = {event.job_id: event.spec for _, event in read(served.settings, JobEvent) if event.kind == "created"}
     expected = RewardSource(name="numeric", weight=0.5, settings=json.dumps(sources[0]["settings"]))
     assert [specs[name].reward_sources for name in (default, chosen)] == [(expected,), (RewardSource(name="exact"),)]
+
+
+def test_a_job_of_type_fine_tuning_is_the_one_that_peft_orders(served: Gateway) -> None:
+    body = {"agent_id": "pupil", "method": "dpo", "config": {"groups_of": "sums", "lora_rank": 4}}
+    job = served.rest("POST", "/finetune/jobs", {**body, "type": "FINE_TUNING"}, Idempotency_Key="pupil").json()
+    assert (job["type"], job["status"], job["config"]["method"]) == ("FINE_TUNING", "queued", "dpo")
+    assert (job["config"]["agent_id"], job["config"]["lora_rank"]) == ("pupil", 4)
+    assert served.rest("POST", "/finetune/peft", body, Idempotency_Key="pupil").json() == job
+
+
+def test_an_order_without_a_type_is_of_its_agents_type(served: Gateway) -> None:
+    def ordered(agent_type: str, **fields: Any) -> dict[str, Any]:
+        agent = {"agent_id": agent_type.lower(), "model_id": "sums", "type": agent_type}
+        assert served.rest("POST", "/rl/agents", agent).status_code == 201
+        answer = served.rest("POST", "/finetune/jobs", {"agent_id": agent["agent_id"], **fields})
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+    by_rewards = {"training_queries": QUERIES, "config": {"n_iterations": 3}}
+    tuned = ordered("FINE_TUNED")
+    assert (tuned["type"], tuned["config"]["agent_id"], tuned["config"]["groups_of"]) == (
+        "FINE_TUNING",
+        "fine_tuned",
+        "sums",
+    )
+    assert ordered("RL_TRAINED", **by_rewards)["type"] == ordered("PROMPT_BASED", **by_rewards)["type"] == "RL_TRAINING"
+    assert ordered("FINE_TUNED", type="RL_TRAINING", **by_rewards)["type"] == "RL_TRAINING"
+    assert next(event.policy for _, event in read(served.settings, JobEvent) if event.job_id == tuned["id"]) == "sums"
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_of_two_at_once_the_first_counts_and_the_other_is_told(made: Settings, m
     with pytest.raises(RefusedError, match="another process registered it first"):
         register(made, replace(HELPER, model_id="other"))
     assert registrations(made) == {"helper": [first]}
-    assert known_agents(made) == {"helper": KnownAgent("default")}
+    assert known_agents(made) == {"helper": KnownAgent("default", type="FINE_TUNED")}
 
 
 def test_an_agent_that_was_removed_is_known_no_more(made: Settings) -> None:

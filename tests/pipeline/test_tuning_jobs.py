@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from schemas.events import AdapterEvent, JobEvent
+from schemas.events import AdapterEvent, AgentEvent, JobEvent
 from streams.adapters.versions import empty, read_state
 from streams.cli.root import cli
 from streams.engines.base_model import Base
@@ -31,6 +31,7 @@ from streams.kafka.history import LogHistory
 from streams.observability import catalog
 from streams.settings.load import to_env
 from streams.settings.model import Metrics, Model, Policy, Settings
+from streams.stages.agents.runs.registration import register
 from tests.chaos.proxy import free_ports
 from tests.log.test_fine_tuning_over_http import gateway
 from tests.pipeline.test_tuning import DPO, SFT, Crash, groups, order as tuning_order, sent
@@ -277,6 +278,16 @@ def test_jobs_are_ordered_by_the_command_line_and_carried_out_by_the_command(
     shown = json.loads(command("show", job["job_id"], "--output", "json").stdout)
     assert (shown["status"], shown["version"], shown["order"]["method"]) == ("completed", 1, "sft")
     assert (shown["order"]["file"], shown["order"]["epochs"]) == ("a.jsonl", 2)
+
+
+def test_a_job_that_tunes_an_agent_by_the_command_line_tunes_its_policy(settings: Settings) -> None:
+    agent = {"agent_id": "helper", "kind": "registered", "name": "Helper", "type": "FINE_TUNED", "model_id": "coach"}
+    register(settings, AgentEvent(event_id="", created_at=0, **agent))  # type: ignore[arg-type]
+    words = ("jobs", "start", "helper", "--method", "sft", "--config", '{"groups_of": "default"}', "--output", "jsonl")
+    found = CliRunner().invoke(cli, words, env=to_env(settings))
+    assert found.exit_code == 0, found.output
+    created = next(event for _, event in read(settings, JobEvent))
+    assert (created.policy, created.spec and created.spec.agent) == ("coach", "helper")
 
 
 def test_jobs_of_openais_client_and_of_rest_are_carried_out_and_their_model_answers(

@@ -285,7 +285,8 @@ class AgentRunner:
         """Write what this agent is, unless the log says so already; what else was said of it stays."""
         agent_id, policy = self._plan.agent_id, self._settings.policy.name
         before = registrations(self._settings, self._outage).get(agent_id, [])
-        kind: AgentType = "RL_TRAINED" if self._state.router.primary else "PROMPT_BASED"
+        primary = self._state.router.adapters.versions[self._state.router.primary]
+        kind: AgentType = "PROMPT_BASED" if not primary.version else "FINE_TUNED" if primary.tuned_by else "RL_TRAINED"
         event = AgentEvent(
             event_id="", agent_id=agent_id, created_at=0, kind="registered", name=agent_id, type=kind, model_id=policy
         )

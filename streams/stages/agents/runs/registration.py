@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from schemas.events import AgentEvent, RewardSource, derive_id
+from schemas.events import AgentEvent, AgentType, RewardSource, derive_id
 from schemas.serde import Poison
 from streams.errors import RefusedError
 from streams.kafka import times
@@ -45,13 +45,15 @@ class KnownAgent(NamedTuple):
     """Which answers its calls."""
     reward_sources: tuple[RewardSource, ...] = ()
     """Of its tasks and jobs that name none."""
+    type: AgentType = "PROMPT_BASED"
+    """How it came about."""
 
 
 def known_agents(settings: Settings) -> dict[str, KnownAgent]:
     """Return every agent that is registered. Raises as `read_topic`."""
     newest = (events[-1] for events in registrations(settings).values())
     return {
-        event.agent_id: KnownAgent(event.model_id.partition("@")[0], event.reward_sources)
+        event.agent_id: KnownAgent(event.model_id.partition("@")[0], event.reward_sources, event.type)
         for event in newest
         if event.kind == "registered"
     }
