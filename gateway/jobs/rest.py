@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 
 from gateway.http.body import Body, Whole, compact
@@ -40,7 +40,7 @@ from gateway.log.named_code import check_scorers
 from schemas import json_text
 from schemas.conversation import ToolSchema
 from schemas.events import AgentEvent, AgentType, EpisodeStart, JobEvent, RewardSource, Tool
-from schemas.faults import Refused
+from schemas.faults import refusal
 from streams.adapters.versions import read_state
 from streams.environments.environment_pool import EnvironmentPool
 from streams.environments.episodes.trial_episode import TrialEpisode, handwritten_actions, try_twice
@@ -55,13 +55,14 @@ from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, register
 from streams.stages.tasks.lines import RewardSourceLine
 
+OrderType = Literal["RL_TRAINING", "FINE_TUNING"]
 RL_TRAINING: Literal["RL_TRAINING"] = "RL_TRAINING"
 FINE_TUNING: Literal["FINE_TUNING"] = "FINE_TUNING"
 ONLY_THESE = (
     "only RL_TRAINING, by rewards, and FINE_TUNING, on chosen answers or preferences, are possible here; prompts are "
     "not optimized"
 )
-OF_TYPE: dict[str, str] = {"training_queries": RL_TRAINING, "method": FINE_TUNING, "training_file": FINE_TUNING}
+OF_TYPE: dict[str, OrderType] = {"training_queries": RL_TRAINING, "method": FINE_TUNING, "training_file": FINE_TUNING}
 """Fields of an order that have an effect for one type of job."""
 JOBS_LISTED = "GET /v1/fine_tuning/jobs lists jobs"
 """Where the ids of jobs are found."""
@@ -72,13 +73,20 @@ KINDS: dict[str, CallErrorKind] = {"unknown_environment": "not_found", "not_allo
 """Of an environment's errors, those that are not about how it was asked for."""
 
 
+def _possible(kind: Any) -> Any:
+    """Return a type of job. Raises what pydantic takes, for one that is not possible here."""
+    if isinstance(kind, str) and kind not in get_args(OrderType):
+        raise refusal(ONLY_THESE)
+    return kind
+
+
 class TrainingOrderBody(Body):
     """A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`.
 
     Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, and RL_TRAINING for others.
     """
 
-    type: Annotated[str | None, Refused(ONLY_THESE, RL_TRAINING, FINE_TUNING)] = None
+    type: Annotated[OrderType | None, BeforeValidator(_possible)] = None
     agent_id: str = Field(min_length=1, description="a policy, or an agent that is registered")
     training_queries: list[dict[str, Any]] | None = Field(
         None, description="RL_TRAINING: each with `query` and `expected_outcome`"
@@ -349,8 +357,8 @@ class TrainingJobs:
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             problem = f"reward_sources: {repeated[0]!r} is named twice; combine them in one `mix`"
             raise CallError("invalid", problem, "reward_sources")
-        if problem := unusable_scorer(self._settings.scoring, sources):
-            raise CallError("invalid", f"reward_sources: {problem}", "reward_sources")
+        if reason := unusable_scorer(self._settings.scoring, sources):
+            raise CallError("invalid", f"reward_sources: {reason}", "reward_sources")
 
     def _check_model(self, model_id: str) -> None:
         """Raise CallError for a model that there is not."""
@@ -364,7 +372,7 @@ class TrainingJobs:
             raise CallError("not_found", problem, "model_id")
 
 
-def _type_of_order(body: TrainingOrderBody, agents: Mapping[str, KnownAgent]) -> str:
+def _type_of_order(body: TrainingOrderBody, agents: Mapping[str, KnownAgent]) -> OrderType:
     """Return the type of the job that is ordered: as it says, else by its agent's type."""
     if body.type is not None:
         return body.type
@@ -372,7 +380,7 @@ def _type_of_order(body: TrainingOrderBody, agents: Mapping[str, KnownAgent]) ->
     return FINE_TUNING if agent is not None and agent.type == "FINE_TUNED" else RL_TRAINING
 
 
-def _type(job: JobState) -> Literal["RL_TRAINING", "FINE_TUNING"]:
+def _type(job: JobState) -> OrderType:
     return RL_TRAINING if job.spec.tuning is None else FINE_TUNING
 
 

@@ -234,7 +234,7 @@ def _who(name: str, policies: Collection[str], agents: Mapping[str, KnownAgent])
 
 def _repeats(config: JobConfig, settings: Settings) -> None:
     """Raise JobRequestError for a parameter that is the deployment's, and has another value there."""
-    deployment = {
+    deployment: dict[str, tuple[str, float | str]] = {
         "batch_size": ("batches.groups", settings.batches.groups),
         "learning_rate": ("trainer.learning_rate", settings.trainer.learning_rate),
         "gamma": ("advantages.gamma", settings.advantages.gamma),

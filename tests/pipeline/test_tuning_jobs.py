@@ -148,7 +148,9 @@ def test_a_job_may_choose_the_shape_of_its_adapter_and_the_next_one_keeps_it_and
     ranks = [event.recipe["trainer.lora_rank"] for event in made]
     assert ranks == ["2", "2", str(settings.trainer.lora_rank)]
     assert [event.parent_version for event in made] == [0, 1, 0]
-    small, large = (read_lora(Path(event.uri or ""), base.model) for event in (made[0], made[2]))
+    small, large = (
+        read_lora(Path((event.uri or "").removeprefix("file:")), base.model) for event in (made[0], made[2])
+    )
     assert {name.rpartition(".")[2] for name in small} == {"q_proj", "v_proj"} < {n.rpartition(".")[2] for n in large}
     for version in (2, 3):
         plan = retrain.plan(settings, "default", version, LogHistory(settings))

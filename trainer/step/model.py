@@ -64,6 +64,12 @@ def wrap(model: PreTrainedModel, settings: Trainer) -> PeftModel:
                 "trainer.lora_targets names lm_head, but logprobs are computed from the head's own weight, so an "
                 "adapter there would never be trained; leave lm_head out"
             )
+        embeddings = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Embedding)]
+        if named := {name.rpartition(".")[2] for name in embeddings} & set(targets):
+            raise SettingsError(
+                f"trainer.lora_targets names the embeddings, {named.pop()}, and no engine applies an adapter there; "
+                "leave them out"
+            )
     config = LoraConfig(
         r=settings.lora_rank,
         lora_alpha=settings.lora_alpha,
@@ -75,19 +81,12 @@ def wrap(model: PreTrainedModel, settings: Trainer) -> PeftModel:
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         try:
-            wrapped = get_peft_model(model, config)
+            return get_peft_model(model, config)
         except ValueError as exc:
-            raise _bad_targets(settings, str(exc).splitlines()[0]) from exc
-    if any("lora_embedding" in name for name, _ in wrapped.named_parameters()):
-        raise _bad_targets(settings, "it names the embeddings, whose adapter no engine applies")
-    return wrapped
-
-
-def _bad_targets(settings: Trainer, problem: str) -> SettingsError:
-    return SettingsError(
-        f"trainer.lora_targets={settings.lora_targets}: {problem}; name linear modules of the model, comma separated, "
-        "or use all-linear"
-    )
+            raise SettingsError(
+                f"trainer.lora_targets={settings.lora_targets}: {str(exc).splitlines()[0]}; "
+                "name modules of the model, comma separated, or use all-linear"
+            ) from exc
 
 
 def save_adapter(model: PeftModel, folder: Path, base: str) -> None:

@@ -560,6 +560,16 @@ class OrderedConfig(TypedDict):
     method: str
 
 
+class OrderedSource(TypedDict):
+    """
+    A scorer, with its weight and its settings.
+    """
+
+    name: str
+    weight: float
+    settings: Any
+
+
 class OutputConfig(TypedDict):
     """
     What the text is.
@@ -1152,13 +1162,17 @@ class TrainingMetrics(TypedDict):
 
 class TrainingOrderBody(TypedDict):
     """
-    A job; but for `type` it is the order of `training.start_grpo`.
+    A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`.
+
+    Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, and RL_TRAINING for others.
     """
 
-    type: Literal["RL_TRAINING"]
+    type: NotRequired[Literal["RL_TRAINING", "FINE_TUNING"] | None]
     agent_id: str
-    training_queries: list[dict[str, Any]]
-    config: dict[str, Any]
+    training_queries: NotRequired[list[dict[str, Any]] | None]
+    method: NotRequired[Literal["sft", "dpo"] | None]
+    training_file: NotRequired[str | None]
+    config: NotRequired[dict[str, Any] | None]
     tenant: NotRequired[str | None]
 
 
@@ -1261,6 +1275,7 @@ class AgentConfig(TypedDict):
     memory_config: NotRequired[dict[str, Any] | None]
     capabilities: NotRequired[list[str] | None]
     tools: NotRequired[list[AgentTool] | None]
+    reward_sources: NotRequired[list[RewardSourceLine] | None]
 
 
 class AssistantTurn(TypedDict):
@@ -1593,6 +1608,7 @@ class RegisteredAgent(TypedDict):
     memory_config: Any
     capabilities: list[str]
     tools: list[ToolAnswer]
+    reward_sources: list[OrderedSource]
     created_at: str
 
 

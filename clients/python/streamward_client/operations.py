@@ -137,7 +137,7 @@ class Operations(Sender):
         return answer
 
     def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
-        """Order a job that trains a policy by rewards."""
+        """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
         answer: models.TrainingJob = self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
@@ -365,7 +365,7 @@ class AsyncOperations(AsyncSender):
         return answer
 
     async def create_training_job(self, body: models.TrainingOrderBody, *, idempotency_key: str | None = None) -> models.TrainingJob:
-        """Order a job that trains a policy by rewards."""
+        """Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences."""
         answer: models.TrainingJob = await self.send("POST", "/finetune/jobs", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 

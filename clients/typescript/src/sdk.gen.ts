@@ -337,7 +337,7 @@ export const cancelFineTuningJob = <ThrowOnError extends boolean = false>(option
 /**
  * Create training job
  *
- * Order a job that trains a policy by rewards.
+ * Order a job that trains a policy by rewards, or tunes it on chosen answers or preferences.
  */
 export const createTrainingJob = <ThrowOnError extends boolean = false>(options: Options<CreateTrainingJobData, ThrowOnError>) => (options.client ?? client).post<CreateTrainingJobResponses, CreateTrainingJobErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],

@@ -88,6 +88,10 @@ export type AgentConfig = {
      * recorded
      */
     tools?: Array<AgentTool> | null;
+    /**
+     * scorers of its tasks and jobs that name none
+     */
+    reward_sources?: Array<RewardSourceLine> | null;
 };
 
 /**
@@ -1285,6 +1289,15 @@ export type OrderedConfig = {
 };
 
 /**
+ * A scorer, with its weight and its settings.
+ */
+export type OrderedSource = {
+    name: string;
+    weight: number;
+    settings: unknown;
+};
+
+/**
  * What the text is.
  */
 export type OutputConfig = {
@@ -1303,7 +1316,7 @@ export type OutputDetails = {
  */
 export type PeftBody = {
     /**
-     * the policy; it may be a new one
+     * a policy, which may be new, or an agent that is registered
      */
     agent_id: string;
     method?: 'sft' | 'dpo';
@@ -1427,6 +1440,10 @@ export type RegisteredAgent = {
     memory_config: unknown;
     capabilities: Array<string>;
     tools: Array<ToolAnswer>;
+    /**
+     * of its tasks and jobs that name none
+     */
+    reward_sources: Array<OrderedSource>;
     created_at: string;
 };
 
@@ -2199,29 +2216,36 @@ export type TrainingMetrics = {
 };
 
 /**
- * A job; but for `type` it is the order of `training.start_grpo`.
+ * A job: of type RL_TRAINING the order of `training.start_grpo`, of type FINE_TUNING that of `/finetune/peft`.
+ *
+ * Without a type it is FINE_TUNING for an agent that is registered as FINE_TUNED, and RL_TRAINING for others.
  */
 export type TrainingOrderBody = {
-    /**
-     * refused: only RL_TRAINING is possible here: a policy learns from rewards. Prompts are not optimized, and POST /finetune/peft trains on chosen answers
-     */
-    type: 'RL_TRAINING';
+    type?: 'RL_TRAINING' | 'FINE_TUNING' | null;
     /**
      * a policy, or an agent that is registered
      */
     agent_id: string;
     /**
-     * each with `query` and `expected_outcome`
+     * RL_TRAINING: each with `query` and `expected_outcome`
      */
-    training_queries: Array<{
+    training_queries?: Array<{
         [key: string]: unknown;
-    }>;
+    }> | null;
     /**
-     * of the order (jobs.md), with `n_iterations`
+     * FINE_TUNING; default: sft
      */
-    config: {
+    method?: 'sft' | 'dpo' | null;
+    /**
+     * FINE_TUNING: id of an uploaded file; default: answers of the log
+     */
+    training_file?: string | null;
+    /**
+     * of the order (jobs.md); RL_TRAINING: with `n_iterations`
+     */
+    config?: {
         [key: string]: unknown;
-    };
+    } | null;
     /**
      * who pays
      */

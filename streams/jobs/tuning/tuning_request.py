@@ -226,7 +226,7 @@ def _check_shape(tuning: JobTuning, settings: Settings, adapters: AdapterState) 
         )
     number = adapters.newest if tuning.start_version is None else tuning.start_version
     version = adapters.versions.get(number) if tuning.start_policy is None else None
-    problem = choice.contradiction(version and version.lora, f"version {number} of {adapters.policy}")
+    problem = choice.contradiction(None if version is None else version.lora, f"version {number} of {adapters.policy}")
     if problem is not None:
         raise JobRequestError(f"config: {problem}", "config")
 
