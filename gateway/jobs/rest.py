@@ -305,7 +305,7 @@ class TrainingJobs:
             "agent_id": "calc",
             "model_id": "sums",
             "capabilities": ["arithmetic"],
-            "reward_sources": ["exact"],
+            "reward_sources": [{"name": "exact"}],
         },
         example=AGENT,
     )
@@ -351,7 +351,7 @@ class TrainingJobs:
         )
 
     def _check_sources(self, request: Request, sources: tuple[RewardSource, ...]) -> None:
-        """Raise CallError for reward sources that nobody could score with, or that the sender may not name."""
+        """Raise CallError for reward sources that cannot score, or that the sender may not name."""
         check_scorers(request, self._settings.serve, sources)
         names = [source.name for source in sources]
         if repeated := sorted({name for name in names if names.count(name) > 1}):

@@ -176,7 +176,7 @@ class SentTasks:
 
 
 def may_train(settings: Settings, tenant: str | None, policy: str) -> bool:
-    """Return whether a tenant may train a policy; None: whoever has no tenant."""
+    """Return whether a tenant may train a policy; None: a sender without a tenant."""
     return policy == settings.policy.name or is_of(tenant, policy)
 
 

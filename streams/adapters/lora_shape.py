@@ -49,7 +49,7 @@ class LoraShape(NamedTuple):
 
 
 class LoraChoice(NamedTuple):
-    """What an order says of an adapter's shape; None: nothing."""
+    """The parts of an adapter's shape that an order names; None: not named."""
 
     rank: int | None = None
     alpha: int | None = None

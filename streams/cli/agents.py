@@ -109,7 +109,6 @@ def agents_run(
     from streams.kafka import admin
     from streams.observability import metrics
     from streams.stages.agents.runs import agent_runner, episode_agent
-    from streams.stages.agents.runs.registration import default_rewards
 
     if sum((environments, command is not None, entry_point is not None)) != 1:
         raise SettingsError("name what to run: --command, --entry-point, or --environments for the built-in agent")
@@ -120,9 +119,7 @@ def agents_run(
     pool = EnvironmentPool(call.settings.environments)
     player = episode_agent.EpisodeAgent(address, pool.open, time_limit_s=time_limit, key=key)
     if file is not None:
-        rewards_of_agent = default_rewards(call.settings)
-        checked = read_tasks(call.settings, file, reading, agent=agent_id, rewards_of_agent=rewards_of_agent)
-        _submit(call, checked.tasks, agent_id)
+        _submit(call, file, reading, agent_id)
     call.working = True
     plan = agent_runner.AgentPlan(
         agent_id=agent_id,
@@ -151,10 +148,13 @@ def _program(command: str | None, entry_point: str | None, time_limit_s: float) 
     return lambda _: RunWork(partial(run_process, process))
 
 
-def _submit(call: AppContext, tasks: list[Task], agent_id: str) -> None:
-    """Submit tasks for this agent. Raises SettingsError if a task names another agent."""
+def _submit(call: AppContext, file: Path, reading: TaskFileOptions, agent_id: str) -> None:
+    """Submit the tasks of a file for this agent. Raises SettingsError if one names another agent."""
+    from streams.stages.agents.runs.registration import default_rewards
     from streams.stages.tasks.submit import submit
 
+    rewards_of_agent = default_rewards(call.settings)
+    tasks = read_tasks(call.settings, file, reading, agent=agent_id, rewards_of_agent=rewards_of_agent).tasks
     for task in tasks:
         if task.agent != agent_id:
             raise SettingsError(f"a task names the agent {task.agent}, not {agent_id}; leave out such lines")

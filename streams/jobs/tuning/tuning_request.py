@@ -219,8 +219,8 @@ def _check_shape(tuning: JobTuning, settings: Settings, adapters: AdapterState) 
     by_batches = next((made for made in adapters.versions.values() if made.version and made.tuned_by is None), None)
     if by_batches is not None and choice.over(shape) != shape:
         raise JobRequestError(
-            f"config: version {by_batches.version} of {adapters.policy} was trained on batches, and the trainer goes "
-            f"on in the shape of its settings, {shape}; leave lora_rank, lora_alpha and lora_targets out, or tune "
+            f"config: version {by_batches.version} of {adapters.policy} was trained on batches, and the trainer "
+            f"continues in the shape of its settings, {shape}; leave lora_rank, lora_alpha and lora_targets out, or tune "
             f"another policy, e.g. {adapters.policy}-tuned",
             "config",
         )

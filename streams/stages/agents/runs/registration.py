@@ -39,7 +39,7 @@ def registrations(settings: Settings, outage: BrokerOutage | None = None) -> dic
 
 
 class KnownAgent(NamedTuple):
-    """What orders need of an agent that is registered."""
+    """An agent that is registered, as far as orders need it."""
 
     policy: str
     """Which answers its calls."""
