@@ -220,8 +220,8 @@ def _check_shape(tuning: JobTuning, settings: Settings, adapters: AdapterState) 
     if by_batches is not None and choice.over(shape) != shape:
         raise JobRequestError(
             f"config: version {by_batches.version} of {adapters.policy} was trained on batches, and the trainer "
-            f"continues in the shape of its settings, {shape}; leave lora_rank, lora_alpha and lora_targets out, or tune "
-            f"another policy, e.g. {adapters.policy}-tuned",
+            f"continues in the shape of its settings, {shape}; leave lora_rank, lora_alpha and lora_targets out, or "
+            f"tune another policy, e.g. {adapters.policy}-tuned",
             "config",
         )
     number = adapters.newest if tuning.start_version is None else tuning.start_version
