@@ -35,6 +35,7 @@ from streams.cli.query import query
 from streams.cli.release import adapters
 from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
+from streams.cli.retraining import retrain
 from streams.cli.rollout import rollout
 from streams.cli.runtime import AppContext, Guarded
 from streams.cli.schemas import schemas
@@ -56,6 +57,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, adapters, rollout, query, page, audit, costs),
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
+    "Improve by what was served": (retrain,),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
     "Connect": (serve, access, agents, environments, export, schemas),
 }

@@ -78,6 +78,12 @@ class JobLog(FollowedTopic):
             raise RefusedError(f"{len(names)} jobs begin with {job_id!r}, e.g. {names[0]}; give more of the id")
         raise NotFoundError(f"there is no job {job_id!r}; `streamward jobs list` shows all of them")
 
+    def find(self, job_id: str) -> JobState | None:
+        """Return the job of this whole id; None if there is none. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            return self._all.states.get(job_id)
+
     def next_of_each_policy(self) -> list[JobState]:
         """Return, for each policy, its oldest job that has not ended. Raises LogError once the log cannot be read."""
         with self._changed:

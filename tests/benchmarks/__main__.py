@@ -38,6 +38,7 @@ NAMES = (
     "fleet",
     "jobs",
     "learning",
+    "triggers",
     "vllm",
     "workers",
 )

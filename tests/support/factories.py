@@ -49,6 +49,7 @@ from schemas.events import (
     TrajectoryEvent,
     TrajectoryKind,
     TriggerEvent,
+    TriggerKind,
     Turn,
     derive_id,
 )
@@ -495,6 +496,24 @@ def curation_event(**changes: Any) -> CurationEvent:
         "transcript_digest": "b" * 64,
     }
     return CurationEvent(**whole | changes)
+
+
+def trigger_event(kind: TriggerKind, sequence: int = 0, **changes: Any) -> TriggerEvent:
+    """Return an event of the rule nightly; a crossing of it starts a job."""
+    event_id = derive_id("nightly", kind, sequence)
+    whole: dict[str, Any] = {
+        "event_id": event_id,
+        "rule": "nightly",
+        "created_at": T0 + sequence,
+        "kind": kind,
+        "sequence": sequence,
+        "policy": "default",
+        "actor": "retrain",
+        "reason": "because",
+        "rule_digest": "a" * 64,
+    }
+    crossing = {"signal": "promotable", "action": "train", "job_id": derive_id("job", "", event_id)}
+    return TriggerEvent(**whole | ({"due_at": T0} if kind == "ticked" else crossing) | changes)
 
 
 def request_event(**changes: Any) -> RequestEvent:

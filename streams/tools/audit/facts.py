@@ -245,6 +245,9 @@ class JobFact(NamedTuple):
     tenant: str
     cost_usd: float | None
     """Of the job until then."""
+    job_id: str
+    trigger: str | None
+    """created: the id of the crossing that it names; None: a person ordered it."""
 
 
 class MonthFact(NamedTuple):
@@ -256,6 +259,20 @@ class MonthFact(NamedTuple):
     cost_usd: float
     counted: tuple[int, ...]
     """By partition: records below this offset are in it."""
+
+
+class TriggerFact(NamedTuple):
+    """That a rule's time had come, or that it had a reason."""
+
+    at: Coordinates
+    event_id: str
+    kind: str
+    sequence: int
+    created_at: int
+    due_at: int
+    """-1: it is of no time."""
+    job_id: str | None
+    has_own_id: bool
 
 
 class LetterFact(NamedTuple):
@@ -289,6 +306,7 @@ Fact = (
     | RunFact
     | JobFact
     | MonthFact
+    | TriggerFact
     | LetterFact
     | Unusable
 )

@@ -1,6 +1,6 @@
 """Turn each record into what the audit keeps of it.
 
-    Record ──► decode, key ──► Task, Response, Reward, Control, Group, Batch, Adapter, Job, Letter  facts
+    Record ──► decode, key ──► Task, Response, Reward, Control, Group, Batch, Adapter, Job, Trigger, Letter  facts
                           └──► Unusable: its bytes are not an event of its topic, or its key is wrong
 
 Of texts only digests are kept, so the audit can tell that two responses differ, but not where.
@@ -30,6 +30,7 @@ from schemas.events import (
     Sampling,
     Task,
     TrajectoryEvent,
+    TriggerEvent,
     Tuning,
     Turn,
     derive_id,
@@ -52,6 +53,7 @@ from streams.tools.audit.facts import (
     RewardFact,
     RunFact,
     TaskFact,
+    TriggerFact,
     TurnFact,
     Unusable,
 )
@@ -325,6 +327,21 @@ def _job(record: Record, event: JobEvent) -> JobFact | MonthFact:
         created_at=event.created_at,
         tenant=event.tenant or "",
         cost_usd=cost_usd,
+        job_id=event.job_id,
+        trigger=event.metadata.get("trigger") if event.kind == "created" else None,
+    )
+
+
+def _trigger(record: Record, event: TriggerEvent) -> TriggerFact:
+    return TriggerFact(
+        at=record.at,
+        event_id=event.event_id,
+        kind=event.kind,
+        sequence=event.sequence,
+        created_at=event.created_at,
+        due_at=-1 if event.due_at is None else event.due_at,
+        job_id=event.job_id,
+        has_own_id=event.event_id == derive_id(event.rule, event.kind, event.sequence),
     )
 
 
@@ -360,5 +377,6 @@ _FACTS: dict[type[Event], Any] = {
     Turn: _turn,
     TrajectoryEvent: _run,
     JobEvent: _job,
+    TriggerEvent: _trigger,
     DeadLetter: _letter,
 }

@@ -11,6 +11,7 @@
     keys, agents, …          each record where its key belongs
     jobs                     = ended + open, each event decided when those before it had taken effect
     a closed month           = what its tenant's jobs had cost in it, up to where it was counted
+    crossings of rules       = with their one job + without a job (self-play) + open, no tick before its time
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`recount_*.py`), and
 a test makes sure that nothing of theirs is imported. Every record that could not count must have its dead letter, and
@@ -51,6 +52,7 @@ from streams.tools.audit.facts import (
     RewardFact,
     RunFact,
     TaskFact,
+    TriggerFact,
     TurnFact,
     Unusable,
 )
@@ -59,6 +61,7 @@ from streams.tools.audit.recount_job import JobStory, recount_job, recount_month
 from streams.tools.audit.recount_policy import PolicyLedger, recount_policy
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
 from streams.tools.audit.recount_trajectory import RunStory, recount_run
+from streams.tools.audit.recount_trigger import RuleStory, recount_rule, stray_jobs
 from streams.tools.audit.recount_versions import VersionLedger
 from streams.tools.audit.report import CATEGORIES, Report
 from streams.tools.audit.story import Story, TaskOutcome
@@ -76,10 +79,10 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-ONLY_PLACED = ("experiments", "agents", "access", "curation", "datasets", "triggers")
+ONLY_PLACED = ("experiments", "agents", "access", "curation", "datasets")
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
-NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", *ONLY_PLACED)
+NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", *ONLY_PLACED)
 """Topics whose retention hides nothing of what a group is recounted from."""
 UNLETTERED = {
     "dead-letters": "a dead letter",
@@ -149,6 +152,7 @@ class Ledger:
         self._policies: dict[str, PolicyLedger] = {}
         self._jobs: dict[str, JobStory] = {}
         self._months: list[MonthFact] = []
+        self._rules: dict[str, RuleStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
         self._headers_left_out = 0
@@ -191,6 +195,8 @@ class Ledger:
                 self._story(partition, event.task_id).groups.append(fact)
             case JobFact():
                 self._jobs.setdefault(event.job_id, JobStory(event.policy)).events.append(fact)
+            case TriggerFact():
+                self._rules.setdefault(event.rule, RuleStory(event.rule, event.policy)).events.append(fact)
             case MonthFact():
                 self._months.append(fact)
             case TurnFact() | RunFact():
@@ -248,7 +254,12 @@ class Ledger:
             if policy in (None, job.policy):
                 trained = {fact.version for fact in self._policy(job.policy).adapters if fact.kind == "trained"}
                 _add(whole, recount_job(job, trained))
+        ordered = self._jobs_by_crossing()
+        for rule in self._rules.values():
+            if policy in (None, rule.policy):
+                _add(whole, recount_rule(rule, ordered, settled=reach.settled))
         if policy is None:
+            _add(whole, stray_jobs(self._rules, ordered))
             _add(whole, recount_months(self._months, self._jobs.values()))
             whole.findings += self._useless(view)
         reasons: Counter[str] = Counter()
@@ -263,6 +274,15 @@ class Ledger:
         order = {category: number for number, category in enumerate(CATEGORIES)}
         findings = sorted(set(whole.findings), key=lambda found: (found.accounted, order[found.category], found.at))
         return Report(tuple(findings), whole.counts, whole.in_flight, reasons, refused, self._headers_left_out)
+
+    def _jobs_by_crossing(self) -> dict[str, list[JobFact]]:
+        """Return the first record of each job that names a crossing, by the id that it names."""
+        ordered: dict[str, list[JobFact]] = {}
+        for job in self._jobs.values():
+            created = next((event for event in job.events if event.trigger is not None), None)
+            if created is not None and created.trigger is not None:
+                ordered.setdefault(created.trigger, []).append(created)
+        return ordered
 
     def _exists(self, at: Coordinates) -> bool:
         marks = self._marks.get((at.topic, at.partition))

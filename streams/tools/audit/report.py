@@ -86,6 +86,9 @@ class Report:
                 },
             ),
         ]
+        if n["crossings"]:  # only where there are rules
+            parts = {"with a job": n["crossings with a job"], "with tasks": n["crossings without a job"]}
+            lines.append(("crossings of rules", n["crossings"], {**parts, "open": n["crossings open"]}))
         return [
             (what, f"{total} = " + " + ".join(f"{count} {name}" for name, count in parts.items()),
              total == sum(parts.values()))

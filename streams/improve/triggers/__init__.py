@@ -1,0 +1,1 @@
+"""Reasons to retrain: rules, the evidence for them, and the jobs that they start."""

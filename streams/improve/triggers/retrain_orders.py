@@ -1,0 +1,95 @@
+"""The job that a crossing starts.
+
+    tune   ──► the newest build of a data set, or answers of the log ──► a tuning order
+    train  ──► the questions of its runs, with their scorers ──► an order for GRPO
+
+Made of the crossing and of what was in the log before it: whichever process makes it, the order is the same, and its id
+is that which the crossing names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from schemas import json_text
+from schemas.events import DatasetEvent, TriggerEvent
+from schemas.serde import Poison
+from streams.adapters.versions import read_state
+from streams.errors import NotFoundError, RefusedError
+from streams.improve.triggers.rule import RetrainRule, TrainPart, TunePart
+from streams.improve.triggers.run_questions import questions_of
+from streams.jobs.request import JobConfig, JobOrder, RewardSourceConfig, digest_of, spec_of
+from streams.jobs.tuning import tuning_request
+from streams.jobs.tuning.tuning_request import TuningConfig, TuningRequest
+from streams.kafka.admin import read_topic
+from streams.settings.model import Settings
+
+TRIGGER, RULE = "trigger", "rule"
+"""Metadata of its `created` event: the crossing's id, and the name of the rule."""
+
+
+def order_of(crossing: TriggerEvent, rule: RetrainRule, settings: Settings) -> JobOrder:
+    """Return the order of a crossing.
+
+    Raises NotFoundError for runs or a data set that are not there, JobRequestError, RefusedError for an order that
+    cannot be given, LogError if the broker does not answer.
+    """
+    if crossing.action == "tune" and rule.tune is not None:
+        order = _tuning(crossing, rule, rule.tune, settings)
+    elif crossing.action == "train" and rule.train is not None:
+        order = _training(crossing, rule, rule.train, settings)
+    else:
+        raise RefusedError(
+            f"event {crossing.sequence} of the rule starts {crossing.action}, and the rule has no "
+            f"[{crossing.action}] any more; add it again, and its job is ordered"
+        )
+    return order.with_metadata({TRIGGER: crossing.event_id, RULE: rule.name}, [rule.digest, crossing.event_id])
+
+
+def _training(crossing: TriggerEvent, rule: RetrainRule, part: TrainPart, settings: Settings) -> JobOrder:
+    run_questions = questions_of(crossing, rule, settings, part.questions)
+    sources = tuple(
+        RewardSourceConfig(name=source.name, weight=source.weight, settings=json_text.parse(source.settings))
+        for source in run_questions.reward_sources
+    )
+    changes: dict[str, Any] = {"reward_sources": sources}
+    if part.max_budget_usd is None:
+        changes["max_budget_usd"] = rule.budget_usd
+    if run_questions.agent is not None and part.max_steps_per_trajectory is None:
+        changes["max_steps_per_trajectory"] = run_questions.max_turns
+    config: JobConfig = part.model_copy(update=changes)
+    spec = spec_of(config, run_questions.questions, settings, policy=rule.policy, agent=run_questions.agent)
+    return JobOrder(rule.policy, rule.tenant, spec, digest_of([rule.digest, crossing.event_id]))
+
+
+def _tuning(crossing: TriggerEvent, rule: RetrainRule, part: TunePart, settings: Settings) -> JobOrder:
+    fields = part.model_dump(exclude_unset=True, exclude={"method", "dataset", "target"})
+    if part.max_budget_usd is None:
+        fields["max_budget_usd"] = rule.budget_usd
+    if part.dataset is None:
+        fields = {"purpose": rule.purpose, "groups_of": rule.policy} | fields
+    policy = part.target or rule.policy
+    if policy != rule.policy and part.start is None:
+        fields["start"] = f"{rule.policy}:{int(crossing.evidence.get('version', 0))}"
+    request = TuningRequest(policy=policy, method=part.method, config=TuningConfig(**fields), tenant=rule.tenant)
+    order = tuning_request.order(request, settings, read_state(settings, policy), None, crossing.created_at)
+    if part.dataset is None or order.spec.tuning is None:
+        return order
+    digest = newest_build(settings, part.dataset, rule, crossing.created_at).digest
+    tuning = replace(order.spec.tuning, groups_policy=None, selection={}, dataset=part.dataset, dataset_digest=digest)
+    return replace(order, spec=replace(order.spec, tuning=tuning))
+
+
+def newest_build(settings: Settings, name: str, rule: RetrainRule, before_ms: int) -> DatasetEvent:
+    """Return the newest build of a data set by a time. Raises NotFoundError, LogError."""
+    builds: list[DatasetEvent] = []
+    for record in read_topic(settings, "datasets"):
+        event = record.decode_placed(DatasetEvent, settings.topics.policy_partitions)
+        if isinstance(event, Poison) or event.kind != "built" or event.dataset != name:
+            continue
+        if rule.tenant in (None, event.tenant) and event.created_at <= before_ms:
+            builds.append(event)
+    if not builds:
+        raise NotFoundError(f"data set {name!r} was not built yet; `streamward datasets build {name}`")
+    return builds[-1]
