@@ -176,7 +176,9 @@ def _origin(step: LineageStep) -> str:
             )
         return f"version {step.parent} by {batches}"
     policy = "" if tuning.start_policy is None else f" of {tuning.start_policy}"
-    data = f"{len(tuning.groups)} groups of {tuning.groups_policy}" if tuning.file is None else tuning.file
+    data = tuning.file or f"{len(tuning.groups)} groups of {tuning.groups_policy}"
+    if tuning.dataset is not None:
+        data = f"data set {tuning.dataset}@{(tuning.dataset_digest or '')[:12]}"
     return f"version {tuning.start_version}{policy} by {tuning.method} on {tuning.examples} examples ({data})"
 
 

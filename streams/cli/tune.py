@@ -145,7 +145,12 @@ def _row(version: TunedVersion) -> dict[str, Any]:
     event, tuning = version.event, version.event.tuning
     assert tuning is not None  # noqa: S101 - `tune` makes no other
     start = f"{tuning.start_policy or event.policy}:{tuning.start_version}"
-    of_groups = {"groups_looked_at": version.looked_at, "left_out": dict(sorted(version.left_out.items()))}
+    left_out = {"left_out": dict(sorted(version.left_out.items()))}
+    origin: dict[str, Any] = {"groups_looked_at": version.looked_at, **left_out}
+    if tuning.dataset is not None:
+        origin = {"dataset": f"{tuning.dataset}@{tuning.dataset_digest}", **left_out}
+    elif tuning.file is not None:
+        origin = {"file_sha256": tuning.file_sha256}
     return {
         "policy": event.policy,
         "version": event.version,
@@ -154,7 +159,7 @@ def _row(version: TunedVersion) -> dict[str, Any]:
         "reason": event.reason,
         "examples": tuning.examples,
         "loss_tokens": tuning.loss_tokens,
-        **({"file_sha256": tuning.file_sha256} if version.looked_at is None else of_groups),
+        **origin,
         **{name: event.metrics[name] for name in ("steps", "loss_first", "loss", "accuracy") if name in event.metrics},
         "sha256": manifest_digest(event.files),
     }

@@ -78,6 +78,7 @@ def _tuning(tuning: JobTuning) -> dict[str, Any]:
         "start": start if tuning.start_policy is None else f"{tuning.start_policy}:{start}",
         "file_id": tuning.file_id,
         "file": tuning.file,
+        "dataset": None if tuning.dataset is None else f"{tuning.dataset}@{tuning.dataset_digest}",
         "groups_of": tuning.groups_policy,
         "selection": dict(tuning.selection),
     }

@@ -40,7 +40,7 @@ from tests.support.models.tiny_log import cut, write
 from tests.support.processes import command as process, environment
 from trainer import fleet
 from trainer.reproduce import retrain
-from trainer.reproduce.recorded import ReproducedVersion
+from trainer.reproduce.recorded import ExampleSources, ReproducedVersion
 from trainer.tuning.curation import Curation
 from trainer.tuning.tuned_examples import answer_of, digest
 from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune
@@ -87,8 +87,8 @@ def made(settings: Settings, method: Any, **more: Any) -> AdapterEvent:
 
 def again(settings: Settings, *, policy: str = "default", start: int = 0, **more: Any) -> list[ReproducedVersion]:
     log = LogHistory(settings)
-    version = more.pop("version", None)
-    planned = retrain.plan(settings, policy, version, log, start=start, files=more.pop("files", ()))
+    version, sources = more.pop("version", None), ExampleSources(more.pop("files", ()), more.pop("datasets", None))
+    planned = retrain.plan(settings, policy, version, log, start=start, sources=sources)
     return list(retrain.run(planned, settings, log, **more))
 
 

@@ -40,6 +40,7 @@ from tests.support.models.chat_tiny import base
 from tests.support.processes import read, running, until
 from tests.support.scrape import get, parse
 from trainer.reproduce import retrain
+from trainer.reproduce.recorded import ExampleSources
 from trainer.tuning.tuned_examples import all_tokens
 from trainer.tuning.tuned_version import TunedJob, read_file, tune
 from trainer.versions import announce
@@ -131,7 +132,7 @@ def test_a_job_on_answers_of_the_log_and_one_on_a_file_are_each_done_once_and_ma
     assert Counter(kinds(settings)) == dict.fromkeys(("created", "started", "iteration", "completed"), 2)
     example = tmp_path / "a_b.jsonl"
     example.write_text(json.dumps(DPO) + "\n")
-    made = retrain.plan(settings, "default", 2, LogHistory(settings), start=0, files=[example])
+    made = retrain.plan(settings, "default", 2, LogHistory(settings), start=0, sources=ExampleSources([example]))
     assert [one.equal for one in retrain.run(made, settings, LogHistory(settings))] == [True, True]
 
 

@@ -6,9 +6,10 @@ ReproductionPlan ──► trainer/reproduce/retrain.py, trainer/reproduce/tuned
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates
 from schemas.serde import Poison
@@ -20,7 +21,18 @@ from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.step.recipe import RecipeDifference, as_recorded, threads_of
+from trainer.tuning.from_dataset import DatasetReader
 from trainer.versions.checkpoint import State
+
+
+class ExampleSources(NamedTuple):
+    """Where the examples of tuned versions are, apart from groups."""
+
+    files: Sequence[Path] = ()
+    datasets: DatasetReader | None = None
+
+
+GROUPS_ALONE = ExampleSources()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +55,8 @@ class ReproductionPlan:
     """The versions to tune, oldest first, instead of batches."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """Files of examples, by sha256."""
+    datasets: DatasetReader | None = None
+    """Reads the data sets that versions were tuned on; None: none can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

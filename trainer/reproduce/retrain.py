@@ -20,7 +20,7 @@ Responses and rewards are read as recorded; nothing is sampled again.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,14 @@ from streams.kafka.history import History
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
-from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded_events
+from trainer.reproduce.recorded import (
+    GROUPS_ALONE,
+    ExampleSources,
+    RecordedSetup,
+    ReproducedVersion,
+    ReproductionPlan,
+    recorded_events,
+)
 from trainer.reproduce.tuned import TunedReproduction, tuned_plan
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference, in_data, in_files, in_recipe
@@ -51,9 +58,9 @@ def plan(
     history: History,
     *,
     start: int = 0,
-    files: Sequence[Path] = (),
+    sources: ExampleSources = GROUPS_ALONE,
 ) -> ReproductionPlan:
-    """Return everything needed to train `version` (None: the newest) from `start`; `files` are of tuned versions.
+    """Return everything needed to train `version` (None: the newest) from `start`; `sources` are of tuned versions.
 
     Raises NotFoundError for a missing version, checkpoint or file, SettingsError if `start` is not before the version,
     RefusedError if retention has deleted a batch or a group, or a file is missing, LogError if the log cannot be read.
@@ -74,9 +81,9 @@ def plan(
     if not 0 <= start < version:
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
     if events[version].tuning is not None:
-        return tuned_plan(settings, events, version, history, start=start, files=files)
+        return tuned_plan(settings, events, version, history, start=start, sources=sources)
     start, imported = _behind_imports(policy, events, version, start)
-    if files:
+    if sources.files:
         raise SettingsError(f"--file has no effect: version {version} of {policy} was trained on batches; leave it out")
     saved = _checkpoint(settings, policy, start, events) if start and imported is None else None
     batches = _batches(settings, policy, range(start, version), history)

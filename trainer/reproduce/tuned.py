@@ -20,10 +20,16 @@ from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch, sha256_of
 from streams.kafka.history import History
 from streams.settings.model import Settings
-from trainer.reproduce.recorded import RecordedSetup, ReproducedVersion, ReproductionPlan, recorded_events
+from trainer.reproduce.recorded import (
+    ExampleSources,
+    RecordedSetup,
+    ReproducedVersion,
+    ReproductionPlan,
+    recorded_events,
+)
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference, in_files, in_recipe
-from trainer.tuning import from_log
+from trainer.tuning import from_dataset, from_log
 from trainer.tuning.tuned_examples import TunedExample, digest
 from trainer.tuning.tuned_version import limits_of, read_file, start_folder
 from trainer.tuning.tuner import Tuner, TuningSteps
@@ -36,9 +42,9 @@ def tuned_plan(
     history: History,
     *,
     start: int,
-    files: Sequence[Path],
+    sources: ExampleSources,
 ) -> ReproductionPlan:
-    """Return everything needed to tune `version` again from `start`; `files` may have the examples of some versions.
+    """Return everything needed to tune `version` again from `start`; `sources` may have the examples of some versions.
 
     Raises SettingsError if it does not come from `start`, NotFoundError for a file that cannot be read, RefusedError if
     a file or groups are missing, LogError if the log cannot be read.
@@ -46,7 +52,7 @@ def tuned_plan(
     policy = events[version].policy
     chain = _chain(events, version, start)
     files_by_digest: dict[str, Path] = {}
-    for path in files:
+    for path in sources.files:
         try:
             files_by_digest[sha256_of(path)] = path
         except OSError as exc:
@@ -58,6 +64,11 @@ def tuned_plan(
                 f"version {event.version} of {policy} was tuned on {tuning.file} with sha256 {tuning.file_sha256}, "
                 "which is not in the log; name the file that has it: --file FILE"
             )
+        if tuning.dataset is not None and sources.datasets is None:
+            raise RefusedError(
+                f"version {event.version} of {policy} was tuned on data set {tuning.dataset}, and nothing here reads "
+                "data sets; use `streamward reproduce`"
+            )
         if (problem := from_log.missing_groups(settings, tuning, history)) is not None:
             raise RefusedError(f"version {event.version} of {policy}: {problem}")
     return ReproductionPlan(
@@ -68,6 +79,7 @@ def tuned_plan(
         batches=(),
         tuned=tuple(chain),
         files=files_by_digest,
+        datasets=sources.datasets,
     )
 
 
@@ -173,6 +185,9 @@ class TunedReproduction:
     def _examples(self, tuning: Tuning, base: Base) -> list[TunedExample]:
         if tuning.file_sha256 is not None:
             return read_file(self._plan.files[tuning.file_sha256], tuning.method, base).examples
+        if tuning.dataset is not None and self._plan.datasets is not None:
+            dataset = self._plan.datasets(tuning.dataset, tuning.dataset_digest or "", tuning.method)
+            return from_dataset.choose(dataset, limits_of(base)).examples
         return from_log.recorded_examples(self._settings, tuning, limits_of(base), self._history)
 
 

@@ -120,7 +120,7 @@ def recorded_examples(settings: Settings, tuning: Tuning, limits: TokenLimits, h
                 examples += _of_slots(group, tuned_group.slots, tuning.method)
             except (ContradictoryEvent, KeyError) as exc:
                 raise RefusedError(f"{place}: a version was tuned on slots {tuned_group.slots} of it: {exc}") from exc
-    if (wrong := next(filter(None, (_unfit(example, limits) for example in examples)), None)) is not None:
+    if (wrong := next(filter(None, (unfit(example, limits) for example in examples)), None)) is not None:
         raise RefusedError(f"an example of the version is {wrong}; reproduce it with the model that was tuned")
     return examples
 
@@ -152,7 +152,7 @@ def _examples(
         return "tokens are not where the group says"
     if curation.method == "sft":
         judged = [
-            (slot, example, _unfit(example, limits))
+            (slot, example, unfit(example, limits))
             for slot, example in zip(slots, _of_slots(group, slots, "sft"), strict=True)
         ]
         if fit := [(slot, example) for slot, example, reason in judged if reason is None]:
@@ -161,7 +161,7 @@ def _examples(
     (pair,) = _of_slots(group, slots, "dpo")
     if pair[0] == pair[1]:
         return "best and worst say the same"
-    return _unfit(pair, limits) or (slots, [pair])
+    return unfit(pair, limits) or (slots, [pair])
 
 
 def _whole(settings: Settings, group: AdvantagedGroup, history: History) -> AdvantagedGroup:
@@ -176,7 +176,7 @@ def _of_slots(group: AdvantagedGroup, slots: Sequence[int], method: str) -> list
     return [tuple(answers)] if method == "dpo" else [(answer,) for answer in answers]
 
 
-def _unfit(example: TunedExample, limits: TokenLimits) -> str | None:
+def unfit(example: TunedExample, limits: TokenLimits) -> str | None:
     """Return why the model cannot be tuned on an example; None if it can."""
     for chain in _chains(example):
         if not chain.context:

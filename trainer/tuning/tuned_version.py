@@ -1,11 +1,12 @@
 """Make the next version of a policy by tuning: examples in, one adapter version out.
 
-    groups of a policy, or a file ──► examples ─┐
-    version to start from, of the store ────────┴─► Tuner ──► adapter store ──► adapters: trained ──► is it the one?
+    groups, a file or a data set ──► examples ─┐
+    version to start from, of the store ───────┴─► Tuner ──► adapter store ──► adapters: trained ──► is it the one?
 
-The event names all that the version depends on: where it started, the offsets of the groups and the slots chosen there
-or the sha256 of the file, and the recipe; so `reproduce` makes it again. Nothing is written before the last step.
-Killed before its event, it never was: the same command again makes the same bytes, and announces them.
+The event names all that the version depends on: where it started, the offsets of the groups and the slots chosen there,
+the sha256 of the file or the digest of the data set, and the recipe; so `reproduce` makes it again. Nothing is written
+before the last step. Killed before its event, it never was: the same command again makes the same bytes, and announces
+them.
 
 A policy is either trained or tuned: batch s turns version s into s + 1, so a version in between would leave the next
 batch without its parent. What a trained policy has learned is tuned further under another name, which starts from one
@@ -38,8 +39,9 @@ from streams.kafka.record import encoded
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from trainer.step.model import pin
-from trainer.tuning import from_file, from_log
+from trainer.tuning import from_dataset, from_file, from_log
 from trainer.tuning.curation import Curation
+from trainer.tuning.from_dataset import DatasetExamples
 from trainer.tuning.from_log import TokenLimits
 from trainer.tuning.tuned_examples import TunedExample, digest, loss_tokens
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
@@ -99,6 +101,8 @@ class TuningOrder:
     groups_policy: str
     file: Path | None = None
     """Instead of groups."""
+    dataset: DatasetExamples | None = None
+    """Instead of groups."""
     start: StartVersion | None = None
     """None: the newest version of the policy."""
     groups_before: int | None = None
@@ -115,9 +119,9 @@ class TunedVersion:
 
     event: AdapterEvent
     looked_at: int | None = None
-    """Groups that were looked at; None: the examples are a file's."""
+    """Groups that were looked at; None: the examples are those of a file or a data set."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Groups that gave no example, by reason."""
+    """Groups that gave no example, or rows of a data set that do not fit the model, by reason."""
 
 
 class _Examples(NamedTuple):
@@ -282,6 +286,9 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
         read = read_file(order.file, order.steps.method, base)
         examples, looked_at, left_out = read.examples, None, Counter[str]()
         tuning = replace(tuning, file=read.name, file_sha256=read.sha256)
+    elif order.dataset is not None:
+        (examples, left_out), looked_at = from_dataset.choose(order.dataset, limits_of(base)), None
+        tuning = replace(tuning, dataset=order.dataset.dataset, dataset_digest=order.dataset.digest)
     else:
         chosen = from_log.choose(
             settings, order.groups_policy, order.curation, limits_of(base), history, before=order.groups_before
@@ -301,7 +308,9 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
 def _event(order: TuningOrder, state: AdapterHistory, base: Base, tuning: Tuning, tuner: Tuner) -> AdapterEvent:
     """Return the event of the next version, without its files and metrics."""
     version = state.state.newest + 1
-    of_groups = f"{len(tuning.groups)} groups of {tuning.groups_policy}"
+    origin = tuning.file or f"{len(tuning.groups)} groups of {tuning.groups_policy}"
+    if tuning.dataset is not None:
+        origin = f"data set {tuning.dataset}@{(tuning.dataset_digest or '')[:12]}"
     return AdapterEvent(
         event_id=derive_id(order.policy, version, "trained"),
         policy=order.policy,
@@ -310,7 +319,7 @@ def _event(order: TuningOrder, state: AdapterHistory, base: Base, tuning: Tuning
         version=version,
         kind="trained",
         actor=ACTOR,
-        reason=f"{tuning.method} on {tuning.examples} examples: {tuning.file or of_groups}",
+        reason=f"{tuning.method} on {tuning.examples} examples: {origin}",
         parent_version=None if tuning.start_policy is not None else tuning.start_version,
         tuning=tuning,
         base_digest=base.base_digest,

@@ -48,6 +48,7 @@ from streams.observability import metrics
 from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from trainer.tuning.curation import Curation
+from trainer.tuning.from_dataset import DatasetExamples, DatasetReader
 from trainer.tuning.tuned_examples import TunedExample, all_tokens, loss_tokens
 from trainer.tuning.tuned_version import JOB, StartVersion, TunedJob, TuningOrder, tune
 from trainer.tuning.tuner import TuningStep, TuningSteps
@@ -70,8 +71,10 @@ class _EndedBetweenSteps(Exception):
     """The job is not to be continued now."""
 
 
-def run(settings: Settings, *, stop: threading.Event) -> None:
+def run(settings: Settings, *, stop: threading.Event, datasets: DatasetReader | None = None) -> None:
     """Run jobs until `stop` is set; the next process begins again a job that is then under way.
+
+    `datasets` reads the data sets that jobs name; without it such a job fails.
 
     Raises NotFoundError for a missing topic, LogError if the broker refuses or does not answer, SettingsError if
     metrics.port is taken.
@@ -79,7 +82,7 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
     try:
         with metrics.serve_meter(settings, "tune") as meter:
             schema_registry.wait(settings, meter, stop)
-            with JobLog(settings) as job_log, TuningWorker(settings, job_log, stop, meter) as worker:
+            with JobLog(settings) as job_log, TuningWorker(settings, job_log, stop, meter, datasets) as worker:
                 while not stop.is_set():
                     if not worker.step():
                         stop.wait(LOOK_S)
@@ -90,8 +93,15 @@ def run(settings: Settings, *, stop: threading.Event) -> None:
 class TuningWorker:
     """One process. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, job_log: JobLog, stop: threading.Event, meter: Meter = OFF) -> None:
-        self._settings, self._log, self._stop = settings, job_log, stop
+    def __init__(
+        self,
+        settings: Settings,
+        job_log: JobLog,
+        stop: threading.Event,
+        meter: Meter = OFF,
+        datasets: DatasetReader | None = None,
+    ) -> None:
+        self._settings, self._log, self._stop, self._datasets = settings, job_log, stop, datasets
         self._members = KeyMembership(settings, GROUP, "jobs", BrokerOutage(settings.kafka, stop, meter))
         self.metrics = TuningMetrics(meter)
 
@@ -171,6 +181,7 @@ class TuningWorker:
                 curation=Curation.of_plain(tuning.method, tuning.selection),
                 groups_policy=tuning.groups_policy or job.policy,
                 file=self._file(tuning, folder),
+                dataset=self._dataset(tuning),
                 start=StartVersion(policy, number),
                 groups_before=job.groups_next,
                 job=TunedJob(job.job_id, version),
@@ -186,6 +197,14 @@ class TuningWorker:
         path = folder / (f"{name}.jsonl" if name.lower().endswith(TABLES) else name)  # an upload is JSON lines
         path.write_bytes(training_files.content(self._settings.adapters.store, tuning.file_id))
         return path
+
+    def _dataset(self, tuning: JobTuning) -> DatasetExamples | None:
+        """Return the examples of the data set that a job names. Raises as `DatasetReader`."""
+        if tuning.dataset is None:
+            return None
+        if self._datasets is None:
+            raise RefusedError(f"it is to be tuned on data set {tuning.dataset}, and nothing here reads data sets")
+        return self._datasets(tuning.dataset, tuning.dataset_digest or "", tuning.method)
 
     def check(self, job: JobState, usage: JobUsage) -> None:
         """Raise _EndedBetweenSteps if a job is not to be continued; over its budget it is ended before."""

@@ -1,6 +1,7 @@
 """Turn a request into a job that tunes: supervised training or preferences, instead of questions.
 
-    {"policy", "method", "config"}, a file that was uploaded or none ──► TuningRequest ──► JobOrder, or JobRequestError
+    {"policy", "method", "config"}, an uploaded file, a data set or neither ──► TuningRequest ──► JobOrder
+                                                                                          └─► JobRequestError
 
 The lines of the file are checked here where that needs no chat template of the model; all else is checked when the job
 runs, before its first step.
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from schemas.events import JobSpec, JobTuning, Purpose, TuningMethod
+from schemas.events import DatasetEvent, JobSpec, JobTuning, Purpose, TuningMethod
 from streams.adapters.lora_shape import LoraChoice, LoraShape, in_order
 from streams.adapters.store import uri_of
 from streams.adapters.versions import AdapterState
@@ -67,6 +68,9 @@ class TuningConfig(RequestPart):
     groups_of: str | None = Field(
         None, min_length=1, description="without a file: take groups of this policy; default: the job's own"
     )
+    dataset: str | None = Field(
+        None, min_length=1, description="NAME, or NAME@DIGEST: a data set of the log instead of groups or a file"
+    )
     purpose: Purpose = Field("train", description="of the tasks of these groups")
     min_reward: float | None = Field(None, description="sft: only answers with at least this reward")
     all: bool = Field(False, description="sft: every answer that is good enough, not only the best")
@@ -96,11 +100,16 @@ def read_request(body: Any) -> TuningRequest:
 
 
 def order(
-    request: TuningRequest, settings: Settings, adapters: AdapterState, file: TrainingFile | None, now_ms: int
+    request: TuningRequest,
+    settings: Settings,
+    adapters: AdapterState,
+    examples: TrainingFile | DatasetEvent | None,
+    now_ms: int,
 ) -> JobOrder:
-    """Return the job that is asked for; `adapters` are those of its policy, `file` the examples.
+    """Return the job that is asked for; `adapters` are those of its policy.
 
-    Raises JobRequestError, RefusedError if batches train the policy, or the estimate is over the budget.
+    `examples`: the file, or the build of the data set that config.dataset names. Raises JobRequestError, RefusedError
+    if batches train the policy, or the estimate is over the budget.
     """
     config = request.config
     refuse_trained(adapters)
@@ -114,7 +123,7 @@ def order(
             f"{settings.trainer.learning_rate:g} here. Leave it out, or set it for the process that tunes",
             "config.learning_rate",
         )
-    tuning = _tuning(request, file, now_ms)
+    tuning = _tuning(request, examples, now_ms)
     _check_shape(tuning, settings, adapters)
     prices, budget = prices_and_budget(config.prices, config.max_budget_usd, settings)
     spec = JobSpec(
@@ -130,7 +139,11 @@ def order(
         tuning=tuning,
     )
     check_estimate(spec, "epochs")
-    plain = {**request.model_dump(mode="json"), "file": None if file is None else file.file_id}
+    plain = {**request.model_dump(mode="json"), "file": None}
+    if isinstance(examples, TrainingFile):
+        plain["file"] = examples.file_id
+    elif examples is not None:
+        plain["dataset_digest"] = examples.digest
     return JobOrder(request.policy, request.tenant, spec, digest_of(plain))
 
 
@@ -162,7 +175,7 @@ def start_of(tuning: JobTuning, policy: str, base_version: int) -> tuple[str, in
     return tuning.start_policy or policy, tuning.start_version
 
 
-def _tuning(request: TuningRequest, file: TrainingFile | None, now_ms: int) -> JobTuning:
+def _tuning(request: TuningRequest, examples: TrainingFile | DatasetEvent | None, now_ms: int) -> JobTuning:
     config = request.config
     if config.beta is not None and request.method == "sft":
         raise JobRequestError("config.beta is the KL strength of dpo, and sft has none: leave it out", "config.beta")
@@ -185,16 +198,27 @@ def _tuning(request: TuningRequest, file: TrainingFile | None, now_ms: int) -> J
         start_version=None if start is None else int(start["version"]),
     )
     rule = _curation(request, now_ms)
-    if file is None:
+    if config.dataset is not None and isinstance(examples, TrainingFile):
+        raise JobRequestError(
+            "config.dataset and a file both have the examples; leave one of them out", "config.dataset"
+        )
+    if config.dataset is not None and examples is None:
+        raise JobRequestError(f"config.dataset: there is no data set {config.dataset[:80]!r} here", "config.dataset")
+    if examples is None:
         return dataclasses.replace(tuning, groups_policy=config.groups_of or request.policy, selection=rule.plain())
     set_for_groups = config.model_fields_set & {"groups_of", "purpose", "min_reward", "all", "margin", "since", "until"}
+    source = "a file" if isinstance(examples, TrainingFile) else "a data set"
     if set_for_groups:
         name = sorted(set_for_groups)[0]
         raise JobRequestError(
-            f"config.{name} chooses answers of the log, and the examples are those of a file; leave one of them out",
+            f"config.{name} chooses answers of the log, and the examples are those of {source}; leave one of them out",
             f"config.{name}",
         )
-    return dataclasses.replace(tuning, file_id=file.file_id, file=file.filename, file_bytes=file.size_bytes)
+    if isinstance(examples, TrainingFile):
+        return dataclasses.replace(
+            tuning, file_id=examples.file_id, file=examples.filename, file_bytes=examples.size_bytes
+        )
+    return dataclasses.replace(tuning, dataset=examples.dataset, dataset_digest=examples.digest)
 
 
 def _check_shape(tuning: JobTuning, settings: Settings, adapters: AdapterState) -> None:
