@@ -63,6 +63,8 @@ class FinishedSelection:
     since_ms: int | None = None
     until_ms: int | None = None
     """Exclusive."""
+    ends: frozenset[Coordinates] | None = None
+    """Only answers of the groups, and runs with the ends, that are here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,7 @@ class FinishedReader:
                 self._remember(label, record, ended)
         for tp, start in sorted(starts["groups"].items()):  # each alone, so that the order is that of the log
             end = ends["groups"][tp]
-            groups = filter(self._is_in_time, self.history.read({tp: start}, {tp: end}) if start < end else ())
+            groups = filter(self._is_in_place, self.history.read({tp: start}, {tp: end}) if start < end else ())
             while chunk := list(islice(groups, CHUNK)):
                 yield from self._group_answers(chunk)
         ended.sort()
@@ -163,7 +165,7 @@ class FinishedReader:
         if record.key is None or (label == "rewards" and not self._takes_reward(record)):
             return
         self._places[record.key].append(record.at)
-        if label == "trajectories" and self._is_in_time(record):
+        if label == "trajectories" and self._is_in_place(record):
             event = record.decode(TrajectoryEvent)
             if not isinstance(event, Poison) and event.kind == "ended" and event.sampling_id is None:
                 ended.append(record.at)
@@ -171,9 +173,13 @@ class FinishedReader:
     def _takes_reward(self, record: Record) -> bool:
         return self._selection.unfit or FEEDBACK.encode() in (record.payload or b"")
 
-    def _is_in_time(self, record: Record) -> bool:
-        since, until = self._selection.since_ms, self._selection.until_ms
-        return (since is None or record.timestamp_ms >= since) and (until is None or record.timestamp_ms < until)
+    def _is_in_place(self, record: Record) -> bool:
+        since, until, ends = self._selection.since_ms, self._selection.until_ms, self._selection.ends
+        return (
+            (ends is None or record.at in ends)
+            and (since is None or record.timestamp_ms >= since)
+            and (until is None or record.timestamp_ms < until)
+        )
 
     def _is_selected(self, event: AdvantagedGroup | TrajectoryEvent) -> bool:
         policy, purpose = self._selection.policy, self._selection.purpose

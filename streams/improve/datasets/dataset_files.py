@@ -1,0 +1,116 @@
+"""The files of a data set: written whole, then moved to their place.
+
+    PlacedRun ──► train.jsonl, eval.jsonl                 conversations
+              ├─► train.labels.jsonl, …                   about each of those lines
+              ├─► train.tokens.jsonl, …                   as sampled
+              ├─► train.pairs.jsonl, train.pair-tokens.jsonl
+              └─► README.md for `load_dataset`, manifest.json
+
+The digest of a set is that of its rows: what `sha256sum *.jsonl | sha256sum` prints in its folder. A file that would
+be empty is not there. A set is in memory while it is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from schemas.events import AdapterFile
+from schemas.json_text import one_line
+from streams.errors import RefusedError
+from streams.files import half_written
+from streams.improve.datasets import rows
+from streams.improve.datasets.shares import SPLITS, PlacedRun
+
+MANIFEST, CARD = "manifest.json", "README.md"
+KINDS = ("", ".labels", ".tokens", ".pairs", ".pair-tokens")
+"""What the files of a split are called by, after its name."""
+_JSON = ("messages", "tools", "preferred_output", "non_preferred_output")
+"""Lists whose elements have keys of their own."""
+
+
+def row_files(placed: Iterable[PlacedRun]) -> dict[str, bytes]:
+    """Return the content of every file of rows, by name."""
+    lines: defaultdict[str, list[rows.Line]] = defaultdict(list)
+    for split, _, run, rejected in placed:
+        for chain, conversation in enumerate(rows.conversations(run)):
+            lines[f"{split}.jsonl"].append(conversation)
+            lines[f"{split}.labels.jsonl"].append(rows.label(run, chain))
+        answer_id = run.finished.answer_id
+        if (sampled := rows.tokens(run)) is not None:
+            lines[f"{split}.tokens.jsonl"].append(rows.tokens_line([answer_id], sampled))
+        if rejected is None:
+            continue
+        if (preference := rows.pair(run, rejected)) is not None:
+            lines[f"{split}.pairs.jsonl"].append(preference)
+        if (sampled := rows.pair_tokens(run, rejected)) is not None:
+            answer_ids = [answer_id, rejected.finished.answer_id]
+            lines[f"{split}.pair-tokens.jsonl"].append(rows.tokens_line(answer_ids, sampled))
+    return {name: "".join(f"{one_line(line)}\n" for line in lines[name]).encode() for name in sorted(lines)}
+
+
+def files_of(contents: Mapping[str, bytes]) -> tuple[AdapterFile, ...]:
+    """Return names, sizes and digests."""
+    return tuple(
+        AdapterFile(path=name, sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
+        for name, content in contents.items()
+    )
+
+
+def card(contents: Mapping[str, bytes], dataset: str) -> bytes:
+    """Return the README.md from which `load_dataset` knows which files belong together, and the types of their lines.
+
+    Without the types it infers them from the first lines, and refuses a later tool whose parameters have other keys.
+    """
+    configs, infos = [], []
+    for kind in KINDS:
+        files = [{"split": split, "path": name} for split in SPLITS if (name := f"{split}{kind}.jsonl") in contents]
+        if not files:
+            continue
+        config = kind.lstrip(".") or "default"
+        configs.append({"config_name": config, "data_files": files})
+        if kind in ("", ".pairs"):
+            features = _features(content for entry in files for content in contents[entry["path"]].splitlines())
+            infos.append({"config_name": config, "features": features})
+    header = json.dumps({"configs": configs, "dataset_info": infos}, indent=1)
+    return (
+        f"---\n{header}\n---\n\nWritten by `streamward datasets build {dataset}`; {MANIFEST} names its runs.\n".encode()
+    )
+
+
+def _features(lines: Iterable[bytes]) -> list[dict[str, str]]:
+    names = dict.fromkeys(name for line in lines for name in json.loads(line))
+    return [{"name": name, "list": "json"} if name in _JSON else {"name": name, "dtype": "json"} for name in names]
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a manifest."""
+    return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def write(contents: Mapping[str, bytes], folder: Path) -> None:
+    """Write the files into `folder`, which appears whole. Raises RefusedError if it holds anything, SettingsError."""
+    with half_written(folder) as half:
+        for name, content in contents.items():
+            (half / name).write_bytes(content)
+        half.chmod(0o755)
+        half.replace(folder)
+
+
+def folder_for(root: Path, timestamp: str, digest: str, contents: Mapping[str, bytes]) -> tuple[Path, bool]:
+    """Return the folder of a set, and whether it is there already, with the same manifest.
+
+    Two sets may have the same newest verdict: the second has its digest in its name. Raises RefusedError if that is
+    taken by something else.
+    """
+    for folder in (root / timestamp, root / f"{timestamp}-{digest[:12]}"):
+        if not folder.exists() or not any(folder.iterdir()):
+            return folder, False
+        existing = folder / MANIFEST
+        if existing.is_file() and existing.read_bytes() == contents[MANIFEST]:
+            return folder, True
+    raise RefusedError(f"{folder}: it is there, and is not this data set; move it away, or name another --to")

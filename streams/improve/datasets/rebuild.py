@@ -1,0 +1,65 @@
+"""Build a data set again from its event, and read its examples for a tuning.
+
+    DatasetEvent ──► its ranges, its rule ──► compose ──► digest of the event? ──► files, or SampledExample
+
+Nothing is written to the log.
+"""
+
+from __future__ import annotations
+
+from schemas.events import DatasetEvent, TuningMethod
+from streams.errors import RefusedError
+from streams.improve.datasets import dataset_log, rows
+from streams.improve.datasets.build import ComposedDataset, DatasetOrder, compose
+from streams.improve.datasets.dataset_rule import DatasetRule
+from streams.improve.datasets.source_ranges import check_ranges
+from streams.kafka.history import History
+from streams.settings.model import Settings
+from trainer.tuning.from_dataset import DatasetExamples, DatasetReader, SampledExample
+
+
+def rebuild(settings: Settings, event: DatasetEvent, history: History) -> ComposedDataset:
+    """Return the data set that an event describes, from the records that it was made of.
+
+    Raises RefusedError if they are no longer there, LogError. Compare the digests: the code may have changed.
+    """
+    check_ranges(event.ranges, history)
+    rule = DatasetRule.of_event(event)
+    order = DatasetOrder(name=event.dataset, rule=rule, actor=event.actor, reason=event.reason)
+    return compose(settings, order, event.ranges, history, event.code_version)
+
+
+def difference(event: DatasetEvent, rebuilt: DatasetEvent) -> str | None:
+    """Return what differs if a data set was not built again as it was."""
+    if rebuilt.digest == event.digest:
+        return None
+    there = {file.path: file.sha256 for file in rebuilt.files}
+    names = [file.path for file in event.files if there.get(file.path) != file.sha256]
+    return (
+        f"data set {event.dataset}: digest {rebuilt.digest[:12]}, expected {event.digest[:12]} ({', '.join(names)} "
+        f"differ): it was built by {event.code_version}. Build it again with that version, or look for changed records "
+        "(`streamward audit`)"
+    )
+
+
+def reader(settings: Settings, history: History) -> DatasetReader:
+    """Return what reads the examples of a data set for a tuning, out of this history."""
+
+    def read(name: str, digest: str, method: TuningMethod) -> DatasetExamples:
+        event = dataset_log.read(settings).find(f"{name}@{digest}" if digest else name)
+        composed = rebuild(settings, event, history)
+        if (problem := difference(event, composed.event)) is not None:
+            raise RefusedError(problem)
+        return DatasetExamples(event.dataset, event.digest, tuple(_examples(composed, method)))
+
+    return read
+
+
+def _examples(composed: ComposedDataset, method: TuningMethod) -> list[SampledExample]:
+    """Return the rows of the train split as sampled."""
+    train = [row for row in composed.placed if row.split == "train"]
+    if method == "sft":
+        examples = [rows.tokens(row.run) for row in train]
+    else:
+        examples = [None if row.rejected is None else rows.pair_tokens(row.run, row.rejected) for row in train]
+    return [example for example in examples if example is not None]

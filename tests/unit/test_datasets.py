@@ -1,0 +1,459 @@
+"""Data sets of promoted runs: the same bytes from the same ranges, and nothing of one task on both sides of a split."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+
+from schemas.events import Coordinates, CurationEvent, CurationJudge, JudgeAgreement, Message, RunVerdict, derive_id
+from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.improve.curation.verdicts import PlacedVerdict
+from streams.improve.datasets import dataset_files
+from streams.improve.datasets.build import ComposedDataset, DatasetOrder, compose, folder_name
+from streams.improve.datasets.clusters import Clusters, jaccard, join_similar, keys, shingles, words
+from streams.improve.datasets.dataset_files import MANIFEST
+from streams.improve.datasets.dataset_rule import DatasetRule
+from streams.improve.datasets.judged_runs import JudgedRun
+from streams.improve.datasets.rebuild import difference, rebuild
+from streams.improve.datasets.shares import OVER_MACHINES, OVER_SCENARIO, keep_shares, place
+from streams.improve.datasets.source_ranges import ranges_now
+from streams.stages.tasks.resubmit import ORIGIN
+from streams.tools.query.finished import Finished
+from tests.support.agent_calls import ADD, Recorded, assistant, system, user
+from tests.support.factories import curation_event, response, task
+from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end
+
+JUDGE = CurationJudge(
+    model="good-judge",
+    endpoint="http://judge/v1",
+    prompt_version="transcript/1",
+    prompt_digest="c" * 64,
+    answer="{}",
+    verdict="promote",
+    prompt_tokens=9,
+    completion_tokens=3,
+)
+AGREEMENT = JudgeAgreement(runs=80, kappa=0.8, low=0.7, min_runs=50, min_kappa=0.6, window=500, counted=(0,))
+ALL = DatasetRule(policy="default", eval_share=0.0)
+
+
+def verdict(log: Appended, answer_id: str, decision: RunVerdict = "promote", **changes: Any) -> CurationEvent:
+    """Write a verdict on the run that ended last."""
+    topic = changes.pop("of", "trajectories")
+    labeller, actor = changes.get("labeller", "person"), changes.get("actor", "ann")
+    about: dict[str, Any] = {
+        "event_id": derive_id(answer_id, labeller, actor, decision),
+        "task_id": answer_id,
+        "answer_id": answer_id,
+        "policy": "default",
+        "source_topic": f"streamward.{topic}",
+        "source_offset": len(log.records[f"streamward.{topic}"]) - 1,
+        "verdict": decision,
+    }
+    event = curation_event(**about | changes)
+    log.write(event)
+    return event
+
+
+def asked(name: str, question: str, reply: str = "11") -> Recorded:
+    """Return a run of one call, without a task."""
+    run = Recorded(name)
+    alone: dict[str, Any] = {"task_id": name, "sampling_id": None, "slot": None}
+    run.call([system("You add."), user(question)], [ADD], reply=assistant(reply), **alone)
+    return run
+
+
+def judged(*questions: str, **changes: Any) -> Appended:
+    """Return a log with a promoted run for each question."""
+    log = Appended()
+    for number, question in enumerate(questions):
+        run = asked(f"run-{number}", question)
+        log.write(*run.turns, end(run))
+        verdict(log, f"run-{number}", **changes)
+    return log
+
+
+def composed(log: Appended, rule: DatasetRule = ALL, name: str = "coach") -> ComposedDataset:
+    order = DatasetOrder(name=name, rule=rule, actor="ann", reason="a test")
+    return compose(SETTINGS, order, ranges_now(log), log, "0 abc")
+
+
+def lines(made: ComposedDataset, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in made.contents[name].decode().split("\n")[:-1]]
+
+
+def manifest(made: ComposedDataset) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(made.contents[MANIFEST])
+    return read
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_promoted_run_is_a_conversation_with_its_tools_a_label_and_its_tokens_as_sampled() -> None:
+    run = chat()
+    log = Appended(*run.turns, end(run))
+    verdict(log, "chat-1", rationale="it used the tool")
+    made = composed(log)
+    (line,) = lines(made, "train.jsonl")
+    assert [message["role"] for message in line["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    call = {"name": "add", "arguments": '{"a": 4, "b": 7}'}
+    assert line["messages"][2]["tool_calls"] == [{"id": "c1", "type": "function", "function": call}]
+    assert [tool["function"]["name"] for tool in line["tools"]] == ["add"]
+    assert all("weight" not in message for message in line["messages"])
+    (label,) = lines(made, "train.labels.jsonl")
+    assert (label["answer_id"], label["labeller"], label["rationale"]) == ("chat-1", "person", "it used the tool")
+    (sampled,) = lines(made, "train.tokens.jsonl")
+    (chain,) = sampled["chains"]
+    first, _, last = run.turns
+    assert chain["prompt_ids"] == list(first.prompt_token_ids)
+    assert chain["completion_ids"] == [*first.completion_token_ids, *last.prompt_token_ids, *last.completion_token_ids]
+    assert chain["loss_mask"] == [1, 1, 0, 0, 0, 1, 1]
+
+
+def test_an_answer_to_a_task_is_a_row_with_the_tokens_of_its_response() -> None:
+    log = Appended(*answered())
+    answer_id = derive_id("t1", 0)
+    verdict(log, answer_id, of="groups", task_id="t1")
+    made = composed(log)
+    assert [message["content"] for message in lines(made, "train.jsonl")[0]["messages"]][-1] == "11"
+    (sampled,) = lines(made, "train.tokens.jsonl")
+    there = response(task_id="t1", sampling_id="t1", slot=0)
+    assert sampled["chains"][0]["completion_ids"] == list(there.completion_token_ids)
+    assert sampled["chains"][0]["prompt_ids"] == list(there.prompt_token_ids)
+    assert lines(made, "train.labels.jsonl")[0]["reward"] == 1.0
+
+
+def test_what_a_client_put_into_the_assistants_mouth_has_weight_0() -> None:
+    run = Recorded("shots")
+    alone: dict[str, Any] = {"task_id": "shots", "sampling_id": None, "slot": None}
+    run.call([user("1 + 1 ="), assistant("2"), user("4 + 7 =")], **alone)
+    log = Appended(*run.turns, end(run))
+    verdict(log, "shots")
+    (line,) = lines(composed(log), "train.jsonl")
+    assert [message.get("weight") for message in line["messages"]] == [None, 0, None, None]
+
+
+def test_runs_that_are_not_promoted_are_counted_by_reason() -> None:
+    log = judged("4 + 7 =")
+    for name, decision in (("no", "reject"), ("perhaps", "needs_human")):
+        run = asked(name, "5 + 9 =")
+        log.write(*run.turns, end(run))
+        verdict(log, name, decision)  # type: ignore[arg-type]
+    verdict(log, "gone", source_offset=99)
+    log.write(replace(verdict(log, "theirs"), event_id=derive_id("theirs"), tenant="acme"))
+    made = composed(log)
+    counts = made.event.counts
+    assert (counts["train"], counts["left out: rejected"], counts["left out: waiting for a person"]) == (1, 1, 1)
+    assert (counts["left out: no longer in the log"], counts["left out: of another tenant"]) == (1, 1)
+
+
+def test_a_policy_without_a_promoted_run_has_no_data_set_and_the_message_says_why() -> None:
+    with pytest.raises(NotFoundError, match="no run of policy default has a verdict"):
+        composed(Appended())
+    log = Appended()
+    run = asked("no", "5 + 9 =")
+    log.write(*run.turns, end(run))
+    verdict(log, "no", "reject")
+    with pytest.raises(NotFoundError, match="1 judged runs of default and none fits \\(1 rejected\\)"):
+        composed(log)
+
+
+def test_a_text_of_a_run_is_data_in_every_file() -> None:
+    said = 'x\u2028<|im_end|>\n{"messages": []}\u0085'
+    made = composed(judged(said))
+    assert lines(made, "train.jsonl")[0]["messages"][1]["content"] == said
+    assert len(made.contents["train.jsonl"].decode().splitlines()) == 1
+
+
+# --- the same bytes ---------------------------------------------------------------------------------------------------
+
+
+def test_the_same_ranges_and_rule_give_the_same_bytes_whatever_came_since() -> None:
+    log = judged("4 + 7 =", "What is the capital of France?")
+    first = composed(log)
+    run = asked("later", "5 + 9 =")
+    log.write(*run.turns, end(run))
+    verdict(log, "later")
+    again = rebuild(SETTINGS, first.event, log)
+    assert again.contents == first.contents
+    assert again.event == first.event
+    assert composed(log).event.digest != first.event.digest
+
+
+def test_a_persons_verdict_after_the_build_changes_the_next_set_and_not_the_old_one() -> None:
+    log = judged("4 + 7 =", "What is the capital of France?", labeller="gates", actor="curate")
+    before = composed(log)
+    taken_back = verdict(log, "run-0", "reject", source_offset=0)
+    after = composed(log)
+    assert [row["answer_id"] for row in manifest(before)["rows"]] == ["run-0", "run-1"]
+    assert [row["answer_id"] for row in manifest(after)["rows"]] == ["run-1"]
+    assert after.event.digest != before.event.digest
+    again = rebuild(SETTINGS, before.event, log)
+    assert again.contents == before.contents
+    assert "streamward.curation[0]@0-2" in manifest(before)["ranges"]
+    confirmed = judged("4 + 7 =", labeller="gates", actor="curate")
+    by_rule = composed(confirmed)
+    verdict(confirmed, "run-0", labeller="person", actor="ann", supersedes=taken_back.event_id)
+    by_person = composed(confirmed)
+    assert (by_rule.event.labellers, by_person.event.labellers) == ({"gates": 1}, {"person": 1})
+    assert by_rule.event.event_id != by_person.event.event_id, "who promoted a row is part of it"
+
+
+def test_the_digest_is_what_sha256sum_says_of_the_rows_and_the_event_id_follows_from_it(tmp_path: Path) -> None:
+    made = composed(judged("4 + 7 ="))
+    dataset_files.write(made.contents, tmp_path / "d")
+    shell = "LC_ALL=C sha256sum *.jsonl | sha256sum"
+    said = subprocess.run(["sh", "-c", shell], cwd=tmp_path / "d", capture_output=True, check=True, text=True).stdout
+    assert said.split()[0] == made.event.digest
+    assert made.event.event_id == derive_id("coach", "built", made.event.digest)
+
+
+def test_ranges_that_retention_has_deleted_are_refused_with_the_way_out() -> None:
+    log = judged("4 + 7 =")
+    made = composed(log)
+    shorter = Appended()
+    with pytest.raises(RefusedError, match="--source archive"):
+        rebuild(SETTINGS, made.event, shorter)
+
+
+def test_a_digest_that_differs_is_named_with_the_files() -> None:
+    made = composed(judged("4 + 7 ="))
+    other = composed(judged("4 + 8 ="))
+    assert difference(made.event, made.event) is None
+    assert "train.jsonl" in (difference(made.event, other.event) or "")
+
+
+def test_a_folder_is_named_by_the_newest_verdict_and_not_by_the_clock(tmp_path: Path) -> None:
+    made = composed(judged("4 + 7 =", "5 + 9 ="))
+    assert made.event.created_at == 1000
+    name = folder_name(made.event.created_at)
+    assert name == "19700101T000001.000Z"
+    folder, is_there = dataset_files.folder_for(tmp_path, name, made.event.digest, made.contents)
+    dataset_files.write(made.contents, folder)
+    assert (folder, is_there) == (tmp_path / name, False)
+    assert dataset_files.folder_for(tmp_path, name, made.event.digest, made.contents) == (folder, True)
+    other = composed(judged("4 + 8 =", "5 + 9 ="))
+    beside, _ = dataset_files.folder_for(tmp_path, name, other.event.digest, other.contents)
+    assert beside == tmp_path / f"{name}-{other.event.digest[:12]}"
+
+
+# --- the split --------------------------------------------------------------------------------------------------------
+
+
+def bare(name: str, question: str, **changes: Any) -> JudgedRun:
+    """Return a judged answer to a task."""
+    about = {name: changes.pop(name) for name in ("task_id", "thread", "metadata") if name in changes}
+    asked_task = task(messages=(Message(role="user", content=question),), **{"task_id": name, **about})
+    finished = Finished(
+        position=Coordinates("streamward.groups", 0, 0),
+        answer_id=name,
+        task_id=asked_task.task_id,
+        purpose="serve",
+        task=asked_task,
+    )
+    return JudgedRun(PlacedVerdict(finished.position, curation_event(answer_id=name, **changes)), finished)
+
+
+def sides(rule: DatasetRule, *runs: JudgedRun) -> list[str]:
+    return [row.split for row in place(runs, [None] * len(runs), rule)]
+
+
+def halves(*pairs: tuple[JudgedRun, JudgedRun]) -> None:
+    """Assert that both runs of each pair are on one side under many seeds, and not always on the same."""
+    for first, second in pairs:
+        seen = set()
+        for seed in range(20):
+            one, other = sides(DatasetRule(policy="p", eval_share=0.5, seed=seed), first, second)
+            assert one == other
+            seen.add(one)
+        assert seen == {"train", "eval"}
+
+
+def test_two_runs_of_one_task_are_on_one_side() -> None:
+    halves((bare("a", "4 + 7 =", task_id="t"), bare("b", "another thing entirely", task_id="t")))
+
+
+def test_a_question_that_was_sent_again_is_on_the_side_of_the_first() -> None:
+    first, again = bare("a", "4 + 7 ="), bare("b", "What else?", metadata={ORIGIN: "a"})
+    twice = bare("c", "And else?", metadata={ORIGIN: "a"})
+    halves((first, again), (again, twice))
+
+
+def test_a_thread_is_on_one_side() -> None:
+    halves((bare("a", "4 + 7 =", thread="th"), bare("b", "and twice that?", thread="th")))
+
+
+def test_a_question_that_differs_by_case_spaces_punctuation_or_unicode_form_is_on_one_side() -> None:
+    halves((bare("a", "What is the Capital of France?"), bare("b", "what  is the capital of france")))
+    halves((bare("a", "Wie heißt das Café?"), bare("b", "WIE HEISST DAS CAFE\u0301")))
+
+
+def test_a_long_question_that_differs_by_a_word_is_on_one_side_and_one_that_differs_by_half_is_not() -> None:
+    text = " ".join(f"word{number}" for number in range(60))
+    near, far = text.replace("word59", "other"), " ".join(text.split()[:30]) + " and now something else " * 8
+    halves((bare("a", text), bare("b", near)))
+    rule = DatasetRule(policy="p", eval_share=0.5)
+    assert any(len(set(sides(replace(rule, seed=seed), bare("a", text), bare("b", far)))) == 2 for seed in range(20))
+
+
+def test_what_a_run_is_compared_with_is_on_its_side() -> None:
+    first, second = bare("a", "4 + 7 ="), bare("b", "and twice that?", thread="th")
+    rejected = bare("c", "4 + 7 =", thread="th", verdict="reject")
+    for seed in range(20):
+        rule = DatasetRule(policy="p", eval_share=0.5, seed=seed)
+        assert len({row.split for row in place([first, second], [rejected, None], rule)}) == 1
+
+
+WORDS = ("the", "sum", "of", "3", "and", "4", "is", "what", "please", "now", "tell", "me", "again", "soon")
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=14)
+RUNS = st.lists(
+    st.tuples(st.integers(0, 5), st.sampled_from([None, "x", "y"]), st.sampled_from([None, 0, 1, 2]), TEXTS),
+    max_size=14,
+)
+
+
+@given(RUNS, st.integers(0, 1000))
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_nothing_of_a_task_thread_resubmission_or_near_copy_is_on_both_sides(rows: Any, seed: int) -> None:
+    runs = [
+        bare(
+            f"run-{number}",
+            " ".join(text),
+            task_id=f"t{task_number}",
+            thread=thread,
+            metadata={} if origin is None else {ORIGIN: f"t{origin}"},
+        )
+        for number, (task_number, thread, origin, text) in enumerate(rows)
+    ]
+    placed = place(runs, [None] * len(runs), DatasetRule(policy="p", eval_share=0.5, seed=seed))
+    for one in placed:
+        for other in placed:
+            share = set(keys(one.run)) & set(keys(other.run))
+            first, second = (words(row.run.question) for row in (one, other))
+            if share or first == second or jaccard(shingles(first), shingles(second)) >= 0.8:
+                assert one.split == other.split
+
+
+@given(st.lists(TEXTS, max_size=12), st.sampled_from([0.3, 0.5, 0.8, 1.0]))
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_no_similar_pair_is_missed_by_looking_at_rare_words_alone(texts: list[list[str]], bound: float) -> None:
+    clusters, naive = Clusters(len(texts)), Clusters(len(texts))
+    join_similar([" ".join(text) for text in texts], bound, clusters)
+    split = [words(" ".join(text)) for text in texts]
+    for first, one in enumerate(split):
+        for second, other in enumerate(split):
+            if jaccard(shingles(one), shingles(other)) >= bound:
+                naive.join(first, second)
+    rows = range(len(texts))
+    assert [clusters.root(row) for row in rows] == [naive.root(row) for row in rows]
+
+
+def test_time_adds_younger_runs_and_a_cluster_keeps_its_side() -> None:
+    rule = DatasetRule(policy="p", eval_share=0.5)
+    runs = [bare(f"run-{number}", f"question number {number}, quite its own") for number in range(12)]
+    assert sides(rule, *runs)[:8] == sides(rule, *runs[:8])
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def promoted(scenarios: Sequence[str], labeller: Any = "person") -> list[JudgedRun]:
+    return [
+        bare(f"{labeller}-{scenario}-{number}", f"question {number}", scenario=scenario, labeller=labeller)
+        for number, scenario in enumerate(scenarios)
+    ]
+
+
+def test_no_scenario_has_more_than_its_share() -> None:
+    runs = promoted(["sums"] * 95 + ["capitals"] * 5)
+    kept, left_out = keep_shares(runs, DatasetRule(policy="p", max_scenario_share=0.6))
+    counts = [run.verdict.scenario for run in kept].count("sums"), len(kept)
+    assert counts == (7, 12) and left_out == {OVER_SCENARIO: 88}
+    assert keep_shares(runs, DatasetRule(policy="p"))[0] == runs
+
+
+def test_a_set_of_one_scenario_cannot_keep_a_share_below_1() -> None:
+    kept, left_out = keep_shares(promoted(["sums"] * 9), DatasetRule(policy="p", max_scenario_share=0.9))
+    assert (kept, left_out) == ([], {OVER_SCENARIO: 9})
+
+
+def test_rounds_of_a_policys_own_judgement_cannot_fill_a_set() -> None:
+    persons, judges = promoted(["sums"] * 4), promoted(["sums"] * 40, "gates")
+    kept, left_out = keep_shares([*judges, *persons], DatasetRule(policy="p", max_machine_share=0.5))
+    assert [run.verdict.labeller for run in kept].count("person") == 4
+    assert (len(kept), left_out) == (8, {OVER_MACHINES: 36})
+    alone, _ = keep_shares(judges, DatasetRule(policy="p", max_machine_share=0.5))
+    assert alone == [], "without a person's verdict no share of machines holds"
+
+
+def test_shares_are_shown_by_scenario_and_by_who_promoted() -> None:
+    log = judged("4 + 7 =", "5 + 9 =", labeller="gates", actor="curate")
+    run = asked("third", "What is the capital of France?")
+    log.write(*run.turns, end(run))
+    verdict(log, "third", scenario="capitals")
+    made = manifest(composed(log))
+    assert made["labeller_shares"] == {"gates": 0.6667, "person": 0.3333}
+    assert made["scenario_shares"] == {"capitals": 0.3333, "sums": 0.6667}
+
+
+def test_the_manifest_names_judges_rubrics_versions_and_every_rows_verdict() -> None:
+    log = judged("4 + 7 =", labeller="judge", actor="curate", judge=JUDGE, agreement=AGREEMENT)
+    made = manifest(composed(log))
+    assert made["judges"] == [
+        {
+            "model": "good-judge",
+            "endpoint": "http://judge/v1",
+            "prompt_version": "transcript/1",
+            "prompt_digest": "c" * 64,
+            "rows": 1,
+        }
+    ]
+    assert made["rubrics"] == [{"rubric": "sums@1", "digest": "a" * 64, "rows": 1}]
+    assert made["versions"] == [{"version": 0, "digest": None}]
+    assert made["rows"][0]["verdict_at"] == "streamward.curation[0]@0"
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--max-scenario-share 0"):
+        DatasetRule(policy="p", max_scenario_share=0).check()
+    with pytest.raises(SettingsError, match="--eval 1"):
+        DatasetRule(policy="p", eval_share=1.0).check()
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def rejected_run(log: Appended, name: str, question: str, version: int) -> None:
+    run = asked(name, question, "no idea")
+    log.write(*(replace(turn, adapter_version=version) for turn in run.turns), end(run))
+    verdict(log, name, "reject")
+
+
+def test_a_pair_has_the_rejected_run_of_the_earliest_version() -> None:
+    log = judged("4 + 7 =")
+    rejected_run(log, "late", "4 + 7 =", 3)
+    rejected_run(log, "early", "4 + 7 =", 1)
+    rejected_run(log, "other", "5 + 9 =", 0)
+    made = composed(log)
+    (pair,) = lines(made, "train.pairs.jsonl")
+    assert pair["input"]["messages"][-1] == {"role": "user", "content": "4 + 7 ="}
+    assert pair["preferred_output"] == [{"role": "assistant", "content": "11"}]
+    assert pair["non_preferred_output"] == [{"role": "assistant", "content": "no idea"}]
+    assert manifest(made)["rows"][0]["rejected"] == "early"
+    assert made.event.counts["pairs"] == 1
+
+
+def test_pairs_that_say_the_same_teach_nothing_and_are_left_out() -> None:
+    log = judged("4 + 7 =")
+    run = asked("same", "4 + 7 =")
+    log.write(*run.turns, end(run))
+    verdict(log, "same", "reject")
+    assert "train.pairs.jsonl" not in composed(log).contents
