@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from schemas.events import Coordinates, CurationEvent, CurationJudge, JudgeAgreement, Message, RunVerdict, derive_id
+from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.improve.curation.verdicts import PlacedVerdict
 from streams.improve.datasets import dataset_files
@@ -28,7 +29,9 @@ from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.finished import Finished
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
 from tests.support.factories import curation_event, response, task
-from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end
+from tests.support.models.chat_tiny import chat_tokenizer
+from tests.unit.test_finished import SETTINGS, Appended, answered, chat, end, opinion
+from trainer.tuning import from_file
 
 JUDGE = CurationJudge(
     model="good-judge",
@@ -457,3 +460,50 @@ def test_pairs_that_say_the_same_teach_nothing_and_are_left_out() -> None:
     log.write(*run.turns, end(run))
     verdict(log, "same", "reject")
     assert "train.pairs.jsonl" not in composed(log).contents
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+def written(made: ComposedDataset, folder: Path) -> Path:
+    dataset_files.write(made.contents, folder)
+    return folder
+
+
+def test_our_own_trainer_reads_the_lines_and_learns_what_was_sampled_alone(tmp_path: Path) -> None:
+    run = Recorded("shots")
+    alone: dict[str, Any] = {"task_id": "shots", "sampling_id": None, "slot": None}
+    run.call([user("21 22"), assistant("23"), user("24 25")], [ADD], reply=assistant("26 27"), **alone)
+    log = Appended(*run.turns, end(run))
+    verdict(log, "shots")
+    wrong = Recorded("wrong")
+    wrong.call(
+        [user("21 22"), assistant("23"), user("24 25")], [ADD], reply=assistant("28"), **alone | {"task_id": "wrong"}
+    )
+    log.write(*wrong.turns, end(wrong))
+    verdict(log, "wrong", "reject")
+    folder, template = written(composed(log), tmp_path / "d"), ChatTemplate(chat_tokenizer())
+    ((answer,),) = from_file.read(folder / "train.jsonl", "sft", template, 512).examples
+    assert answer.loss_tokens == len(template.ids([assistant("26 27")], (), answer=False)) - 1, "without its role"
+    ((chosen, rejected),) = from_file.read(folder / "train.pairs.jsonl", "dpo", template, 512).examples
+    assert chosen.chains[0].context == rejected.chains[0].context
+
+
+def test_hugging_face_datasets_reads_rows_labels_tokens_and_pairs_in_any_chunks(tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    run = chat()
+    log = judged("4 + 7 =", "What is the capital of France?")
+    log.write(*run.turns, opinion("chat-1", "chat-1", 1), end(run))
+    verdict(log, "chat-1", agent_id="calc")
+    rejected_run(log, "early", "4 + 7 =", 1)
+    made = composed(log)
+    folder = written(made, tmp_path / "d")
+    for chunksize in (1, 10 << 20):
+        cache = str(tmp_path / f"cache {chunksize}")
+        for config, name in (("default", "train"), ("labels", "train.labels"), ("tokens", "train.tokens")):
+            read = load_dataset(str(folder), config, cache_dir=cache, chunksize=chunksize)["train"].to_list()
+            expected = lines(made, f"{name}.jsonl")
+            assert [{key: row[key] for key in line} for row, line in zip(read, expected, strict=True)] == expected
+        pairs = load_dataset(str(folder), "pairs", cache_dir=cache, chunksize=chunksize)["train"].to_list()
+        assert pairs == lines(made, "train.pairs.jsonl")

@@ -87,7 +87,9 @@ def read(path: Path, method: TuningMethod, template: ChatTemplate, context_token
 def example_of(row: Row, method: TuningMethod, template: ChatTemplate) -> TunedExample:
     """Return the example in a row. Raises ValueError, with what was expected and found."""
     fields = fields_of(row)
-    render = _renderer(template, _tools(fields.get("tools")))
+    prompt_part = fields.get("input")
+    offered = prompt_part.get("tools") if isinstance(prompt_part, dict) else None
+    render = _renderer(template, _tools(fields.get("tools", offered)))
     return (_assistant_answer(fields, render),) if method == "sft" else _pair(fields, render)
 
 

@@ -29,8 +29,12 @@ from streams.improve.datasets.shares import SPLITS, PlacedRun
 MANIFEST, CARD = "manifest.json", "README.md"
 KINDS = ("", ".labels", ".tokens", ".pairs", ".pair-tokens")
 """What the files of a split are called by, after its name."""
-_JSON = ("messages", "tools", "preferred_output", "non_preferred_output")
-"""Lists whose elements have keys of their own."""
+_LISTS = dict.fromkeys(("messages", "tools", "preferred_output", "non_preferred_output"), "json") | {
+    "versions": "int64"
+}
+"""Types of the elements of lists; messages and tools have keys of their own."""
+_TYPES = {"input": "json", "chain": "int64", "reward": "float64", "feedback": "float64"}
+"""Other types; a field that is not named is a text."""
 
 
 def row_files(placed: Iterable[PlacedRun]) -> dict[str, bytes]:
@@ -73,7 +77,7 @@ def card(contents: Mapping[str, bytes], dataset: str) -> bytes:
             continue
         config = kind.lstrip(".") or "default"
         configs.append({"config_name": config, "data_files": files})
-        if kind in ("", ".pairs"):
+        if "tokens" not in kind:
             features = _features(content for entry in files for content in contents[entry["path"]].splitlines())
             infos.append({"config_name": config, "features": features})
     header = json.dumps({"configs": configs, "dataset_info": infos}, indent=1)
@@ -84,7 +88,10 @@ def card(contents: Mapping[str, bytes], dataset: str) -> bytes:
 
 def _features(lines: Iterable[bytes]) -> list[dict[str, str]]:
     names = dict.fromkeys(name for line in lines for name in json.loads(line))
-    return [{"name": name, "list": "json"} if name in _JSON else {"name": name, "dtype": "json"} for name in names]
+    return [
+        {"name": name, "list": _LISTS[name]} if name in _LISTS else {"name": name, "dtype": _TYPES.get(name, "string")}
+        for name in names
+    ]
 
 
 def manifest_text(manifest: Mapping[str, Any]) -> bytes:
