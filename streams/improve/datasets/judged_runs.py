@@ -98,7 +98,7 @@ def read_runs(settings: Settings, history: RangedHistory, rule: DatasetRule) -> 
         else:
             runs.left_out[str(reason)] += 1
     ends = frozenset(_end(placed.event) for placed in by_run.values())
-    reader = FinishedReader(settings, history, FinishedSelection(policy=rule.policy, ends=ends))
+    reader = FinishedReader(settings, history, FinishedSelection(policy=rule.policy, unfit=True, ends=ends))
     for finished in reader.round() if ends else ():
         placed_verdict = by_run.pop(finished.answer_id, None)
         if placed_verdict is None:

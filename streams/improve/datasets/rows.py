@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from schemas.events import Message, Tool
+from schemas.events import GroupResponse, Message, Tool
 from schemas.tokens import LossMask, TokenIds
 from streams.improve.datasets.judged_runs import JudgedRun
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
@@ -150,19 +150,25 @@ def _answers(run: JudgedRun) -> list[Line]:
 
 
 def _of_response(finished: Finished) -> TunedAnswer:
-    """Return the tokens of a response, which its group may have left to it."""
-    group, member, response = finished.group, finished.member, finished.response
-    assert group is not None and member is not None and response is not None  # noqa: S101 - FinishedReader has all
-    whole = replace(
-        member,
-        elsewhere=None,
-        prompt_token_ids=response.prompt_token_ids[len(group.prompt_token_ids) :],
+    """Return the tokens of a response, which its group may have left to it, or may not have at all."""
+    group, response = finished.group, finished.response
+    assert group is not None and response is not None  # noqa: S101 - FinishedReader has both
+    member = GroupResponse(
+        slot=response.slot,
+        response_id=response.response_id,
+        partition=finished.position.partition,
+        offset=finished.position.offset,
+        finish_reason=response.finish_reason,
+        latency_ms=response.latency_ms,
+        reward=0.0,
+        advantage=0.0,
+        prompt_token_ids=response.prompt_token_ids,
         completion_token_ids=response.completion_token_ids,
         logprobs=response.logprobs,
         loss_mask=response.loss_mask,
         branches=response.branches,
     )
-    return answer_of(group, whole)
+    return answer_of(replace(group, prompt_token_ids=TokenIds()), member)
 
 
 def _sampled(chain: CallChain) -> TunedChain | None:
