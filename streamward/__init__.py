@@ -3,6 +3,8 @@
     AgentManager         agents in place of a trainer's generate            streams.tools.agent_manager
     connect              SQL over topics and archive, for a notebook        streams.tools.query
     ConversationTracker  the messages between an agent and the policy       streams.tools.agent_manager
+    DatasetCurationHostedService
+                         builds a data set when enough runs were promoted   streams.improve.datasets
     entry_point          marks your function as a scorer                    streams.scorers
     loss                 marks your function as a trainer's loss             trainer.step.loss
     main                 the command line                                   streams.cli
@@ -17,16 +19,26 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streams.cli import main
+    from streams.improve.datasets.curation_service import DatasetCurationHostedService
     from streams.scorers import entry_point
     from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query import connect
     from trainer.step.loss import loss
 
-__all__ = ["AgentManager", "ConversationTracker", "connect", "entry_point", "loss", "main"]
+__all__ = [
+    "AgentManager",
+    "ConversationTracker",
+    "DatasetCurationHostedService",
+    "connect",
+    "entry_point",
+    "loss",
+    "main",
+]
 
 HOMES = {
     "AgentManager": "streams.tools.agent_manager",
     "ConversationTracker": "streams.tools.agent_manager",
+    "DatasetCurationHostedService": "streams.improve.datasets.curation_service",
     "connect": "streams.tools.query",
     "entry_point": "streams.scorers",
     "loss": "trainer.step.loss",

@@ -16,9 +16,10 @@ from gateway.jobs.fine_tuning_body import (
     SupervisedHyperparameters,
     check_order,
 )
-from schemas.events import TuningMethod
+from schemas.events import DatasetEvent, TuningMethod
 from streams.adapters.versions import AdapterState
 from streams.errors import CallError, JobRequestError, NotFoundError, RefusedError
+from streams.improve.datasets import dataset_log
 from streams.jobs import training_files
 from streams.jobs.request import JobOrder
 from streams.jobs.training_files import TrainingFile
@@ -88,8 +89,8 @@ def tuning(
 ) -> JobOrder:
     """Return the job that a request asks for; `names`: what its parameters are called there, by ours.
 
-    The file is looked for among those of `tenant`; None: among all. Raises CallError, NotFoundError or SettingsError as
-    the log or the store does.
+    File and data set are looked for among those of `tenant`; None: among all. Raises CallError, NotFoundError or
+    SettingsError as the log or the store does.
     """
     try:
         request = tuning_request.read_request(fields)
@@ -98,8 +99,12 @@ def tuning(
             tuning_request.refuse_trained(state)
         except RefusedError as exc:
             raise CallError("invalid", str(exc), names.get("policy", "policy")) from exc
-        file = None if file_id is None else _file(settings, file_id, tenant, request.method)
-        return tuning_request.order(request, settings, state, file, times.now_ms())
+        examples: TrainingFile | DatasetEvent | None = None
+        if file_id is not None:
+            examples = _file(settings, file_id, tenant, request.method)
+        elif request.config.dataset is not None:
+            examples = _dataset(settings, request.config.dataset, tenant)
+        return tuning_request.order(request, settings, state, examples, times.now_ms())
     except JobRequestError as exc:
         raise CallError("invalid", _rename(str(exc), names), _name(exc.parameter, names)) from exc
     except RefusedError as exc:  # its estimate is over its budget
@@ -118,6 +123,14 @@ def _file(settings: Settings, file_id: str, tenant: str | None, method: TuningMe
     except JobRequestError as exc:
         raise CallError("invalid", f"training_file: {exc}", "training_file") from exc
     return about
+
+
+def _dataset(settings: Settings, reference: str, tenant: str | None) -> DatasetEvent:
+    """Return the build that a request names; a tenant's key may use that tenant's alone. Raises CallError."""
+    try:
+        return dataset_log.read(settings).find(reference, None if tenant is None else (tenant,))
+    except (NotFoundError, RefusedError) as exc:
+        raise CallError("not_found", f"config.dataset: {exc}", "config.dataset") from exc
 
 
 def _hyperparameters(body: CreateFineTuningBody) -> SupervisedHyperparameters:

@@ -17,8 +17,10 @@ import click
 from streams.cli.runtime import AppContext, json_object, json_option, output_option, pass_call, until_stopped, user_name
 
 if TYPE_CHECKING:
+    from schemas.events import DatasetEvent
     from streams.jobs.job_log import JobCommandKind
     from streams.jobs.state import JobState
+    from streams.jobs.training_files import TrainingFile
     from streams.output import Output
 
 key_option = click.option(
@@ -97,7 +99,8 @@ def jobs_start(
     the job. The job is refused if it would probably cost more than its budget.
 
     With --method sft or dpo it makes one version from examples: those of a file, which is copied to the adapter store,
-    or answers of the log, which --config selects. `streamward tune --jobs` serves such jobs.
+    answers of the log, which --config selects, or a data set ({"dataset": NAME} in --config). `streamward tune --jobs`
+    serves such jobs.
     """
     from streams.jobs import job_log, request
     from streams.scorers.scorer_check import doubtful_scorer
@@ -135,6 +138,7 @@ def jobs_start(
 def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key: str | None) -> JobState:
     """Order a job that tunes, after putting its file into the adapter store."""
     from streams.adapters.versions import read_state
+    from streams.improve.datasets import dataset_log
     from streams.jobs import job_log, training_files
     from streams.jobs.tuning import tuning_request
     from streams.kafka import times
@@ -144,7 +148,10 @@ def _order_tuning(call: AppContext, body: dict[str, Any], file: Path | None, key
     agent_id, agents = body["policy"], known_agents(settings)
     policy = agents[agent_id].policy if agent_id in agents else agent_id
     request = tuning_request.read_request({**body, "policy": policy})
-    now_ms, stored = times.now_ms(), None
+    now_ms = times.now_ms()
+    stored: TrainingFile | DatasetEvent | None = None
+    if request.config.dataset is not None and file is None:
+        stored = dataset_log.read(settings).find(request.config.dataset)
     if file is not None:
         raw, name = _content(file)
         tuning_request.check_lines(request.method, training_files.lines_of(raw))

@@ -80,8 +80,8 @@ def reproduce(
     Starts from the base model or a checkpoint, with the recorded recipe and batches, in a fresh folder. It compares
     every version on the way, and names the first that differs with its likely cause. A key of model or trainer given
     with --set replaces the recorded one. Nothing is written to the log. A tuned version is tuned again, on the same
-    answers of the log, or on the FILE with the recorded sha256. An imported version cannot be remade; later versions
-    are, from its files.
+    answers of the log, on the data set, which is built again, or on the FILE with the recorded sha256. An imported
+    version cannot be remade; later versions are, from its files.
 
     Exit code 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted required records.
     """
@@ -93,13 +93,17 @@ def reproduce(
     from streams.tools.archive import history
 
     with importing():
+        from streams.improve.datasets import rebuild
         from trainer.reproduce import retrain
+        from trainer.reproduce.recorded import ExampleSources
 
     began = time.monotonic()
     settings, origins = call.settings_and_origins
     changed = [key for key, origin in origins.items() if origin.startswith("--set") and _is_recipe(key)]
     reader = history.of(settings, source)
-    planned = retrain.plan(settings, policy or settings.policy.name, version, reader, start=from_version, files=files)
+    sources = ExampleSources(files, rebuild.reader(settings, reader))
+    name = policy or settings.policy.name
+    planned = retrain.plan(settings, name, version, reader, start=from_version, sources=sources)
     if planned.imported is not None:
         click.echo(
             f"starts from version {planned.start}, which was trained elsewhere: earlier versions are not compared",

@@ -1,6 +1,6 @@
 """`streamward tune`: make a version by supervised training or preferences.
 
-groups of the log, or a file ──► examples ──► the next version, with its figures
+groups of the log, a file or a data set ──► examples ──► the next version, with its figures
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from streams.cli.runtime import AppContext, importing, output_option, pass_call,
 
 if TYPE_CHECKING:
     from schemas.events import TuningMethod
+    from streams.kafka.history import History
     from streams.output import Output
+    from streams.settings.model import Settings
     from streams.tools.archive.history import Source
+    from trainer.tuning.from_dataset import DatasetExamples
     from trainer.tuning.tuned_version import TunedVersion
 
 
@@ -30,6 +33,12 @@ if TYPE_CHECKING:
     default=None,
     metavar="[POLICY:]VERSION",
     help="Version to start from; 0 is the base model.  [default: the newest of the policy]",
+)
+@click.option(
+    "--dataset",
+    default=None,
+    metavar="NAME[@DIGEST]",
+    help="Tokens of a data set's train rows, instead of groups or a file; dpo: its pairs.",
 )
 @click.option("--groups-of", default=None, metavar="NAME", help="Take groups of this policy.  [default: the same]")
 @click.option(
@@ -68,6 +77,7 @@ def tune(
     file: Path | None,
     policy: str | None,
     start: str | None,
+    dataset: str | None,
     groups_of: str | None,
     source: Source,
     output: Output,
@@ -90,6 +100,8 @@ def tune(
     like any other, and `reproduce` can remake it. A policy with a running trainer cannot be tuned: name another one
     with --policy, and start from a version of the first with --start.
 
+    A data set (`streamward datasets build`) has the sampled tokens of promoted runs, out of the log.
+
     With --jobs alone it serves the jobs of `streamward jobs start --method`, one after the other. SIGTERM or Ctrl-C
     ends it.
     """
@@ -105,6 +117,9 @@ def tune(
 
     settings = call.settings_to_write
     name = policy or settings.policy.name
+    if dataset is not None:
+        _refuse_with_dataset()
+    reader = history.of(settings, source)
     rule["since_ms"] = None if since is None else parse_time(since, "--since")
     rule["until_ms"] = None if until is None else parse_time(until, "--until")
     with importing():
@@ -118,9 +133,27 @@ def tune(
         curation=Curation(method=method, **rule),
         groups_policy=groups_of or name,
         file=file,
+        dataset=None if dataset is None else _examples(settings, dataset, method, reader),
         start=None if start is None else tuning.StartVersion.parse(start, name),
     )
-    show.record(_row(tuning.tune(settings, order, history.of(settings, source))), output)
+    show.record(_row(tuning.tune(settings, order, reader)), output)
+
+
+def _refuse_with_dataset() -> None:
+    """Raise UsageError for options that choose other examples than those of a data set."""
+    context = click.get_current_context()
+    for name in ("file", "groups_of", "purpose", "min_reward", "every", "margin", "since", "until"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = {"file": "FILE", "every": "--all"}.get(name, f"--{name.replace('_', '-')}")
+            raise click.UsageError(f"{option} and --dataset both choose the examples; leave one of them out")
+
+
+def _examples(settings: Settings, reference: str, method: TuningMethod, history: History) -> DatasetExamples:
+    """Return the examples of a data set, out of the log."""
+    from streams.improve.datasets import dataset_log, rebuild
+
+    event = dataset_log.read(settings).find(reference)
+    return rebuild.reader(settings, history)(event.dataset, event.digest, method)
 
 
 def _serve_jobs(call: AppContext) -> None:
@@ -135,8 +168,10 @@ def _serve_jobs(call: AppContext) -> None:
     with until_stopped() as stop:
         admin.check_topics(call.settings, patient=True)
         with importing():
+            from streams.improve.datasets import rebuild
             from streams.jobs.tuning import job_tuner as tuner
-        tuner.run(call.settings, stop=stop)
+            from streams.kafka.history import LogHistory
+        tuner.run(call.settings, stop=stop, datasets=rebuild.reader(call.settings, LogHistory(call.settings)))
 
 
 def _row(version: TunedVersion) -> dict[str, Any]:

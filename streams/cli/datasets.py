@@ -1,0 +1,274 @@
+"""The commands of data sets: datasets build, follow, list, show, rebuild, submit.
+
+verdicts ──► build ──► a folder, and DatasetEvent ──► list, show ──► rebuild: the same bytes, or exit code 4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from streams.cli.runtime import AppContext, output_option, pass_call, source_option, until_stopped, user_name
+
+if TYPE_CHECKING:
+    from schemas.events import DatasetEvent
+    from streams.improve.datasets.build import DatasetOrder
+    from streams.output import Output
+    from streams.tools.archive.history import Source
+
+F = TypeVar("F", bound=Callable[..., Any])
+SHOWN = 12
+"""Digits of a digest in a list."""
+
+
+@click.group()
+def datasets() -> None:
+    """Build data sets of promoted runs, and rebuild them."""
+
+
+def rule_options(command: F) -> F:
+    """Add the options that decide which runs a data set has."""
+    for option in reversed(
+        (
+            click.option("--policy", default=None, metavar="NAME", help="Whose runs.  [default: policy.name]"),
+            click.option("--tenant", default=None, help="Runs of this tenant.  [default: those of no tenant]"),
+            click.option("--scenario", default=None, metavar="NAME", help="Only runs of this scenario."),
+            click.option("--since", default=None, metavar="TIME", help="Verdicts from this time on: ISO 8601, or age."),
+            click.option("--until", default=None, metavar="TIME", help="Verdicts before this time."),
+            click.option("--eval", "eval_share", type=float, default=0.1, show_default=True, help="Share of eval."),
+            click.option(
+                "--near-duplicate",
+                type=float,
+                default=0.8,
+                show_default=True,
+                metavar="SHARE",
+                help="Questions with this share of 5-grams in common are on one side.",
+            ),
+            click.option(
+                "--max-scenario-share", type=float, default=1.0, show_default=True, help="Most rows of a scenario."
+            ),
+            click.option(
+                "--max-machine-share",
+                type=float,
+                default=1.0,
+                show_default=True,
+                help="Most rows that no person promoted.",
+            ),
+            click.option("--seed", type=int, default=0, show_default=True, help="Seed of split and shares."),
+            click.option(
+                "--to",
+                "root",
+                type=click.Path(path_type=Path, file_okay=False),
+                default=Path("data/autoretrain"),
+                show_default=True,
+                metavar="DIR",
+                help="Write into a folder here that is named by the newest verdict.",
+            ),
+            click.option("--reason", default="ordered", show_default=True, help="Why; it is recorded."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@datasets.command("build")
+@click.argument("name")
+@click.option(
+    "--from", "verdicts", type=click.Choice(["curation"]), default="curation", show_default=True, help="Verdicts."
+)
+@rule_options
+@source_option
+@output_option
+@pass_call
+def datasets_build(
+    call: AppContext, /, name: str, verdicts: str, source: Source, output: Output, **options: Any
+) -> None:
+    """Build a data set of promoted runs.
+
+    Conversations with tools in OpenAI's fine-tuning format, a label for each, the sampled tokens, and pairs with
+    rejected runs of the same question. Runs of one task, thread or resubmission, and questions that are almost the same
+    are all in train or all in eval. The same verdicts under the same rule are the same build, which is recorded once.
+    """
+    from streams import output as show
+    from streams.improve.datasets.build import build
+    from streams.tools.archive import history
+
+    del verdicts  # there is one kind
+    settings = call.settings_to_write
+    event, is_new = build(settings, _order(call, name, **options), history.of(settings, source))
+    show.record(row(event) | {"recorded": is_new}, output)
+
+
+@datasets.command("follow")
+@click.argument("name")
+@click.option(
+    "--new",
+    "minimum",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Newly promoted runs to wait for.",
+)
+@rule_options
+@pass_call
+def datasets_follow(call: AppContext, /, name: str, minimum: int, **options: Any) -> None:
+    """Build a data set whenever enough runs were promoted.
+
+    SIGTERM or Ctrl-C ends it. Of several processes one builds each data set.
+    """
+    from streams.improve.datasets.curation_service import DatasetCurationHostedService
+    from streams.kafka import admin
+
+    call.working = True
+    settings = call.settings_to_write
+    with until_stopped() as stop:
+        admin.check_topics(settings, patient=True)
+        with DatasetCurationHostedService(settings, _order(call, name, **options), minimum, stop=stop) as service:
+            service.run()
+
+
+@datasets.command("list")
+@output_option
+@pass_call
+def datasets_list(call: AppContext, output: Output) -> None:
+    """Print every build of every data set."""
+    from streams import output as show
+    from streams.improve.datasets import dataset_log
+
+    built = [event for _, event in dataset_log.read(call.settings).placed if event.kind == "built"]
+    columns = [
+        show.Column("data set", "dataset"),
+        show.Column("digest", lambda row: row["digest"][:SHOWN]),
+        show.Column("policy", "policy"),
+        show.Column("newest verdict", lambda row: show.moment(row["newest_verdict"])),
+        *(show.Column(title, title, right=True) for title in ("train", "eval", "pairs")),
+        show.Column("folder", "folder", optional=True),
+    ]
+    show.rows([row(event) for event in built], columns, output)
+
+
+@datasets.command("show")
+@click.argument("reference", metavar="NAME[@DIGEST]")
+@output_option
+@pass_call
+def datasets_show(call: AppContext, reference: str, output: Output) -> None:
+    """Print a build: its rule, shares, what was left out, and where it was sent."""
+    from streams import output as show
+    from streams.improve.datasets import dataset_log
+
+    log = dataset_log.read(call.settings)
+    event = log.find(reference)
+    sent = [other for other in log.of(event.dataset) if other.outside is not None and other.digest == event.digest]
+    show.record(
+        row(event)
+        | {
+            "actor": event.actor,
+            "reason": event.reason,
+            "rule": dict(event.selection),
+            "scenarios": dict(event.scenarios),
+            "labellers": dict(event.labellers),
+            "versions": list(event.versions),
+            "left_out": _left_out(event),
+            "ranges": [f"{part.topic}[{part.partition}]@{part.first}-{part.next}" for part in event.ranges],
+            "files": {file.path: file.sha256 for file in event.files},
+            "code_version": event.code_version,
+            "sent": [outside_row(other) for other in sent],
+        },
+        output,
+    )
+
+
+@datasets.command("rebuild")
+@click.argument("reference", metavar="NAME[@DIGEST]")
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Write the files here; a new folder, or an empty one.",
+)
+@source_option
+@output_option
+@click.pass_context
+@pass_call
+def datasets_rebuild(
+    call: AppContext, ctx: click.Context, /, reference: str, folder: Path, source: Source, output: Output
+) -> None:
+    """Build a data set again from its event, and compare every byte.
+
+    Exit code 4 if its digest is another one, or records that it was made of are gone.
+    """
+    from streams import output as show
+    from streams.improve.datasets import dataset_files, dataset_log, rebuild
+    from streams.tools.archive import history
+
+    settings = call.settings
+    event = dataset_log.read(settings).find(reference)
+    rebuilt = rebuild.rebuild(settings, event, history.of(settings, source))
+    dataset_files.write(rebuilt.contents, folder)
+    problem = rebuild.difference(event, rebuilt.event)
+    summary = {
+        "dataset": event.dataset,
+        "equal": problem is None,
+        "recorded": event.digest,
+        "rebuilt": rebuilt.event.digest,
+        "manifest_equal": rebuilt.event.manifest_sha256 == event.manifest_sha256,
+        "folder": str(folder),
+    }
+    show.record(summary, output)
+    if problem is not None:
+        click.echo(problem, err=True)
+        ctx.exit(4)
+
+
+def row(event: DatasetEvent) -> dict[str, Any]:
+    """Return what a list has of a build."""
+    return {
+        "dataset": event.dataset,
+        "digest": event.digest,
+        "policy": event.policy,
+        "tenant": event.tenant,
+        "newest_verdict": event.created_at,
+        **{name: event.counts.get(name, 0) for name in ("train", "eval", "pairs", "clusters")},
+        "folder": event.folder,
+    }
+
+
+def outside_row(event: DatasetEvent) -> dict[str, Any]:
+    """Return what a list has of an event about a set that was sent elsewhere."""
+    outside = event.outside
+    assert outside is not None  # noqa: S101 - all kinds but built have one
+    about = {
+        name: getattr(outside, name) for name in ("endpoint", "job", "model", "result", "trained_tokens", "cost_usd")
+    }
+    return {"kind": event.kind, **about, "reason": event.reason}
+
+
+def _left_out(event: DatasetEvent) -> dict[str, int]:
+    prefix = "left out: "
+    return {name.removeprefix(prefix): count for name, count in event.counts.items() if name.startswith(prefix)}
+
+
+def _order(
+    call: AppContext,
+    name: str,
+    *,
+    policy: str | None,
+    since: str | None,
+    until: str | None,
+    root: Path,
+    reason: str,
+    **rule: Any,
+) -> DatasetOrder:
+    from streams.improve.datasets.build import DatasetOrder
+    from streams.improve.datasets.dataset_rule import DatasetRule
+    from streams.kafka.times import parse_time
+
+    since_ms = None if since is None else parse_time(since, "--since")
+    until_ms = None if until is None else parse_time(until, "--until")
+    chosen = DatasetRule(policy=policy or call.settings.policy.name, since_ms=since_ms, until_ms=until_ms, **rule)
+    return DatasetOrder(name=name, rule=chosen, actor=user_name(), reason=reason, root=root)

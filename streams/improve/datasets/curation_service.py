@@ -1,0 +1,119 @@
+"""Builds a data set whenever enough runs were promoted since its last build.
+
+    curation, followed ──► VerdictFold ─┐
+    datasets: the newest build ─────────┴─► new_promotions ≥ minimum ──► build ──► datasets: built
+
+What a process has to know is in the two topics: a build says up to which offset it read verdicts, and what was promoted
+from there on is new. One that is killed while it builds has written no event, and the next builds what is there then.
+Members of one consumer group share the names of data sets, so of two processes one builds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+
+from schemas.events import CurationEvent, DatasetEvent
+from schemas.serde import Poison
+from streams.errors import NotFoundError
+from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
+from streams.improve.datasets import dataset_log
+from streams.improve.datasets.build import DatasetOrder, build
+from streams.improve.datasets.dataset_rule import DatasetRule, check_name
+from streams.kafka.followed import FollowedTopic
+from streams.kafka.history import History, LogHistory
+from streams.kafka.key_membership import KeyMembership
+from streams.kafka.record import Record
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.kafka.topics import topics
+from streams.settings.model import Settings
+
+GROUP = "datasets"
+LOOK_S = 0.5
+"""How long it waits until it looks again."""
+
+log = logging.getLogger("streamward.datasets")
+
+
+def new_promotions(verdicts: Iterable[PlacedVerdict], rule: DatasetRule, last: DatasetEvent | None) -> int:
+    """Return how many runs were promoted after what the newest build read."""
+    read = {} if last is None else {(part.topic, part.partition): part.next for part in last.ranges}
+    return sum(
+        placed.event.policy == rule.policy
+        and rule.why_not(placed.event) is None
+        and placed.at.offset >= read.get((placed.at.topic, placed.at.partition), 0)
+        for placed in verdicts
+    )
+
+
+class FollowedVerdicts(FollowedTopic):
+    """Every verdict, followed in a thread. Use as a context manager."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, "curation")
+        self._fold, self._partitions = VerdictFold(), topics(settings.topics)["curation"].partitions
+
+    def new_promotions(self, rule: DatasetRule, last: DatasetEvent | None) -> int:
+        """Return as the function does, of what was read until now. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            return new_promotions(self._fold, rule, last)
+
+    def _take(self, record: Record) -> None:
+        event = record.decode_placed(CurationEvent, self._partitions)
+        if not isinstance(event, Poison):
+            self._fold.take(record.at, event)
+
+
+class DatasetCurationHostedService:
+    """Builds one data set again and again. Use as a context manager, and call `step` from one thread, or `run`."""
+
+    def __init__(
+        self, settings: Settings, order: DatasetOrder, minimum: int, *, stop: threading.Event | None = None
+    ) -> None:
+        """`minimum`: how many newly promoted runs it waits for. Raises SettingsError for an unusable order."""
+        check_name(order.name)
+        order.rule.check()
+        self._settings, self._order, self._minimum = settings, order, minimum
+        self._stop = threading.Event() if stop is None else stop
+        outage = BrokerOutage(settings.kafka, self._stop)
+        self._history: History = LogHistory(settings, outage)
+        self._members = KeyMembership(settings, GROUP, "datasets", outage)
+        self._verdicts = FollowedVerdicts(settings)
+
+    def __enter__(self) -> DatasetCurationHostedService:
+        self._verdicts.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._verdicts.__exit__()
+        self._members.close()
+
+    def run(self) -> None:
+        """Build until `stop` is set. Raises LogError."""
+        try:
+            while not self._stop.is_set():
+                if self.step() is None:
+                    self._stop.wait(LOOK_S)
+        except StoppedWaiting as exc:
+            log.warning("%s", exc)
+
+    def step(self) -> DatasetEvent | None:
+        """Build if it is due, and return the event; None if it is not. Raises LogError."""
+        self._members.poll(timeout_s=0.0)
+        name, rule = self._order.name, self._order.rule
+        if not self._members.has(name):
+            return None
+        last = dataset_log.read(self._settings).newest(name)
+        if (count := self._verdicts.new_promotions(rule, last)) < self._minimum:
+            return None
+        try:
+            event, is_new = build(self._settings, self._order, self._history)
+        except NotFoundError as exc:  # nothing that was promoted fits
+            log.warning("%s", exc)
+            return None
+        if not is_new:
+            return None
+        log.info("data set %s: built of %d new runs: %s", name, count, event.folder)
+        return event
