@@ -1,0 +1,175 @@
+"""Data sets on a real log: one event whatever is killed and repeated, the command line, and the follower."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import DatasetEvent
+from streams.cli.root import cli
+from streams.errors import NotFoundError, RefusedError
+from streams.improve.datasets import dataset_log
+from streams.improve.datasets.build import DatasetOrder, build
+from streams.improve.datasets.dataset_rule import DatasetRule
+from streams.kafka import admin
+from streams.kafka.history import LogHistory
+from streams.settings.model import Settings
+from streamward import DatasetCurationHostedService
+from tests.support.log.judged_log import judge, promoted, sent, served
+from tests.support.processes import environment, read, until
+
+pytestmark = pytest.mark.kafka
+QUESTIONS = ("4 + 7 =", "What is the capital of France?", "Who wrote Faust?")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    admin.apply_topics(settings)
+    return settings
+
+
+def order(folder: Path, **rule: Any) -> DatasetOrder:
+    whole = {"policy": "default", "eval_share": 0.0, **rule}
+    return DatasetOrder(name="coach", rule=DatasetRule(**whole), actor="ann", reason="a test", root=folder)
+
+
+def built(settings: Settings) -> list[DatasetEvent]:
+    return [event for _, event in read(settings, DatasetEvent)]
+
+
+def command(settings: Settings, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, env=environment(settings))
+
+
+def test_a_build_that_is_repeated_is_one_event_and_one_folder(settings: Settings, tmp_path: Path) -> None:
+    promoted(settings, *QUESTIONS)
+    first, is_new = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    again, is_new_again = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    assert (is_new, is_new_again, again) == (True, False, first)
+    assert built(settings) == [first]
+    assert [str(path) for path in (tmp_path / "sets").iterdir()] == [first.folder]
+
+
+def test_a_build_that_was_killed_before_its_event_is_repeated_into_the_same_folder(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promoted(settings, *QUESTIONS)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset_log, "announce", kill)
+        with pytest.raises(Killed):
+            build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    assert built(settings) == []
+    event, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    assert built(settings) == [event]
+    assert [str(path) for path in (tmp_path / "sets").iterdir()] == [event.folder]
+
+
+def test_two_builds_at_once_are_one_fact(settings: Settings, tmp_path: Path) -> None:
+    promoted(settings, *QUESTIONS)
+    event, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    sent(settings, event)
+    log = dataset_log.read(settings)
+    assert [placed.event for placed in log.placed] == [event] and len(built(settings)) == 2
+
+
+def test_a_later_verdict_of_a_person_makes_another_build_and_leaves_the_first_what_it_was(
+    settings: Settings, tmp_path: Path
+) -> None:
+    end = served(settings, "run-1", "4 + 7 =")
+    judge(settings, "run-1", end, labeller="gates", actor="curate")
+    promoted(settings, "Who wrote Faust?")
+    first, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    judge(settings, "run-1", end, "reject")
+    second, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    assert (first.counts["train"], second.counts["train"]) == (2, 1)
+    for event in (first, second):
+        to = tmp_path / event.digest
+        result = command(settings, "datasets", "rebuild", f"coach@{event.digest[:8]}", "--to", str(to))
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout)["manifest_equal"] is True
+        assert event.folder is not None
+        names = {path.name for path in to.iterdir()}
+        assert names == {path.name for path in Path(event.folder).iterdir()}
+        assert all((to / name).read_bytes() == (Path(event.folder) / name).read_bytes() for name in names)
+
+
+def test_a_rebuild_that_differs_ends_with_4_and_names_the_files(settings: Settings, tmp_path: Path) -> None:
+    promoted(settings, *QUESTIONS)
+    event, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    forged = replace(event, event_id="forged", dataset="other", digest="0" * 64)
+    sent(settings, forged)
+    result = command(settings, "datasets", "rebuild", "other", "--to", str(tmp_path / "again"))
+    assert (result.exit_code, json.loads(result.stdout)["equal"]) == (4, False)
+    assert "expected 000000000000" in result.stderr
+
+
+def test_the_commands_list_and_show_what_was_built(settings: Settings, tmp_path: Path) -> None:
+    promoted(settings, *QUESTIONS)
+    to = str(tmp_path / "sets")
+    result = command(settings, "datasets", "build", "coach", "--policy", "default", "--eval", "0", "--to", to)
+    assert result.exit_code == 0, result.output
+    made = json.loads(result.stdout)
+    assert (made["train"], made["eval"], made["recorded"]) == (3, 0, True)
+    (listed,) = map(json.loads, command(settings, "datasets", "list").stdout.splitlines())
+    assert (listed["dataset"], listed["digest"]) == ("coach", made["digest"])
+    shown = json.loads(command(settings, "datasets", "show", "coach").stdout)
+    assert shown["labellers"] == {"person": 3} and shown["rule"]["eval_share"] == "0.0"
+    assert command(settings, "datasets", "show", "coch").exit_code == 3
+    assert command(settings, "datasets", "build", "A B").exit_code == 2
+
+
+def test_a_build_is_found_by_the_beginning_of_its_digest_and_by_its_tenant(settings: Settings, tmp_path: Path) -> None:
+    promoted(settings, *QUESTIONS)
+    event, _ = build(settings, order(tmp_path), LogHistory(settings))
+    log = dataset_log.read(settings)
+    assert log.find(f"coach@{event.digest[:6]}") == log.find("coach") == event
+    assert log.find("coach", (None,)) == event
+    with pytest.raises(NotFoundError, match="no data set"):
+        log.find("coach", ("acme",))
+    with pytest.raises(NotFoundError, match="has no build abc"):
+        log.find("coach@abc")
+    other = replace(event, event_id="x", digest=event.digest[:20] + "0" * 44)
+    with pytest.raises(RefusedError, match="2 builds of coach begin with"):
+        dataset_log.DatasetLog([*log.placed, replace_event(log.placed[0], other)]).find(f"coach@{event.digest[:6]}")
+
+
+def replace_event(placed: dataset_log.PlacedDataset, event: DatasetEvent) -> dataset_log.PlacedDataset:
+    return placed._replace(event=event)
+
+
+def test_the_service_builds_when_enough_new_runs_were_promoted_and_not_again(
+    settings: Settings, tmp_path: Path
+) -> None:
+    promoted(settings, *QUESTIONS[:2])
+    stop = threading.Event()
+
+    def works(minimum: int, count: int) -> None:
+        with DatasetCurationHostedService(settings, order(tmp_path / "sets"), minimum, stop=stop) as service:
+
+            def is_there() -> bool:
+                service.step()
+                return len(built(settings)) == count
+
+            until(is_there, f"{count} builds")
+            assert service.step() is None and len(built(settings)) == count
+
+    works(2, 1)
+    works(2, 1)  # another process, after the first was killed: nothing is due
+    promoted(settings, QUESTIONS[2])
+    works(2, 1)
+    judge(settings, "late", served(settings, "late", "And who painted it?"))
+    works(2, 2)
+    assert [event.counts["train"] for event in built(settings)] == [2, 4]

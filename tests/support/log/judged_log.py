@@ -1,0 +1,70 @@
+"""Judged runs on a real log: runs without a task, as `serve` records them, and verdicts on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.events import Coordinates, CurationEvent, Event, Message, RunVerdict, Turn, derive_id
+from schemas.tokens import TokenIds
+from streams.kafka.producer import Producer
+from streams.settings.model import Settings
+from tests.support.agent_calls import Recorded, assistant, user
+from tests.support.factories import curation_event, trajectory
+
+PROMPT = (6, 20, 7, 21)
+"""Tokens of every question."""
+
+
+def sent(settings: Settings, *events: Event) -> list[Coordinates]:
+    """Write events, and return where they are."""
+    places: list[Coordinates] = []
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event, on_ack=places.append)
+            producer.flush()
+    return places
+
+
+def served(settings: Settings, name: str, question: str, answer: str = "11", **changes: Any) -> Coordinates:
+    """Write a run of one call, and return where its end is; `changes` are of its turn."""
+    run = Recorded(name)
+    ids = {
+        "prompt_token_ids": TokenIds.of(PROMPT),
+        "completion_token_ids": TokenIds.of([22 + len(answer) % 7, 23]),
+        "prompt_tokens": len(PROMPT),
+    }
+    alone: dict[str, Any] = {"task_id": name, "sampling_id": None, "slot": None, **ids}
+    prompt: list[Message] = [user(question)]
+    (turn,) = [run.call(prompt, reply=assistant(answer), **alone | changes)]
+    assert isinstance(turn, Turn)
+    end = trajectory(
+        trajectory_id=name, task_id=name, turns=1, sampling_id=None, slot=None, group_size=None, purpose="serve"
+    )
+    return sent(settings, turn, end)[-1]
+
+
+def judge(
+    settings: Settings, name: str, end: Coordinates, decision: RunVerdict = "promote", **changes: Any
+) -> CurationEvent:
+    """Write a verdict on a run."""
+    labeller, actor = changes.get("labeller", "person"), changes.get("actor", "ann")
+    about: dict[str, Any] = {
+        "event_id": derive_id(name, labeller, actor, decision),
+        "task_id": name,
+        "answer_id": name,
+        "policy": "default",
+        "source_topic": end.topic,
+        "source_partition": end.partition,
+        "source_offset": end.offset,
+        "verdict": decision,
+    }
+    event = curation_event(**about | changes)
+    sent(settings, event)
+    return event
+
+
+def promoted(settings: Settings, *questions: str, **changes: Any) -> None:
+    """Write a promoted run for each question."""
+    for question in questions:
+        name = derive_id("run", question)
+        judge(settings, name, served(settings, name, question, **changes))
