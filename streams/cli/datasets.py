@@ -15,7 +15,7 @@ from streams.cli.runtime import AppContext, output_option, pass_call, source_opt
 
 if TYPE_CHECKING:
     from schemas.events import DatasetEvent
-    from streams.improve.datasets.build import DatasetOrder
+    from streams.improve.datasets.dataset_build import DatasetOrder
     from streams.output import Output
     from streams.tools.archive.history import Source
 
@@ -33,7 +33,7 @@ def rule_options(command: F) -> F:
     """Add the options that decide which runs a data set has."""
     for option in reversed(
         (
-            click.option("--policy", default=None, metavar="NAME", help="Whose runs.  [default: policy.name]"),
+            click.option("--policy", default=None, metavar="NAME", help="Runs of this policy.  [default: policy.name]"),
             click.option("--tenant", default=None, help="Runs of this tenant.  [default: those of no tenant]"),
             click.option("--scenario", default=None, metavar="NAME", help="Only runs of this scenario."),
             click.option("--since", default=None, metavar="TIME", help="Verdicts from this time on: ISO 8601, or age."),
@@ -93,7 +93,7 @@ def datasets_build(
     are all in train or all in eval. The same verdicts under the same rule are the same build, which is recorded once.
     """
     from streams import output as show
-    from streams.improve.datasets.build import build
+    from streams.improve.datasets.dataset_build import build
     from streams.tools.archive import history
 
     del verdicts  # there is one kind
@@ -155,7 +155,7 @@ def datasets_list(call: AppContext, output: Output) -> None:
 @output_option
 @pass_call
 def datasets_show(call: AppContext, reference: str, output: Output) -> None:
-    """Print a build: its rule, shares, what was left out, and where it was sent."""
+    """Print a build, its rule, shares and files."""
     from streams import output as show
     from streams.improve.datasets import dataset_log
 
@@ -171,7 +171,7 @@ def datasets_show(call: AppContext, reference: str, output: Output) -> None:
             "scenarios": dict(event.scenarios),
             "labellers": dict(event.labellers),
             "versions": list(event.versions),
-            "left_out": _left_out(event),
+            "left_out": _reasons(event),
             "ranges": [f"{part.topic}[{part.partition}]@{part.first}-{part.next}" for part in event.ranges],
             "files": {file.path: file.sha256 for file in event.files},
             "code_version": event.code_version,
@@ -203,7 +203,7 @@ def datasets_rebuild(
     Exit code 4 if its digest is another one, or records that it was made of are gone.
     """
     from streams import output as show
-    from streams.improve.datasets import dataset_files, dataset_log, rebuild
+    from streams.improve.datasets import dataset_files, dataset_log, dataset_rebuild as rebuild
     from streams.tools.archive import history
 
     settings = call.settings
@@ -248,7 +248,7 @@ def outside_row(event: DatasetEvent) -> dict[str, Any]:
     return {"kind": event.kind, **about, "reason": event.reason}
 
 
-def _left_out(event: DatasetEvent) -> dict[str, int]:
+def _reasons(event: DatasetEvent) -> dict[str, int]:
     prefix = "left out: "
     return {name.removeprefix(prefix): count for name, count in event.counts.items() if name.startswith(prefix)}
 
@@ -264,7 +264,7 @@ def _order(
     reason: str,
     **rule: Any,
 ) -> DatasetOrder:
-    from streams.improve.datasets.build import DatasetOrder
+    from streams.improve.datasets.dataset_build import DatasetOrder
     from streams.improve.datasets.dataset_rule import DatasetRule
     from streams.kafka.times import parse_time
 

@@ -93,7 +93,7 @@ def reproduce(
     from streams.tools.archive import history
 
     with importing():
-        from streams.improve.datasets import rebuild
+        from streams.improve.datasets import dataset_rebuild as rebuild
         from trainer.reproduce import retrain
         from trainer.reproduce.recorded import ExampleSources
 

@@ -94,16 +94,13 @@ def tune(
     It becomes the next version of its policy. Without FILE the examples are answers of the log: for sft the best of
     each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines, or CSV
     or Parquet with these columns: {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]},
-    or OpenAI's preference format, for dpo. `streamward export` writes such files.
+    or OpenAI's preference format, for dpo. `streamward export` and `streamward datasets build` write such files.
 
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
     like any other, and `reproduce` can remake it. A policy with a running trainer cannot be tuned: name another one
     with --policy, and start from a version of the first with --start.
 
-    A data set (`streamward datasets build`) has the sampled tokens of promoted runs, out of the log.
-
-    With --jobs alone it serves the jobs of `streamward jobs start --method`, one after the other. SIGTERM or Ctrl-C
-    ends it.
+    With --jobs alone it serves the jobs of `streamward jobs start --method`, in turn, until SIGTERM or Ctrl-C.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the trainer's process has it; read when torch is loaded
     if for_jobs:
@@ -115,10 +112,7 @@ def tune(
     from streams.kafka.times import parse_time
     from streams.tools.archive import history
 
-    settings = call.settings_to_write
-    name = policy or settings.policy.name
-    if dataset is not None:
-        _refuse_with_dataset()
+    settings, name = call.settings_to_write, policy or call.settings.policy.name
     reader = history.of(settings, source)
     rule["since_ms"] = None if since is None else parse_time(since, "--since")
     rule["until_ms"] = None if until is None else parse_time(until, "--until")
@@ -139,19 +133,15 @@ def tune(
     show.record(_row(tuning.tune(settings, order, reader)), output)
 
 
-def _refuse_with_dataset() -> None:
-    """Raise UsageError for options that choose other examples than those of a data set."""
+def _examples(settings: Settings, reference: str, method: TuningMethod, history: History) -> DatasetExamples:
+    """Return the examples of a data set, out of the log. Raises UsageError for options that choose other ones."""
+    from streams.improve.datasets import dataset_log, dataset_rebuild as rebuild
+
     context = click.get_current_context()
     for name in ("file", "groups_of", "purpose", "min_reward", "every", "margin", "since", "until"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = {"file": "FILE", "every": "--all"}.get(name, f"--{name.replace('_', '-')}")
             raise click.UsageError(f"{option} and --dataset both choose the examples; leave one of them out")
-
-
-def _examples(settings: Settings, reference: str, method: TuningMethod, history: History) -> DatasetExamples:
-    """Return the examples of a data set, out of the log."""
-    from streams.improve.datasets import dataset_log, rebuild
-
     event = dataset_log.read(settings).find(reference)
     return rebuild.reader(settings, history)(event.dataset, event.digest, method)
 
@@ -168,7 +158,7 @@ def _serve_jobs(call: AppContext) -> None:
     with until_stopped() as stop:
         admin.check_topics(call.settings, patient=True)
         with importing():
-            from streams.improve.datasets import rebuild
+            from streams.improve.datasets import dataset_rebuild as rebuild
             from streams.jobs.tuning import job_tuner as tuner
             from streams.kafka.history import LogHistory
         tuner.run(call.settings, stop=stop, datasets=rebuild.reader(call.settings, LogHistory(call.settings)))

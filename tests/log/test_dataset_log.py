@@ -15,7 +15,7 @@ from schemas.events import DatasetEvent
 from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.improve.datasets import dataset_log
-from streams.improve.datasets.build import DatasetOrder, build
+from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.kafka import admin
 from streams.kafka.history import LogHistory

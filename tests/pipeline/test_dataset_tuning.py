@@ -14,8 +14,8 @@ from schemas.tokens import TokenIds
 from streams.adapters.versions import empty
 from streams.engines.base_model import Base
 from streams.errors import JobRequestError, RefusedError
-from streams.improve.datasets import rebuild
-from streams.improve.datasets.build import DatasetOrder, build
+from streams.improve.datasets import dataset_rebuild as rebuild
+from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.jobs.job_log import JobLog
 from streams.jobs.tuning import tuning_request

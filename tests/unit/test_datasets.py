@@ -17,13 +17,13 @@ from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.improve.curation.verdicts import PlacedVerdict
 from streams.improve.datasets import dataset_files
-from streams.improve.datasets.build import ComposedDataset, DatasetOrder, compose, folder_name
 from streams.improve.datasets.clusters import Clusters, jaccard, join_similar, keys, shingles, words
+from streams.improve.datasets.dataset_build import ComposedDataset, DatasetOrder, compose, folder_name
 from streams.improve.datasets.dataset_files import MANIFEST
+from streams.improve.datasets.dataset_rebuild import difference, rebuild
 from streams.improve.datasets.dataset_rule import DatasetRule
+from streams.improve.datasets.dataset_shares import OVER_MACHINES, OVER_SCENARIO, keep_shares, place
 from streams.improve.datasets.judged_runs import JudgedRun
-from streams.improve.datasets.rebuild import difference, rebuild
-from streams.improve.datasets.shares import OVER_MACHINES, OVER_SCENARIO, keep_shares, place
 from streams.improve.datasets.source_ranges import ranges_now
 from streams.stages.tasks.resubmit import ORIGIN
 from streams.tools.query.finished import Finished
@@ -100,7 +100,7 @@ def manifest(made: ComposedDataset) -> dict[str, Any]:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_promoted_run_is_a_conversation_with_its_tools_a_label_and_its_tokens_as_sampled() -> None:
+def test_a_promoted_run_is_a_conversation_with_its_tools_a_label_and_its_tokens_as_tokens_of_chain() -> None:
     run = chat()
     log = Appended(*run.turns, end(run))
     verdict(log, "chat-1", rationale="it used the tool")

@@ -2,8 +2,8 @@
 
     NAME, digest ──► DatasetReader: the runs of that build, out of the log ──► fit for the model? ──► TunedExample
 
-Which runs a data set has, and what was sampled in them, is the business of streams/improve/datasets, which is above the
-trainer: whoever starts a tuning passes its reader. Nothing is tokenized: an example has the tokens that were sampled.
+streams/improve/datasets decides which runs a data set has, and is above the trainer: the process that starts a tuning
+passes its reader. Nothing is tokenized: an example has the tokens that were sampled.
 """
 
 from __future__ import annotations

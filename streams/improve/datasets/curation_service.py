@@ -19,7 +19,7 @@ from schemas.serde import Poison
 from streams.errors import NotFoundError
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.datasets import dataset_log
-from streams.improve.datasets.build import DatasetOrder, build
+from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule, check_name
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.history import History, LogHistory

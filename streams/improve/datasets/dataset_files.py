@@ -15,16 +15,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.events import AdapterFile
 from schemas.json_text import one_line
 from streams.errors import RefusedError
 from streams.files import half_written
-from streams.improve.datasets import rows
-from streams.improve.datasets.shares import SPLITS, PlacedRun
+from streams.improve.datasets import dataset_rows as rows
+from streams.improve.datasets.dataset_shares import SPLITS, PlacedRun
 
 MANIFEST, CARD = "manifest.json", "README.md"
 KINDS = ("", ".labels", ".tokens", ".pairs", ".pair-tokens")
@@ -37,8 +37,16 @@ _TYPES = {"input": "json", "chain": "int64", "reward": "float64", "feedback": "f
 """Other types; a field that is not named is a text."""
 
 
-def row_files(placed: Iterable[PlacedRun]) -> dict[str, bytes]:
-    """Return the content of every file of rows, by name."""
+class RowFiles(NamedTuple):
+    """The files of rows, by name."""
+
+    contents: dict[str, bytes]
+    keys: dict[str, list[str]]
+    """The keys that lines of a file have."""
+
+
+def row_files(placed: Iterable[PlacedRun]) -> RowFiles:
+    """Return every file of rows."""
     lines: defaultdict[str, list[rows.Line]] = defaultdict(list)
     for split, _, run, rejected in placed:
         for chain, conversation in enumerate(rows.conversations(run)):
@@ -54,7 +62,11 @@ def row_files(placed: Iterable[PlacedRun]) -> dict[str, bytes]:
         if (sampled := rows.pair_tokens(run, rejected)) is not None:
             answer_ids = [answer_id, rejected.finished.answer_id]
             lines[f"{split}.pair-tokens.jsonl"].append(rows.tokens_line(answer_ids, sampled))
-    return {name: "".join(f"{one_line(line)}\n" for line in lines[name]).encode() for name in sorted(lines)}
+    names = sorted(lines)
+    return RowFiles(
+        {name: "".join(f"{one_line(line)}\n" for line in lines[name]).encode() for name in names},
+        {name: list(dict.fromkeys(key for line in lines[name] for key in line)) for name in names},
+    )
 
 
 def files_of(contents: Mapping[str, bytes]) -> tuple[AdapterFile, ...]:
@@ -65,33 +77,31 @@ def files_of(contents: Mapping[str, bytes]) -> tuple[AdapterFile, ...]:
     )
 
 
-def card(contents: Mapping[str, bytes], dataset: str) -> bytes:
+def card(keys: Mapping[str, Sequence[str]], dataset: str) -> bytes:
     """Return the README.md from which `load_dataset` knows which files belong together, and the types of their lines.
 
     Without the types it infers them from the first lines, and refuses a later tool whose parameters have other keys.
     """
     configs, infos = [], []
     for kind in KINDS:
-        files = [{"split": split, "path": name} for split in SPLITS if (name := f"{split}{kind}.jsonl") in contents]
+        files = [{"split": split, "path": name} for split in SPLITS if (name := f"{split}{kind}.jsonl") in keys]
         if not files:
             continue
         config = kind.lstrip(".") or "default"
         configs.append({"config_name": config, "data_files": files})
         if "tokens" not in kind:
-            features = _features(content for entry in files for content in contents[entry["path"]].splitlines())
-            infos.append({"config_name": config, "features": features})
+            names = dict.fromkeys(key for entry in files for key in keys[entry["path"]])
+            infos.append({"config_name": config, "features": [_feature(name) for name in names]})
     header = json.dumps({"configs": configs, "dataset_info": infos}, indent=1)
     return (
         f"---\n{header}\n---\n\nWritten by `streamward datasets build {dataset}`; {MANIFEST} names its runs.\n".encode()
     )
 
 
-def _features(lines: Iterable[bytes]) -> list[dict[str, str]]:
-    names = dict.fromkeys(name for line in lines for name in json.loads(line))
-    return [
-        {"name": name, "list": _LISTS[name]} if name in _LISTS else {"name": name, "dtype": _TYPES.get(name, "string")}
-        for name in names
-    ]
+def _feature(name: str) -> dict[str, str]:
+    if name in _LISTS:
+        return {"name": name, "list": _LISTS[name]}
+    return {"name": name, "dtype": _TYPES.get(name, "string")}
 
 
 def manifest_text(manifest: Mapping[str, Any]) -> bytes:

@@ -43,7 +43,7 @@ class DatasetLog:
         """Return the names of all data sets."""
         return sorted({event.dataset for event in self._by_id.values()})
 
-    def built(self, event_id: str) -> DatasetEvent | None:
+    def event(self, event_id: str) -> DatasetEvent | None:
         """Return the event with this id."""
         return self._by_id.get(event_id)
 
@@ -94,8 +94,8 @@ def announce(settings: Settings, event: DatasetEvent) -> tuple[DatasetEvent, boo
 
     Raises LogError.
     """
-    if (existing := read(settings).built(event.event_id)) is not None:
+    if (existing := read(settings).event(event.event_id)) is not None:
         return existing, False
     with Producer(settings, linger_ms=0) as producer:
         producer.send(event)
-    return read(settings).built(event.event_id) or event, True
+    return read(settings).event(event.event_id) or event, True

@@ -1,4 +1,4 @@
-"""The rule of a data set: whose promoted runs it has, how they are split, and what no set may have too much of."""
+"""The rule of a data set: which promoted runs it has, how they are split, and what no set may have too much of."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_name(name: str) -> None:
     """Raise SettingsError for a name that cannot be used."""
     if _NAME.fullmatch(name) is None:
         raise SettingsError(
-            f"data set {excerpt(name)}: expected 1 to 60 of a-z, 0-9, - and _, a letter or digit first, e.g. coach"
+            f"data set {excerpt(name)}: expected 1 to 60 of a-z, 0-9, - and _, not beginning with - or _, e.g. coach"
         )
 
 
@@ -39,7 +39,7 @@ class DatasetRule:
 
     policy: str
     tenant: str | None = None
-    """Whose runs; None: those of no tenant. Nobody is trained on what a tenant alone may read."""
+    """Only runs of this tenant; None: only those of none. No policy learns what another tenant alone may read."""
     scenario: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None

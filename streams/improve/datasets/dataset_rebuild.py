@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from schemas.events import DatasetEvent, TuningMethod
 from streams.errors import RefusedError
-from streams.improve.datasets import dataset_log, rows
-from streams.improve.datasets.build import ComposedDataset, DatasetOrder, compose
+from streams.improve.datasets import dataset_log, dataset_rows as rows
+from streams.improve.datasets.dataset_build import ComposedDataset, DatasetOrder, compose
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.improve.datasets.source_ranges import check_ranges
 from streams.kafka.history import History

@@ -1,4 +1,4 @@
-"""The lines of a row: its conversation, what is known about it, and its tokens.
+"""The lines of a row: its conversation, its label, and its tokens.
 
     JudgedRun ──► conversations: {messages, tools}      OpenAI's chat format for fine-tuning, a line for each chain
              ├──► label: {answer_id, verdict, reward, …}     what that format has no room for, line by line the same
@@ -40,7 +40,7 @@ def conversations(run: JudgedRun) -> list[Line]:
 
 
 def label(run: JudgedRun, chain: int) -> Line:
-    """Return what is known about a line of `conversations`."""
+    """Return the label of a line of `conversations`: verdict, scores, versions, coordinates."""
     verdict, finished = run.verdict, run.finished
     subjects = [finished.answer_id, *(step.turn.turn_id for step in (finished.run.steps if finished.run else ()))]
     return {
@@ -68,7 +68,7 @@ def tokens(run: JudgedRun) -> SampledExample | None:
     if finished.response is not None:
         answer, digests = _of_response(finished), {finished.response.tokenizer_digest}
     elif finished.run is not None:
-        chains = (_sampled(chain) for chain in finished.run.chains)
+        chains = (_tokens_of_chain(chain) for chain in finished.run.chains)
         answer = TunedAnswer(tuple(chain for chain in chains if chain is not None))
         digests = {turn.tokenizer_digest for chain in finished.run.chains for turn in chain.turns}
     else:
@@ -171,7 +171,7 @@ def _of_response(finished: Finished) -> TunedAnswer:
     return answer_of(replace(group, prompt_token_ids=TokenIds()), member)
 
 
-def _sampled(chain: CallChain) -> TunedChain | None:
+def _tokens_of_chain(chain: CallChain) -> TunedChain | None:
     """Return the tokens of a chain; all before the first one with loss are context."""
     ids = b"".join(part.data for turn in chain.turns for part in (turn.prompt_token_ids, turn.completion_token_ids))
     mask = b"".join(_mask(chain, number) for number in range(len(chain.turns)))

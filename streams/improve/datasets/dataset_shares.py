@@ -85,7 +85,7 @@ def _keep(
 
 
 def _machine_limit(runs: Sequence[JudgedRun], share: float) -> int | None:
-    """Return how many rows of machines fit beside those of persons: m ≤ share (m + persons)."""
+    """Return how many rows of machines fit with those of persons: m ≤ share (m + persons)."""
     if share >= 1:
         return None
     persons = sum(_machine(run) is None for run in runs)

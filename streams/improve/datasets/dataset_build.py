@@ -3,7 +3,7 @@
     curation, groups, trajectories, … ──► judged runs ──► shares, split ──► files, manifest ──► DatasetEvent `built`
                                 └─ ranges of offsets and the rule: all that the rows depend on
 
-The same ranges and the same rule give the same bytes, whoever builds it and when. The event's id is derived from the
+The same ranges and the same rule give the same bytes on every machine, at any time. The event's id is derived from the
 digest of the rows: a build that was interrupted and is repeated writes one event, and so do two that find the same.
 Verdicts that come later change the next set; the old one stays what its event says.
 """
@@ -22,12 +22,12 @@ from schemas.serde import Poison
 from streams import files as code
 from streams.adapters.versions import manifest_digest
 from streams.errors import NotFoundError
-from streams.improve.datasets import dataset_files, dataset_log, rows
+from streams.improve.datasets import dataset_files, dataset_log, dataset_rows as rows
 from streams.improve.datasets.dataset_files import CARD, MANIFEST
 from streams.improve.datasets.dataset_rule import DatasetRule, check_name
+from streams.improve.datasets.dataset_shares import SPLITS, PlacedRun, keep_shares, place
 from streams.improve.datasets.judged_runs import JudgedRun, JudgedRuns, read_runs
 from streams.improve.datasets.pairs import partners
-from streams.improve.datasets.shares import SPLITS, PlacedRun, keep_shares, place
 from streams.improve.datasets.source_ranges import RangedHistory, ranges_now
 from streams.kafka.history import History
 from streams.kafka.topics import topics
@@ -68,7 +68,7 @@ def build(settings: Settings, order: DatasetOrder, history: History) -> tuple[Da
     check_name(order.name)
     order.rule.check()
     composed = compose(settings, order, ranges_now(history), history, code.code_version())
-    existing = dataset_log.read(settings).built(composed.event.event_id)
+    existing = dataset_log.read(settings).event(composed.event.event_id)
     if existing is not None and existing.folder is not None and (Path(existing.folder) / MANIFEST).is_file():
         return existing, False
     timestamp = folder_name(composed.event.created_at)
@@ -91,7 +91,7 @@ def compose(
     if not kept:
         raise NotFoundError(_no_rows(order, runs, left_out))
     placed = place(kept, partners(kept, runs.rejected), rule)
-    contents = dataset_files.row_files(placed)
+    contents, keys = dataset_files.row_files(placed)
     files = dataset_files.files_of(contents)
     digest = manifest_digest(files)
     event = DatasetEvent(
@@ -115,7 +115,7 @@ def compose(
         files=files,
     )
     manifest = _manifest(event, placed, _sources(settings, ranged, event, kept))
-    contents |= {CARD: dataset_files.card(contents, order.name), MANIFEST: dataset_files.manifest_text(manifest)}
+    contents |= {CARD: dataset_files.card(keys, order.name), MANIFEST: dataset_files.manifest_text(manifest)}
     sealed = {file.path: file.sha256 for file in dataset_files.files_of(contents)}
     return ComposedDataset(event=replace(event, manifest_sha256=sealed[MANIFEST]), placed=placed, contents=contents)
 
