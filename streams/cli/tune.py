@@ -92,9 +92,9 @@ def tune(
     """Train a version by supervised fine-tuning or DPO.
 
     It becomes the next version of its policy. Without FILE the examples are answers of the log: for sft the best of
-    each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines, or CSV
-    or Parquet with these columns: {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]},
-    or OpenAI's preference format, for dpo. `streamward export` and `streamward datasets build` write such files.
+    each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines, or CSV or
+    Parquet with these columns: {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]}, or
+    OpenAI's preference format, for dpo. `streamward export` and `streamward datasets build` write such files.
 
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
     like any other, and `reproduce` can remake it. A policy with a running trainer cannot be tuned: name another one
@@ -120,7 +120,6 @@ def tune(
         from trainer.tuning import tuned_version as tuning
         from trainer.tuning.curation import Curation
         from trainer.tuning.tuner import TuningSteps
-
     order = tuning.TuningOrder(
         policy=name,
         steps=TuningSteps(method=method, epochs=epochs, batch=batch, beta=beta),
