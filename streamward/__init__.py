@@ -8,6 +8,8 @@
     entry_point          marks your function as a scorer                    streams.scorers
     loss                 marks your function as a trainer's loss             trainer.step.loss
     main                 the command line                                   streams.cli
+    PromotionGuardAgent  gates and judge over a run: is it good enough      streams.improve.curation
+    VerifierAgent        the judge of a transcript alone                    streams.improve.curation
 
 Each is loaded at its first use, so `import streamward` is cheap.
 """
@@ -20,6 +22,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streams.cli import main
     from streams.improve.datasets.curation_service import DatasetCurationHostedService
+    from streams.improve.curation.promotion_guard import PromotionGuardAgent
+    from streams.improve.curation.verifier import VerifierAgent
     from streams.scorers import entry_point
     from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query import connect
@@ -29,6 +33,8 @@ __all__ = [
     "AgentManager",
     "ConversationTracker",
     "DatasetCurationHostedService",
+    "PromotionGuardAgent",
+    "VerifierAgent",
     "connect",
     "entry_point",
     "loss",
@@ -39,6 +45,8 @@ HOMES = {
     "AgentManager": "streams.tools.agent_manager",
     "ConversationTracker": "streams.tools.agent_manager",
     "DatasetCurationHostedService": "streams.improve.datasets.curation_service",
+    "PromotionGuardAgent": "streams.improve.curation.promotion_guard",
+    "VerifierAgent": "streams.improve.curation.verifier",
     "connect": "streams.tools.query",
     "entry_point": "streams.scorers",
     "loss": "trainer.step.loss",

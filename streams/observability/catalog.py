@@ -25,14 +25,16 @@ VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 CREDITS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """… of advantages, which are of the order of 1 where they are divided by a group's spread."""
 
-Process = Literal["streams", "policy", "scoring", "train", "audit", "archive", "serve", "agents", "jobs", "tune"]
+Process = Literal[
+    "streams", "policy", "scoring", "train", "audit", "archive", "serve", "agents", "jobs", "tune", "curate"
+]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
 READERS: tuple[Process, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
-SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs", "tune")
-"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, and
-`tune --jobs`."""
+SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs", "tune", "curate")
+"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs,
+`tune --jobs`, and `curate follow`."""
 
 
 class Metric(NamedTuple):
@@ -66,7 +68,11 @@ SCRAPE_ERRORS = Metric(
 )
 EVENTS_IN = Metric("streamward_events_in_total", "counter", ("stage", "topic"), "Records read.", READERS)
 EVENTS_OUT = Metric(
-    "streamward_events_out_total", "counter", ("stage", "topic"), "Records written.", (*READERS, "serve", "jobs")
+    "streamward_events_out_total",
+    "counter",
+    ("stage", "topic"),
+    "Records written.",
+    (*READERS, "serve", "jobs", "curate"),
 )
 PROCESSING = Metric(
     "streamward_processing_seconds",
@@ -604,6 +610,33 @@ TUNING_ENDED = Metric(
     "a fine-tuning job",
 )
 
+# --- curate follow ----------------------------------------------------------------------------------------------------
+
+CURATION_VERDICTS = Metric(
+    "streamward_curation_verdicts_total",
+    "counter",
+    ("policy", "labeller", "verdict"),
+    "Verdicts on runs, by gates and judge.",
+    ("curate",),
+    "a run that ended",
+)
+CURATION_JUDGE_COST = Metric(
+    "streamward_curation_judge_cost_usd_total",
+    "counter",
+    ("policy",),
+    "Cost of the judge of runs, with scoring.judge_prompt_usd and judge_completion_usd.",
+    ("curate",),
+    "a judged run",
+)
+CURATION_KAPPA = Metric(
+    "streamward_curation_kappa_low_ratio",
+    "gauge",
+    ("model",),
+    "Lower end of the interval of Cohen's kappa between a judge and people.",
+    ("curate",),
+    "verdicts of people",
+)
+
 # --- archive sync --follow --------------------------------------------------------------------------------------------
 
 ARCHIVE_LAG_RECORDS = Metric(
@@ -653,8 +686,8 @@ server of agents `engine` (loaded, and its last request did not fail), of `agent
 last asked), and with `schemas.registry_url` everywhere
 `schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit
 --follow` has its own address (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
-`streamward jobs run` are watched as the loop is, and so is `streamward tune --jobs`, which may take an hour until the
-first step of a job.
+`streamward jobs run` are watched as the loop is, and so are `streamward curate follow` and `streamward tune --jobs`,
+which may take an hour until the first step of a job.
 
 Dashboards, alerts and runbooks: [operations.md](operations.md).
 
@@ -682,6 +715,7 @@ def _sections() -> Iterator[str]:
         ("agents",): "Runs of agents",
         ("jobs",): "Jobs",
         ("tune",): "Fine-tuning jobs",
+        ("curate",): "Verdicts on runs",
         ("archive",): "The archive",
     }
     rest = [metric for metric in all_metrics() if metric.processes not in titles]

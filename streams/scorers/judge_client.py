@@ -214,16 +214,21 @@ def text_of(reply: bytes, question: JudgeQuestion, url: str) -> str:
 def own_object(content: str, key: str, quotable: str, url: str) -> dict[str, Any]:
     """Return the one JSON object with `key` in what a judge says, apart from those in `quotable` word for word.
 
-    White space aside; other text around it is ignored. Raises ScoreError(judge_answer); a retry may succeed.
+    White space and escapes aside, since what is quoted may be inside a JSON text; other text around it is ignored.
+    Raises ScoreError(judge_answer); a retry may succeed.
     """
-    quoted = "".join(quotable.split())
-    own = [value for text, value in _objects(content, key, url) if "".join(text.split()) not in quoted]
+    quoted = _bare(quotable)
+    own = [value for text, value in _objects(content, key, url) if _bare(text) not in quoted]
     if len(own) != 1:
         raise unreadable(
             f"judge at {url} gave {len(own)} JSON objects with a {key} of its own, expected exactly one; it said "
             f"{content[:200]!r}"
         )
     return own[0]
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split()).replace("\\", "")
 
 
 def model_of(reply: bytes) -> str | None:

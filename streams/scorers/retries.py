@@ -19,7 +19,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 class Tries(NamedTuple, Generic[T]):
-    """What came of some tries."""
+    """The value that a try gave at last."""
 
     value: T
     tries: int

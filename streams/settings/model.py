@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 from urllib.parse import quote, unquote
@@ -1098,18 +1099,127 @@ class Jobs(Section):
         return self
 
 
+GATES = (
+    *("min_score", "min_feedback", "min_success", "min_completed"),
+    *("max_escalations", "max_turns", "max_failed_turns", "max_malformed", "max_failed_tools", "max_retries"),
+    *("max_latency_ms", "max_cost_usd", "max_prompt_tokens", "max_sampled_tokens"),
+)
+"""The gates of curation: a figure of a run (streams/improve/curation/gates.py), and which end its bound is."""
+NO_GATE = "off"
+"""In place of a bound: a scenario does not have this gate."""
+
+
+def _bounds(text: str, setting: str) -> dict[str, float | None]:
+    """Return gates by name with their bounds, None for one that is off. Raises ValueError."""
+    bounds: dict[str, float | None] = {}
+    for part in _split(text):
+        name, _, bound = (piece.strip() for piece in part.partition("="))
+        if name not in GATES:
+            raise ValueError(f"{setting} has {part!r}; expected NAME=BOUND with a name of {', '.join(GATES)}")
+        if name in bounds:
+            raise ValueError(f"{setting} has {name} twice; give one bound")
+        try:
+            bounds[name] = None if bound == NO_GATE else float(bound)
+        except ValueError:
+            raise ValueError(f"{setting} has {part!r}; expected {name}= and a number, or {NO_GATE}") from None
+        if bounds[name] is not None and not isfinite(bounds[name] or 0.0):
+            raise ValueError(f"{setting} has {part!r}; expected a finite number, or {NO_GATE}")
+    return bounds
+
+
 class RunCuration(Section):
     """Verdicts on runs: which are good enough to learn from."""
 
+    rubric: str = Field(
+        "useful@1",
+        pattern=r"^[\w.-]+@[\w.-]+$",
+        description="name@version of what good means; a new version where instructions or gates change their meaning",
+    )
+    instructions: str = Field(
+        "A run is good if it does what the user asked, rests on what its tools returned, and invents nothing.",
+        min_length=1,
+        description="definition of a good run, for the judge",
+    )
+    gates: str = Field(
+        "min_completed=1, max_escalations=0",
+        description="bounds that a run has to keep, NAME=BOUND, comma separated; a figure that a run does not have "
+        "keeps none; empty: no gates (docs/improve.md lists the names)",
+    )
+    scenario_gates: str = Field(
+        "",
+        description="other or further gates of a scenario, e.g. `sums: min_score=1, max_turns=off; refunds: "
+        "max_turns=8`; off: without this gate",
+    )
     escalation_tools: str = Field(
         "escalate, handoff, transfer_to_human",
         description="names of tools by which an agent hands a run over to a person, comma separated",
+    )
+    promote_without_judge: bool = Field(
+        False, description="promote what passes the gates, and ask no judge; needs a gate that measures success"
+    )
+    transcript_characters: int = Field(
+        60_000, ge=1000, description="longest transcript that is judged, characters; a longer one is cut in the middle"
+    )
+    max_tokens: int = Field(1024, ge=1, description="of the judge's whole answer; a model that thinks needs thousands")
+    min_kappa: float = Field(
+        0.6,
+        gt=0,
+        le=1,
+        description="lower end of the interval of Cohen's kappa between judge and people from which the judge may "
+        "promote alone; below, people decide",
+    )
+    min_runs: int = Field(50, ge=10, description="runs that people and the judge must both have decided before")
+    window: int = Field(100, ge=10, description="newest of those runs from which kappa is computed")
+    review_share: float = Field(
+        0.05, ge=0, le=1, description="share of the runs that the judge decided alone that people are still shown"
     )
 
     @property
     def escalates(self) -> frozenset[str]:
         """The names of the tools that hand over to a person."""
         return frozenset(_split(self.escalation_tools))
+
+    @property
+    def bounds(self) -> dict[str, float | None]:
+        """The gates of every scenario."""
+        return _bounds(self.gates, "gates")
+
+    @property
+    def scenario_bounds(self) -> dict[str, dict[str, float | None]]:
+        """The other or further gates, by scenario."""
+        scenarios: dict[str, dict[str, float | None]] = {}
+        for part in filter(None, map(str.strip, self.scenario_gates.split(";"))):
+            scenario, colon, gates = part.rpartition(":")
+            if not colon or not scenario.strip() or scenario.strip() in scenarios:
+                raise ValueError(
+                    f"scenario_gates has {part!r}; expected SCENARIO: NAME=BOUND, …, separated by ; and each scenario "
+                    "once"
+                )
+            scenarios[scenario.strip()] = _bounds(gates, f"scenario_gates of {scenario.strip()}")
+        return scenarios
+
+    def bounds_of(self, scenario: str) -> dict[str, float]:
+        """Return the gates of a scenario, by name."""
+        bounds = self.bounds | self.scenario_bounds.get(scenario, {})
+        return {name: bounds[name] or 0.0 for name in GATES if bounds.get(name) is not None}
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> RunCuration:
+        bounds_of_all, scenarios = self.bounds, self.scenario_bounds
+        for scenario in (None, *scenarios) if self.promote_without_judge else ():
+            bounds = bounds_of_all | scenarios.get(scenario or "", {})
+            if not any(bounds.get(name) is not None for name in ("min_score", "min_feedback", "min_success")):
+                of_scenario = "" if scenario is None else f" of scenario {scenario}"
+                raise ValueError(
+                    f"promote_without_judge promotes what passes the gates{of_scenario}, and none of them measures "
+                    "success; set gates with min_score, min_feedback or min_success"
+                )
+        if self.window < self.min_runs:
+            raise ValueError(
+                f"window is {self.window}, and min_runs {self.min_runs} would never be reached; raise window, or lower "
+                "min_runs"
+            )
+        return self
 
 
 class Metrics(Section):

@@ -69,6 +69,8 @@ WITHOUT_TRY = {
     "streams/engines/rendering/tool_calls.py::_read json_text.parse_first": CALLER,
     "streams/engines/vllm/vllm_engine.py::sample result": IN_THREAD,
     "streams/engines/vllm/vllm_engine.py::sample_mixed result": IN_THREAD,
+    "streams/improve/curation/curator.py::_judge result": "the opinion, or the error that the judge's docstring names",
+    "streams/improve/curation/transcript.py::lines json.loads": OWN,
     "streams/kafka/record.py::_without_original b64decode": OWN,
     "streams/kafka/record.py::key_of b64decode": OWN,
     "streams/kafka/topic_ids.py::_id_in result": CALLER,

@@ -586,6 +586,11 @@ OTHER: dict[str, Any] = {
     "canary.alpha": 0.1,
     "canary.max_failed": 0.5,
     "canary.max_truncated": 0.5,
+    "curation.gates": "max_turns=3",
+    "curation.scenario_gates": "sums: max_turns=3",
+    "curation.rubric": "sums@2",
+    "curation.min_kappa": 0.7,
+    "curation.review_share": 0.1,
     "schemas.registry_url": "https://registry:8081",
     "login.signing_key": Path("signing.pem"),
     "login.public_url": "https://streamward.example",
@@ -603,7 +608,7 @@ ALONE |= {"jobs.prompt_usd", "jobs.completion_usd", "jobs.trainer_hour_usd", "jo
 ALONE |= {"advantages.gamma", "advantages.turn_weight"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
 ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", "requests", "key", "tenant_scorers")}
-ALONE |= {"serve.tls_certificate", "serve.tls_key"}
+ALONE |= {"serve.tls_certificate", "serve.tls_key", "curation.promote_without_judge"}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
 ALONE |= {key for key, _ in flatten(Settings()) if key.startswith("login.oidc_")}
 """These mean nothing without others; the test above has them together."""

@@ -227,6 +227,13 @@ TUNING = (
     ),
     _growth_panel("Started jobs per hour", catalog.TUNING_ENDED, "policy", "outcome", window="1h"),
 )
+CURATION = (
+    _growth_panel("Verdicts per hour", catalog.CURATION_VERDICTS, "labeller", "verdict", window="1h"),
+    _growth_panel("Cost of the judge per hour", catalog.CURATION_JUDGE_COST, "policy", window="1h"),
+    _gauge(
+        "Agreement with people, lower end of kappa", "percentunit", catalog.CURATION_KAPPA, label="model", zero=True
+    ),
+)
 
 
 FLEET = (
@@ -346,6 +353,7 @@ TRAINING = Dashboard(
         ),
         PanelRow("For which job?", JOBS),
         PanelRow("Jobs that tune", TUNING),
+        PanelRow("Verdicts on runs", CURATION),
     ),
 )
 POLICY = Dashboard(

@@ -1,0 +1,129 @@
+"""The verdicts in the log, followed, and the verdicts of people.
+
+curation ──► a thread that follows ──► CurationState
+promote, reject ──► event with the verdict that it supersedes ──► curation ──► own fold has passed it ──► answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schemas.events import RATIONALE_CHARACTERS, RunVerdict
+from streams.errors import RefusedError
+from streams.improve.curation.agreement import Agreement, JudgeIdentity
+from streams.improve.curation.curation_state import CurationState
+from streams.improve.curation.promotion_guard import RunRuling, event_of
+from streams.improve.curation.run_case import RunCase
+from streams.improve.curation.verdicts import PlacedVerdict
+from streams.kafka import times
+from streams.kafka.followed import FollowedTopic
+from streams.kafka.record import Record
+from streams.scorers.verdict import storable
+from streams.settings.model import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonDecision:
+    """What a person says of a run."""
+
+    verdict: RunVerdict
+    actor: str
+    reason: str
+    expect: str | None = None
+    """Id of the verdict that counted when the run was shown; None: whichever does."""
+
+
+class RunVerdicts(NamedTuple):
+    """The verdicts on one run."""
+
+    effective: PlacedVerdict | None
+    """The verdict that counts."""
+    machine: PlacedVerdict | None
+    by_person: Mapping[str, PlacedVerdict]
+    """The newest of each person; several verdicts: they disagree."""
+
+
+class CurationLog(FollowedTopic):
+    """Every verdict, followed in a thread. Use as a context manager; methods may be called from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
+        super().__init__(settings, "curation")
+        self._state = CurationState(settings)
+
+    def of_run(self, answer_id: str) -> RunVerdicts:
+        """Return the verdicts on a run. Raises LogError once the log cannot be read."""
+        with self._changed:
+            self._raise_error()
+            fold = self._state.fold
+            return RunVerdicts(fold.effective(answer_id), fold.pair(answer_id)[1], dict(fold.by_person(answer_id)))
+
+    def full_id(self, beginning: str) -> str:
+        """Return the id of the run with a verdict that begins so; without one, what was named.
+
+        Raises RefusedError if several begin so.
+        """
+        with self._changed:
+            self._raise_error()
+            answer_ids = self._state.fold.answer_ids
+            if beginning in answer_ids:
+                return beginning
+            matches = sorted(answer_id for answer_id in answer_ids if beginning and answer_id.startswith(beginning))
+        if len(matches) > 1:
+            raise RefusedError(f"{len(matches)} runs begin with {beginning!r}, e.g. {matches[0]}; give more of the id")
+        return matches[0] if matches else beginning
+
+    def review_queue(self) -> list[PlacedVerdict]:
+        """Return the verdicts of machines whose runs wait for a person, the oldest first. Raises as `of_run`."""
+        with self._changed:
+            self._raise_error()
+            return self._state.review_queue()
+
+    def agreements(self) -> dict[JudgeIdentity, Agreement]:
+        """Return the agreement of every judge with people. Raises as `of_run`."""
+        with self._changed:
+            self._raise_error()
+            return self._state.agreements()
+
+    def effective(self) -> list[PlacedVerdict]:
+        """Return the verdict that counts of every run that has one. Raises as `of_run`."""
+        with self._changed:
+            self._raise_error()
+            return list(self._state.fold)
+
+    def decide(self, case: RunCase, decision: PersonDecision) -> PlacedVerdict:
+        """Write a person's verdict on a run, and return it. The same one again is written once.
+
+        Raises RefusedError if another verdict counts than the one that was shown, LogError without a broker.
+        """
+        before = self.of_run(case.row.answer_id).effective
+        if before is not None and _is_repeated(before, case, decision):
+            return before
+        counts = "" if before is None else before.event.event_id
+        if decision.expect is not None and decision.expect != counts:
+            newer = "no verdict counts" if before is None else f"{before.event.actor} said {before.event.verdict}"
+            raise RefusedError(f"run {case.row.answer_id}: nothing was written: meanwhile {newer}; look at it again")
+        ruling = RunRuling(
+            verdict=decision.verdict, labeller="person", rationale=storable(decision.reason)[:RATIONALE_CHARACTERS]
+        )
+        event = event_of(case, ruling, actor=decision.actor, before=before, now_ms=times.now_ms())
+        placed = PlacedVerdict(self._write(event), event)
+        counting = self.of_run(event.answer_id).by_person.get(event.actor)
+        if counting != placed:  # the same person, at the same moment
+            raise RefusedError(f"{placed.at}: another verdict of {event.actor} came first; look at the run again")
+        return placed
+
+    def _take(self, record: Record) -> None:
+        self._state.take(record)
+
+
+def _is_repeated(before: PlacedVerdict, case: RunCase, decision: PersonDecision) -> bool:
+    """Return whether a decision is the one that counts already."""
+    event = before.event
+    return (
+        (event.labeller, event.actor, event.verdict) == ("person", decision.actor, decision.verdict)
+        and event.rubric_digest == case.rubric.digest
+        and event.transcript_digest == case.transcript.digest
+    )

@@ -1,0 +1,195 @@
+"""PromotionGuardAgent: the gates and then the judge, over a run; and the event that its verdict becomes.
+
+    RunCase ──► a gate is not passed ──► reject                                        labeller gates
+           └──► all are ──► no judge ──► needs_human, or promote if the settings say so       gates
+                       └──► the judge's opinion ──► reject, needs_human                       judge
+                                              └──► promote, if the judge is known to agree with people;
+                                                   otherwise needs_human, with the reason     judge
+
+A judge never promotes a transcript that was cut, nor the run of a policy that it is a version of. The judge's own
+verdict is in the event whatever becomes of it: agreement is measured from that.
+
+The id of an event is derived from the run, the labeller, the rubric, the transcript and the verdict that counted
+before, so a curator that is killed and repeats itself writes nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schemas.events import (
+    RATIONALE_CHARACTERS,
+    CurationEvent,
+    CurationJudge,
+    JudgeAgreement,
+    Labeller,
+    RunVerdict,
+    derive_id,
+)
+from streams.improve.curation.agreement import Agreement, JudgeIdentity
+from streams.improve.curation.gates import gates_in_words
+from streams.improve.curation.run_case import RunCase, asks_judge, run_case
+from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
+from streams.improve.curation.verifier import JudgeOpinion, VerifierAgent
+from streams.settings.model import RunCuration, Settings
+from streams.tools.query.finished import Finished
+
+STAGE = "curate"
+"""The actor of verdicts of gates and judge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRuling:
+    """A verdict on a run, with what it rests on."""
+
+    verdict: RunVerdict
+    labeller: Labeller
+    rationale: str
+    judge: CurationJudge | None = None
+    agreement: JudgeAgreement | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredJudges:
+    """The agreement of judges with people when a run is judged."""
+
+    of_judge: Callable[[JudgeIdentity], Agreement | None]
+    counted: tuple[int, ...] = ()
+    """By partition of curation: verdicts before this offset are in it."""
+
+
+NO_JUDGES = MeasuredJudges(of_judge=lambda judge: None)
+
+
+def gate_ruling(case: RunCase, settings: Settings) -> RunRuling | None:
+    """Return what the gates decide alone; None: the judge is to be asked."""
+    words = gates_in_words(case.gates)
+    if not case.passes:
+        return RunRuling(verdict="reject", labeller="gates", rationale=words)
+    if asks_judge(settings):
+        return None
+    if not settings.curation.promote_without_judge:
+        no_judge = f"{words}, and no judge is configured (scoring.judge_url); a person has to decide"
+        return RunRuling(verdict="needs_human", labeller="gates", rationale=no_judge)
+    if case.transcript.cut:
+        return RunRuling(verdict="needs_human", labeller="gates", rationale=f"{words}, and {_cut_in_words(case)}")
+    return RunRuling(verdict="promote", labeller="gates", rationale=words)
+
+
+def judge_ruling(case: RunCase, opinion: JudgeOpinion, rule: RunCuration, judges: MeasuredJudges) -> RunRuling:
+    """Return what becomes of a judge's opinion on a run that passes the gates."""
+    judge = opinion.judge
+    if judge.verdict != "promote":
+        verdict = judge.verdict or "needs_human"
+        return RunRuling(verdict=verdict, labeller="judge", rationale=opinion.rationale, judge=judge)
+    agreement = judges.of_judge(JudgeIdentity.of(judge))
+    doubt = _doubt(case, judge, agreement, rule)
+    if doubt is not None or agreement is None:
+        rationale = f"the judge would promote it, but {doubt}. Its reason: {opinion.rationale}"
+        return RunRuling(verdict="needs_human", labeller="judge", rationale=rationale, judge=judge)
+    evidence = agreement.evidence(rule, judges.counted)
+    return RunRuling(verdict="promote", labeller="judge", rationale=opinion.rationale, judge=judge, agreement=evidence)
+
+
+def _doubt(case: RunCase, judge: CurationJudge, agreement: Agreement | None, rule: RunCuration) -> str | None:
+    """Return why a judge may not promote a run alone; None if it may."""
+    if judge.policy == case.row.policy:
+        version = "" if judge.version is None else f" version {judge.version}"
+        return f"the judge is{version} of {judge.policy}, whose run it judges"
+    if case.transcript.cut:
+        return _cut_in_words(case)
+    return (agreement or Agreement.none(judge)).doubt(rule)
+
+
+def _cut_in_words(case: RunCase) -> str:
+    return f"the transcript was cut ({case.transcript.cut[0]})"
+
+
+def needs_verdict(case: RunCase, fold: VerdictFold) -> bool:
+    """Return whether a run has no verdict of a machine by its rubric, or one from before a figure of it was known."""
+    placed = fold.machine_verdict(case.row.answer_id, case.rubric.digest, case.transcript.digest)
+    if placed is None:
+        return True
+    missing = {gate.gate for gate in placed.event.gates if gate.value is None}
+    return any(gate.gate in missing and gate.value is not None for gate in case.gates)
+
+
+def curation_event(case: RunCase, ruling: RunRuling, before: PlacedVerdict | None, now_ms: int) -> CurationEvent:
+    """Return the event of a machine's verdict; `before`: the verdict that counted until now."""
+    return event_of(case, ruling, actor=STAGE, before=before, now_ms=now_ms)
+
+
+def event_of(
+    case: RunCase, ruling: RunRuling, *, actor: str, before: PlacedVerdict | None, now_ms: int
+) -> CurationEvent:
+    """Return the event of a verdict on a run."""
+    row, finished, transcript = case.row, case.finished, case.transcript
+    supersedes = None if before is None else before.event.event_id
+    about = (row.answer_id, ruling.labeller, actor, case.rubric.digest, transcript.digest, supersedes or "")
+    return CurationEvent(
+        event_id=derive_id(*about),
+        task_id=row.task_id,
+        answer_id=row.answer_id,
+        created_at=now_ms,
+        policy=row.policy,
+        agent_id=row.agent_id,
+        scenario=row.scenario,
+        tenant=row.tenant,
+        source_topic=finished.position.topic,
+        source_partition=finished.position.partition,
+        source_offset=finished.position.offset,
+        verdict=ruling.verdict,
+        labeller=ruling.labeller,
+        actor=actor,
+        rationale=ruling.rationale[:RATIONALE_CHARACTERS],
+        rubric=case.rubric.name,
+        rubric_digest=case.rubric.digest,
+        transcript_digest=transcript.digest,
+        judge=ruling.judge,
+        agreement=ruling.agreement,
+        supersedes=supersedes,
+        cut=transcript.cut,
+        gates=case.gates,
+    )
+
+
+class PromotionGuardAgent:
+    """Gates and judge over a run. Close it.
+
+    with closing(PromotionGuardAgent(settings)) as guard:
+        guard.rule(finished).verdict
+    """
+
+    def __init__(self, settings: Settings, verifier: VerifierAgent | None = None) -> None:
+        """`verifier`: default: the judge of the settings, if there is one."""
+        self._settings = settings
+        self._verifier = verifier or (VerifierAgent(settings) if asks_judge(settings) else None)
+
+    def rule(self, finished: Finished, judges: MeasuredJudges = NO_JUDGES) -> RunRuling:
+        """Return the verdict on a run. Raises as `VerifierAgent.verify`."""
+        return self.rule_on(run_case(finished, self._settings), judges)
+
+    def rule_on(self, case: RunCase, judges: MeasuredJudges = NO_JUDGES) -> RunRuling:
+        """Return the verdict on the case of a run. Raises as `VerifierAgent.verify`."""
+        opinion = self.opinion(case)
+        return self.ruling(case, opinion, judges)
+
+    def opinion(self, case: RunCase) -> JudgeOpinion | None:
+        """Return what the judge says of a run; None: it is not asked. Raises as `VerifierAgent.verify`."""
+        if self._verifier is None or gate_ruling(case, self._settings) is not None:
+            return None
+        return self._verifier.verify(case.transcript)
+
+    def ruling(self, case: RunCase, opinion: JudgeOpinion | None, judges: MeasuredJudges) -> RunRuling:
+        """Return the verdict that follows from the gates and an opinion."""
+        if opinion is not None:
+            return judge_ruling(case, opinion, self._settings.curation, judges)
+        ruling = gate_ruling(case, self._settings)
+        assert ruling is not None  # noqa: S101 - the judge is asked otherwise
+        return ruling
+
+    def close(self) -> None:
+        """Close the judge's connections."""
+        if self._verifier is not None:
+            self._verifier.close()

@@ -1,0 +1,51 @@
+"""A run as it is judged: its figures, its transcript, and what it is measured by.
+
+Finished, settings ──► RunRow ──► gates of its scenario ──► RunCase
+                 └──► transcript
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.events import GateResult
+from streams.improve.curation.gates import gate_results
+from streams.improve.curation.rubric import Rubric, rubric_of
+from streams.improve.curation.transcript import Transcript, transcript_of
+from streams.improve.runs.run_row import RunRow, RunRules, run_row
+from streams.settings.model import Settings
+from streams.tools.query.finished import Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCase:
+    """A run and what its verdict depends on."""
+
+    finished: Finished
+    row: RunRow
+    transcript: Transcript
+    rubric: Rubric
+    gates: tuple[GateResult, ...]
+
+    @property
+    def passes(self) -> bool:
+        """Whether it passes all gates."""
+        return all(gate.passed for gate in self.gates)
+
+
+def asks_judge(settings: Settings) -> bool:
+    """Return whether runs that pass the gates are judged by a model."""
+    return settings.scoring.judge_url is not None and not settings.curation.promote_without_judge
+
+
+def run_case(finished: Finished, settings: Settings) -> RunCase:
+    """Return the case of a run."""
+    row = run_row(finished, RunRules.of(settings))
+    rubric = rubric_of(settings.curation, row.scenario, asks_judge=asks_judge(settings))
+    return RunCase(
+        finished=finished,
+        row=row,
+        transcript=transcript_of(finished, row, settings.curation.transcript_characters),
+        rubric=rubric,
+        gates=gate_results(row, rubric.bounds),
+    )
