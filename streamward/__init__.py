@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from streams.cli import main
-    from streams.improve.datasets.curation_service import DatasetCurationHostedService
     from streams.improve.curation.promotion_guard import PromotionGuardAgent
     from streams.improve.curation.verifier import VerifierAgent
+    from streams.improve.datasets.curation_service import DatasetCurationHostedService
     from streams.scorers import entry_point
     from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query import connect

@@ -275,6 +275,47 @@ class TriggerFact(NamedTuple):
     has_own_id: bool
 
 
+class AgreementFact(NamedTuple):
+    """What a judge's promotion says that it rests on."""
+
+    runs: int
+    kappa: float
+    low: float
+    window: int
+    counted: tuple[int, ...]
+    """By partition: verdicts before this offset were counted."""
+
+    def end_of(self, at: Coordinates) -> int:
+        """Return the offset up to which the partition of a record was counted."""
+        return self.counted[at.partition] if at.partition < len(self.counted) else 0
+
+
+class CurationFact(NamedTuple):
+    """A verdict on a run."""
+
+    at: Coordinates
+    event_id: str
+    has_own_id: bool
+    task_id: str
+    answer_id: str
+    created_at: int
+    policy: str
+    source: Coordinates
+    verdict: str
+    labeller: str
+    measure: tuple[str, str]
+    """Digests of rubric and transcript."""
+    supersedes: str | None
+    gates: tuple[tuple[str, float | None, float, bool], ...]
+    """Name, value, bound, and whether it was passed."""
+    judge: tuple[str, str, str] | None
+    """Endpoint, model and prompt digest."""
+    judge_policy: str | None
+    judge_verdict: str | None
+    """The judge's own."""
+    agreement: AgreementFact | None
+
+
 class LetterFact(NamedTuple):
     """A dead letter: the record it is about, and a digest of its copy of that record."""
 
@@ -307,6 +348,7 @@ Fact = (
     | JobFact
     | MonthFact
     | TriggerFact
+    | CurationFact
     | LetterFact
     | Unusable
 )

@@ -25,6 +25,7 @@ from streams.tools.audit.report import Report
 BACKWARDS = (
     "dead-letters",
     *ONLY_PLACED,
+    "curation",
     "jobs",
     "triggers",
     "adapters",
@@ -37,8 +38,11 @@ BACKWARDS = (
     "turns",
     "tasks",
 )
-"""Topics, each after those with effects of its records: the end of a trajectory counts its turns, and an event of a job
-names versions and the crossing that started it. From `requests` nothing follows: it is not read."""
+"""Topics, each after those with effects of its records: the end of a trajectory counts its turns, an event of a job
+names versions and the crossing that started it, and a verdict the end of a run. From `requests` nothing follows: it is
+not read."""
+KEPT_WHOLE = ("tasks", "adapters", "jobs", "triggers", "curation", *ONLY_PLACED)
+"""Topics that are read from their beginning, however late the recount begins."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""
 
@@ -100,7 +104,7 @@ class Audit:
         self._begins = dict(lows)
         if self._since_ms is not None:
             # every task, since a copy of one from before would look new; and what there is little of
-            cut = [label for label in BACKWARDS if label not in ("tasks", "adapters", "jobs", "triggers", *ONLY_PLACED)]
+            cut = [label for label in BACKWARDS if label not in KEPT_WHOLE]
             found = admin.offsets_at(self._settings, cut, max(0, self._since_ms - CLOCK_SKEW_MS))
             self._begins |= {tp: ends[tp] if offset < 0 else offset for tp, offset in found.items()}
         self._retained = frozenset(tp for tp, low in lows.items() if low > 0 and self._begins[tp] == low)

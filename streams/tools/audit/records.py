@@ -1,6 +1,6 @@
 """Turn each record into what the audit keeps of it.
 
-    Record ──► decode, key ──► Task, Response, Reward, Control, Group, Batch, Adapter, Job, Trigger, Letter  facts
+    Record ──► decode, key ──► Task, Response, Reward, Control, Group, Batch, Adapter, Job, …  facts
                           └──► Unusable: its bytes are not an event of its topic, or its key is wrong
 
 Of texts only digests are kept, so the audit can tell that two responses differ, but not where.
@@ -20,6 +20,7 @@ from schemas.events import (
     AdvantagedGroup,
     Batch,
     Coordinates,
+    CurationEvent,
     DeadLetter,
     Event,
     GroupControl,
@@ -41,8 +42,10 @@ from streams.kafka.record import Record
 from streams.kafka.topics import Topic
 from streams.tools.audit.facts import (
     AdapterFact,
+    AgreementFact,
     BatchFact,
     ControlFact,
+    CurationFact,
     Fact,
     GroupFact,
     JobFact,
@@ -345,6 +348,33 @@ def _trigger(record: Record, event: TriggerEvent) -> TriggerFact:
     )
 
 
+def _curation(record: Record, event: CurationEvent) -> CurationFact:
+    about = (event.rubric_digest, event.transcript_digest)
+    own_id = derive_id(event.answer_id, event.labeller, event.actor, *about, event.supersedes or "")
+    judge, claim = event.judge, event.agreement
+    return CurationFact(
+        at=record.at,
+        event_id=event.event_id,
+        has_own_id=event.event_id == own_id,
+        task_id=event.task_id,
+        answer_id=event.answer_id,
+        created_at=event.created_at,
+        policy=event.policy,
+        source=Coordinates(event.source_topic, event.source_partition, event.source_offset),
+        verdict=event.verdict,
+        labeller=event.labeller,
+        measure=about,
+        supersedes=event.supersedes,
+        gates=tuple((gate.gate, gate.value, gate.bound, gate.passed) for gate in event.gates),
+        judge=None if judge is None else (judge.endpoint, judge.model, judge.prompt_digest),
+        judge_policy=None if judge is None else judge.policy,
+        judge_verdict=None if judge is None else judge.verdict,
+        agreement=None
+        if claim is None
+        else AgreementFact(claim.runs, claim.kappa, claim.low, claim.window, claim.counted),
+    )
+
+
 def _letter(record: Record, letter: DeadLetter) -> LetterFact:
     source = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
     digests = letter.key_sha256, letter.payload_sha256  # of a record that was too large for its dead letter
@@ -378,5 +408,6 @@ _FACTS: dict[type[Event], Any] = {
     TrajectoryEvent: _run,
     JobEvent: _job,
     TriggerEvent: _trigger,
+    CurationEvent: _curation,
     DeadLetter: _letter,
 }

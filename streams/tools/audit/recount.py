@@ -10,6 +10,7 @@
     trajectories             = ended + open, each with all of its turns, and the turns of its response are among them
     keys, agents, …          each record where its key belongs
     jobs                     = ended + open, each event decided when those before it had taken effect
+    verdicts on runs         = of runs that ended, each as its gates and its judge's agreement with people allow
     a closed month           = what its tenant's jobs had cost in it, up to where it was counted
     crossings of rules       = with their one job + without a job (self-play) + open, no tick before its time
 
@@ -42,6 +43,7 @@ from streams.tools.audit.facts import (
     AuditView,
     BatchFact,
     Category,
+    CurationFact,
     Fact,
     GroupFact,
     JobFact,
@@ -57,6 +59,7 @@ from streams.tools.audit.facts import (
     Unusable,
 )
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
+from streams.tools.audit.recount_curation import ends_of_runs, recount_curation
 from streams.tools.audit.recount_job import JobStory, recount_job, recount_months
 from streams.tools.audit.recount_policy import PolicyLedger, recount_policy
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
@@ -79,10 +82,10 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-ONLY_PLACED = ("experiments", "agents", "access", "curation", "datasets")
+ONLY_PLACED = ("experiments", "agents", "access", "datasets")
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
-NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", *ONLY_PLACED)
+NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", *ONLY_PLACED)
 """Topics whose retention hides nothing of what a group is recounted from."""
 UNLETTERED = {
     "dead-letters": "a dead letter",
@@ -153,6 +156,7 @@ class Ledger:
         self._jobs: dict[str, JobStory] = {}
         self._months: list[MonthFact] = []
         self._rules: dict[str, RuleStory] = {}
+        self._verdicts: list[CurationFact] = []
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
         self._headers_left_out = 0
@@ -199,6 +203,8 @@ class Ledger:
                 self._rules.setdefault(event.rule, RuleStory(event.rule, event.policy)).events.append(fact)
             case MonthFact():
                 self._months.append(fact)
+            case CurationFact():
+                self._verdicts.append(fact)
             case TurnFact() | RunFact():
                 key = (fact.at.partition, event.trajectory_id)
                 run = self._runs.setdefault(key, RunStory(fact.at.partition))
@@ -258,6 +264,8 @@ class Ledger:
         for rule in self._rules.values():
             if policy in (None, rule.policy):
                 _add(whole, recount_rule(rule, ordered, settled=reach.settled))
+        if self._verdicts:
+            _add(whole, self._curation(view, policy))
         if policy is None:
             _add(whole, stray_jobs(self._rules, ordered))
             _add(whole, recount_months(self._months, self._jobs.values()))
@@ -283,6 +291,21 @@ class Ledger:
             if created is not None and created.trigger is not None:
                 ordered.setdefault(created.trigger, []).append(created)
         return ordered
+
+    def _curation(self, view: AuditView, policy: str | None) -> TaskOutcome:
+        """Return the recount of verdicts; all of them count for the agreement of judges with people."""
+        groups = {group.at: group.task_id for line in self._policies.values() for group in line.groups}
+        runs = {
+            event.at: trajectory_id
+            for (_, trajectory_id), run in self._runs.items()
+            for event in run.events
+            if event.kind == "ended"
+        }
+        outcome = recount_curation(self._verdicts, view, ends_of_runs(groups, runs))
+        if policy is not None:
+            of_policy = {fact.at for fact in self._verdicts if fact.policy == policy}
+            outcome.findings = [finding for finding in outcome.findings if finding.at in of_policy]
+        return outcome
 
     def _exists(self, at: Coordinates) -> bool:
         marks = self._marks.get((at.topic, at.partition))

@@ -99,7 +99,7 @@ class Report:
         """Return all of it, ready for JSON."""
         n = self.counts
         whole: dict[str, Any] = {name: n[name] for name in ("tasks", "responses", "rewards", "groups")}
-        whole |= {name: n[name] for name in ("batches", "adapters", "turns", "trajectories", "jobs")}
+        whole |= {name: n[name] for name in ("batches", "adapters", "turns", "trajectories", "jobs", "verdicts")}
         for category in CATEGORIES:
             whole[category] = [
                 {"at": str(found.at), "what": found.what, "accounted": found.accounted} for found in self.of(category)
