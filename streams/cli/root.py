@@ -19,6 +19,7 @@ from streams.cli.ask import ask, reward
 from streams.cli.audit import audit
 from streams.cli.broker import broker
 from streams.cli.capacity import capacity
+from streams.cli.curate import curate
 from streams.cli.dashboards import dashboards
 from streams.cli.datasets import datasets
 from streams.cli.demo import demo
@@ -58,7 +59,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, adapters, rollout, query, page, audit, costs),
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
-    "Improve by what was served": (datasets, retrain),
+    "Improve by what was served": (curate, datasets, retrain),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
     "Connect": (serve, access, agents, environments, export, schemas),
 }

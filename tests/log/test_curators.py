@@ -1,0 +1,247 @@
+"""Curators on a real log: killed, two at once, without their judge; and what people say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import CurationEvent, Message, RunVerdict
+from streams.cli.root import cli
+from streams.errors import NotFoundError, RefusedError
+from streams.improve.curation.curation_log import CurationLog, PersonDecision
+from streams.improve.curation.curator import run_once
+from streams.improve.curation.run_case import RunCase
+from streams.improve.curation.run_lookup import find_case
+from streams.kafka import admin
+from streams.kafka.history import LogHistory
+from streams.kafka.producer import Producer
+from streams.scorers import ScoreError
+from streams.settings.load import to_env
+from streams.settings.model import RunCuration, Scoring, Settings
+from streams.tools.audit.reading import Audit
+from streams.tools.query.finished import FinishedSelection
+from streams.tools.views.log_view import LogView
+from tests.support.doubles.judge import JudgeServer, judging, raw, says
+from tests.support.factories import trajectory
+from tests.support.processes import command, environment, read, until
+from tests.support.runs import chat_turn, finished
+
+pytestmark = pytest.mark.kafka
+SERVED = FinishedSelection(purpose="serve", unfit=True)
+
+
+@pytest.fixture
+def judge() -> Iterator[JudgeServer]:
+    with judging(says({"verdict": "promote", "rationale": "It is right."})) as state:
+        yield state
+
+
+@pytest.fixture
+def log(settings: Settings, judge: JudgeServer) -> Settings:
+    """Settings of a log in which runs are judged."""
+    scoring = Scoring(judge_url=judge.url, judge_model="m", retries=0)
+    curation = RunCuration(min_runs=10, gates="max_turns=3", review_share=0)
+    judged = settings.model_copy(update={"scoring": scoring, "curation": curation})
+    admin.apply_topics(judged)
+    return judged
+
+
+def write_runs(settings: Settings, names: list[str], *, turns: int = 1, text: str = "11") -> None:
+    """Write runs that have ended."""
+    with Producer(settings) as producer:
+        for name in names:
+            reply = Message(role="assistant", content=text)
+            calls = [chat_turn(number, run=name, reply=reply) for number in range(turns)]
+            run = finished(*calls, run=name)
+            assert run.ended is not None
+            chat = {"sampling_id": None, "slot": None, "group_size": None, "purpose": "serve"}
+            for event in (trajectory("started", trajectory_id=name, task_id=name, **chat), *calls, run.ended):
+                producer.send(event)
+        producer.flush()
+
+
+def verdicts(settings: Settings) -> list[CurationEvent]:
+    return [event for _, event in read(settings, CurationEvent)]
+
+
+def curate(settings: Settings, selection: FinishedSelection = SERVED) -> Counter[str]:
+    return run_once(settings, selection, stop=threading.Event())
+
+
+def case_of(settings: Settings, run: str) -> RunCase:
+    view = LogView(settings)
+    try:
+        with view.snapshot() as snapshot:
+            return find_case(snapshot, LogHistory(settings), run)
+    finally:
+        view.close()
+
+
+def decide(settings: Settings, run: str, verdict: RunVerdict, actor: str = "ann", **more: Any) -> CurationEvent:
+    with CurationLog(settings) as log:
+        decision = PersonDecision(verdict=verdict, actor=actor, reason="so", **more)
+        return log.decide(case_of(settings, run), decision).event
+
+
+def wrong(settings: Settings) -> list[str]:
+    """What the audit has to say of verdicts."""
+    report = Audit(settings).look()
+    return [finding.what for finding in report.wrong if finding.at.topic.endswith("curation")]
+
+
+def test_each_run_gets_one_verdict_and_a_second_look_writes_nothing(log: Settings, judge: JudgeServer) -> None:
+    write_runs(log, ["run-0", "run-1", "run-2"])
+    write_runs(log, ["long"], turns=4)
+    assert curate(log) == Counter(needs_human=3, reject=1, elsewhere=0)
+    assert curate(log) == Counter(elsewhere=0)
+    by_run = {event.answer_id: event for event in verdicts(log)}
+    assert len(verdicts(log)) == len(by_run) == 4
+    assert (by_run["long"].labeller, by_run["long"].rationale) == ("gates", "max_turns: 4, expected 3")
+    assert by_run["run-0"].judge is not None and by_run["run-0"].judge.verdict == "promote"
+    assert len(judge.requests) == 3
+    assert wrong(log) == []
+
+
+def test_verdicts_of_people_make_a_judge_known_and_then_it_promotes_alone(log: Settings, judge: JudgeServer) -> None:
+    good, bad = [f"good-{n}" for n in range(6)], [f"bad-{n}" for n in range(6)]
+    write_runs(log, good)
+    curate(log)
+    judge.answers = [says({"verdict": "reject", "rationale": "It is wrong."})]
+    write_runs(log, bad, text="12")
+    curate(log)
+    with CurationLog(log) as curated:
+        assert {placed.event.answer_id for placed in curated.review_queue()} == {*good, *bad}, "rejected ones, too"
+    for run in (*good, *bad):
+        decide(log, run, "promote" if run in good else "reject")
+    judge.answers = [says({"verdict": "promote", "rationale": "It is right."})]
+    write_runs(log, ["new"])
+    assert curate(log)["promote"] == 1
+    promoted = next(event for event in verdicts(log) if event.answer_id == "new")
+    assert promoted.agreement is not None and (promoted.agreement.runs, promoted.agreement.kappa) == (12, 1.0)
+    with CurationLog(log) as curated:
+        assert curated.review_queue() == []
+        [agreement] = curated.agreements().values()
+    assert agreement.doubt(log.curation) is None
+    assert wrong(log) == []
+
+
+def test_a_judge_that_collapses_is_stopped_by_the_people_who_look_at_its_runs(
+    log: Settings, judge: JudgeServer
+) -> None:
+    rule = log.curation.model_copy(update={"window": 12, "review_share": 1.0})
+    watched = log.model_copy(update={"curation": rule})
+    for n in range(12):
+        verdict: RunVerdict = "promote" if n % 2 else "reject"
+        judge.answers = [says({"verdict": verdict, "rationale": "So."})]
+        write_runs(watched, [f"run-{n}"], text=str(n))
+        curate(watched)
+        decide(watched, f"run-{n}", verdict)
+    judge.answers = [says({"verdict": "promote", "rationale": "All is well."})]  # whatever it reads
+    outcomes = []
+    for n in range(12, 20):
+        write_runs(watched, [f"run-{n}"], text=str(n))
+        outcomes.append(next(iter(+curate(watched))))
+        with CurationLog(watched) as curated:
+            assert [placed.event.answer_id for placed in curated.review_queue()] == [f"run-{n}"]
+        decide(watched, f"run-{n}", "reject")
+    assert outcomes[0] == "promote" and outcomes[-1] == "needs_human"
+    assert wrong(watched) == []
+
+
+def test_an_outage_of_the_judge_decides_nothing(log: Settings, judge: JudgeServer) -> None:
+    write_runs(log, ["run-0", "run-1"])
+    write_runs(log, ["long"], turns=4)
+    good = judge.answers
+    judge.answers = [raw(b"overloaded", 503)]
+    with pytest.raises(ScoreError, match="HTTP 503"):
+        curate(log)
+    assert [event.answer_id for event in verdicts(log)] == ["long"]
+    judge.answers = good
+    assert curate(log)["needs_human"] == 2
+
+
+def test_a_person_decides_once_and_not_about_a_verdict_that_was_not_shown(log: Settings) -> None:
+    write_runs(log, ["run-0"])
+    curate(log)
+    [machine] = verdicts(log)
+    said = decide(log, "run-0", "promote", expect=machine.event_id)
+    assert (said.supersedes, said.transcript_digest) == (machine.event_id, machine.transcript_digest)
+    assert decide(log, "run-0", "promote") == said, "the same again is written once"
+    with pytest.raises(RefusedError, match="ann said promote; look at it again"):
+        decide(log, "run-0", "reject", actor="bob", expect=machine.event_id)
+    other = decide(log, "run-0", "reject", actor="bob")
+    with CurationLog(log) as curated:
+        found = curated.of_run("run-0")
+    assert found.effective is not None and found.effective.event == other
+    assert found.machine is not None and found.machine.event == machine
+    assert set(found.by_person) == {"ann", "bob"}
+    with pytest.raises(NotFoundError, match="no run 'none'"):
+        decide(log, "none", "reject")
+    assert wrong(log) == []
+
+
+def test_curators_that_are_killed_and_share_the_runs_judge_each_once(
+    log: Settings, judge: JudgeServer, tmp_path: Path
+) -> None:
+    names = [f"run-{n}" for n in range(60)]
+    write_runs(log, names[:30])
+
+    def judged() -> int:
+        return len({event.answer_id for event in verdicts(log)})
+
+    def start(out: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command("curate", "follow"), env=environment(log), cwd=tmp_path, stdout=out, stderr=out)
+
+    with (tmp_path / "curate.log").open("ab") as out:
+        for goal in (1, 10, 20):
+            victim = start(out)
+            try:
+                until(lambda goal=goal: judged() >= goal, f"{goal} verdicts", folder=tmp_path)
+            finally:
+                victim.kill()
+                victim.wait()
+        curators = [start(out), start(out)]
+        try:
+            write_runs(log, names[30:])
+            until(lambda: judged() == 60, "60 verdicts", folder=tmp_path)
+        finally:
+            for curator in curators:
+                curator.terminate()
+            assert [curator.wait(60) for curator in curators] == [0, 0]
+    events = verdicts(log)
+    assert sorted({event.answer_id for event in events}) == sorted(names)
+    assert len({event.event_id for event in events}) == 60, "a run that two judged at once has one id"
+    assert wrong(log) == []
+
+
+def run_cli(settings: Settings, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), env=to_env(settings), catch_exceptions=False)
+
+
+def test_the_commands_judge_show_decide_and_measure(log: Settings, judge: JudgeServer) -> None:
+    write_runs(log, ["run-0"])
+    write_runs(log, ["long"], turns=4)
+    counts = json.loads(run_cli(log, "curate", "run", "--output", "jsonl").stdout)
+    assert counts == {"promote": 0, "reject": 1, "needs_human": 1, "elsewhere": 0}
+    [queued] = [json.loads(line) for line in run_cli(log, "curate", "queue").stdout.splitlines()]
+    assert queued["run"] == "run-0" and "verdict" not in queued and "rationale" not in queued
+    shown = json.loads(run_cli(log, "curate", "show", "run").stdout)
+    assert shown["verdicts"] == [] and shown["transcript"][0]["role"] == "user"
+    decided = json.loads(run_cli(log, "curate", "decide", "run-0", "reject", "--reason", "no", "--as", "eve").stdout)
+    assert (decided["verdict"], decided["labeller"], decided["actor"]) == ("reject", "person", "eve")
+    assert run_cli(log, "curate", "queue").stdout == ""
+    judged = json.loads(run_cli(log, "curate", "show", "run-0").stdout)["verdicts"]
+    assert [verdict["labeller"] for verdict in judged] == ["person", "judge"], "the judge's comes after one's own"
+    [agreement] = [json.loads(line) for line in run_cli(log, "curate", "agreement").stdout.splitlines()]
+    assert (agreement["model"], agreement["runs"], agreement["false_promotions"]) == ("m", 1, 1.0)
+    assert agreement["promotes_alone"] is False
+    table = run_cli(log, "curate", "agreement", "--output", "table").stdout
+    assert "100.0 %" in table and "expected 10 (curation.min_runs)" in table
