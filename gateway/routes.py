@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
-from gateway.agents.runs import AgentRuns
 from gateway.http.application import DESCRIPTION
 from gateway.http.body import Answer
 from gateway.http.route import PLAIN, Route, RouteTable, routes_of
@@ -21,6 +21,7 @@ from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
+from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
 from gateway.log.statements import Statements
@@ -48,7 +49,7 @@ class Health:
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs),
-    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, Statements, PublishedAdapters),
+    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))

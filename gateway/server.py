@@ -21,9 +21,9 @@ from importlib.metadata import version
 from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
+from gateway.agents.agent_runs import AgentRuns
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
-from gateway.agents.runs import AgentRuns
 from gateway.http.application import Application
 from gateway.http.connection import OpenConnections
 from gateway.http.limits import KeyLimits, TimeLimits
@@ -35,6 +35,7 @@ from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
+from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
 from gateway.log.scores import ScorerTrials
 from gateway.log.statements import Statements
@@ -203,6 +204,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         OutsideRewards(settings, log),
         ScorerTrials(settings),
         TaskGroups(log),
+        RecordedRuns(log),
         Statements(log),
         PublishedAdapters(settings),
     ]

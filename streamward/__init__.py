@@ -9,6 +9,8 @@
     loss                 marks your function as a trainer's loss             trainer.step.loss
     main                 the command line                                   streams.cli
     PromotionGuardAgent  gates and judge over a run: is it good enough      streams.improve.curation
+    RunArchiveService    rows of runs into JSON lines or SQLite             streams.improve.runs.run_archive
+    RunTracker           the figures of runs                                streams.improve.runs.run_tracker
     VerifierAgent        the judge of a transcript alone                    streams.improve.curation
 
 Each is loaded at its first use, so `import streamward` is cheap.
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from streams.improve.curation.promotion_guard import PromotionGuardAgent
     from streams.improve.curation.verifier import VerifierAgent
     from streams.improve.datasets.curation_service import DatasetCurationHostedService
+    from streams.improve.runs.run_archive import RunArchiveService
+    from streams.improve.runs.run_tracker import RunTracker
     from streams.scorers import entry_point
     from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query import connect
@@ -34,6 +38,8 @@ __all__ = [
     "ConversationTracker",
     "DatasetCurationHostedService",
     "PromotionGuardAgent",
+    "RunArchiveService",
+    "RunTracker",
     "VerifierAgent",
     "connect",
     "entry_point",
@@ -46,6 +52,8 @@ HOMES = {
     "ConversationTracker": "streams.tools.agent_manager",
     "DatasetCurationHostedService": "streams.improve.datasets.curation_service",
     "PromotionGuardAgent": "streams.improve.curation.promotion_guard",
+    "RunArchiveService": "streams.improve.runs.run_archive",
+    "RunTracker": "streams.improve.runs.run_tracker",
     "VerifierAgent": "streams.improve.curation.verifier",
     "connect": "streams.tools.query",
     "entry_point": "streams.scorers",

@@ -4,7 +4,7 @@
 
     /                         where every group is, what waits for what
     /groups                   the list of groups         /tasks/ID           a task's answers compared
-    /policies                 all, and one: versions,    /runs, /runs/ID     what agents did, turn by turn
+    /policies                 all, and one: versions,    /runs, /runs/ID     what was run, turn by turn
       /policies/NAME            decisions, curves        /jobs, /jobs/ID     jobs, and what they cost
     /dead-letters             what could not be used     /live, /sql         records as they are written; a statement
     /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET    a response's tokens, how likely each was
@@ -40,7 +40,6 @@ from gateway.page.origin import PageGuard
 from gateway.page.render import Renderer
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.tools.views import (
-    agent_runs,
     answer_tokens,
     bounded_query,
     dead_letters,
@@ -52,6 +51,7 @@ from streams.tools.views import (
     overview,
     policy_versions,
     record_line,
+    run_list,
 )
 from streams.tools.views.curves import OVER, Over
 from streams.tools.views.log_view import LogReader, LogSnapshot, LogView
@@ -122,8 +122,8 @@ def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None) -> list[
         page("/policies", "policies.html", by_path(policy_versions.list_policies)),
         page("/policies/{policy:path}", "policy.html", _policy),
         Route("/curves", partial(_curves, view)),
-        page("/runs", "runs.html", lambda log, request: agent_runs.list_runs(log, _first(request))),
-        page("/runs/{trajectory_id:path}", "run.html", by_path(agent_runs.find_run)),
+        page("/runs", "runs.html", _runs),
+        page("/runs/{answer_id:path}", "run.html", by_path(run_list.find_run)),
         Route("/jobs", partial(_jobs, view, renderer)),
         Route("/jobs/{job_id:path}", partial(_job, view, renderer)),
         page("/dead-letters", "letters.html", _letters),
@@ -184,6 +184,20 @@ def _group_filter(query: Mapping[str, str]) -> group_list.GroupFilter:
         tokens=limits("tokens"),
         until=whole_number(query.get("until", ""), "until"),
     )
+
+
+def _runs(log: LogSnapshot, request: Request) -> run_list.RunList:
+    query = request.query_params
+    chosen = run_list.RunFilter(
+        agent=query.get("agent", ""),
+        policy=query.get("policy", ""),
+        scenario=query.get("scenario", ""),
+        version=whole_number(query.get("version", ""), "version"),
+        verdict=query.get("verdict", ""),
+        purpose=query.get("purpose", ""),
+        failed_tools=bool(query.get("failed_tools", "")),
+    )
+    return run_list.list_runs(log, chosen, _first(request))
 
 
 def _policy(log: LogSnapshot, request: Request) -> policy_versions.PolicyHistory:

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from gateway.http.principal import principal_of
 from gateway.page import chart
 from streams.access.roles import Action, Principal
-from streams.output import cell
+from streams.output import cell, moment as as_moment
 from streams.tools.views import rights
 from streams.tools.views.curves import OVER, suite_title
 from streams.tools.views.places import PLACE_NOTES
@@ -96,7 +96,14 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters |= {"cut": cut, "number": number, "moment": moment, "cell": partial(cell, as_sql=True), "path": path}
+    env.filters |= {
+        "cut": cut,
+        "number": number,
+        "moment": moment,
+        "clock": clock,
+        "cell": partial(cell, as_sql=True),
+        "path": path,
+    }
     env.filters |= {"suite": suite_title, "commands": commands}
     env.globals |= {"bar": chart.bar_width, "svg": chart.svg, "legend": chart.legend, "place_notes": PLACE_NOTES}
     env.globals["overs"] = OVER
@@ -132,6 +139,15 @@ def moment(value: Any) -> str:
     '2026-11-21 14:30:21'
     """
     return "–" if value is None else str(value).replace("T", " ")[:19]
+
+
+def clock(value: int | None) -> str:
+    """Return milliseconds since the epoch as `moment` does.
+
+    >>> clock(1795271421524)
+    '2026-11-21 14:30:21'
+    """
+    return moment(None if value is None else as_moment(value))
 
 
 def commands(value: Any) -> Any:

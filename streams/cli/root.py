@@ -39,6 +39,7 @@ from streams.cli.replay import replay
 from streams.cli.reproduce import reproduce
 from streams.cli.retraining import retrain
 from streams.cli.rollout import rollout
+from streams.cli.runs import runs
 from streams.cli.runtime import AppContext, Guarded
 from streams.cli.schemas import schemas
 from streams.cli.scoring import rescore, scoring
@@ -57,7 +58,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Start here": (status, doctor, up),
     "Run the loop": (demo, broker, topics, streams, scoring, policy, train),
     "Ask and reward": (tasks, ask, chat, reward),
-    "Look at the log": (events, adapters, rollout, query, page, audit, costs),
+    "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
     "Improve by what was served": (curate, datasets, retrain),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),

@@ -17,7 +17,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from schemas.events import Message, Response, RewardSource, Sampling, Task, Turn, derive_id
+from schemas.events import (
+    Continuity,
+    Message,
+    Response,
+    RewardSource,
+    Sampling,
+    Task,
+    TrajectoryEvent,
+    Turn,
+    derive_id,
+)
 from schemas.serde import Poison
 from streams.engines.rendering.chat_template import ChatTemplate
 from streams.errors import EventError, SettingsError
@@ -34,7 +44,7 @@ from streams.stages.agents.runs.registration import default_rewards
 from streams.stages.agents.runs.run_end import RunEnd
 from streams.stages.agents.runs.run_server import trajectories_url
 from streams.stages.agents.trajectories.chat_format import message_of
-from streams.stages.agents.trajectories.fold import fold
+from streams.stages.agents.trajectories.fold import LeftOutReason, fold
 from streams.stages.tasks.submit import submit
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -66,6 +76,27 @@ class AgentCompletion:
     """1 where the policy wrote the token."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedTurn:
+    """One call of a run, and what it was to the calls before it."""
+
+    number: int
+    """0-based, in the order in which the calls were recorded."""
+    turn_id: str
+    continuity: Continuity
+    reason: str
+    """Why it is that."""
+    parent_id: str | None
+    """The turn that it continues; None: it begins a history of its own."""
+    left_out: LeftOutReason | None
+    """Why nothing is learned from it; None: it is in a chain of the run."""
+
+    @property
+    def is_discontinuity(self) -> bool:
+        """Whether it neither begins the run nor continues the newest call."""
+        return self.continuity not in ("first", "extends")
+
+
 class ConversationTracker:
     """Reads from the log what agents and the policy said to each other."""
 
@@ -77,9 +108,44 @@ class ConversationTracker:
 
         All of `turns` is read. Raises LogError if the broker does not answer.
         """
+        return list(conversations(self._turns(trajectory_id)).get(trajectory_id, ()))
+
+    def get_turns(self, trajectory_id: str) -> list[TrackedTurn]:
+        """Return the calls of a run in the order of the log, each with what it was to the calls before it, and why.
+
+        Reads and raises as `get_completion_history`.
+        """
+        return [
+            TrackedTurn(
+                number=step.turn.number,
+                turn_id=step.turn.turn_id,
+                continuity=step.continuity,
+                reason=step.reason,
+                parent_id=step.turn.parent_id,
+                left_out=step.left_out,
+            )
+            for step in fold(self._turns(trajectory_id), self._end(trajectory_id)).steps
+        ]
+
+    def get_discontinuities(self, trajectory_id: str) -> list[TrackedTurn]:
+        """Return the calls of a run that neither begin nor continue it: forks, rewritten histories, auxiliary calls.
+
+        Reads and raises as `get_completion_history`.
+        """
+        return [turn for turn in self.get_turns(trajectory_id) if turn.is_discontinuity]
+
+    def _turns(self, trajectory_id: str) -> list[Turn]:
         name = trajectory_id.encode()
         records = (one for one in read_topic(self._settings, "turns") if name in (one.payload or b""))
-        return list(conversations(_turns(records)).get(trajectory_id, ()))
+        return [turn for turn in _turns(records) if turn.trajectory_id == trajectory_id]
+
+    def _end(self, trajectory_id: str) -> TrajectoryEvent | None:
+        name = trajectory_id.encode()
+        for record in read_topic(self._settings, "trajectories"):
+            event = record.decode(TrajectoryEvent) if name in (record.payload or b"") else None
+            if isinstance(event, TrajectoryEvent) and (event.trajectory_id, event.kind) == (trajectory_id, "ended"):
+                return event
+        return None
 
 
 class AgentManager:

@@ -19,6 +19,7 @@ from streams.kafka.times import now_ms
 from streams.kafka.topics import topic_of
 from streams.settings.load import to_env
 from streams.settings.model import Archive, Kafka, Settings, Topics
+from streamward import ConversationTracker
 from tests.support.agent_calls import ADD, Recorded, system, user
 from tests.support.factories import T0, trajectory
 from tests.support.log.shared_node import own_prefix
@@ -101,7 +102,7 @@ def test_feedback_is_shown_with_the_answer_or_run_that_it_is_about(made: Setting
     found = rows(made, "agents", "show", FIRST)
     assert [row["feedback"] for row in found] == [["0.5 (slow) from ada"], [], []]
     assert "1 from bob" in run(made, "agents", "show", FIRST, "--output", "table").stdout
-    answers = rows(made, "query", "SELECT trajectory_id, feedback FROM runs ORDER BY feedback NULLS LAST")
+    answers = rows(made, "query", "SELECT answer_id, feedback FROM runs ORDER BY feedback NULLS LAST")
     assert [tuple(row.values()) for row in answers] == [(FIRST, 0.75), (SECOND, None)]
 
 
@@ -186,14 +187,29 @@ def test_turns_can_be_queried(made: Settings) -> None:
     assert ended == {"agent_id": "calc", "ending": "completed", "turns": 3}
 
 
+def test_a_tracker_says_of_each_call_what_it_was_to_those_before_it_and_why(made: Settings) -> None:
+    tracker = ConversationTracker(made)
+    tracked = tracker.get_turns(FIRST)
+    assert [(turn.number, turn.continuity, turn.left_out) for turn in tracked] == [
+        (0, "first", None),
+        (1, "auxiliary", "auxiliary"),
+        (2, "extends", None),
+    ]
+    assert tracked[2].parent_id == tracked[0].turn_id and "continues turn 0" in tracked[2].reason
+    assert tracker.get_discontinuities(FIRST) == [tracked[1]]
+    assert tracked[1].reason == "another system prompt, and no tools"
+    assert tracker.get_turns("nothing") == []
+
+
 def test_runs_are_a_table_of_their_own(made: Settings) -> None:
     found = rows(
         made,
         "query",
-        "SELECT ending, calls, failed, versions, prompt_tokens, sampled_tokens, last_reply FROM runs "
+        "SELECT ending, turns, failed_turns, versions, prompt_tokens, sampled_tokens FROM runs "
         "ORDER BY ending NULLS LAST",
     )
     assert [list(row.values()) for row in found] == [
-        ["completed", 3, 0, [0], 15, 6, "reply 2"],
-        [None, 1, 0, [0], 3, 2, "reply 0"],
+        ["completed", 3, 0, [0], 15, 6],
+        [None, 1, 0, [0], 3, 2],
     ]
+    assert [row["answer_id"] for row in rows(made, "runs", "list", "--agent", "calc")] == [SECOND, FIRST]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,48 +10,19 @@ from typing import Any
 import pytest
 
 from schemas.conventions import RatedAnswer, feedback
-from schemas.events import Coordinates, Event, Message, Reward, ToolCall, derive_id
+from schemas.events import Event, Message, Reward, ToolCall, derive_id
 from streams.errors import RefusedError
-from streams.kafka.record import Record, TopicPartition, encoded
-from streams.kafka.topics import topic_of
 from streams.output import moment
-from streams.settings.model import Settings, Topics
 from streams.tools.query.conversation_examples import examples
 from streams.tools.query.examples import ExportOptions
 from streams.tools.query.export import Counts
 from streams.tools.query.finished import Finished, FinishedReader, FinishedSelection
 from streams.tools.query.interactions import InteractionFile, interactions
 from tests.support.agent_calls import ADD, Recorded, assistant, system, user
+from tests.support.appended import SETTINGS, Appended
 from tests.support.factories import T0, group, member, response, task, trajectory
 
-SETTINGS = Settings(topics=Topics(partitions=1, policy_partitions=1))
 DEFAULT = FinishedSelection(policy="default")
-
-
-class Appended:
-    """A history that grows: each topic in one partition, record n at second n."""
-
-    def __init__(self, *events: Event) -> None:
-        self.records: dict[str, list[Record]] = {}
-        self.write(*events)
-
-    def write(self, *events: Event) -> None:
-        for event in events:
-            topic = topic_of(type(event), SETTINGS.topics)
-            there = self.records.setdefault(topic.name, [])
-            key, payload = encoded(event, topic)
-            there.append(Record(Coordinates(topic.name, 0, len(there)), len(there) * 1000, key, payload))
-
-    def bounds(self, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
-        names = [f"streamward.{label}" for label in labels]
-        return {(name, 0): (0, len(self.records.get(name, []))) for name in names}
-
-    def read(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
-        for tp, start in starts.items():
-            yield from self.records.get(tp[0], [])[start : ends[tp]]
-
-    def fetch(self, wanted: Iterable[Coordinates]) -> dict[Coordinates, Record]:
-        return {at: self.records[at.topic][at.offset] for at in wanted}
 
 
 def opinion(about: str, task_id: str, value: float) -> Reward:

@@ -9,6 +9,7 @@ import pytest
 
 import streamward
 from streams import cli, scorers
+from streams.improve.runs import run_archive, run_tracker
 from streams.tools import agent_manager, query
 
 
@@ -18,6 +19,10 @@ def test_the_package_gives_what_a_users_code_needs() -> None:
     assert (streamward.AgentManager, streamward.ConversationTracker) == (
         agent_manager.AgentManager,
         agent_manager.ConversationTracker,
+    )
+    assert (streamward.RunTracker, streamward.RunArchiveService) == (
+        run_tracker.RunTracker,
+        run_archive.RunArchiveService,
     )
     assert set(streamward.__all__) <= set(dir(streamward))
 

@@ -485,9 +485,32 @@ def test_a_job_shows_how_far_it_is_and_what_was_ordered(hostile: TestClient) -> 
 
 
 def test_a_run_is_shown_turn_by_turn(hostile: TestClient) -> None:
-    (run,) = set(re.findall(r'href="(/runs/[^"]+)"', hostile.get("/runs").text))
+    (run,) = set(re.findall(r'href="(/runs/[^"]+)"', hostile.get("/runs?agent=calc").text))
     text = words(hostile, run)
+    assert "calls of tools 1" in text and "verdict –" in text
     assert re.search(r"Turn 0 version 0 · 2 tokens in 10 ms · ends by stop .* calls .* Turn 1 version 0", text)
+
+
+def test_an_answer_without_an_agent_is_a_run_with_its_text(hostile: TestClient) -> None:
+    runs = set(re.findall(r'href="(/runs/[^"]+)"', hostile.get("/runs?purpose=train").text))
+    assert len(runs) > 1 and all("turns 1" in words(hostile, run) for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "said"),
+    [
+        ("agent=nobody", 200, "There are no such runs"),
+        ("verdict=good", 400, "verdict is 'good'; expected one of promote, reject, needs_human, none"),
+        ("purpose=fun", 400, "purpose is 'fun'"),
+        ("version=x", 400, "version=x: expected a whole number"),
+        ("failed_tools=yes&scenario=x", 200, "There are no such runs"),
+    ],
+)
+def test_runs_are_filtered_and_a_filter_that_is_none_is_named(
+    hostile: TestClient, query: str, status: int, said: str
+) -> None:
+    answer = hostile.get(f"/runs?{query}")
+    assert answer.status_code == status and said in Words(answer.text).text
 
 
 def test_an_archive_is_not_followed(client: TestClient) -> None:
@@ -573,7 +596,7 @@ def test_another_site_cannot_have_a_statement_run(client: TestClient) -> None:
         ("/groups?tokens_to=inf", 400, "tokens_to=inf: expected a number"),
         ("/groups?spread_to=nan", 400, "spread_to=nan: expected a number"),
         ("/policies/none", 404, "the log knows no policy 'none'; there are default"),
-        ("/runs/none", 404, "the log has no trajectory 'none'"),
+        ("/runs/none", 404, "the log has no run 'none'"),
         ("/jobs/none", 404, "there is no job 'none'"),
         ("/elsewhere", 404, "Not Found"),
     ],

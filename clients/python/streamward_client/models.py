@@ -660,6 +660,34 @@ class RecordedFeedback(TypedDict):
     recorded_at: str
 
 
+class RecordedScore(TypedDict):
+    """
+    What a scorer or a person said of the run, or of one of its turns.
+    """
+
+    about: str
+    source: str
+    value: float | None
+    error: str | None
+    rationale: str | None
+
+
+class RecordedTurn(TypedDict):
+    """
+    One model call of a run: what is new before it, and the answer.
+    """
+
+    number: int
+    continuity: str
+    reason: str
+    adapter_version: int
+    messages: list[dict[str, Any]]
+    reply: dict[str, Any]
+    error: str | None
+    finish_reason: str
+    latency_ms: float
+
+
 class RefreshBody(TypedDict):
     """
     A login that continues, or ends.
@@ -819,6 +847,55 @@ class RunAnswer(TypedDict):
     metadata: dict[str, str]
     ending: str | None
     turns: int | None
+
+
+class RunFigures(TypedDict):
+    """
+    One run; null: the log has no such figure, or not yet.
+    """
+
+    object: Literal["run"]
+    answer_id: str
+    task_id: str
+    policy: str
+    agent_id: str | None
+    scenario: str
+    tenant: str | None
+    purpose: Literal["train", "serve", "eval"]
+    thread: str | None
+    versions: list[int]
+    began_at: str
+    ended_at: str | None
+    ending: Literal["completed", "failed", "timeout", "cancelled"] | None
+    reason: str | None
+    turns: int
+    failed_turns: int
+    malformed: int
+    tool_calls: int
+    failed_tools: int
+    retries: int
+    recoveries: int
+    escalations: int
+    latency_ms: float
+    prompt_tokens: int
+    sampled_tokens: int
+    cost_usd: float | None
+    reward: float | None
+    scores: dict[str, float]
+    feedback: float | None
+    success: bool | None
+    verdict: Literal["promote", "reject", "needs_human"] | None
+
+
+class RunFiguresList(TypedDict):
+    """
+    Runs, the newest first.
+    """
+
+    object: Literal["list"]
+    data: list[RunFigures]
+    has_more: bool
+    as_of: str
 
 
 class SamplingBody(TypedDict):
@@ -1594,6 +1671,47 @@ class PolicyAdapters(TypedDict):
     policy: str
     serving: ServingAnswer
     versions: list[AdapterVersion]
+
+
+class RecordedRun(TypedDict):
+    """
+    One run, with its turns; `text`: the answer of a run without turns.
+    """
+
+    object: Literal["run"]
+    answer_id: str
+    task_id: str
+    policy: str
+    agent_id: str | None
+    scenario: str
+    tenant: str | None
+    purpose: Literal["train", "serve", "eval"]
+    thread: str | None
+    versions: list[int]
+    began_at: str
+    ended_at: str | None
+    ending: Literal["completed", "failed", "timeout", "cancelled"] | None
+    reason: str | None
+    turns: int
+    failed_turns: int
+    malformed: int
+    tool_calls: int
+    failed_tools: int
+    retries: int
+    recoveries: int
+    escalations: int
+    latency_ms: float
+    prompt_tokens: int
+    sampled_tokens: int
+    cost_usd: float | None
+    reward: float | None
+    scores: dict[str, float]
+    feedback: float | None
+    success: bool | None
+    verdict: Literal["promote", "reject", "needs_human"] | None
+    text: str | None
+    turn_list: list[RecordedTurn]
+    score_list: list[RecordedScore]
 
 
 class RegisteredAgent(TypedDict):

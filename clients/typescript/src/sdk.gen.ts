@@ -2,7 +2,7 @@
 
 import { type Client, formDataBodySerializer, type Options as Options2, type TDataShape } from './client';
 import { client } from './client.gen';
-import type { BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses } from './types.gen';
+import type { BeginRunData, BeginRunErrors, BeginRunResponses, CallJsonrpcData, CallJsonrpcErrors, CallJsonrpcResponses, CancelFineTuningJobData, CancelFineTuningJobErrors, CancelFineTuningJobResponses, CountTokensData, CountTokensErrors, CountTokensResponses, CreateChatCompletionData, CreateChatCompletionErrors, CreateChatCompletionResponses, CreateCompletionData, CreateCompletionErrors, CreateCompletionResponses, CreateFineTuningJobData, CreateFineTuningJobErrors, CreateFineTuningJobResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateResponseData, CreateResponseErrors, CreateResponseResponses, CreateTrainingJobData, CreateTrainingJobErrors, CreateTrainingJobResponses, CreateTuningJobData, CreateTuningJobErrors, CreateTuningJobResponses, DeleteFileData, DeleteFileErrors, DeleteFileResponses, EndRunData, EndRunErrors, EndRunResponses, GetFileContentData, GetFileContentErrors, GetFileContentResponses, GetFileData, GetFileErrors, GetFileResponses, GetFineTuningJobData, GetFineTuningJobErrors, GetFineTuningJobResponses, GetGroupData, GetGroupErrors, GetGroupResponses, GetHealthData, GetHealthResponses, GetModelData, GetModelErrors, GetModelResponses, GetPermissionsData, GetPermissionsErrors, GetPermissionsResponses, GetRunData, GetRunErrors, GetRunResponses, GetTrainingJobData, GetTrainingJobErrors, GetTrainingJobResponses, GetTrainingMetricsData, GetTrainingMetricsErrors, GetTrainingMetricsResponses, GiveFeedbackData, GiveFeedbackErrors, GiveFeedbackResponses, GiveRewardData, GiveRewardErrors, GiveRewardResponses, ListAdaptersData, ListAdaptersErrors, ListAdaptersResponses, ListFilesData, ListFilesErrors, ListFilesResponses, ListFineTuningCheckpointsData, ListFineTuningCheckpointsErrors, ListFineTuningCheckpointsResponses, ListFineTuningEventsData, ListFineTuningEventsErrors, ListFineTuningEventsResponses, ListFineTuningJobsData, ListFineTuningJobsErrors, ListFineTuningJobsResponses, ListModelsData, ListModelsErrors, ListModelsResponses, ListPublicKeysData, ListPublicKeysResponses, ListRunsData, ListRunsErrors, ListRunsResponses, LogInData, LogInErrors, LogInResponses, LogOutData, LogOutErrors, LogOutResponses, PauseFineTuningJobData, PauseFineTuningJobErrors, PauseFineTuningJobResponses, PromoteAdapterData, PromoteAdapterErrors, PromoteAdapterResponses, QueryLogData, QueryLogErrors, QueryLogResponses, RefreshTokensData, RefreshTokensErrors, RefreshTokensResponses, RegisterAgentData, RegisterAgentErrors, RegisterAgentResponses, RejectAdapterData, RejectAdapterErrors, RejectAdapterResponses, ResumeFineTuningJobData, ResumeFineTuningJobErrors, ResumeFineTuningJobResponses, RollbackAdapterData, RollbackAdapterErrors, RollbackAdapterResponses, SubmitTaskData, SubmitTaskErrors, SubmitTaskResponses, TryEnvironmentData, TryEnvironmentErrors, TryEnvironmentResponses, TryScorerData, TryScorerErrors, TryScorerResponses, UploadFileData, UploadFileErrors, UploadFileResponses } from './types.gen';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -469,6 +469,28 @@ export const tryScorer = <ThrowOnError extends boolean = false>(options: Options
 export const getGroup = <ThrowOnError extends boolean = false>(options: Options<GetGroupData, ThrowOnError>) => (options.client ?? client).get<GetGroupResponses, GetGroupErrors, ThrowOnError>({
     security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
     url: '/groups/{task_id}',
+    ...options
+});
+
+/**
+ * List runs
+ *
+ * List runs: chats, agents' runs and answers to tasks.
+ */
+export const listRuns = <ThrowOnError extends boolean = false>(options?: Options<ListRunsData, ThrowOnError>) => (options?.client ?? client).get<ListRunsResponses, ListRunsErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/runs',
+    ...options
+});
+
+/**
+ * Get run
+ *
+ * Look at a run turn by turn.
+ */
+export const getRun = <ThrowOnError extends boolean = false>(options: Options<GetRunData, ThrowOnError>) => (options.client ?? client).get<GetRunResponses, GetRunErrors, ThrowOnError>({
+    security: [{ scheme: 'bearer', type: 'http' }, { name: 'x-api-key', type: 'apiKey' }],
+    url: '/runs/{run_id}',
     ...options
 });
 

@@ -1423,6 +1423,78 @@ export type RecordedFeedback = {
 };
 
 /**
+ * One run, with its turns; `text`: the answer of a run without turns.
+ */
+export type RecordedRun = {
+    object: 'run';
+    answer_id: string;
+    task_id: string;
+    policy: string;
+    agent_id: string | null;
+    scenario: string;
+    tenant: string | null;
+    purpose: 'train' | 'serve' | 'eval';
+    thread: string | null;
+    versions: Array<number>;
+    began_at: string;
+    ended_at: string | null;
+    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | null;
+    reason: string | null;
+    turns: number;
+    failed_turns: number;
+    malformed: number;
+    tool_calls: number;
+    failed_tools: number;
+    retries: number;
+    recoveries: number;
+    escalations: number;
+    latency_ms: number;
+    prompt_tokens: number;
+    sampled_tokens: number;
+    cost_usd: number | null;
+    reward: number | null;
+    scores: {
+        [key: string]: number;
+    };
+    feedback: number | null;
+    success: boolean | null;
+    verdict: 'promote' | 'reject' | 'needs_human' | null;
+    text: string | null;
+    turn_list: Array<RecordedTurn>;
+    score_list: Array<RecordedScore>;
+};
+
+/**
+ * What a scorer or a person said of the run, or of one of its turns.
+ */
+export type RecordedScore = {
+    about: string;
+    source: string;
+    value: number | null;
+    error: string | null;
+    rationale: string | null;
+};
+
+/**
+ * One model call of a run: what is new before it, and the answer.
+ */
+export type RecordedTurn = {
+    number: number;
+    continuity: string;
+    reason: string;
+    adapter_version: number;
+    messages: Array<{
+        [key: string]: unknown;
+    }>;
+    reply: {
+        [key: string]: unknown;
+    };
+    error: string | null;
+    finish_reason: string;
+    latency_ms: number;
+};
+
+/**
  * A login that continues, or ends.
  */
 export type RefreshBody = {
@@ -1760,6 +1832,55 @@ export type RunAnswer = {
     };
     ending: string | null;
     turns: number | null;
+};
+
+/**
+ * One run; null: the log has no such figure, or not yet.
+ */
+export type RunFigures = {
+    object: 'run';
+    answer_id: string;
+    task_id: string;
+    policy: string;
+    agent_id: string | null;
+    scenario: string;
+    tenant: string | null;
+    purpose: 'train' | 'serve' | 'eval';
+    thread: string | null;
+    versions: Array<number>;
+    began_at: string;
+    ended_at: string | null;
+    ending: 'completed' | 'failed' | 'timeout' | 'cancelled' | null;
+    reason: string | null;
+    turns: number;
+    failed_turns: number;
+    malformed: number;
+    tool_calls: number;
+    failed_tools: number;
+    retries: number;
+    recoveries: number;
+    escalations: number;
+    latency_ms: number;
+    prompt_tokens: number;
+    sampled_tokens: number;
+    cost_usd: number | null;
+    reward: number | null;
+    scores: {
+        [key: string]: number;
+    };
+    feedback: number | null;
+    success: boolean | null;
+    verdict: 'promote' | 'reject' | 'needs_human' | null;
+};
+
+/**
+ * Runs, the newest first.
+ */
+export type RunFiguresList = {
+    object: 'list';
+    data: Array<RunFigures>;
+    has_more: boolean;
+    as_of: string;
 };
 
 /**
@@ -3327,6 +3448,80 @@ export type GetGroupResponses = {
 };
 
 export type GetGroupResponse = GetGroupResponses[keyof GetGroupResponses];
+
+export type ListRunsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        agent?: string;
+        policy?: string;
+        /**
+         * chat: runs without a task
+         */
+        scenario?: string;
+        /**
+         * that answered a turn of it
+         */
+        version?: number | null;
+        verdict?: 'promote' | 'reject' | 'needs_human' | 'none' | null;
+        purpose?: 'train' | 'serve' | 'eval' | null;
+        /**
+         * only runs in which a tool failed
+         */
+        failed_tools?: boolean;
+        /**
+         * how many of the newest to skip
+         */
+        offset?: number;
+        limit?: number;
+    };
+    url: '/runs';
+};
+
+export type ListRunsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListRunsError = ListRunsErrors[keyof ListRunsErrors];
+
+export type ListRunsResponses = {
+    /**
+     * Done
+     */
+    200: RunFiguresList;
+};
+
+export type ListRunsResponse = ListRunsResponses[keyof ListRunsResponses];
+
+export type GetRunData = {
+    body?: never;
+    path: {
+        run_id: string;
+    };
+    query?: never;
+    url: '/runs/{run_id}';
+};
+
+export type GetRunErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type GetRunError = GetRunErrors[keyof GetRunErrors];
+
+export type GetRunResponses = {
+    /**
+     * Done
+     */
+    200: RecordedRun;
+};
+
+export type GetRunResponse = GetRunResponses[keyof GetRunResponses];
 
 export type QueryLogData = {
     body: QueryBody;

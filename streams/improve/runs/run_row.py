@@ -1,9 +1,9 @@
-"""A run as one row: what an agent did, what it took, and what was said of it.
+"""A run as one row: its course, its cost, the tools it called, its scores and its verdict.
 
     Finished (its task, answer, turns, scores, feedback) + rules, verdict ──► RunRow
 
 A run is a chat, an agent's run, or the answer to a task without an agent, which has one turn. View `runs` has a column
-for each field, and the same values (streams/tools/query/runs_view.py); it has runs that go on, too, and answers whose
+for each field, and the same values (streams/tools/query/runs_view.py); it also has open runs, and answers whose
 groups are open.
 
 Read `Finished` with `unfit` selected: else failed answers, and what scorers said, are not there.
@@ -34,7 +34,7 @@ COST = "cost_usd"
 
 @dataclass(frozen=True, slots=True)
 class RunRules:
-    """What the figures of a run depend on, beside the log."""
+    """The settings that the figures of a run depend on."""
 
     prices: JobPrices | None = None
     """Of tokens; None: none is set."""
@@ -69,7 +69,7 @@ class RunRow:
     began_ms: int
     ended_ms: int | None
     ending: Ending | None
-    """None: it goes on. A row of `run_row` has always one."""
+    """None: it is open. A row of `run_row` always has one."""
     reason: str | None
     """Why it ended."""
     turns: int

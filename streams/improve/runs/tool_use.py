@@ -11,8 +11,8 @@ failed tool A call whose result says so by its protocol: the environment could n
             result was sent with Anthropic's `is_error`, or it is the JSON of MCP's result with `isError`. An action
             of several calls that an environment could not use is one. What a result says in words is never read: a
             text that begins with "error" may be what the tool was asked for.
-retry       A call of the same tool with the same arguments, to the letter, as a call before it; and a turn whose
-            recorded continuity is `rewrites`.
+retry       A call of the same tool with the same arguments, character by character, as a call before it; and a turn
+            whose recorded continuity is `rewrites`.
 recovery    A failed tool after which a tool succeeded, and a turn with an error after which one was answered.
 escalation  A call of a tool whose name is in `curation.escalation_tools`.
 
@@ -23,16 +23,16 @@ numbers. Not covered: calls that are written as text are never retries.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from schemas import json_text
 from schemas.conventions import FAILED_TOOLS
 from schemas.events import Message, Observed, Turn
 
 AT_LAST = 2**31 - 1
-"""The number of what an environment showed behind the last turn."""
+"""The number of what an environment showed after the last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class ToolUse:
 
 @dataclass(slots=True)
 class _Tally:
-    """What is known of a run's tools when some of its turns were read."""
+    """The calls and results of the turns up to now."""
 
     calls: list[tuple[str, str | None]] = field(default_factory=list)
     """Name and arguments; None: written as text."""
@@ -67,7 +67,7 @@ class _Tally:
 
     def take_results(self, turn: Turn) -> None:
         """Add the results that a turn was sent."""
-        failed = failed_tools(turn)
+        failed = failed_call_ids(turn)
         for place, message in enumerate(turn.messages):
             if message.role == "tool":
                 name = message.tool_call_id or f"{turn.number}.{place}"
@@ -109,18 +109,21 @@ def _recoveries(tally: _Tally, turns: Sequence[Turn]) -> Iterator[bool]:
     yield from (turn.number < last_answer for turn in turns if turn.error is not None)
 
 
-def failed_tools(turn: Turn) -> Collection[str]:
+def failed_call_ids(turn: Turn) -> Collection[str]:
     """Return the ids of the calls whose results were sent with `is_error`."""
-    ids = turn.metadata.get(FAILED_TOOLS)
-    return () if ids is None else json.loads(ids)
+    ids = _parse(turn.metadata.get(FAILED_TOOLS, "[]"))
+    return ids if isinstance(ids, list) else ()
 
 
 def _is_mcp_error(message: Message) -> bool:
     """Return whether a result is the JSON of MCP's CallToolResult with isError."""
-    if '"isError"' not in message.content:
-        return False
-    try:
-        result = json_text.parse(message.content)
-    except ValueError:
-        return False
+    result = _parse(message.content) if '"isError"' in message.content else None
     return isinstance(result, dict) and result.get("isError") is True
+
+
+def _parse(text: str) -> Any:
+    """Return the value of JSON text; None if it is none."""
+    try:
+        return json_text.parse(text)
+    except ValueError:
+        return None

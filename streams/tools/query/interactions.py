@@ -10,23 +10,20 @@ written again. Lines are in the order in which groups and runs were finished.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from schemas import json_text
 from schemas.events import Reward
-from streams.errors import RefusedError
 from streams.kafka.history import History
 from streams.kafka.retry import StoppedWaiting
 from streams.output import moment
 from streams.stages.agents.trajectories.fold import TrajectoryStep
 from streams.tools.query.dataset_card import CARD, write_card
 from streams.tools.query.finished import Finished, FinishedReader
+from streams.tools.query.line_file import LineFile
 
 FILE = "agent_interactions.jsonl"
 FOLLOW_S = 1.0
@@ -101,44 +98,16 @@ class InteractionFile:
 
     def __init__(self, path: Path) -> None:
         """Open it, and mend its end. Raises RefusedError if it is not such a file, or another process writes it."""
-        self.path, self._card = path, path.with_name(CARD)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = path.open("a+b")
+        self._card = path.with_name(CARD)
         self._ids: set[str] = set()
-        try:
-            self._begin()
-        except BaseException:  # KeyboardInterrupt too: the open file holds the lock
-            self._file.close()
-            raise
+        description = "`export --format interactions`, which has a metadata.id"
+        self._file = LineFile(path, lambda line: self._ids.add(str(line["metadata"]["id"])), description)
 
     def __enter__(self) -> InteractionFile:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def _begin(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise RefusedError(f"{self.path}: another export writes it; stop that one, or name another folder") from exc
-        self._file.seek(0)
-        end = 0
-        for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n"):  # cut off: its writer was killed
-                break
-            self._ids.add(self._id_in(line, number))
-            end += len(line)
-        self._file.truncate(end)
-
-    def _id_in(self, line: bytes, number: int) -> str:
-        try:
-            return str(json_text.parse(line)["metadata"]["id"])
-        except (ValueError, KeyError, TypeError) as exc:
-            raise RefusedError(
-                f"{self.path}:{number}: expected a line of `export --format interactions`, which has a metadata.id; "
-                "name another folder, or remove what is in this file"
-            ) from exc
+    def __exit__(self, *exc: object) -> None:
+        self._file.__exit__(*exc)
 
     def add(self, finished: Iterable[Finished]) -> int:
         """Append the lines that are not there yet, and return how many those are."""
@@ -150,10 +119,9 @@ class InteractionFile:
                     self._ids.add(line_id)
                     if not self._card.exists():
                         write_card(self._card.parent, line, "--format interactions`")
-                    self._file.write(json_text.one_line(line).encode() + b"\n")
+                    self._file.append(line)
                     added += 1
         self._file.flush()
-        os.fsync(self._file.fileno())
         return added
 
 

@@ -3,7 +3,7 @@
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
     the columns of streams/arrow                       adapters + batches + groups ──► lineage
                                                        adapters, folded          ──► rollout
-                                                       trajectories + turns      ──► runs
+                                                       answers, turns, and more  ──► runs (runs_view.py)
                                                        groups + responses        ──► spans
                                                        tasks                     ──► unique_tasks, and others of UNIQUE
 
@@ -28,6 +28,7 @@ from schemas.events import GroupResponse
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
+from streams.tools.query.runs_view import runs_sql
 
 WHOLE = "whole"
 """The schema of the views that no option narrows."""
@@ -206,37 +207,6 @@ FROM fold AS f JOIN told AS t USING (policy, n) SEMI JOIN adapters USING (_parti
 """
 """What streams/adapters/serving.py does with events, in SQL: a property test folds random histories with both."""
 
-RUNS = """
-WITH began AS (
-    FROM trajectories WHERE kind = 'started' QUALIFY row_number() OVER (PARTITION BY trajectory_id ORDER BY _offset) = 1
-), ended AS (
-    FROM whole.trajectories WHERE kind = 'ended'
-    QUALIFY row_number() OVER (PARTITION BY trajectory_id ORDER BY _offset) = 1
-), once AS (
-    FROM whole.turns QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _partition, _offset) = 1
-), called AS (
-    SELECT trajectory_id, count(*) AS calls, count(*) FILTER (error IS NOT NULL) AS failed,
-        count(*) FILTER (malformed IS NOT NULL) AS malformed, list_sort(list(DISTINCT adapter_version)) AS versions,
-        sum(len(prompt_token_ids)) AS prompt_tokens, sum(len(completion_token_ids)) AS sampled_tokens,
-        last(reply.content ORDER BY number) AS last_reply
-    FROM once GROUP BY trajectory_id
-), opinions AS (
-    FROM whole.rewards WHERE starts_with(source, 'feedback/')
-    QUALIFY row_number() OVER (PARTITION BY reward_id ORDER BY _partition, _offset) = 1
-), rated AS (
-    SELECT trajectory_id, avg(value) AS feedback
-    FROM opinions JOIN (SELECT turn_id AS response_id, trajectory_id FROM once
-        UNION ALL SELECT trajectory_id, trajectory_id FROM began) USING (response_id) GROUP BY trajectory_id
-)
-SELECT b.agent_id, b.policy, b.purpose, b.task_id, b.trajectory_id, b.sampling_id, b.slot,
-    b.created_at AS began_at, e.created_at AS ended_at, e.ending, e.reason,
-    coalesce(c.calls, 0) AS calls, coalesce(c.failed, 0) AS failed, coalesce(c.malformed, 0) AS malformed,
-    coalesce(c.versions, []) AS versions, coalesce(c.prompt_tokens, 0) AS prompt_tokens,
-    coalesce(c.sampled_tokens, 0) AS sampled_tokens, c.last_reply, r.feedback, b._partition, b._offset, b._timestamp
-FROM began AS b LEFT JOIN ended AS e USING (trajectory_id) LEFT JOIN called AS c USING (trajectory_id)
-LEFT JOIN rated AS r USING (trajectory_id)
-"""
-
 KEY_USE = """
 WITH made AS (
     FROM whole.access WHERE kind = 'key_created'
@@ -279,13 +249,6 @@ JOINS = (
     ),
     SqlView("spans", "groups", "one row per turn of a grouped response, with its credit", SPANS, ("responses",)),
     SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN_VERSIONS + ROLLOUT),
-    SqlView(
-        "runs",
-        "trajectories",
-        "one row per trajectory of an agent: its calls, tokens and end",
-        RUNS,
-        ("turns", "rewards"),
-    ),
     *(_unique(label, key) for label, key in UNIQUE.items()),
     SqlView("key_use", "requests", "one row per key: what it asked, was refused, and used", KEY_USE, ("access",)),
 )
@@ -297,7 +260,10 @@ def views(settings: Settings) -> dict[str, SqlView]:
         SqlView(name_of(label), label, f"one row per {topic.event.__name__} on {topic.name}")
         for label, topic in topics(settings.topics).items()
     ]
-    return {view.name: view for view in (*topic_views, *JOINS)}
+    about = "one row per chat, agent's run and answer to a task: its figures, scores and verdict"
+    also = ("turns", "responses", "tasks", "groups", "rewards", "curation")
+    runs = SqlView("runs", "trajectories", about, runs_sql(settings), also)
+    return {view.name: view for view in (*topic_views, *JOINS, runs)}
 
 
 def name_of(label: str) -> str:

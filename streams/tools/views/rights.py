@@ -18,7 +18,8 @@ from functools import cached_property
 from streams.access.roles import Action, Decision, Principal, decide
 from streams.access.tenants.tenant_names import SEPARATOR
 from streams.errors import RefusedError
-from streams.tools.query.views import JOINS, UNIQUE, literal
+from streams.kafka.topics import LABELS
+from streams.tools.query.views import UNIQUE, literal, name_of
 
 ACCESS_TOPICS = ("access", "requests")
 """Keys, people and their requests, with hashes of passwords: for admins alone."""
@@ -99,9 +100,9 @@ def _tenant_definitions(tenant: str) -> str:
 
 def _filters(conditions: Mapping[str, str]) -> str:
     """Return definitions of names by the condition that their rows meet."""
-    joins = {view.name for view in JOINS}
+    topic_views = {name_of(label) for label in LABELS}
     return ", ".join(
-        f"{name} AS (SELECT * FROM {'main' if name in joins else 'whole'}.{name} WHERE {condition})"  # noqa: S608
+        f"{name} AS (SELECT * FROM {'whole' if name in topic_views else 'main'}.{name} WHERE {condition})"  # noqa: S608
         for name, condition in conditions.items()
     )
 

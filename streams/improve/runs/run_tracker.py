@@ -1,0 +1,49 @@
+"""The row of one run, as the log is now: `RunTracker`, for programs and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from streams.errors import NotFoundError
+from streams.improve.runs.run_archive import COLUMNS
+from streams.improve.runs.run_row import RunRow
+from streams.settings.load import load
+from streams.settings.model import Settings
+from streams.tools.archive.history import Source
+from streams.tools.views import run_list
+from streams.tools.views.log_view import LogView
+
+
+class RunTracker:
+    """Reads runs from the log, as `streamward runs show` and `list` do."""
+
+    def __init__(self, settings: Settings | None = None, *, source: Source = "auto") -> None:
+        self._settings = settings or load()
+        self._source = source
+
+    def track(self, answer_id: str) -> RunRow:
+        """Return the figures of a run, also of an open one; the beginning of an id will do that no other run has.
+
+        Raises NotFoundError if the log has no such run, LogError if it cannot be read.
+        """
+        with closing(LogView(self._settings, self._source)) as view, view.snapshot() as log:
+            name = run_list.whole_id(log, answer_id)
+            row = None if name is None else run_list.find_row(log, name)
+        if row is None:
+            raise NotFoundError(
+                f"no run, or more than one, begins with {answer_id[:80]!r}; `streamward runs list` lists them"
+            )
+        return run_of(row)
+
+    def newest(self, chosen: run_list.RunFilter = run_list.ALL_RUNS, limit: int = 50) -> list[RunRow]:
+        """Return runs, the newest first. Raises LogError."""
+        with closing(LogView(self._settings, self._source)) as view, view.snapshot() as log:
+            return [run_of(row) for row in run_list.list_runs(log, chosen, 0, limit).runs.rows]
+
+
+def run_of(row: Mapping[str, Any]) -> RunRow:
+    """Return a row of view `runs` as a RunRow."""
+    fields = {name: row[name] for name in COLUMNS}
+    return RunRow(**fields | {"versions": tuple(fields["versions"])})

@@ -1,0 +1,171 @@
+"""Runs: the list of them, and one turn by turn.
+
+    filter ──► the newest answers and trajectories that pass ──► their rows of view `runs` ──► RunList
+    trajectories, turns, rewards of one ──► RunHistory
+
+Only what the filter asks for is read of the whole log; the figures are read for the runs of one page.
+
+Not covered: a record that was written again much later may put its run on two pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from streams.errors import NotFoundError, SettingsError
+from streams.settings.model import Settings
+from streams.tools.query.runs_view import failed_tools_sql, runs_sql, verdicts_sql
+from streams.tools.query.views import literal
+from streams.tools.views.log_view import PAGE_ROWS, LogSnapshot, Row, RowPage
+
+CHAT = "chat"
+"""The scenario of runs without a task."""
+UNJUDGED = "none"
+"""In place of a verdict: runs that have none."""
+VERDICTS = ("promote", "reject", "needs_human", UNJUDGED)
+PURPOSES = ("train", "serve", "eval")
+ANSWERS_SQL = """
+SELECT response_id AS answer_id, task_id, policy, agent_id, adapter_version, metadata['purpose'] AS purpose,
+    false AS is_chat, _timestamp, _partition, _offset FROM responses
+    WHERE agent_id IS NULL OR response_id NOT IN (SELECT trajectory_id FROM trajectories WHERE kind = 'started')
+UNION ALL
+SELECT trajectory_id, task_id, policy, agent_id, NULL, purpose, sampling_id IS NULL, _timestamp, _partition, _offset
+    FROM trajectories WHERE kind = 'started'
+"""
+"""The first record of each run."""
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs are listed. Raises SettingsError for a word that is none of those that there are."""
+
+    agent: str = ""
+    policy: str = ""
+    scenario: str = ""
+    version: int | None = None
+    """That answered, a turn of it at least."""
+    verdict: str = ""
+    purpose: str = ""
+    failed_tools: bool = False
+    """Only runs in which a tool failed."""
+
+    def __post_init__(self) -> None:
+        for name, value, words in (("verdict", self.verdict, VERDICTS), ("purpose", self.purpose, PURPOSES)):
+            if value and value not in words:
+                raise SettingsError(f"{name} is {value[:80]!r}; expected one of {', '.join(words)}")
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The fields that are set, by their names in an address."""
+        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
+        texts = {name: "yes" if value is True else str(value) for name, value in chosen.items()}
+        return {name: texts[name] for name, value in chosen.items() if value not in ("", None, False)}
+
+    def answers_sql(self, settings: Settings) -> str:
+        """Return the statement of these runs, the newest first."""
+        condition = " AND ".join(self._conditions(settings)) or "true"
+        return (
+            f"SELECT answer_id, task_id FROM ({ANSWERS_SQL}) WHERE {condition} "  # noqa: S608 - literals
+            "ORDER BY _timestamp DESC, _partition, _offset DESC"
+        )
+
+    def _conditions(self, settings: Settings) -> Iterator[str]:
+        if self.agent:
+            yield f"agent_id = {literal(self.agent)}"
+        if self.policy:
+            yield f"policy = {literal(self.policy)}"
+        if self.scenario:
+            is_chat = " OR is_chat" if self.scenario == CHAT else ""
+            tasks = f"SELECT task_id FROM tasks WHERE scenario = {literal(self.scenario)}"  # noqa: S608 - a literal
+            yield f"(task_id IN ({tasks}){is_chat})"
+        if self.version is not None:
+            turns = f"SELECT trajectory_id FROM turns WHERE adapter_version = {self.version}"  # noqa: S608 - a number
+            yield f"(adapter_version = {self.version} OR answer_id IN ({turns}))"
+        if self.verdict == UNJUDGED:
+            yield f"answer_id NOT IN (SELECT answer_id FROM ({verdicts_sql()}))"  # noqa: S608
+        elif self.verdict:
+            verdicts = f"SELECT answer_id FROM ({verdicts_sql()}) WHERE verdict = {literal(self.verdict)}"  # noqa: S608
+            yield f"answer_id IN ({verdicts})"
+        if self.purpose:
+            yield f"purpose = {literal(self.purpose)}"
+        if self.failed_tools:
+            yield f"answer_id IN ({failed_tools_sql(settings)})"
+
+
+ALL_RUNS = RunFilter()
+
+
+@dataclass(frozen=True)
+class RunList:
+    """Some runs, with the columns of view `runs`, and what they were chosen by."""
+
+    chosen: RunFilter
+    runs: RowPage
+
+
+@dataclass(frozen=True)
+class RunHistory:
+    """One run: its figures, its model calls in order, and its scores."""
+
+    answer_id: str
+    run: Row
+    response: Row | None
+    """The answer of a run without turns."""
+    turns: list[Row]
+    rewards: list[Row]
+
+
+def list_runs(log: LogSnapshot, chosen: RunFilter, first: int, size: int = PAGE_ROWS) -> RunList:
+    """Return a page of runs, the newest first."""
+    settings = log.view.settings
+    page = log.page(chosen.answers_sql(settings), first, size)
+    rows = {row["answer_id"]: row for row in _rows(log, {row["task_id"] for row in page.rows})}
+    ids = dict.fromkeys(row["answer_id"] for row in page.rows)
+    return RunList(chosen, replace(page, rows=[rows[name] for name in ids if name in rows]))
+
+
+def find_row(log: LogSnapshot, answer_id: str) -> Row | None:
+    """Return the row of a run; None if there is none that may be seen."""
+    own_id = literal(answer_id)
+    task = log.first(f"SELECT task_id FROM ({ANSWERS_SQL}) WHERE answer_id = {own_id}")  # noqa: S608 - a literal
+    rows = [] if task is None else _rows(log, {task["task_id"]})
+    return next((row for row in rows if row["answer_id"] == answer_id), None)
+
+
+def whole_id(log: LogSnapshot, beginning: str) -> str | None:
+    """Return the id of the only run that begins so, or is called so; None if there are none or several."""
+    listed = f"SELECT DISTINCT answer_id FROM ({ANSWERS_SQL}) WHERE starts_with(answer_id, {literal(beginning)})"  # noqa: S608
+    names = [row["answer_id"] for row in log.rows(f"{listed} ORDER BY answer_id", limit=2)]
+    return names[0] if len(names) == 1 or beginning in names else None
+
+
+def _rows(log: LogSnapshot, task_ids: set[Any]) -> list[Row]:
+    return log.rows(runs_sql(log.view.settings, task_ids)) if task_ids else []
+
+
+def turns_sql(trajectory_id: str) -> str:
+    """Return the statement of a run's model calls, in order."""
+    return f"""
+SELECT * EXCLUDE (prompt_token_ids, completion_token_ids, logprobs),
+    len(completion_token_ids) AS sampled_tokens, epoch_ms(created_at) - epoch_ms(started_at) AS took_ms
+FROM turns WHERE trajectory_id = {literal(trajectory_id)}
+QUALIFY row_number() OVER (PARTITION BY turn_id ORDER BY _offset) = 1 ORDER BY number, _offset
+"""  # noqa: S608 - a literal
+
+
+def find_run(log: LogSnapshot, answer_id: str) -> RunHistory:
+    """Return one run. Raises NotFoundError."""
+    own_id = literal(answer_id)
+    run = find_row(log, answer_id)
+    if run is None:
+        raise NotFoundError(f"the log has no run {answer_id[:80]!r}; /runs lists them")
+    turns, response = log.rows(turns_sql(answer_id)), None
+    if not turns:
+        response = log.first(f"SELECT text, error, finish_reason, slot FROM responses WHERE response_id = {own_id}")  # noqa: S608
+    rewards = log.rows(
+        f"SELECT * FROM rewards WHERE response_id = {own_id} OR response_id IN "  # noqa: S608
+        f"(SELECT turn_id FROM turns WHERE trajectory_id = {own_id}) ORDER BY _timestamp, _offset"
+    )
+    return RunHistory(answer_id, run, response, turns, rewards)

@@ -1,0 +1,268 @@
+"""View `runs` says of every finished run what `run_row` says of it, and of one that goes on what is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from schemas.conventions import FAILED_TOOLS, RatedAnswer, feedback
+from schemas.events import (
+    CurationEvent,
+    Event,
+    JobPrices,
+    LeftOut,
+    Message,
+    Observed,
+    Reward,
+    RewardSource,
+    ToolCall,
+    derive_id,
+)
+from streams.improve.curation.verdicts import VerdictFold
+from streams.improve.runs.run_row import RunRow, RunRules, run_row
+from streams.settings.model import Jobs
+from streams.tools.query.finished import FinishedReader, FinishedSelection
+from streams.tools.query.runs_view import runs_sql
+from tests.support.agent_calls import ADD, Recorded, assistant, system, user
+from tests.support.appended import SETTINGS, Appended
+from tests.support.factories import T0, curation_event, group, member, response, reward, task, trajectory
+from tests.support.thoroughness import examples
+
+PRICED = SETTINGS.model_copy(update={"jobs": Jobs(prompt_usd=10.0, completion_usd=100.0, trainer_hour_usd=0.0)})
+RULES = RunRules.of(PRICED)
+EVERYTHING = FinishedSelection(unfit=True)
+ALONE: dict[str, Any] = {"sampling_id": None, "slot": None}
+
+
+def rows_of_view(log: Appended) -> dict[str, dict[str, Any]]:
+    """Return the rows of the view, by run."""
+    with log.connect() as con:
+        result = con.sql(runs_sql(PRICED))
+        names = result.columns
+        rows = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+    by_id = {row["answer_id"]: row for row in rows}
+    assert len(by_id) == len(rows)
+    return by_id
+
+
+def rows_of_fold(log: Appended) -> dict[str, RunRow]:
+    """Return what `run_row` says of every finished run."""
+    verdicts = VerdictFold()
+    for record in log.records.get("streamward.curation", []):
+        event = record.decode(CurationEvent)
+        assert isinstance(event, CurationEvent)
+        verdicts.take(record.at, event)
+    rows = {}
+    for finished in FinishedReader(SETTINGS, log, EVERYTHING).round():
+        placed = verdicts.effective(finished.answer_id)
+        assert finished.answer_id not in rows
+        rows[finished.answer_id] = run_row(finished, RULES, None if placed is None else placed.event.verdict)
+    return rows
+
+
+def check_equal(view: dict[str, dict[str, Any]], fold: dict[str, RunRow]) -> None:
+    """Both have the same values of every finished run."""
+    for name, row in fold.items():
+        expected = {**asdict(row), "versions": list(row.versions)}
+        got = {key: value for key, value in view[name].items() if not key.startswith("_")}
+        assert list(got) == list(expected)
+        figures = ("cost_usd", "feedback", "reward", "latency_ms")
+        assert {key: got[key] for key in got if key not in figures} == {
+            key: value for key, value in expected.items() if key not in figures
+        }
+        for key in figures:
+            assert got[key] == (None if expected[key] is None else pytest.approx(expected[key])), (name, key)
+
+
+def opinion(about: str, task_id: str, value: float, source: str = "ada") -> Reward:
+    return feedback(RatedAnswer(about, task_id, "default", 0, T0), value, source=source, reason=None, now_ms=T0)
+
+
+def grouped(task_id: str, answers: Iterable[Any], offset: int, **changes: Any) -> Event:
+    """Return the group of answers that begin at this offset; those with an error are left out."""
+    answers = list(answers)
+    members = tuple(
+        replace(member(n), response_id=one.response_id, offset=offset + n, reward=n / 4, components={"exact": n / 4})
+        for n, one in enumerate(answers)
+        if one.error is None
+    )
+    left_out = tuple(
+        LeftOut(slot=n, response_id=one.response_id, reason="response_failed")
+        for n, one in enumerate(answers)
+        if one.error is not None
+    )
+    whole = {"task_id": task_id, "group_id": derive_id(task_id), "group_size": len(answers)}
+    return group(**{**whole, "responses": members, "left_out": left_out, **changes})
+
+
+def answer(task_id: str, slot: int = 0, **changes: Any) -> Any:
+    return response(task_id=task_id, sampling_id=task_id, slot=slot, group_size=3, latency_ms=12.75, **changes)
+
+
+def direct_answers() -> list[Event]:
+    """Return a task with two answers and one that failed; one whose group was dropped; and one that nobody scores."""
+    first, second = [answer("t1", slot) for slot in (0, 1)]
+    failed, dropped, served = answer("t1", 2, error="out of memory"), answer("t2"), answer("t3", adapter_version=4)
+    sources = (RewardSource(name="exact"), RewardSource(name="judge"))
+    judged = {"tries": 1.0, "prompt_tokens": 40.0, "cost_usd": 0.5}
+    return [
+        task(task_id="t1", group_size=3, scenario="sums", tenant="red", thread="th1", reward_sources=sources),
+        *(first, second, failed, dropped, served),
+        reward(first, source="exact", value=0.25),
+        reward(first, source="judge", value=0.5, components=judged),
+        reward(first, source="judge", value=0.75, components={"cost_usd": 9.0}),
+        reward(second, source="judge", error="no verdict", components={"cost_usd": 0.125}),
+        opinion(second.response_id, "t1", 1.0),
+        opinion(second.response_id, "t1", 1.0),
+        opinion(second.response_id, "t1", 0.5, "bob"),
+        grouped("t1", (first, second, failed), 0),
+        task(task_id="t2"),
+        reward(dropped, value=1.0),
+        grouped("t2", (), 3, dropped_reason="too_few_scored", left_out=(LeftOut(slot=0, reason="unscored"),)),
+        task(task_id="t3", purpose="serve", reward_sources=()),
+        grouped("t3", (served,), 4, purpose="serve",
+                responses=(member(0, response_id=served.response_id, offset=4),)),
+    ]  # fmt: skip
+
+
+def says(*calls: tuple[str, str, str]) -> dict[str, Any]:
+    made = tuple(ToolCall(id=call, name=name, arguments=arguments) for call, name, arguments in calls)
+    return {"reply": Message(role="assistant", content="", tool_calls=made), "finish_reason": "tool_calls"}
+
+
+def chat(name: str, *, ends: bool = True, agent_id: str = "red.calc") -> list[Event]:
+    """Return a chat with tools of which one fails, an escalation, and a title beside it."""
+    run, alone = Recorded(name), {"task_id": name, "agent_id": agent_id, **ALONE}
+    first = run.call([system("You add."), user("4 + 7 =")], [ADD], **says(("c1", "add", "{}")), **alone)
+    run.call([system("Name this."), user("4 + 7 =")], **alone)
+    failed = Message(role="tool", content='{"isError": true}', tool_call_id="c1")
+    again = run.call([*run.history(first), failed], [ADD], adapter_version=2,
+                     **says(("c2", "add", "{}"), ("c3", "handoff", "{}")), **alone)  # fmt: skip
+    results = [Message(role="tool", content="11", tool_call_id=call) for call in ("c2", "c3")]
+    run.call([*run.history(again), *results], [ADD], reply=assistant("It is 11."), malformed="half a call", **alone)
+    common = {"trajectory_id": name, "group_size": None, "purpose": "serve", **alone}
+    began, ended = trajectory("started", created_at=T0 - 7, **common), trajectory(turns=4, success=True, **common)
+    return [began, *run.turns, run.turns[0], *([ended] if ends else []), opinion(run.turns[3].turn_id, name, 0.25)]
+
+
+def shown(tool: str | None, ok: bool | None) -> Observed:
+    return Observed(environment="walk@1", seed=1, digest="d" * 64, tool=tool, ok=ok)
+
+
+def walk(offset: int) -> list[Event]:
+    """Return the run of an agent on a task in an environment, its response and its group."""
+    name = derive_id("t4", 0)
+    run, common = Recorded(name), {"task_id": "t4", "sampling_id": "t4", "slot": 0}
+    history = [user("walk")]
+    for observed in (shown(None, None), shown("go", False), shown("go", True)):
+        turn = run.call(history, reply=assistant("go(1)"), observed=observed, **common)
+        history = [*run.history(turn), user("ok")]
+    whole = {"trajectory_id": name, "group_size": 1, "purpose": "train", **common}
+    made = answer("t4", agent_id="calc", steps=3, success=False)
+    return [
+        task(task_id="t4", agent="calc", group_size=1),
+        trajectory("started", observed=shown(None, None), **whole),
+        *run.turns,
+        trajectory(turns=3, observed=shown("go", False), **whole),
+        made,
+        grouped("t4", (made,), offset),
+    ]
+
+
+def verdict(answer_id: str, labeller: str, made: str, number: int) -> Event:
+    return replace(
+        curation_event(),
+        answer_id=answer_id,
+        task_id=answer_id,
+        event_id=derive_id(answer_id, labeller, number),
+        labeller=labeller,
+        verdict=made,
+        judge=None,
+        agreement=None,
+    )
+
+
+def test_a_log_with_every_kind_of_run_has_the_same_rows_both_ways() -> None:
+    log = Appended(*direct_answers(), *chat("red.chat"), *walk(5), *chat("open", ends=False, agent_id="calc"))
+    log.write(
+        verdict("red.chat", "gates", "reject", 0),
+        verdict("red.chat", "person", "promote", 1),
+        verdict("red.chat", "gates", "reject", 2),
+    )
+    late = answer("t5")
+    log.write(task(task_id="t5", purpose="eval"), late)
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    assert view.keys() - fold.keys() == {"open", late.response_id}
+    check_equal(view, fold)
+    row = fold["red.chat"]
+    assert (row.tool_calls, row.failed_tools, row.retries, row.recoveries, row.escalations) == (3, 1, 1, 1, 1)
+    assert (row.verdict, row.feedback, row.scenario, row.tenant, row.malformed) == ("promote", 0.25, "chat", "red", 1)
+    walked = fold[derive_id("t4", 0)]
+    assert (walked.tool_calls, walked.failed_tools, walked.recoveries, walked.turns) == (3, 2, 1, 3)
+    first, second, failed = (fold[derive_id("t1", slot)] for slot in (0, 1, 2))
+    assert first.scores == {"exact": 0.25, "judge": 0.5} and first.cost_usd == pytest.approx(0.5 + 230 / 1e6)
+    assert (second.feedback, second.reward, failed.ending, failed.reward) == (0.75, 0.25, "failed", None)
+    assert fold[derive_id("t2", 0)].reward is None and fold[derive_id("t3", 0)].reward is None
+    assert (view["open"]["ending"], view["open"]["ended_ms"], view["open"]["turns"]) == (None, None, 4)
+    assert (view[late.response_id]["purpose"], view[late.response_id]["reward"]) == ("eval", None)
+
+
+def test_names_of_tools_and_prices_of_the_settings_are_in_the_statement_as_literals() -> None:
+    hostile = SETTINGS.model_copy(
+        update={"curation": SETTINGS.curation.model_copy(update={"escalation_tools": "it's, add"})}
+    )
+    with Appended(*chat("red.chat")).connect() as con:
+        (row,) = con.sql(f"SELECT escalations, cost_usd FROM ({runs_sql(hostile)})").fetchall()  # noqa: S608
+    assert row == (2, None)
+
+
+# --- any run ----------------------------------------------------------------------------------------------------------
+
+CALLS = st.lists(st.tuples(st.sampled_from(["add", "handoff"]), st.sampled_from(["{}", '{"a": 1}'])), max_size=2)
+CONTENTS = st.sampled_from(["11", '{"isError": true}', '{"isError": false}', '"isError"', "error"])
+OBSERVED = st.none() | st.builds(shown, st.sampled_from([None, "go"]), st.sampled_from([None, True, False]))
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Event]:
+    """Return a run of some calls, whatever happens in it, with or without an environment."""
+    name = draw(st.sampled_from(["a", "red.b"]))
+    run, alone = Recorded(name), {"task_id": name, "agent_id": name, **ALONE}
+    history, waiting = [system("You add."), user("4 + 7 =")], list[str]()
+    in_environment = draw(st.booleans())
+    for number in range(draw(st.integers(1, 5))):
+        calls = draw(CALLS)
+        changes = says(*((f"c{number}.{place}", *call) for place, call in enumerate(calls))) if calls else {}
+        changes |= {"observed": draw(OBSERVED) if in_environment else None, "delivered": draw(st.integers(0, 3)) > 0}
+        if draw(st.integers(0, 3)) == 0:
+            changes |= {"error": "gone", "finish_reason": "error", "reply": assistant("")}
+        failed = [call for call in waiting if draw(st.integers(0, 3)) == 0]
+        changes |= {"metadata": {FAILED_TOOLS: json.dumps(failed)} if failed else {}}
+        turn = run.call(history, [ADD], **changes, **alone)
+        if draw(st.integers(0, 3)) == 0:  # the same call again, or another beginning
+            history = history if draw(st.booleans()) else [system("You add well."), *history[1:]]
+            continue
+        waiting = [call.id for call in turn.reply.tool_calls]
+        results = [Message(role="tool", content=draw(CONTENTS), tool_call_id=call) for call in waiting]
+        history = [*run.history(turn), *(results or [user("and now?")])]
+    common = {"trajectory_id": name, "group_size": None, "purpose": "serve", **alone}
+    last = draw(OBSERVED) if in_environment else None
+    return [trajectory("started", **common), *run.turns, trajectory(turns=len(run.turns), observed=last, **common)]
+
+
+@given(runs())
+@settings(max_examples=examples(60), deadline=None)
+def test_any_run_has_the_same_row_both_ways(events: list[Event]) -> None:
+    log = Appended(*events)
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    assert view.keys() == fold.keys()
+    check_equal(view, fold)
+
+
+def test_prices_are_those_of_the_settings() -> None:
+    assert RULES.prices == JobPrices(prompt=10.0, completion=100.0)
