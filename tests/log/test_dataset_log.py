@@ -95,6 +95,10 @@ def test_a_later_verdict_of_a_person_makes_another_build_and_leaves_the_first_wh
     judge(settings, "run-1", end, "reject")
     second, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
     assert (first.counts["train"], second.counts["train"]) == (2, 1)
+    audited = json.loads(command(settings, "audit", "--output", "json").stdout)
+    assert not any(
+        "datasets" in entry["at"] for found in audited.values() if isinstance(found, list) for entry in found
+    )
     for event in (first, second):
         to = tmp_path / event.digest
         result = command(settings, "datasets", "rebuild", f"coach@{event.digest[:8]}", "--to", str(to))

@@ -447,7 +447,7 @@ def one_of_each() -> list[Event]:
         request_event(),
         curation_event(),
         DatasetEvent(
-            event_id=derive_id("dataset", "coach", "built"),
+            event_id=derive_id("coach", "built", "d" * 64),
             dataset="coach",
             created_at=T0 + 30,
             kind="built",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from schemas.events import Coordinates
+from schemas.events import Coordinates, SourceRange
 from streams.kafka.record import TopicPartition
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -316,6 +316,27 @@ class CurationFact(NamedTuple):
     agreement: AgreementFact | None
 
 
+class DatasetFact(NamedTuple):
+    """That a data set was built, or sent elsewhere."""
+
+    at: Coordinates
+    event_id: str
+    kind: str
+    policy: str
+    digest: str
+    rows: int
+    """In both splits."""
+    judged: int
+    """Rows, and runs that were left out."""
+    by_scenario: int
+    by_labeller: dict[str, int]
+    ranges: tuple[SourceRange, ...]
+    job: str | None
+    """Elsewhere."""
+    has_own_id: bool
+    has_own_digest: bool
+
+
 class LetterFact(NamedTuple):
     """A dead letter: the record it is about, and a digest of its copy of that record."""
 
@@ -349,6 +370,7 @@ Fact = (
     | MonthFact
     | TriggerFact
     | CurationFact
+    | DatasetFact
     | LetterFact
     | Unusable
 )

@@ -25,6 +25,7 @@ from streams.tools.audit.report import Report
 BACKWARDS = (
     "dead-letters",
     *ONLY_PLACED,
+    "datasets",
     "curation",
     "jobs",
     "triggers",
@@ -41,7 +42,7 @@ BACKWARDS = (
 """Topics, each after those with effects of its records: the end of a trajectory counts its turns, an event of a job
 names versions and the crossing that started it, and a verdict the end of a run. From `requests` nothing follows: it is
 not read."""
-KEPT_WHOLE = ("tasks", "adapters", "jobs", "triggers", "curation", *ONLY_PLACED)
+KEPT_WHOLE = ("tasks", "adapters", "jobs", "triggers", "curation", "datasets", *ONLY_PLACED)
 """Topics that are read from their beginning, however late the recount begins."""
 CLOCK_SKEW_MS = 60_000
 """How far the clocks of those who write the topics may be apart when the log is cut by time."""

@@ -21,6 +21,7 @@ from schemas.events import (
     Batch,
     Coordinates,
     CurationEvent,
+    DatasetEvent,
     DeadLetter,
     Event,
     GroupControl,
@@ -46,6 +47,7 @@ from streams.tools.audit.facts import (
     BatchFact,
     ControlFact,
     CurationFact,
+    DatasetFact,
     Fact,
     GroupFact,
     JobFact,
@@ -375,6 +377,29 @@ def _curation(record: Record, event: CurationEvent) -> CurationFact:
     )
 
 
+def _dataset(record: Record, event: DatasetEvent) -> DatasetFact:
+    job = None if event.outside is None else event.outside.job
+    lines = "".join(f"{file.sha256}  {file.path}\n" for file in sorted(event.files, key=lambda file: file.path))
+    rows = event.counts.get("train", 0) + event.counts.get("eval", 0)
+    left_out = sum(count for name, count in event.counts.items() if name.startswith("left out: "))
+    own_id = derive_id(event.dataset, event.kind, event.digest, *([] if job is None else [job]))
+    return DatasetFact(
+        at=record.at,
+        event_id=event.event_id,
+        kind=event.kind,
+        policy=event.policy,
+        digest=event.digest,
+        rows=rows,
+        judged=rows + left_out,
+        by_scenario=sum(event.scenarios.values()),
+        by_labeller=dict(event.labellers),
+        ranges=event.ranges,
+        job=job,
+        has_own_id=event.event_id == own_id,
+        has_own_digest=event.digest == sha256(lines.encode()).hexdigest(),
+    )
+
+
 def _letter(record: Record, letter: DeadLetter) -> LetterFact:
     source = Coordinates(letter.source_topic, letter.source_partition, letter.source_offset)
     digests = letter.key_sha256, letter.payload_sha256  # of a record that was too large for its dead letter
@@ -409,5 +434,6 @@ _FACTS: dict[type[Event], Any] = {
     JobEvent: _job,
     TriggerEvent: _trigger,
     CurationEvent: _curation,
+    DatasetEvent: _dataset,
     DeadLetter: _letter,
 }

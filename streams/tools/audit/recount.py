@@ -12,6 +12,7 @@
     jobs                     = ended + open, each event decided when those before it had taken effect
     verdicts on runs         = of runs that ended, each as its gates and its judge's agreement with people allow
     a closed month           = what its tenant's jobs had cost in it, up to where it was counted
+    judged runs of a set     = its rows + those left out, of the verdicts in its ranges
     crossings of rules       = with their one job + without a job (self-play) + open, no tick before its time
 
 None of the stages' code is used: what follows from the events is implemented here a second time (`recount_*.py`), and
@@ -44,6 +45,7 @@ from streams.tools.audit.facts import (
     BatchFact,
     Category,
     CurationFact,
+    DatasetFact,
     Fact,
     GroupFact,
     JobFact,
@@ -60,6 +62,7 @@ from streams.tools.audit.facts import (
 )
 from streams.tools.audit.records import event_and_key, fact_of, mark_of
 from streams.tools.audit.recount_curation import ends_of_runs, recount_curation
+from streams.tools.audit.recount_dataset import DatasetStory, recount_dataset
 from streams.tools.audit.recount_job import JobStory, recount_job, recount_months
 from streams.tools.audit.recount_policy import PolicyLedger, recount_policy
 from streams.tools.audit.recount_task import JOIN, SCORER, STREAMS, recount_task
@@ -82,10 +85,10 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-ONLY_PLACED = ("experiments", "agents", "access", "datasets")
+ONLY_PLACED = ("experiments", "agents", "access")
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
-NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", *ONLY_PLACED)
+NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", *ONLY_PLACED)
 """Topics whose retention hides nothing of what a group is recounted from."""
 UNLETTERED = {
     "dead-letters": "a dead letter",
@@ -157,6 +160,7 @@ class Ledger:
         self._months: list[MonthFact] = []
         self._rules: dict[str, RuleStory] = {}
         self._verdicts: list[CurationFact] = []
+        self._datasets: dict[str, DatasetStory] = {}
         self._letters: dict[Coordinates, list[LetterFact]] = {}
         self._unusable: list[Unusable] = []
         self._headers_left_out = 0
@@ -205,6 +209,8 @@ class Ledger:
                 self._months.append(fact)
             case CurationFact():
                 self._verdicts.append(fact)
+            case DatasetFact():
+                self._datasets.setdefault(event.dataset, DatasetStory(fact.policy)).events.append(fact)
             case TurnFact() | RunFact():
                 key = (fact.at.partition, event.trajectory_id)
                 run = self._runs.setdefault(key, RunStory(fact.at.partition))
@@ -266,6 +272,9 @@ class Ledger:
                 _add(whole, recount_rule(rule, ordered, settled=reach.settled))
         if self._verdicts:
             _add(whole, self._curation(view, policy))
+        for dataset in self._datasets.values():
+            if policy in (None, dataset.policy):
+                _add(whole, recount_dataset(dataset, self._verdicts, view))
         if policy is None:
             _add(whole, stray_jobs(self._rules, ordered))
             _add(whole, recount_months(self._months, self._jobs.values()))
