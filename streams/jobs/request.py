@@ -32,6 +32,7 @@ from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
 from streams.jobs.state import JobState, JobUsage, cost_usd, split
+from streams.scorers.registry import is_of_group
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent
@@ -204,6 +205,7 @@ def spec_of(
         questions=questions,
     )
     _check_share(spec)
+    _check_comparing(spec)
     _check_tasks(policy, spec, settings)
     check_estimate(spec, "n_iterations, n_trajectories_per_query or max_tokens")
     return spec
@@ -304,6 +306,17 @@ def _check_share(spec: JobSpec) -> None:
             f"training_queries: of these {len(spec.questions)} none is {which}, as a hash decides with "
             f"config.held_out_share {spec.held_out_share:g}; give more of them, or another share (0: none is held out)",
             "training_queries",
+        )
+
+
+def _check_comparing(spec: JobSpec) -> None:
+    """Raise JobRequestError for a scorer that compares responses, where a question has one."""
+    name = next((source.name for source in spec.reward_sources if is_of_group(source)), None)
+    if name is not None and spec.held_out_share:
+        raise JobRequestError(
+            f"config.reward_sources: {name} compares the responses to a question, and a held-out one is answered once; "
+            "set config.held_out_share to 0, or name another scorer",
+            "config.reward_sources",
         )
 
 

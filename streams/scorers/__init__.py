@@ -5,6 +5,7 @@
     mix                                        a weighted sum of others           (registry)
     reasoning-gym                              a dataset's own verifier           (gym)
     judge                                      a language model behind an API     (judge)
+    ranking_judge                              the same, for a whole group        (ranking_judge)
     module:function                            yours, marked with `entry_point`   (worker, sandbox)
 
 A scorer is a named function `(task, response, settings) -> Verdict` with a version. `Scorers` runs each where it

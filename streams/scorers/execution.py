@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from streams.scorers.fair_threads import TurnPool
 from streams.scorers.judge import Judge, JudgeOptions
 from streams.scorers.judge_client import missing_setting
 from streams.scorers.module_names import check_module_names
+from streams.scorers.ranking_judge import ALONE, RankingJudge, RankingOptions, share_of_each
 from streams.scorers.registry import MixPart, blend, find, parts
 from streams.scorers.retries import persist, sum_of
 from streams.scorers.sandbox import Sandbox
@@ -88,6 +89,7 @@ class Scorers:
         self._judging = TurnPool(JUDGE_THREADS, "judge")
         self._timeouts: OrderedDict[tuple[str, str], int] = OrderedDict()  # by task and source
         self._judge: Judge | None = None
+        self._ranking_judge: RankingJudge | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 
@@ -145,24 +147,34 @@ class Scorers:
         except Exception as exc:  # a bug costs this score, not the agent
             failed = exc if isinstance(exc, ScoreError) else _exception_error(name, exc)
             version = (failed.version or _version(name))[:MAX_VERSION]
-            return ScoreOutcome(
-                value=None,
-                error=storable(f"{failed.reason}: {failed}"[:MAX_RATIONALE]),
-                reason=failed.reason,
-                version=storable(f"mix/1[{version}]" if source.name == "mix" and name != "mix" else version),
-                components={prefix + key: number for key, number in failed.spent.items()},
-                latency_ms=_since(started),
-                tries=max(tries, failed.tries),
-            )
-        return ScoreOutcome(
-            value=verdict.value,
-            version=verdict.version,
-            components=verdict.components,
-            rationale=verdict.rationale,
-            steps=verdict.steps,
-            latency_ms=_since(started),
-            tries=tries,
-        )
+            failed.spent = {prefix + key: number for key, number in failed.spent.items()}
+            whole_version = f"mix/1[{version}]" if source.name == "mix" and name != "mix" else version
+            return _failed_outcome(failed, whole_version, started, tries)
+        return _outcome(verdict, started, tries)
+
+    def rank(
+        self, task: Task, responses: Sequence[Response], source: RewardSource, *, trace: Context | None = None
+    ) -> list[ScoreOutcome]:
+        """Return one outcome for each response, of a source that compares them; a failure is one of all of them."""
+        started, tries = time.perf_counter(), 1
+        try:
+            settings = options(RankingOptions, parts(source)[0].settings, source.name)
+            if len(responses) < 2:
+                raise ScoreError(f"{source.name}: {len(responses)} response of this group can be compared, expected 2 "
+                                 "or more", reason="alone")  # fmt: skip
+            once = partial(self._the_ranking_judge().rank, task, responses, settings, trace)
+            verdicts, tries, spent = persist(once, self._scoring.retries, self._stopping)
+            share = share_of_each(spent, len(responses))
+            checked = [check_verdict(verdict, source.name) for verdict in verdicts]
+        except Exception as exc:  # a bug costs this group's scores, not the agent
+            failed = exc if isinstance(exc, ScoreError) else _exception_error(source.name, exc)
+            failed.spent = share_of_each(failed.spent, max(1, len(responses)))
+            outcome = _failed_outcome(failed, failed.version or _version(source.name), started, tries)
+            return [outcome] * len(responses)
+        return [
+            _outcome(replace(verdict, components=sum_of(verdict.components, share)), started, tries)
+            for verdict in checked
+        ]
 
     def stop(self) -> None:
         """No further tries: scores that run end at their first failure."""
@@ -176,8 +188,9 @@ class Scorers:
         self._sandbox.close()
         self._working.join()
         self._judging.join()
-        if self._judge is not None:
-            self._judge.close()
+        for judge in (self._judge, self._ranking_judge):
+            if judge is not None:
+                judge.close()
 
     def _persist(
         self, task: Task, response: Response, part: MixPart, source: str, trace: Context | None
@@ -195,6 +208,8 @@ class Scorers:
 
     def _once(self, task: Task, response: Response, part: MixPart, trace: Context | None) -> Verdict:
         scorer = find(part.name)
+        if scorer.of_group:
+            raise ScoreError(ALONE, reason="needs_group")
         if (error := self._import_refusal(part.name)) is not None:
             raise ScoreError(error, reason=NOT_LISTED)
         if scorer.home == "sandbox":
@@ -231,11 +246,41 @@ class Scorers:
             if len(self._timeouts) > REMEMBERED:
                 self._timeouts.popitem(last=False)
 
+    def _the_ranking_judge(self) -> RankingJudge:
+        with self._lock:
+            if self._ranking_judge is None:
+                self._ranking_judge = RankingJudge(self._scoring)
+            return self._ranking_judge
+
     def _the_judge(self) -> Judge:
         with self._lock:
             if self._judge is None:
                 self._judge = Judge(self._scoring)
             return self._judge
+
+
+def _outcome(verdict: Verdict, started: float, tries: int) -> ScoreOutcome:
+    return ScoreOutcome(
+        value=verdict.value,
+        version=verdict.version,
+        components=verdict.components,
+        rationale=verdict.rationale,
+        steps=verdict.steps,
+        latency_ms=_since(started),
+        tries=tries,
+    )
+
+
+def _failed_outcome(failed: ScoreError, version: str, started: float, tries: int) -> ScoreOutcome:
+    return ScoreOutcome(
+        value=None,
+        error=storable(f"{failed.reason}: {failed}"[:MAX_RATIONALE]),
+        reason=failed.reason,
+        version=storable(version),
+        components=failed.spent,
+        latency_ms=_since(started),
+        tries=max(tries, failed.tries),
+    )
 
 
 def _exception_error(name: str, exc: Exception) -> ScoreError:

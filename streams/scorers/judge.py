@@ -104,23 +104,31 @@ def question(text: str, settings: JudgeOptions) -> JudgeQuestion:
 
 def prompt(task: Task, response: Response, settings: JudgeOptions, boundary: str) -> str:
     """Return the prompt. Only the template's own placeholders are filled, in one pass."""
-    conversation = "\n\n".join(f"{message.role}: {message.content}" for message in task.messages)
-    reference = ""
-    verifier = json_object(task.verifier, f"task {task.task_id}: verifier", reason="bad_verifier")
-    if "answer" in verifier:
-        right = verifier["answer"]
-        text = right if isinstance(right, str) else json.dumps(right)
-        reference = f"\n<reference {boundary}>\n{text}\n</reference {boundary}>\n"
     fill = {
         "boundary": boundary,
         "rubric": settings.rubric,
-        "question": conversation,
+        "question": conversation_of(task),
         "answer": response.text,
-        "reference": reference,
+        "reference": reference_of(task, boundary),
         "low": f"{settings.low:g}",
         "high": f"{settings.high:g}",
     }
     return storable(_PLACEHOLDER.sub(lambda match: fill[match[1]], settings.template))
+
+
+def conversation_of(task: Task) -> str:
+    """Return the messages of a task as a judge sees them."""
+    return "\n\n".join(f"{message.role}: {message.content}" for message in task.messages)
+
+
+def reference_of(task: Task, boundary: str) -> str:
+    """Return the right answer of a task as a judge sees it, empty if it has none. Raises ScoreError(bad_verifier)."""
+    verifier = json_object(task.verifier, f"task {task.task_id}: verifier", reason="bad_verifier")
+    if "answer" not in verifier:
+        return ""
+    right = verifier["answer"]
+    text = right if isinstance(right, str) else json.dumps(right)
+    return f"\n<reference {boundary}>\n{text}\n</reference {boundary}>\n"
 
 
 def parse(answer: bytes, settings: JudgeOptions, url: str, graded: str) -> tuple[float, str | None]:

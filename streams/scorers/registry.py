@@ -23,7 +23,7 @@ from schemas.events import MAX_REWARD, Response, RewardSource, Task
 from schemas.faults import nearest
 from streams.errors import SettingsError
 from streams.references import describe_module
-from streams.scorers import episode, gym, judge, mathematics, text
+from streams.scorers import episode, gym, judge, mathematics, ranking_judge, text
 from streams.scorers.scorer_task import ScorerTask
 from streams.scorers.verdict import (
     ScoreError,
@@ -52,6 +52,8 @@ class Scorer:
     """None: the function checks its settings."""
     function: Callable[..., Any] | None = None
     """None: runs elsewhere (the judge), or is imported in a worker (entry points)."""
+    of_group: bool = False
+    """Whether it compares all responses to a task, so that it cannot score one."""
 
     def __call__(self, task: Task, response: Response, settings: dict[str, Any]) -> Verdict:
         """Return the verdict, as a finite number, here and now. Raises ScoreError, or whatever the function raises."""
@@ -93,6 +95,7 @@ SCORERS: dict[str, Scorer] = {
         Scorer("mix", "mix/1", "inline", Mix),
         Scorer("reasoning-gym", "reasoning-gym/1", "sandbox", gym.Gym, gym.gym),
         Scorer("judge", "judge/3", "judge", judge.JudgeOptions),
+        Scorer(ranking_judge.NAME, "ranking_judge/1", "judge", ranking_judge.RankingOptions, of_group=True),
     )
 }
 
@@ -171,6 +174,12 @@ def _parts(source: RewardSource) -> tuple[MixPart, ...]:
     for part in mixed:
         if part.name == "mix":
             raise ScoreError("mix: a mix inside a mix; list its parts in the outer one", reason="bad_settings")
+        if find(part.name).of_group:
+            raise ScoreError(
+                f"mix: {part.name} compares the responses of a group, and a mix scores one; name it as a reward source "
+                "of its own, with a weight",
+                reason="bad_settings",
+            )
         if labels.count(part.label or part.name) > 1:
             raise ScoreError(
                 f'mix: two parts are called {part.label or part.name}; tell them apart with "as": "another name"',
@@ -178,6 +187,11 @@ def _parts(source: RewardSource) -> tuple[MixPart, ...]:
             )
         _check(part.name, part.settings)
     return mixed
+
+
+def is_of_group(source: RewardSource) -> bool:
+    """Return whether a reward source compares all responses to a task, so that they are scored together."""
+    return source.name in SCORERS and SCORERS[source.name].of_group
 
 
 def named_sources(options: Iterable[str]) -> tuple[RewardSource, ...]:
@@ -232,6 +246,8 @@ def source_problems(task: Task) -> Iterator[str]:
     for source in task.reward_sources:
         try:
             for part in parts(source):
+                if is_of_group(source) and task.group_size < 2:
+                    yield f"{source.name} compares responses, and group_size is {task.group_size}; use 2 or more"
                 if part.name == "numeric":
                     _ = text.numeric_answers(task)
                 elif part.name == "math":

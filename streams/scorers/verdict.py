@@ -52,7 +52,7 @@ class Verdict:
 class ScoreError(EventError):
     """No verdict. `reason` is one of unknown_scorer, bad_settings, bad_verifier, timeout, too_slow, crashed, exception,
     memory, not_a_number, too_many_components, wrong_steps, no_environment, missing_package, module_not_listed,
-    judge_unreachable, judge_refused, judge_parameter, judge_budget or judge_answer."""
+    needs_group, alone, judge_unreachable, judge_refused, judge_parameter, judge_budget or judge_answer."""
 
     reason = "exception"
 

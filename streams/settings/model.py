@@ -845,7 +845,7 @@ class Schemas(Section):
 TENANT_SCORERS = (
     "exact", "numeric", "math", "regex", "format", "length", "mix", "environment", "tools", "verified", "reasoning-gym",
 )  # fmt: skip
-"""The built-in scorers without a cost for the operator: all but the judge."""
+"""The built-in scorers without a cost for the operator: all but the judges."""
 
 
 class Serve(Section):

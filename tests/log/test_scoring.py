@@ -32,7 +32,7 @@ from streams.stages.tasks.generators import TaskSpec, generate
 from streams.stages.tasks.lines import Reading, check_rows
 from streams.stages.tasks.submit import submit
 from tests.support.beside import running_beside
-from tests.support.doubles.judge import judging, says
+from tests.support.doubles.judge import JudgeServer, judging, says
 from tests.support.log.members import member_of
 from tests.support.processes import command, environment, until
 
@@ -54,6 +54,10 @@ SLOW = """
     def hang(task, response, settings):
         time.sleep(600)
 """
+
+
+class Dying(Exception):
+    """As if the process had ended here."""
 
 
 @pytest.fixture
@@ -234,6 +238,100 @@ def test_a_slow_scorer_does_not_hold_up_the_quick_ones(ready: Settings, tmp_path
     assert [reward.task_id for reward in rewards(ready)] in (["t1000", "t1"], ["t1", "t1000"])
     first = min(rewards(ready), key=lambda reward: reward.created_at)
     assert first.task_id == "t1000"
+
+
+# --- a group in one request -------------------------------------------------------------------------------------------
+
+RANKED = RewardSource(name="ranking_judge")
+BY_RANK = [number / 7 for number in range(8)]
+"""The values of eight responses without a tie, the worst first."""
+
+
+def with_judge(settings: Settings, judge: JudgeServer, **scoring: Any) -> Settings:
+    judged = Scoring(judge_url=judge.url, judge_model="m", modules="slow_scorers", **{"retries": 0, **scoring})
+    return settings.model_copy(update={"scoring": judged})
+
+
+def test_a_group_is_ranked_once_with_its_last_response_and_each_of_its_responses_has_a_reward(ready: Settings) -> None:
+    task = a_task(1, RANKED, RewardSource(name="exact"))
+    write(ready, task, *(a_response(task, slot) for slot in range(5)))
+    with judging(says({"ranks": [*range(1, 9)]})) as judge, agent(with_judge(ready, judge)):
+        until(lambda: lag(ready) == 0, "a commit of the first")
+        assert (len(rewards(ready)), judge.requests) == (5, [])
+        write(ready, *(a_response(task, slot) for slot in (7, 6, 5)))
+        until(lambda: len(rewards(ready)) == 16 and lag(ready) == 0, "all rewards")
+    values = [reward.value for reward in rewards(ready) if reward.source == "ranking_judge"]
+    assert sorted(values, key=float) == pytest.approx(BY_RANK)  # type: ignore[arg-type]
+    assert len(judge.requests) == 1
+    assert len({reward.reward_id for reward in rewards(ready)}) == 16
+
+
+def test_an_agent_that_takes_over_ranks_with_the_responses_that_another_one_had_read(ready: Settings) -> None:
+    task, other = a_task(1, RANKED), a_task(1000)
+    write(ready, task, other, *(a_response(task, slot) for slot in range(6)), a_response(other))
+    with judging(says({"ranks": [*range(1, 9)]})) as judge:
+        with agent(with_judge(ready, judge)):
+            until(lambda: lag(ready) == 0, "a commit of everything")
+        assert len(rewards(ready)) == 1 and judge.requests == []
+        write(ready, a_response(task, 6), a_response(task, 7))
+        found = score_all(with_judge(ready, judge), 9)
+    assert sorted(reward.value or 0.0 for reward in found if reward.source == "ranking_judge") == pytest.approx(BY_RANK)
+    assert (len(judge.requests), lag(ready)) == (1, 0)
+
+
+def test_a_group_whose_agent_ended_before_its_rewards_were_written_is_ranked_again_by_the_same_request(
+    ready: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first agent gets the ranks and dies: nothing is committed, and nothing is doubled."""
+    task = a_task(1, RANKED)
+    write(ready, task, *(a_response(task, slot) for slot in range(8)))
+
+    def die(*_: Any) -> None:
+        raise Dying
+
+    with judging(says({"ranks": [*range(1, 9)]})) as judge:
+        with monkeypatch.context() as patch, pytest.raises(Dying):
+            patch.setattr(scoring.ScoringAgent, "_write", die)
+            with agent(with_judge(ready, judge)):
+                until(lambda: bool(judge.requests), "a request")
+        assert rewards(ready) == []
+        found = score_all(with_judge(ready, judge), 8)
+    first, again = (one[2]["messages"] for one in judge.requests)
+    assert first == again
+    assert len({reward.reward_id for reward in found}) == len(found) == 8
+
+
+def test_a_response_that_failed_completes_its_group_and_is_not_ranked(ready: Settings) -> None:
+    task = a_task(1, RANKED)
+    write(ready, task, *(a_response(task, slot) for slot in range(7)))
+    with judging(says({"ranks": [*range(1, 8)]})) as judge, agent(with_judge(ready, judge)):
+        until(lambda: lag(ready) == 0, "a commit of the first")
+        write(ready, a_response(task, 7, error="no"))
+        until(lambda: len(rewards(ready)) == 7 and lag(ready) == 0, "the rewards of those that did not fail")
+    assert {reward.slot for reward in rewards(ready)} == set(range(7))
+
+
+def test_a_ranking_that_fails_is_an_error_of_each_response_and_never_0(ready: Settings) -> None:
+    task = a_task(1, RANKED)
+    write(ready, task, *(a_response(task, slot) for slot in range(8)))
+    with judging(says({"ranks": [1]})) as judge:
+        found = score_all(with_judge(ready, judge), 8)
+    assert {(reward.value, (reward.error or "").partition(":")[0]) for reward in found} == {(None, "judge_answer")}
+    assert sum(reward.components["tries"] for reward in found) == 1 and lag(ready) == 0
+
+
+def test_without_a_judge_the_last_response_of_a_group_is_left_and_sent_again_it_has_all_of_them_ranked(
+    ready: Settings,
+) -> None:
+    task = a_task(1, RANKED)
+    write(ready, task, *(a_response(task, slot) for slot in range(8)))
+    with agent(ready):
+        until(lambda: lag(ready) == 0, "a commit of everything")
+    assert [letter.reason for letter in dead_letters(ready)] == ["no_judge"]
+    with judging(says({"ranks": [*range(1, 9)]})) as judge:
+        write(ready, a_response(task, 7))  # as `dlq retry` does
+        found = score_all(with_judge(ready, judge), 8)
+    assert {reward.slot for reward in found} == set(range(8)) and len(judge.requests) == 1
 
 
 # --- what cannot be scored --------------------------------------------------------------------------------------------

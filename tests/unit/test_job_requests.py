@@ -44,6 +44,10 @@ def test_an_agent_answers_for_its_policy_and_has_most_steps() -> None:
     assert asked(agent_id="calc", max_steps_per_trajectory=3).spec.max_turns == 3
 
 
+def test_a_job_without_held_out_questions_may_have_its_groups_ranked() -> None:
+    assert asked(reward_sources=["ranking_judge"], held_out_share=0.0).spec.reward_sources[0].name == "ranking_judge"
+
+
 def test_a_job_that_names_no_scorer_has_those_of_its_agent() -> None:
     assert asked(agent_id="adder").spec.reward_sources == (NUMERIC,)
     assert asked(agent_id="adder", reward_sources=["exact"]).spec.reward_sources == (RewardSource(name="exact"),)
@@ -69,6 +73,7 @@ def test_a_job_that_names_no_scorer_has_those_of_its_agent() -> None:
         ({"colour": "red"}, "config.colour", "there is no field"),
         ({"reward_sources": ["exakt"]}, "training_queries[0]", "exakt"),
         ({"temperature": 0.0}, "config.temperature", "greater than 0"),
+        ({"reward_sources": ["ranking_judge"]}, "config.reward_sources", "set config.held_out_share to 0"),
         ({"queries": []}, "training_queries", "at least 1 item"),
         ({"queries": [*QUERIES, QUERIES[2]]}, "training_queries[20].query", r"repeats training_queries\[2\]"),
         ({"queries": [{"query": "?"}] * 1}, "training_queries", "none is"),

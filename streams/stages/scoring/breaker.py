@@ -16,7 +16,7 @@ from schemas.events import Coordinates, DeadLetter, RewardSource
 from streams.scorers import ScoreError, ScoreOutcome, find, parts
 from streams.settings.model import Scoring
 
-TASKS_FAULT = ("bad_settings", "bad_verifier", "no_environment")
+TASKS_FAULT = ("bad_settings", "bad_verifier", "no_environment", "alone")
 """Reasons that are about the task or the response: no repair of the scorer helps."""
 OUT_OF_TIME = ("timeout", "too_slow")
 

@@ -6,7 +6,8 @@
 Quick scorers run here. Scorers that can hang run in worker processes, the judge in threads; meanwhile the next
 responses are read. Offsets are committed once the rewards of all earlier responses are acknowledged; a response
 delivered twice is scored twice, under the same `reward_id`. A response that failed (`error`) is not scored: the
-advantages stage counts it as answered.
+advantages stage counts it as answered. A scorer that compares the responses of a group scores it once, with the last of
+them in the log (whole_groups.py), and writes a reward for each.
 
 A score that fails for good is a reward with an error and no value if its group can do without it (siblings.py); else
 its response goes to `dead-letters` as `score_failed`, and `streamward rescore --failed` writes the reward once the
@@ -45,6 +46,7 @@ from streams.observability.metrics import OFF, Meter
 from streams.observability.tracing import tracer as tracing
 from streams.observability.tracing.tracer import OFF as NO_TRACER, Trace, Tracer
 from streams.scorers import ScoreOutcome, Scorers
+from streams.scorers.registry import is_of_group
 from streams.settings.model import Settings
 from streams.stages.scoring.breaker import (
     FAILING,
@@ -60,6 +62,7 @@ from streams.stages.scoring.breaker import (
 )
 from streams.stages.scoring.siblings import Item, Siblings
 from streams.stages.scoring.task_lookup import TaskLookup
+from streams.stages.scoring.whole_groups import WholeGroups
 
 STAGE = "scoring"
 TASK_WAIT_S = 5.0
@@ -72,6 +75,8 @@ DRAIN_S = 5.0
 """After SIGTERM: for scores that still run. What is not done by then is scored again by the next agent."""
 BUSY_POLL_S = 0.02
 """Wait for new responses while scores are running."""
+ScoreFuture = Future[ScoreOutcome | list[ScoreOutcome] | None]
+FinishedScore = tuple[Item, RewardSource, ScoreFuture]
 UNWRITABLE = (serde.EncodeError, EventError)
 """What a reward raises that cannot be encoded, or does not fit into a record."""
 
@@ -107,7 +112,7 @@ class ScoringAgent:
         self._meter, self._tracer, self._partitions = meter, tracer, settings.topics.partitions
         self._scoring = settings.scoring
         self._scorers = Scorers(settings.scoring)
-        self._finished: queue.SimpleQueue[tuple[Item, RewardSource, Future[ScoreOutcome | None]]] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[FinishedScore] = queue.SimpleQueue()
         self._running = 0  # in other threads
         self._breaker = CircuitBreaker(settings.scoring)
         self._held: list[tuple[Item, RewardSource]] = []  # for a scorer that is paused
@@ -116,6 +121,7 @@ class ScoringAgent:
         self._tasks = TaskLookup(settings, outage=outage)
         self._producer = Producer(settings, outage=outage, stage=STAGE)
         self._consumer = TrackedConsumer(settings, STAGE, "responses", self._producer, outage, max_open=MAX_OPEN)
+        self._groups = WholeGroups(settings)
         self._siblings = Siblings(settings.advantages, self._consumer.owns)
         meter.collect(lambda: meter.set(catalog.OPEN, self._consumer.open))
 
@@ -158,10 +164,12 @@ class ScoringAgent:
             self._consumer.skip(taken, response)
             return None
         item = Item(taken, response)
+        self._groups.add(taken, response)
         if response.error is not None:
             self._siblings.add(item)
-            self._finish(item)
-            return None
+            if not self._groups.may_complete(taken, response):
+                self._finish(item)
+                return None
         return item
 
     def _begin(self, items: Iterable[Item], now: float) -> None:
@@ -175,6 +183,8 @@ class ScoringAgent:
                 task = tasks.get(item.response.task_id)
                 if isinstance(task, Task):
                     self._score(task, item)
+                elif item.response.error is not None:
+                    self._finish(item)
                 elif task is not None:
                     error = f"its task {item.response.task_id} cannot be read: {task.error}"
                     self._consumer.bury(item.taken, "unknown_task", error)
@@ -197,40 +207,58 @@ class ScoringAgent:
     # --- scoring ------------------------------------------------------------------------------------------------------
 
     def _score(self, task: Task, item: Item) -> None:
-        if (missing := self._scorers.missing(task.reward_sources)) is not None:
+        sources = self._sources(task, item)
+        if (missing := self._scorers.missing(sources)) is not None:
             self._consumer.bury(item.taken, missing.reason, missing.error)
             return
-        item.task, item.sources_left = task, len(task.reward_sources)
-        self._siblings.add(item)
+        item.task, item.sources_left = task, len(sources)
+        if item.response.error is None:
+            self._siblings.add(item)
         if not item.sources_left:
             self._finish(item)
-        for source in task.reward_sources:
+        for source in sources:
             self._start(item, source)
+
+    def _sources(self, task: Task, item: Item) -> list[RewardSource]:
+        """Return the sources that score this response; those that compare a group, with the one that completes it."""
+        if any(map(is_of_group, task.reward_sources)):
+            item.group = self._groups.group_of(item.taken, item.response)
+        else:
+            self._groups.forget(item.response)
+        return [
+            source
+            for source in task.reward_sources
+            if (item.group if is_of_group(source) else item.response.error is None)
+        ]
 
     def _start(self, item: Item, source: RewardSource, *, trial: bool = False) -> None:
         """Start one score, or hold it if its scorer is paused and this is no trial of it."""
         assert item.task is not None  # noqa: S101 - `_score` sets it
         if not trial and self._breaker.is_paused(scorer_of(source)):
             self._held.append((item, source))
-        elif self._scorers.is_quick(source):
+        elif not is_of_group(source) and self._scorers.is_quick(source):
             self._take(item, source, self._scorers.score(item.task, item.response, source))
         else:
             self._running += 1
             future = self._scorers.start(item.task, source, partial(self._in_turn, item.task, item, source, trial))
             future.add_done_callback(partial(self._on_scored, item, source))
 
-    def _in_turn(self, task: Task, item: Item, source: RewardSource, trial: bool) -> ScoreOutcome | None:
-        """Score, in another thread; None if the scorer was paused while this waited."""
+    def _in_turn(
+        self, task: Task, item: Item, source: RewardSource, trial: bool
+    ) -> ScoreOutcome | list[ScoreOutcome] | None:
+        """Score, in another thread: a response, or its group. None if the scorer was paused while this waited."""
         if not trial and self._breaker.is_paused(scorer_of(source)):
             return None
         trace = self._trace(item, derive_id(item.response.response_id, source.name))
         asked_in = None if trace is None else trace.context
+        if item.group is not None and is_of_group(source):
+            return self._scorers.rank(task, item.group, source, trace=asked_in)
         return self._scorers.score(task, item.response, source, trace=asked_in)
 
     def _trace(self, item: Item, reward_id: str) -> Trace | None:
         return self._tracer.follows(trace_context.of_headers(item.taken.record.headers), reward_id)
 
-    def _on_scored(self, item: Item, source: RewardSource, future: Future[ScoreOutcome | None]) -> None:
+    def _on_scored(self, item: Item, source: RewardSource, future: ScoreFuture) -> None:
         self._finished.put((item, source, future))  # called in the pool's thread
 
     def _collect(self, wait_s: float = 0.0) -> None:
@@ -244,6 +272,9 @@ class ScoringAgent:
             self._running -= 1
             if (outcome := future.result()) is None:
                 self._start(item, source)
+            elif isinstance(outcome, list):
+                item.ranked = outcome
+                self._take(item, source, outcome[0])
             else:
                 self._take(item, source, outcome)
 
@@ -273,7 +304,7 @@ class ScoringAgent:
             self._write(item, source, outcome)
         elif self._breaker.is_paused(scorer_of(source)) and counts(source, outcome):
             self._held.append((item, source))
-        elif item.task is not None and self._siblings.can_wait(item.task):
+        elif item.task is not None and not is_of_group(source) and self._siblings.can_wait(item.task):
             item.failed.append((source, outcome))
             item.sources_left -= 1
         else:
@@ -324,23 +355,30 @@ class ScoringAgent:
                 self._finish(item)
 
     def _write(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
-        record = item.taken.record
-        item.is_scored = item.is_scored and outcome.error is None
-        try:
-            self._send(item, source, outcome)
-        except UNWRITABLE as exc:
-            log.warning("the score of %s is recorded as failed: %s", source.name, exc, extra=record.log_extra)
-            item.is_scored = False
-            try:
-                self._send(item, source, unwritable(outcome, exc))
-            except UNWRITABLE as again:  # the name of the source fills a record
-                self._consumer.dead_letter(record, "malformed_reward", f"no reward can be written: {again}")
+        if item.group is not None and is_of_group(source):
+            for response, its_outcome in zip(item.group, item.ranked, strict=True):
+                self._write_one(item, response, source, its_outcome)
+        else:
+            self._write_one(item, item.response, source, outcome)
         item.sources_left -= 1
         if not item.sources_left and not item.failed:
             self._finish(item)
 
-    def _send(self, item: Item, source: RewardSource, outcome: ScoreOutcome) -> None:
-        reward = reward_of(item.response, source, outcome, times.now_ms())
+    def _write_one(self, item: Item, response: Response, source: RewardSource, outcome: ScoreOutcome) -> None:
+        record = item.taken.record
+        item.is_scored = item.is_scored and outcome.error is None
+        try:
+            self._send(item, response, source, outcome)
+        except UNWRITABLE as exc:
+            log.warning("the score of %s is recorded as failed: %s", source.name, exc, extra=record.log_extra)
+            item.is_scored = False
+            try:
+                self._send(item, response, source, unwritable(outcome, exc))
+            except UNWRITABLE as again:  # the name of the source fills a record
+                self._consumer.dead_letter(record, "malformed_reward", f"no reward can be written: {again}")
+
+    def _send(self, item: Item, response: Response, source: RewardSource, outcome: ScoreOutcome) -> None:
+        reward = reward_of(response, source, outcome, times.now_ms())
         trace = self._trace(item, reward.reward_id)
         self._producer.send(reward, on_ack=self._tracer.on_ack(reward, trace), headers=tracing.headers_of(trace))
 

@@ -17,6 +17,7 @@ from schemas.events import Response, RewardSource, Task
 from streams.kafka.tracked import TakenRecord
 from streams.scorers import ScoreOutcome
 from streams.settings.model import Advantages
+from streams.stages.scoring.whole_groups import Group
 
 SIBLINGS_WAIT_S = 5.0
 """How long a failed score waits for slots of its sampling that were not read, e.g. since another agent scored them."""
@@ -30,6 +31,10 @@ class Item:
     response: Response
     task: Task | None = None
     sources_left: int = 0
+    group: Group | None = None
+    """Set for the one that completes its group, where that is scored as a whole."""
+    ranked: list[ScoreOutcome] = field(default_factory=list)
+    """The outcome for each response of the group."""
     failed: list[tuple[RewardSource, ScoreOutcome]] = field(default_factory=list)
     """Failed scores that are neither final nor given up yet."""
     is_scored: bool = True

@@ -1,0 +1,140 @@
+"""Which response completes its group, for scorers that compare all responses to a task.
+
+    responses, as they are read ──► slots of each sampling ──► all there? ──► the last of them has the whole group
+    what a partition had before it was ours ──► read back once, when the first such task of it comes ──┘
+
+A group is complete with the response that is last in the log, so every process comes to the same response, and that one
+alone has the group scored. Nothing is kept for it: the others are done with, and a process that takes over a partition
+reads back what it had. Killed before the last response is committed, the next process scores the group again, with the
+same request and under the same ids.
+
+Not covered: a group whose responses are more than LOOKBACK_S apart where an agent started in between, or one of which a
+response never comes; its responses have no reward of such a scorer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from schemas.events import Response
+from schemas.serde import Poison
+from schemas.tokens import Logprobs, LossMask, TokenIds
+from streams.kafka.admin import offsets, offsets_at
+from streams.kafka.reader import read
+from streams.kafka.times import now_ms
+from streams.kafka.topics import topics
+from streams.kafka.tracked import TakenRecord
+from streams.settings.model import Settings
+
+LOOKBACK_S = 24 * 3600.0
+"""How far back a partition is read that another process had; at least advantages.deadline_s."""
+MAX_SAMPLINGS = 10_000
+"""Samplings of which some slots were read; the oldest is forgotten."""
+
+Group = tuple[Response, ...]
+"""The responses of a sampling that did not fail, by slot; without their tokens."""
+
+
+@dataclass(slots=True)
+class OpenSampling:
+    """The slots of a sampling that were read."""
+
+    slots: dict[int, tuple[int, Response]] = field(default_factory=dict)
+    """The first response of each, and its offset."""
+
+    def add(self, offset: int, response: Response) -> None:
+        """Add a response; of two of one slot the first in the log counts."""
+        if response.slot not in self.slots or offset < self.slots[response.slot][0]:
+            self.slots[response.slot] = offset, _without_tokens(response)
+
+    def group(self, offset: int, response: Response) -> Group | None:
+        """Return the group if it is complete, and `response`, at `offset`, is its last or was sent again; else None."""
+        if len(self.slots) < response.group_size:
+            return None
+        was_sent_again = offset > self.slots[response.slot][0]
+        if not was_sent_again and offset < max(place for place, _ in self.slots.values()):
+            return None
+        return tuple(other for _, (_, other) in sorted(self.slots.items()) if other.error is None)
+
+
+class WholeGroups:
+    """The samplings of which some slots were read; one thread calls it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._topic = topics(settings.topics)["responses"].name
+        self._samplings: OrderedDict[str, OpenSampling] = OrderedDict()
+        self._first: dict[int, TakenRecord] = {}
+        """By partition: the first record that was read since it is ours."""
+        self._read_back: set[int] = set()
+        """Partitions of which everything before that record is known."""
+
+    def add(self, taken: TakenRecord, response: Response) -> None:
+        """Add a response that was read."""
+        partition = taken.record.at.partition
+        if partition not in self._first or self._first[partition].tracker is not taken.tracker:
+            self._first[partition] = taken
+            self._read_back.discard(partition)
+        self._add(taken.record.at.offset, response)
+
+    def may_complete(self, taken: TakenRecord, response: Response) -> bool:
+        """Whether a response may be the last of its group, for one whose task was not looked up."""
+        if taken.record.at.partition not in self._read_back:
+            return response.group_size > 1
+        sampling = self._samplings.get(response.sampling_id)
+        return sampling is not None and bool(sampling.group(taken.record.at.offset, response))
+
+    def group_of(self, taken: TakenRecord, response: Response) -> Group | None:
+        """Return the group of a response of a task whose responses are compared, if it is the one that completes it.
+
+        The first call for a partition reads what it had before it was ours. Raises LogError if the broker does not
+        answer.
+        """
+        partition = taken.record.at.partition
+        if partition not in self._read_back:
+            self._read_back.add(partition)
+            for offset, earlier in self._before(partition, self._first[partition].record.at.offset):
+                self._add(offset, earlier)
+        sampling = self._add(taken.record.at.offset, response)
+        group = sampling.group(taken.record.at.offset, response)
+        if group is not None:
+            del self._samplings[response.sampling_id]
+        return group
+
+    def forget(self, response: Response) -> None:
+        """Forget the sampling of a response of a task whose responses are scored one by one."""
+        self._samplings.pop(response.sampling_id, None)
+
+    def _add(self, offset: int, response: Response) -> OpenSampling:
+        sampling = self._samplings.setdefault(response.sampling_id, OpenSampling())
+        sampling.add(offset, response)
+        if len(self._samplings) > MAX_SAMPLINGS:
+            self._samplings.popitem(last=False)
+        return sampling
+
+    def _before(self, partition: int, end: int) -> Iterator[tuple[int, Response]]:
+        """Yield the responses of a partition before `end`, with their offsets."""
+        tp = self._topic, partition
+        lookback_s = max(LOOKBACK_S, self._settings.advantages.deadline_s)
+        since = offsets_at(self._settings, ["responses"], now_ms() - round(lookback_s * 1000))[tp]
+        first = offsets(self._settings, ["responses"])[tp][0]
+        start = end if since < 0 else min(end, max(first, since))
+        for record in read(self._settings, {tp: start}, {tp: end}):
+            response = record.decode(Response)
+            if not isinstance(response, Poison):
+                yield record.at.offset, response
+
+
+def _without_tokens(response: Response) -> Response:
+    """Return a response as scorers that compare need it: tokens are most of its bytes."""
+    return replace(
+        response,
+        prompt_token_ids=TokenIds(),
+        completion_token_ids=TokenIds(),
+        logprobs=Logprobs(),
+        loss_mask=LossMask(),
+        branches=(),
+        turns=(),
+    )
