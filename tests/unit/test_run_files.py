@@ -166,7 +166,7 @@ def test_the_command_the_service_and_the_tracker_say_the_same_of_a_run(settings:
         (("--failed-tools", "--policy", "default"), {CHAT, "open"}),
         (("--verdict", "promote"), set()),
         (("--verdict", "none", "--agent", "calc"), {"open"}),
-        (("--purpose", "serve"), {CHAT, "open"}),
+        (("--purpose", "serve"), {CHAT, "open", derive_id("t3", 0)}),
     ],
 )
 def test_a_list_has_the_runs_that_its_options_choose(

@@ -174,6 +174,15 @@ def walk(offset: int) -> list[Event]:
     ]
 
 
+def test_a_run_whose_response_names_no_agent_is_one_row() -> None:
+    events = [replace(event, agent_id=None) if hasattr(event, "engine") and hasattr(event, "text") else event
+              for event in walk(0)]  # fmt: skip
+    log = Appended(*events)
+    view, fold = rows_of_view(log), rows_of_fold(log)
+    check_equal(view, fold)
+    assert [(row["agent_id"], row["turns"]) for row in view.values()] == [("calc", 3)]
+
+
 def verdict(answer_id: str, labeller: str, made: str, number: int) -> Event:
     return replace(
         curation_event(),

@@ -109,7 +109,7 @@ def run_row(finished: Finished, rules: RunRules, verdict: RunVerdict | None = No
     figures = _figures_of_turns(finished, turns) if turns else _figures_of_response(finished)
     tools = tool_use(turns, None if ended is None else ended.observed, rules.escalation_tools)
     source = response or ended or turns[0]
-    agent_id = source.agent_id
+    agent_id = source.agent_id if source.agent_id is not None or finished.began is None else finished.began.agent_id
     return RunRow(
         answer_id=finished.answer_id,
         task_id=finished.task_id,

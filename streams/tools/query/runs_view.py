@@ -91,7 +91,7 @@ written AS (
         latency_ms, error, finish_reason, steps, success, prompt_tokens, completion_tokens,
         metadata['purpose'] AS purpose, epoch_ms(created_at) - CAST(trunc(latency_ms) AS BIGINT) AS began_ms
     FROM (FROM whole.responses WHERE $OF_TASKS) SEMI JOIN (
-        SELECT _partition, min(_offset) AS _offset FROM whole.responses WHERE $OF_TASKS AND agent_id IS NOT NULL
+        SELECT _partition, min(_offset) AS _offset FROM whole.responses WHERE $OF_TASKS AND $OF_AGENTS
         GROUP BY _partition, response_id
     ) USING (_partition, _offset)
 ), direct AS (
@@ -104,12 +104,12 @@ written AS (
         latency_ms, prompt_tokens, completion_tokens AS sampled_tokens, success,
         'responses' AS _label, _partition, _offset, _timestamp
     FROM (FROM responses WHERE $OF_TASKS) SEMI JOIN (
-        SELECT _partition, min(_offset) AS _offset FROM whole.responses WHERE $OF_TASKS AND agent_id IS NULL
+        SELECT _partition, min(_offset) AS _offset FROM whole.responses WHERE $OF_TASKS AND NOT ($OF_AGENTS)
         GROUP BY _partition, response_id
     ) USING (_partition, _offset)
 ), agents AS (
     SELECT trajectory_id AS answer_id FROM trajectories WHERE $OF_TASKS AND kind = 'started'
-    UNION SELECT response_id FROM responses WHERE $OF_TASKS AND agent_id IS NOT NULL
+    UNION SELECT response_id FROM responses WHERE $OF_TASKS AND $OF_AGENTS
 ), of_agents AS (
     SELECT answer_id, coalesce(r.task_id, b.task_id) AS task_id, coalesce(r.policy, b.policy) AS policy,
         coalesce(r.agent_id, b.agent_id) AS agent_id, coalesce(b.purpose, r.purpose) AS purpose,
@@ -220,7 +220,11 @@ def verdicts_sql() -> str:
 def _fill(sql: str, settings: Settings, task_ids: Collection[str] | None) -> str:
     names = f"CAST([{_literals(settings.curation.escalates)}] AS VARCHAR[])"
     of_tasks = "true" if task_ids is None else f"task_id IN ({_literals(task_ids) or 'NULL'})"
-    return sql.replace("$ESCALATION_TOOLS", names).replace("$OF_TASKS", of_tasks)
+    return (
+        sql.replace("$ESCALATION_TOOLS", names)
+        .replace("$OF_TASKS", of_tasks)
+        .replace("$OF_AGENTS", "(agent_id IS NOT NULL OR response_id IN (SELECT trajectory_id FROM begun))")
+    )
 
 
 def _literals(names: Collection[str]) -> str:

@@ -29,7 +29,7 @@ PURPOSES = ("train", "serve", "eval")
 ANSWERS_SQL = """
 SELECT response_id AS answer_id, task_id, policy, agent_id, adapter_version, metadata['purpose'] AS purpose,
     false AS is_chat, _timestamp, _partition, _offset FROM responses
-    WHERE agent_id IS NULL OR response_id NOT IN (SELECT trajectory_id FROM trajectories WHERE kind = 'started')
+    WHERE response_id NOT IN (SELECT trajectory_id FROM trajectories WHERE kind = 'started')
 UNION ALL
 SELECT trajectory_id, task_id, policy, agent_id, NULL, purpose, sampling_id IS NULL, _timestamp, _partition, _offset
     FROM trajectories WHERE kind = 'started'
@@ -89,7 +89,8 @@ class RunFilter:
             verdicts = f"SELECT answer_id FROM ({verdicts_sql()}) WHERE verdict = {literal(self.verdict)}"  # noqa: S608
             yield f"answer_id IN ({verdicts})"
         if self.purpose:
-            yield f"purpose = {literal(self.purpose)}"
+            tasks = f"SELECT task_id FROM tasks WHERE purpose = {literal(self.purpose)}"  # noqa: S608 - a literal
+            yield f"coalesce(purpose = {literal(self.purpose)}, task_id IN ({tasks}))"
         if self.failed_tools:
             yield f"answer_id IN ({failed_tools_sql(settings)})"
 
