@@ -77,7 +77,7 @@ class ToolResultBlock(Body):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Texts = Field([])
-    is_error: Annotated[bool | None, Ignored("the model reads the text of the result")] = None
+    is_error: bool | None = Field(None, description="recorded as a failed tool; the model reads the text of the result")
     cache_control: Annotated[Any, Ignored(CACHES)] = None
     toolset_name: Annotated[Any, Refused("there are no toolsets")] = None
 
@@ -204,6 +204,12 @@ def _messages(body: CountTokensBody) -> tuple[Message, ...]:
     return tuple(turns())
 
 
+def _failed_tools(body: CountTokensBody) -> tuple[str, ...]:
+    """Return the ids of the calls whose results say that they failed."""
+    blocks = (block for turn in body.messages if isinstance(turn, UserTurn) for block in turn.content)
+    return tuple(block.tool_use_id for block in blocks if isinstance(block, ToolResultBlock) and block.is_error)
+
+
 def _tools(body: CountTokensBody) -> tuple[Tool, ...]:
     """Return the tools, with their schemas as JSON text."""
     return tuple(
@@ -246,6 +252,7 @@ def call(body: CountTokensBody, caller: Caller) -> ModelCall:
         tools=tools,
         tool_choice="none" if choice.kind == "none" else "auto",
         sampling=_sampling(body) if isinstance(body, MessagesBody) else Sampling(),
+        failed_tools=_failed_tools(body),
         ignored=ignored(body),
     )
 

@@ -19,10 +19,12 @@ import httpx
 import pytest
 
 from gateway.http.body import read_call
+from schemas.conventions import FAILED_TOOLS
 from schemas.events import Message, Sampling, Tool, TrajectoryEvent, Turn
 from schemas.tokens import TokenIds
 from streams.engines.rendering.template_rendering import ChatRendering
 from streams.errors import CallError
+from streams.improve.runs.tool_use import ToolUse, tool_use
 from streams.stages.agents.recording.calls import Delta, Done, ModelCall, Piece
 from streams.stages.agents.trajectories.fold import fold
 from tests.support.models import chat
@@ -621,3 +623,28 @@ def test_a_short_prompt_is_rendered_where_it_comes_in_unless_another_is_being_re
             says(server, "yes")
         server.run(talk(server))
     assert places == [("short", True), ("long ", False), ("late", False)]
+
+
+def test_a_tool_result_that_is_sent_as_an_error_is_recorded_with_the_turn_that_first_has_it() -> None:
+    tool = {"name": "weather", "input_schema": {"type": "object"}}
+    with served() as server:
+
+        def ask_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            body = {"model": "sums", "max_tokens": 64, "tools": [tool], "messages": messages}
+            answer = server.post("messages", body)
+            assert answer.status_code == 200 and "x-streamward-ignored" not in answer.headers, answer.text
+            return list(answer.json()["content"])
+
+        says(server, CALL)
+        history = [user("hi")]
+        [use] = ask_messages(history)
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "no such city", "is_error": True}
+        history += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        says(server, "Which city?")
+        reply = ask_messages(history)
+        history += [{"role": "assistant", "content": reply}, user("Ulm")]
+        says(server, "fine")
+        ask_messages(history)
+        turns = server.turns
+    assert [turn.metadata for turn in turns] == [{}, {FAILED_TOOLS: f'["{use["id"]}"]'}, {}]
+    assert tool_use(turns, None, ()) == ToolUse(tool_calls=1, failed_tools=1)

@@ -1182,6 +1182,7 @@ class ToolResultBlock(TypedDict):
     type: Literal["tool_result"]
     tool_use_id: str
     content: NotRequired[str | list[TextBlock]]
+    is_error: NotRequired[bool | None]
 
 
 class ToolUseBlock(TypedDict):

@@ -2279,6 +2279,10 @@ export type ToolResultBlock = {
     type: 'tool_result';
     tool_use_id: string;
     content?: string | Array<TextBlock>;
+    /**
+     * recorded as a failed tool; the model reads the text of the result
+     */
+    is_error?: boolean | null;
 };
 
 /**

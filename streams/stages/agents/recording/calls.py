@@ -58,6 +58,8 @@ class ModelCall:
     """What the client sends again with each try of the same call; `request_digest` in a retry without a key."""
     observed: Observed | None = None
     """What its environment showed before it."""
+    failed_tools: tuple[str, ...] = ()
+    """The ids of the calls whose results were sent as failed."""
     ignored: tuple[str, ...] = ()
     """Parameters that were sent and change no answer."""
 

@@ -9,8 +9,11 @@ if it reached the log after all.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from schemas import json_text
+from schemas.conventions import FAILED_TOOLS
 from schemas.events import Message, Turn
 from schemas.serde import EncodeError
 from schemas.tokens import Logprobs, TokenIds
@@ -135,6 +138,7 @@ def turn_of(
         trajectory_id=conversation.trajectory_id,
         task_id=conversation.task_id,
         created_at=times.now_ms(),
+        metadata=_metadata(call, placement.new),
         agent_id=call.agent_id,
         policy=prepared.policy,
         adapter_version=prepared.version,
@@ -173,6 +177,13 @@ def turn_of(
     )
 
 
+def _metadata(call: ModelCall, new: Sequence[Message]) -> dict[str, str]:
+    """Return the metadata of a turn that has these messages: the new results that were sent as failed."""
+    sent = {message.tool_call_id for message in new if message.role == "tool"}
+    failed = [name for name in call.failed_tools if name in sent]
+    return {FAILED_TOOLS: json_text.one_line(failed)} if failed else {}
+
+
 def _bytes_at_most(prepared: PreparedCall) -> int:
     """Return a number of bytes that the record of a call's turn cannot have, with an empty answer; no form is counted.
 
@@ -183,6 +194,6 @@ def _bytes_at_most(prepared: PreparedCall) -> int:
     tool_calls = [tool_call for message in new for tool_call in message.tool_calls]
     texts += [text for tool_call in tool_calls for text in (tool_call.id, tool_call.name, tool_call.arguments)]
     texts += [text for tool in call.tools for text in (tool.name, tool.description, tool.parameters)]
-    texts += [call.retry_key, *call.sampling.stop, *call.ignored]
+    texts += [call.retry_key, *call.sampling.stop, *call.ignored, *_metadata(call, new).values()]
     texts += [] if call.observed is None else [call.observed.environment, call.observed.tool]
     return 4 * (sum(len(text) for text in texts if text) + len(texts) + len(prepared.prompt.new)) + OTHER_BYTES
