@@ -23,6 +23,7 @@ from gateway.log.adapters import PublishedAdapters
 from gateway.log.groups import TaskGroups
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
+from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
@@ -50,6 +51,7 @@ ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs),
     *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
+    RunVerdictRoutes,
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))

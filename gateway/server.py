@@ -37,6 +37,7 @@ from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
+from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
@@ -207,6 +208,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         RecordedRuns(log),
         Statements(log),
         PublishedAdapters(settings),
+        RunVerdictRoutes(settings, log),
     ]
 
 

@@ -7,11 +7,12 @@
     /policies                 all, and one: versions,    /runs, /runs/ID     what was run, turn by turn
       /policies/NAME            decisions, curves        /jobs, /jobs/ID     jobs, and what they cost
     /dead-letters             what could not be used     /live, /sql         records as they are written; a statement
+    /curation/queue           runs that wait for a person
     /records/TOPIC/P/OFFSET   one record, all of it      /tokens/P/OFFSET    a response's tokens, how likely each was
 
 What is shown is decided in streams/tools/views, and only rendered here. `streamward page` has no route that changes
-anything. In the server of agents (mount.py) a principal may decide about versions and dead letters, if its role allows,
-and logs in first where the server asks for keys.
+anything. In the server of agents (mount.py) a principal may decide about versions, dead letters and runs, if its role
+allows, and logs in first where the server asks for keys.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from gateway.page import chart, live, login
 from gateway.page.decisions import DecisionForm, decide_posted_letter, decide_posted_version
 from gateway.page.origin import PageGuard
 from gateway.page.render import Renderer
+from gateway.page.review import ReviewQueuePage
 from streams.errors import CallError, LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.tools.views import (
     answer_tokens,
@@ -85,11 +87,11 @@ def create_app(
     `people`: how one logs in, where a door asks for that. `decides`: whether forms that change something are taken.
     `texts`: a tokenizer, for answers that were made with it.
     """
-    renderer = Renderer(decides=decides, asks_login=people is not None)
+    renderer, review = Renderer(decides=decides, asks_login=people is not None), ReviewQueuePage(view)
     app = Starlette(
         routes=[
-            *_pages(view, renderer, texts),
-            *(_forms(view, renderer) if decides else ()),
+            *_pages(view, renderer, review, texts),
+            *(_forms(view, renderer, review) if decides else ()),
             *(login.routes(people, renderer) if people is not None else ()),
         ],
         exception_handlers={
@@ -102,7 +104,7 @@ def create_app(
     return app
 
 
-def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None) -> list[BaseRoute]:
+def _pages(view: LogView, renderer: Renderer, review: ReviewQueuePage, texts: TokenTexts | None) -> list[BaseRoute]:
     def page(path: str, template: str, read: ReadView) -> Route:
         def answer(request: Request) -> Response:
             with LogReader(view, principal_of(request)).snapshot() as log:
@@ -127,6 +129,7 @@ def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None) -> list[
         Route("/jobs", partial(_jobs, view, renderer)),
         Route("/jobs/{job_id:path}", partial(_job, view, renderer)),
         page("/dead-letters", "letters.html", _letters),
+        page("/curation/queue", "review.html", review.read),
         page("/live", "live.html", by_path(record_line.newest_records)),
         Route("/live/events", live.LiveLog(view).stream),
         Route("/sql", partial(_sql, view, renderer)),
@@ -135,10 +138,12 @@ def _pages(view: LogView, renderer: Renderer, texts: TokenTexts | None) -> list[
     ]
 
 
-def _forms(view: LogView, renderer: Renderer) -> list[Route]:
+def _forms(view: LogView, renderer: Renderer, review: ReviewQueuePage) -> list[Route]:
     version = DecisionForm("adapters.promote", "policy.html", decide_posted_version, _policy)
     letter = DecisionForm("letters.decide", "letters.html", decide_posted_letter, _letters)
+    verdict = DecisionForm("runs.judge", "review.html", review.decide, review.read)
     return [
+        Route("/curation/queue", verdict.route(view, renderer), methods=["POST"]),
         Route("/policies/{policy:path}", version.route(view, renderer), methods=["POST"]),
         Route("/dead-letters", letter.route(view, renderer), methods=["POST"]),
     ]

@@ -31,6 +31,7 @@ SECTIONS = (
     ("policies", "Policies"),
     ("runs", "Runs"),
     ("jobs", "Jobs"),
+    ("curation/queue", "Review"),
     ("dead-letters", "Dead letters"),
     ("live", "Live"),
     ("sql", "SQL"),

@@ -103,8 +103,8 @@ def curate_queue(call: AppContext, /, policy: str | None, limit: int, output: Ou
     from streams.improve.curation import curation_view
     from streams.improve.curation.curation_log import CurationLog
 
-    with CurationLog(call.settings) as log:
-        placed = [verdict for verdict in log.review_queue() if policy in (None, verdict.event.policy)]
+    queue = CurationLog(call.settings).review_queue()
+    placed = [verdict for verdict in queue if policy in (None, verdict.event.policy)]
     columns = [
         show.Column("run", lambda row: row["run"][:8]),
         show.Column("policy", "policy"),
@@ -132,9 +132,9 @@ def curate_show(call: AppContext, /, run: str, output: Output) -> None:
     from streams.improve.curation import curation_view
     from streams.improve.curation.curation_log import CurationLog
 
-    with CurationLog(call.settings) as log:
-        answer_id = log.full_id(run)
-        verdicts = log.of_run(answer_id)
+    log = CurationLog(call.settings)
+    answer_id = log.full_id(run)
+    verdicts = log.of_run(answer_id)
     case = _case(call.settings, answer_id)
     placed = list(verdicts.by_person.values())
     if placed and verdicts.machine is not None:
@@ -181,10 +181,9 @@ def curate_decide(
     from streams.improve.curation.curation_log import CurationLog, PersonDecision
 
     settings = call.settings_to_write
-    with CurationLog(settings) as log:
-        case = _case(settings, log.full_id(run))
-        decision = PersonDecision(verdict=verdict, actor=actor or user_name(), reason=reason)
-        placed = log.decide(case, decision)
+    log = CurationLog(settings)
+    case = _case(settings, log.full_id(run))
+    placed = log.decide(case, PersonDecision(verdict=verdict, actor=actor or user_name(), reason=reason))
     row = curation_view.verdict(placed)
     if output == "table":
         row = {name: row[name] for name in ("run", "verdict", "actor", "rationale", "supersedes", "recorded_at")}
@@ -220,8 +219,7 @@ def curate_agreement(call: AppContext, /, output: Output) -> None:
     from streams.improve.curation import curation_view
     from streams.improve.curation.curation_log import CurationLog
 
-    with CurationLog(call.settings) as log:
-        measured = log.agreements()
+    measured = CurationLog(call.settings).agreements()
     columns = [
         show.Column("judge", "model"),
         show.Column("runs", "runs", right=True),

@@ -86,9 +86,8 @@ def case_of(settings: Settings, run: str) -> RunCase:
 
 
 def decide(settings: Settings, run: str, verdict: RunVerdict, actor: str = "ann", **more: Any) -> CurationEvent:
-    with CurationLog(settings) as log:
-        decision = PersonDecision(verdict=verdict, actor=actor, reason="so", **more)
-        return log.decide(case_of(settings, run), decision).event
+    decision = PersonDecision(verdict=verdict, actor=actor, reason="so", **more)
+    return CurationLog(settings).decide(case_of(settings, run), decision).event
 
 
 def wrong(settings: Settings) -> list[str]:
@@ -117,8 +116,8 @@ def test_verdicts_of_people_make_a_judge_known_and_then_it_promotes_alone(log: S
     judge.answers = [says({"verdict": "reject", "rationale": "It is wrong."})]
     write_runs(log, bad, text="12")
     curate(log)
-    with CurationLog(log) as curated:
-        assert {placed.event.answer_id for placed in curated.review_queue()} == {*good, *bad}, "rejected ones, too"
+    curated = CurationLog(log)
+    assert {placed.event.answer_id for placed in curated.review_queue()} == {*good, *bad}, "rejected ones, too"
     for run in (*good, *bad):
         decide(log, run, "promote" if run in good else "reject")
     judge.answers = [says({"verdict": "promote", "rationale": "It is right."})]
@@ -126,9 +125,9 @@ def test_verdicts_of_people_make_a_judge_known_and_then_it_promotes_alone(log: S
     assert curate(log)["promote"] == 1
     promoted = next(event for event in verdicts(log) if event.answer_id == "new")
     assert promoted.agreement is not None and (promoted.agreement.runs, promoted.agreement.kappa) == (12, 1.0)
-    with CurationLog(log) as curated:
-        assert curated.review_queue() == []
-        [agreement] = curated.agreements().values()
+    curated = CurationLog(log)
+    assert curated.review_queue() == []
+    [agreement] = curated.agreements().values()
     assert agreement.doubt(log.curation) is None
     assert wrong(log) == []
 
@@ -149,8 +148,8 @@ def test_a_judge_that_collapses_is_stopped_by_the_people_who_look_at_its_runs(
     for n in range(12, 20):
         write_runs(watched, [f"run-{n}"], text=str(n))
         outcomes.append(next(iter(+curate(watched))))
-        with CurationLog(watched) as curated:
-            assert [placed.event.answer_id for placed in curated.review_queue()] == [f"run-{n}"]
+        curated = CurationLog(watched)
+        assert [placed.event.answer_id for placed in curated.review_queue()] == [f"run-{n}"]
         decide(watched, f"run-{n}", "reject")
     assert outcomes[0] == "promote" and outcomes[-1] == "needs_human"
     assert wrong(watched) == []
@@ -178,8 +177,8 @@ def test_a_person_decides_once_and_not_about_a_verdict_that_was_not_shown(log: S
     with pytest.raises(RefusedError, match="ann said promote; look at it again"):
         decide(log, "run-0", "reject", actor="bob", expect=machine.event_id)
     other = decide(log, "run-0", "reject", actor="bob")
-    with CurationLog(log) as curated:
-        found = curated.of_run("run-0")
+    curated = CurationLog(log)
+    found = curated.of_run("run-0")
     assert found.effective is not None and found.effective.event == other
     assert found.machine is not None and found.machine.event == machine
     assert set(found.by_person) == {"ann", "bob"}

@@ -35,6 +35,7 @@ jobs.order        -      yes       yes     -        yes
 jobs.command      -      -         yes     -        yes
 agents.write      -      -         yes     -        yes
 letters.decide    -      -         yes     -        yes
+runs.judge        -      -         yes     -        yes
 adapters.promote  -      -         -       yes      yes
 code.run          -      -         -       -        yes
 """

@@ -110,7 +110,9 @@ def application() -> Application:
 
 
 def posted(app: Application, route: Route, raw: bytes) -> httpx.Response:
-    path = route.paths[0].format(**dict.fromkeys(("agent_id", "trajectory_id", "job_id", "policy", "task_id"), "x"))
+    path = route.paths[0].format(
+        **dict.fromkeys(("agent_id", "trajectory_id", "job_id", "policy", "task_id", "run_id"), "x")
+    )
 
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:

@@ -145,6 +145,7 @@ PLACES: dict[Action, tuple[str, str]] = {
     "tasks.submit": ("POST", "/tasks"),
     "rewards.give": ("POST", "/rewards"),
     "scores.try": ("POST", "/api/v1/score"),
+    "runs.judge": ("POST", "/runs/r/verdict"),
     "adapters.promote": ("POST", "/adapters/sums/rollback"),
     "code.run": ("POST", "/rl/environments"),
 }

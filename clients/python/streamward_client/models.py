@@ -240,6 +240,17 @@ class FunctionTool(TypedDict):
     parameters: NotRequired[dict[str, Any] | None]
 
 
+class GateAnswer(TypedDict):
+    """
+    A figure of a run and its bound; null: the run has no such figure.
+    """
+
+    gate: str
+    value: float | None
+    bound: float
+    passed: bool
+
+
 class GroupResult(TypedDict):
     """
     What the answers came to together, and the batch and version that they went into.
@@ -403,6 +414,16 @@ class JsonObjectFormat(TypedDict):
     """
 
     type: Literal["json_object"]
+
+
+class JudgeAnswer(TypedDict):
+    """
+    The judge of a run, and its own verdict, null if its answer could not be read.
+    """
+
+    model: str
+    endpoint: str
+    verdict: Literal["promote", "reject", "needs_human"] | None
 
 
 class JudgedAnswer(TypedDict):
@@ -607,7 +628,7 @@ class PermissionsAnswer(TypedDict):
     roles: list[Literal["viewer", "submitter", "trainer", "promoter", "admin"]]
     tenant: str | None
     agent_id: str | None
-    actions: list[Literal["models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read", "chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try", "runs.write", "files.write", "jobs.order", "jobs.command", "agents.write", "letters.decide", "adapters.promote", "code.run"]]
+    actions: list[Literal["models.read", "jobs.read", "files.read", "agents.read", "groups.read", "adapters.read", "log.query", "log.read", "chat.call", "feedback.give", "tasks.submit", "rewards.give", "scores.try", "runs.write", "files.write", "jobs.order", "jobs.command", "agents.write", "letters.decide", "runs.judge", "adapters.promote", "code.run"]]
 
 
 class PromoteBody(TypedDict):
@@ -639,6 +660,23 @@ class QueryBody(TypedDict):
 
     sql: str
     limit: NotRequired[int | None]
+
+
+class QueuedRun(TypedDict):
+    """
+    A run that waits for a person. What the judge said of it is not in it.
+    """
+
+    run: str
+    task_id: str
+    policy: str
+    agent_id: str | None
+    scenario: str
+    tenant: str | None
+    created_at: int
+    verdict_id: str
+    gates: list[GateAnswer]
+    cut: list[str]
 
 
 class Reasoning(TypedDict):
@@ -686,6 +724,32 @@ class RecordedTurn(TypedDict):
     error: str | None
     finish_reason: str
     latency_ms: float
+
+
+class RecordedVerdict(TypedDict):
+    """
+    A verdict on a run, as it is in the log.
+    """
+
+    run: str
+    task_id: str
+    policy: str
+    agent_id: str | None
+    scenario: str
+    tenant: str | None
+    created_at: int
+    verdict_id: str
+    gates: list[GateAnswer]
+    cut: list[str]
+    object: Literal["run_verdict"]
+    verdict: Literal["promote", "reject", "needs_human"]
+    labeller: Literal["gates", "judge", "person"]
+    actor: str
+    rationale: str
+    rubric: str
+    supersedes: str | None
+    recorded_at: str
+    judge: JudgeAnswer | None
 
 
 class RefreshBody(TypedDict):
@@ -743,6 +807,16 @@ class ResponseUsage(TypedDict):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+
+
+class ReviewQueue(TypedDict):
+    """
+    The runs that wait for a person, the oldest first.
+    """
+
+    object: Literal["list"]
+    data: list[QueuedRun]
+    more: bool
 
 
 class RewardAnswer(TypedDict):
@@ -1301,6 +1375,16 @@ class UserTurn(TypedDict):
 
     role: Literal["user", "system"]
     content: str | list[TextBlock | ToolResultBlock]
+
+
+class VerdictBody(TypedDict):
+    """
+    A person's verdict on a run.
+    """
+
+    verdict: Literal["promote", "reject", "needs_human"]
+    reason: str
+    expected: NotRequired[str | None]
 
 
 class AdapterDecisionAnswer(TypedDict):

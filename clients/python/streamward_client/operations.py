@@ -221,6 +221,16 @@ class Operations(Sender):
         answer: models.AdapterDecisionAnswer = self.send("POST", f"/adapters/{part(policy)}/rollback", json=body)
         return answer
 
+    def list_review_queue(self, *, policy: str | None = None, limit: int | None = None) -> models.ReviewQueue:
+        """List the runs that wait for a person."""
+        answer: models.ReviewQueue = self.send("GET", "/curation/queue", params={"policy": policy, "limit": limit})
+        return answer
+
+    def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
+        """Say whether a run is good enough to learn from."""
+        answer: models.RecordedVerdict = self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
+        return answer
+
     def get_permissions(self) -> models.PermissionsAnswer:
         """Return who asks, and what they may do."""
         answer: models.PermissionsAnswer = self.send("GET", "/auth/permissions")
@@ -457,6 +467,16 @@ class AsyncOperations(AsyncSender):
     async def rollback_adapter(self, policy: str, body: models.RollbackBody) -> models.AdapterDecisionAnswer:
         """Return to an older version."""
         answer: models.AdapterDecisionAnswer = await self.send("POST", f"/adapters/{part(policy)}/rollback", json=body)
+        return answer
+
+    async def list_review_queue(self, *, policy: str | None = None, limit: int | None = None) -> models.ReviewQueue:
+        """List the runs that wait for a person."""
+        answer: models.ReviewQueue = await self.send("GET", "/curation/queue", params={"policy": policy, "limit": limit})
+        return answer
+
+    async def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
+        """Say whether a run is good enough to learn from."""
+        answer: models.RecordedVerdict = await self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
         return answer
 
     async def get_permissions(self) -> models.PermissionsAnswer:

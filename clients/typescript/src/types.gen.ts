@@ -795,6 +795,16 @@ export type FunctionTool = {
 };
 
 /**
+ * A figure of a run and its bound; null: the run has no such figure.
+ */
+export type GateAnswer = {
+    gate: string;
+    value: number | null;
+    bound: number;
+    passed: boolean;
+};
+
+/**
  * A task's answers beside each other; `verdict`: what they taught, and `why` in words.
  */
 export type GroupAnswer = {
@@ -968,6 +978,15 @@ export type JobProgress = {
  */
 export type JsonObjectFormat = {
     type: 'json_object';
+};
+
+/**
+ * The judge of a run, and its own verdict, null if its answer could not be read.
+ */
+export type JudgeAnswer = {
+    model: string;
+    endpoint: string;
+    verdict: 'promote' | 'reject' | 'needs_human' | null;
 };
 
 /**
@@ -1344,7 +1363,7 @@ export type PermissionsAnswer = {
     roles: Array<'viewer' | 'submitter' | 'trainer' | 'promoter' | 'admin'>;
     tenant: string | null;
     agent_id: string | null;
-    actions: Array<'models.read' | 'jobs.read' | 'files.read' | 'agents.read' | 'groups.read' | 'adapters.read' | 'log.query' | 'log.read' | 'chat.call' | 'feedback.give' | 'tasks.submit' | 'rewards.give' | 'scores.try' | 'runs.write' | 'files.write' | 'jobs.order' | 'jobs.command' | 'agents.write' | 'letters.decide' | 'adapters.promote' | 'code.run'>;
+    actions: Array<'models.read' | 'jobs.read' | 'files.read' | 'agents.read' | 'groups.read' | 'adapters.read' | 'log.query' | 'log.read' | 'chat.call' | 'feedback.give' | 'tasks.submit' | 'rewards.give' | 'scores.try' | 'runs.write' | 'files.write' | 'jobs.order' | 'jobs.command' | 'agents.write' | 'letters.decide' | 'runs.judge' | 'adapters.promote' | 'code.run'>;
 };
 
 /**
@@ -1395,6 +1414,31 @@ export type QueryBody = {
      * most rows; default: 1000
      */
     limit?: number | null;
+};
+
+/**
+ * A run that waits for a person. What the judge said of it is not in it.
+ */
+export type QueuedRun = {
+    run: string;
+    task_id: string;
+    policy: string;
+    agent_id: string | null;
+    scenario: string;
+    tenant: string | null;
+    /**
+     * of the verdict, ms since 1970
+     */
+    created_at: number;
+    /**
+     * of the verdict that counts now, for `expected`
+     */
+    verdict_id: string;
+    gates: Array<GateAnswer>;
+    /**
+     * what of the transcript the judge did not see
+     */
+    cut: Array<string>;
 };
 
 /**
@@ -1492,6 +1536,40 @@ export type RecordedTurn = {
     error: string | null;
     finish_reason: string;
     latency_ms: number;
+};
+
+/**
+ * A verdict on a run, as it is in the log.
+ */
+export type RecordedVerdict = {
+    run: string;
+    task_id: string;
+    policy: string;
+    agent_id: string | null;
+    scenario: string;
+    tenant: string | null;
+    /**
+     * of the verdict, ms since 1970
+     */
+    created_at: number;
+    /**
+     * of the verdict that counts now, for `expected`
+     */
+    verdict_id: string;
+    gates: Array<GateAnswer>;
+    /**
+     * what of the transcript the judge did not see
+     */
+    cut: Array<string>;
+    object: 'run_verdict';
+    verdict: 'promote' | 'reject' | 'needs_human';
+    labeller: 'gates' | 'judge' | 'person';
+    actor: string;
+    rationale: string;
+    rubric: string;
+    supersedes: string | null;
+    recorded_at: string;
+    judge: JudgeAnswer | null;
 };
 
 /**
@@ -1683,6 +1761,15 @@ export type RestErrorDetails = {
     code: string;
     timestamp: string;
     details?: SuggestedAction | null;
+};
+
+/**
+ * The runs that wait for a person, the oldest first.
+ */
+export type ReviewQueue = {
+    object: 'list';
+    data: Array<QueuedRun>;
+    more: boolean;
 };
 
 /**
@@ -2428,6 +2515,24 @@ export type UserTurn = {
     } & TextBlock) | ({
         type: 'tool_result';
     } & ToolResultBlock)>;
+};
+
+/**
+ * A person's verdict on a run.
+ */
+export type VerdictBody = {
+    /**
+     * `promote`: good enough to learn from; `needs_human`: another should look
+     */
+    verdict: 'promote' | 'reject' | 'needs_human';
+    /**
+     * why; it is recorded
+     */
+    reason: string;
+    /**
+     * `verdict_id` that counted when the run was shown; default: whichever does
+     */
+    expected?: string | null;
 };
 
 /**
@@ -3662,6 +3767,64 @@ export type RollbackAdapterResponses = {
 };
 
 export type RollbackAdapterResponse = RollbackAdapterResponses[keyof RollbackAdapterResponses];
+
+export type ListReviewQueueData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * default: all of them
+         */
+        policy?: string | null;
+        limit?: number;
+    };
+    url: '/curation/queue';
+};
+
+export type ListReviewQueueErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListReviewQueueError = ListReviewQueueErrors[keyof ListReviewQueueErrors];
+
+export type ListReviewQueueResponses = {
+    /**
+     * Done
+     */
+    200: ReviewQueue;
+};
+
+export type ListReviewQueueResponse = ListReviewQueueResponses[keyof ListReviewQueueResponses];
+
+export type JudgeRunData = {
+    body: VerdictBody;
+    path: {
+        run_id: string;
+    };
+    query?: never;
+    url: '/runs/{run_id}/verdict';
+};
+
+export type JudgeRunErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type JudgeRunError = JudgeRunErrors[keyof JudgeRunErrors];
+
+export type JudgeRunResponses = {
+    /**
+     * Done
+     */
+    200: RecordedVerdict;
+};
+
+export type JudgeRunResponse = JudgeRunResponses[keyof JudgeRunResponses];
 
 export type GetPermissionsData = {
     body?: never;

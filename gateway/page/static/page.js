@@ -28,6 +28,17 @@ document.addEventListener("toggle", ({ target }) => {
 document.addEventListener("htmx:afterSwap", fold);
 if (location.hash.length > 1) document.getElementById(location.hash.slice(1))?.querySelector("details")?.setAttribute("open", "");
 
+// A part that says data-key="K" is clicked by that key, while nobody writes; a choice then leads to the reason.
+document.addEventListener("keydown", (event) => {
+  const isWriting = event.target.matches("input:not([type=radio]), textarea, select");
+  if (isWriting || event.ctrlKey || event.metaKey || event.altKey) return;
+  const part = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+  if (!part) return;
+  event.preventDefault();
+  part.click();
+  part.closest("form")?.querySelector("[name=reason]")?.focus();
+});
+
 // What is left empty in a form of filters is not in its address.
 for (const form of document.querySelectorAll("form.filters"))
   form.addEventListener("formdata", ({ formData }) => {

@@ -6,11 +6,13 @@ promote, reject ──► event with the verdict that it supersedes ──► cu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from schemas.events import RATIONALE_CHARACTERS, RunVerdict
+from schemas.events import RATIONALE_CHARACTERS, Coordinates, CurationEvent, RunVerdict
 from streams.errors import RefusedError
 from streams.improve.curation.agreement import Agreement, JudgeIdentity
 from streams.improve.curation.curation_state import CurationState
@@ -18,10 +20,13 @@ from streams.improve.curation.promotion_guard import RunRuling, event_of
 from streams.improve.curation.run_case import RunCase
 from streams.improve.curation.verdicts import PlacedVerdict
 from streams.kafka import times
-from streams.kafka.followed import FollowedTopic
-from streams.kafka.record import Record
+from streams.kafka.history import History
+from streams.kafka.producer import Producer
+from streams.kafka.record import TopicPartition
 from streams.scorers.verdict import storable
 from streams.settings.model import Settings
+from streams.tools.archive import history
+from streams.tools.archive.history import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +50,21 @@ class RunVerdicts(NamedTuple):
     """The newest of each person; several verdicts: they disagree."""
 
 
-class CurationLog(FollowedTopic):
-    """Every verdict, followed in a thread. Use as a context manager; methods may be called from any thread."""
+class CurationLog:
+    """Every verdict. Any thread may call its methods, which raise NotFoundError without the topic, and LogError."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "curation")
+    def __init__(self, settings: Settings, source: Source = "auto") -> None:
+        self.settings = settings
+        self._source: Source = source
+        self._history: History | None = None
         self._state = CurationState(settings)
+        self._next: dict[TopicPartition, int] = {}
+        self._reading = threading.Lock()
 
     def of_run(self, answer_id: str) -> RunVerdicts:
-        """Return the verdicts on a run. Raises LogError once the log cannot be read."""
-        with self._changed:
-            self._raise_error()
-            fold = self._state.fold
+        """Return the verdicts on a run."""
+        with self._state_now() as state:
+            fold = state.fold
             return RunVerdicts(fold.effective(answer_id), fold.pair(answer_id)[1], dict(fold.by_person(answer_id)))
 
     def full_id(self, beginning: str) -> str:
@@ -65,9 +72,8 @@ class CurationLog(FollowedTopic):
 
         Raises RefusedError if several begin so.
         """
-        with self._changed:
-            self._raise_error()
-            answer_ids = self._state.fold.answer_ids
+        with self._state_now() as state:
+            answer_ids = state.fold.answer_ids
             if beginning in answer_ids:
                 return beginning
             matches = sorted(answer_id for answer_id in answer_ids if beginning and answer_id.startswith(beginning))
@@ -76,22 +82,25 @@ class CurationLog(FollowedTopic):
         return matches[0] if matches else beginning
 
     def review_queue(self) -> list[PlacedVerdict]:
-        """Return the verdicts of machines whose runs wait for a person, the oldest first. Raises as `of_run`."""
-        with self._changed:
-            self._raise_error()
-            return self._state.review_queue()
+        """Return the verdicts of machines whose runs wait for a person, the oldest first."""
+        with self._state_now() as state:
+            return state.review_queue()
 
     def agreements(self) -> dict[JudgeIdentity, Agreement]:
-        """Return the agreement of every judge with people. Raises as `of_run`."""
-        with self._changed:
-            self._raise_error()
-            return self._state.agreements()
+        """Return the agreement of every judge with people."""
+        with self._state_now() as state:
+            return state.agreements()
+
+    def newest_of(self, actor: str) -> tuple[PlacedVerdict | None, PlacedVerdict | None]:
+        """Return the newest verdict of a person, and the newest of a machine on the same run."""
+        with self._state_now() as state:
+            newest = state.fold.newest_of(actor)
+            return newest, None if newest is None else state.fold.pair(newest.event.answer_id)[1]
 
     def effective(self) -> list[PlacedVerdict]:
-        """Return the verdict that counts of every run that has one. Raises as `of_run`."""
-        with self._changed:
-            self._raise_error()
-            return list(self._state.fold)
+        """Return the verdict that counts of every run that has one."""
+        with self._state_now() as state:
+            return list(state.fold)
 
     def decide(self, case: RunCase, decision: PersonDecision) -> PlacedVerdict:
         """Write a person's verdict on a run, and return it. The same one again is written once.
@@ -115,8 +124,26 @@ class CurationLog(FollowedTopic):
             raise RefusedError(f"{placed.at}: another verdict of {event.actor} came first; look at the run again")
         return placed
 
-    def _take(self, record: Record) -> None:
-        self._state.take(record)
+    @contextmanager
+    def _state_now(self) -> Iterator[CurationState]:
+        """Yield the fold of what is in the log now."""
+        with self._reading:
+            if self._history is None:
+                self._history = history.of(self.settings, self._source)
+            bounds = self._history.bounds(["curation"])
+            starts = {tp: self._next.get(tp, low) for tp, (low, _) in bounds.items()}
+            ends = {tp: end for tp, (_, end) in bounds.items()}
+            for record in self._history.read(starts, ends) if starts != ends else ():
+                self._state.take(record)
+            self._next = ends
+            yield self._state
+
+    def _write(self, event: CurationEvent) -> Coordinates:
+        places: list[Coordinates] = []
+        with Producer(self.settings, linger_ms=0) as producer:
+            producer.send(event, on_ack=places.append)
+            producer.flush()
+        return places[0]
 
 
 def _is_repeated(before: PlacedVerdict, case: RunCase, decision: PersonDecision) -> bool:

@@ -18,7 +18,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.query.finished import LABELS, Finished, FinishedReader, FinishedSelection
 from streams.tools.query.views import literal
-from streams.tools.views.log_view import LogSnapshot
+from streams.tools.views.log_view import LogReader, LogSnapshot
 
 
 class TaskRecords:
@@ -52,6 +52,17 @@ class TaskRecords:
 def find_case(log: LogSnapshot, history: History, answer_id: str) -> RunCase:
     """Return a run that the visitor of a snapshot may see. Raises NotFoundError for one that has not ended."""
     return run_case(find_finished(log, history, answer_id), log.view.settings)
+
+
+def find_newest_case(log: LogReader, history: History, answer_id: str) -> RunCase:
+    """Return a run that a visitor may see, also one that ended since the log was looked at. Raises as `find_case`."""
+    try:
+        with log.snapshot() as snapshot:
+            return find_case(snapshot, history, answer_id)
+    except NotFoundError:
+        log.view.outdate()
+    with log.snapshot() as snapshot:
+        return find_case(snapshot, history, answer_id)
 
 
 def find_finished(log: LogSnapshot, history: History, answer_id: str) -> Finished:

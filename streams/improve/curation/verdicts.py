@@ -28,6 +28,8 @@ class VerdictFold:
         self._persons: dict[str, PlacedVerdict] = {}
         self._machines: dict[str, PlacedVerdict] = {}
         self._by_person: dict[str, dict[str, PlacedVerdict]] = {}
+        self._newest: dict[str, PlacedVerdict] = {}
+        """By person."""
         self._measured: dict[tuple[str, str, str], PlacedVerdict] = {}
         self._event_ids: set[str] = set()
 
@@ -40,6 +42,9 @@ class VerdictFold:
         if event.labeller == "person":
             self._persons[event.answer_id] = placed
             self._by_person.setdefault(event.answer_id, {})[event.actor] = placed
+            newest = self._newest.get(event.actor)
+            if newest is None or newest.event.created_at <= event.created_at:
+                self._newest[event.actor] = placed
         else:
             self._machines[event.answer_id] = placed
             self._measured[event.answer_id, event.rubric_digest, event.transcript_digest] = placed
@@ -59,6 +64,10 @@ class VerdictFold:
     def by_person(self, answer_id: str) -> Mapping[str, PlacedVerdict]:
         """Return the newest verdict of each person on a run."""
         return self._by_person.get(answer_id, {})
+
+    def newest_of(self, actor: str) -> PlacedVerdict | None:
+        """Return the newest verdict of a person; None: there is none."""
+        return self._newest.get(actor)
 
     def opinions(self, answer_id: str) -> set[RunVerdict]:
         """Return the verdicts that people have of a run: several if they disagree."""
