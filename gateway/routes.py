@@ -25,6 +25,7 @@ from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
 from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
+from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.people.auth import OwnPermissions, PasswordLogins
@@ -50,7 +51,7 @@ class Health:
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs),
-    *(SentTasks, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
+    *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     RunVerdictRoutes,
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )

@@ -39,6 +39,7 @@ from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
 from gateway.log.run_verdicts import RunVerdictRoutes
 from gateway.log.scores import ScorerTrials
+from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
 from gateway.page.mount import PageMount, mount
@@ -202,6 +203,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
     """Return the rooms of the log itself."""
     return [
         SentTasks(settings, log),
+        SelfPlayRuns(settings, log),
         OutsideRewards(settings, log),
         ScorerTrials(settings),
         TaskGroups(log),

@@ -11,6 +11,7 @@
     PromotionGuardAgent  gates and judge over a run: is it good enough      streams.improve.curation
     RunArchiveService    rows of runs into JSON lines or SQLite             streams.improve.runs.run_archive
     RunTracker           the figures of runs                                streams.improve.runs.run_tracker
+    SelfPlayRunner       asks a policy a catalogue of questions             streams.improve.selfplay.selfplay_runner
     VerifierAgent        the judge of a transcript alone                    streams.improve.curation
 
 Each is loaded at its first use, so `import streamward` is cheap.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from streams.improve.datasets.curation_service import DatasetCurationHostedService
     from streams.improve.runs.run_archive import RunArchiveService
     from streams.improve.runs.run_tracker import RunTracker
+    from streams.improve.selfplay.selfplay_runner import SelfPlayRunner
     from streams.scorers import entry_point
     from streams.tools.agent_manager import AgentManager, ConversationTracker
     from streams.tools.query import connect
@@ -40,6 +42,7 @@ __all__ = [
     "PromotionGuardAgent",
     "RunArchiveService",
     "RunTracker",
+    "SelfPlayRunner",
     "VerifierAgent",
     "connect",
     "entry_point",
@@ -54,6 +57,7 @@ HOMES = {
     "PromotionGuardAgent": "streams.improve.curation.promotion_guard",
     "RunArchiveService": "streams.improve.runs.run_archive",
     "RunTracker": "streams.improve.runs.run_tracker",
+    "SelfPlayRunner": "streams.improve.selfplay.selfplay_runner",
     "VerifierAgent": "streams.improve.curation.verifier",
     "connect": "streams.tools.query",
     "entry_point": "streams.scorers",

@@ -1,6 +1,6 @@
 """What the routes read of the log, opened when a request first needs it.
 
-rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex
+rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex        rules ──► TriggerLog
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from gateway.http.principal import no_task, principal_of, sees_task, task_names
 from streams.errors import CallError, NotFoundError
+from streams.improve.triggers.trigger_log import TriggerLog
 from streams.settings.model import Settings
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
 
@@ -34,6 +35,7 @@ class OpenLog:
         self._stack, self._lock = ExitStack(), threading.Lock()
         self._tasks: TaskIndex | None = None
         self._view: LogOverHttp | None = None
+        self._triggers: TriggerLog | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +65,14 @@ class OpenLog:
         if not tasks.is_read(READ_S):
             raise CallError("busy", "the ids of the tasks in the log are being read; try again")
         return tasks
+
+    @property
+    def triggers(self) -> TriggerLog:
+        """Every rule and catalogue. Raises as `TriggerLog`."""
+        with self._lock:
+            if self._triggers is None or self._triggers.failed:
+                self._triggers = self._stack.enter_context(TriggerLog(self._settings))
+            return self._triggers
 
     def find_task(self, request: Request, task_id: str) -> SubmittedTask:
         """Return a task that a request may see. Raises NotFoundError, and as `tasks`."""

@@ -43,6 +43,7 @@ from streams.cli.runs import runs
 from streams.cli.runtime import AppContext, Guarded
 from streams.cli.schemas import schemas
 from streams.cli.scoring import rescore, scoring
+from streams.cli.selfplay import selfplay
 from streams.cli.serve import chat, serve
 from streams.cli.settings import config
 from streams.cli.status import doctor, status
@@ -60,7 +61,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
-    "Improve by what was served": (curate, datasets, retrain),
+    "Improve by what was served": (curate, datasets, retrain, selfplay),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
     "Connect": (serve, access, agents, environments, export, schemas),
 }

@@ -57,6 +57,11 @@ class FollowedTopic:
         if self._producer is not None:
             self._producer.__exit__(None)
 
+    @property
+    def failed(self) -> bool:
+        """Whether the topic could no longer be read; then it has to be followed again."""
+        return self._error is not None
+
     def _take(self, record: Record) -> None:
         """Take in a record."""
         raise NotImplementedError

@@ -161,3 +161,28 @@ def test_a_decision_is_made_against_the_version_that_it_expects(guarded: Guarded
 
     until(denied, "an event of what was refused")
     assert [(one.status, one.resource) for one in denied()] == [(403, "/adapters/sums/promote")]
+
+
+CATALOGUE = {
+    "name": "arithmetic",
+    "scenarios": [{"name": "sums", "questions": [{"question": f"{n} + 7 =", "expected": n + 7} for n in range(3)]}],
+}
+
+
+def test_a_run_of_self_play_is_asked_once_for_a_key_and_by_those_alone_who_may_submit(guarded: Guarded) -> None:
+    def ask(role: str, catalogue: Any, key: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {guarded.keys[role]}", "Idempotency-Key": key}
+        with httpx.Client(timeout=60, event_hooks=HOOKS) as client:
+            return client.post(f"{guarded.url}/run", headers=headers, json={"catalogue": catalogue})
+
+    started, again = (ask("submitter", CATALOGUE, "monday") for _ in range(2))
+    assert started.status_code == again.status_code == 201 and started.json() == again.json()
+    written = {event.task_id: event for _, event in read(guarded.settings, Task) if "selfplay" in event.metadata}
+    assert sorted(written) == sorted(started.json()["task_ids"]) and len(written) == 3
+    assert ask("submitter", CATALOGUE | {"max_tokens": 7}, "monday").status_code == 409
+    assert ask("submitter", CATALOGUE, "tuesday").json()["run_id"] != started.json()["run_id"]
+    assert ask("viewer", CATALOGUE, "a").status_code == 403
+    wrong = ask("submitter", {"name": "arithmetic", "scenarios": [{"name": "a"}]}, "b")
+    assert wrong.status_code == 400 and "needs questions or a generator" in wrong.text
+    code = ask("submitter", CATALOGUE | {"reward_sources": ["mine:quick"]}, "c")
+    assert code.status_code == 403

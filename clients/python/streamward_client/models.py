@@ -1018,6 +1018,28 @@ class ScoreBody(TypedDict):
     prompt: NotRequired[str | None]
 
 
+class SelfPlayBody(TypedDict):
+    """
+    A catalogue of questions, as `streamward selfplay run` reads it from a file.
+    """
+
+    catalogue: dict[str, Any]
+
+
+class SelfPlayRunAnswer(TypedDict):
+    """
+    A run of a catalogue.
+    """
+
+    object: Literal["selfplay_run"]
+    run_id: str
+    catalogue: str
+    policy: str
+    questions: int
+    task_ids: list[str]
+    created_at: int
+
+
 class ServerTool(TypedDict):
     """
     A tool that this server does not have: the model is not shown it, so no answer calls it.

@@ -171,6 +171,11 @@ class Operations(Sender):
         answer: models.TaskAnswer = self.send("POST", "/tasks", json=body)
         return answer
 
+    def start_selfplay(self, body: models.SelfPlayBody, *, idempotency_key: str | None = None) -> models.SelfPlayRunAnswer:
+        """Ask a policy the questions of a catalogue."""
+        answer: models.SelfPlayRunAnswer = self.send("POST", "/run", json=body, headers={"Idempotency-Key": idempotency_key})
+        return answer
+
     def give_reward(self, body: models.RewardBody) -> models.RewardAnswer:
         """Write a score of exactly one answer."""
         answer: models.RewardAnswer = self.send("POST", "/rewards", json=body)
@@ -417,6 +422,11 @@ class AsyncOperations(AsyncSender):
     async def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
         """Write a task. The same task again is the same; another one of its id is refused."""
         answer: models.TaskAnswer = await self.send("POST", "/tasks", json=body)
+        return answer
+
+    async def start_selfplay(self, body: models.SelfPlayBody, *, idempotency_key: str | None = None) -> models.SelfPlayRunAnswer:
+        """Ask a policy the questions of a catalogue."""
+        answer: models.SelfPlayRunAnswer = await self.send("POST", "/run", json=body, headers={"Idempotency-Key": idempotency_key})
         return answer
 
     async def give_reward(self, body: models.RewardBody) -> models.RewardAnswer:

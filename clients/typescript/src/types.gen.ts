@@ -2047,6 +2047,34 @@ export type ScoreBody = {
 };
 
 /**
+ * A catalogue of questions, as `streamward selfplay run` reads it from a file.
+ */
+export type SelfPlayBody = {
+    /**
+     * `name`, `scenarios` and how they are asked (docs/improve.md)
+     */
+    catalogue: {
+        [key: string]: unknown;
+    };
+};
+
+/**
+ * A run of a catalogue.
+ */
+export type SelfPlayRunAnswer = {
+    object: 'selfplay_run';
+    /**
+     * id of its event in the topic triggers; also of the same run that was asked before
+     */
+    run_id: string;
+    catalogue: string;
+    policy: string;
+    questions: number;
+    task_ids: Array<string>;
+    created_at: number;
+};
+
+/**
  * A tool that this server does not have: the model is not shown it, so no answer calls it.
  */
 export type ServerTool = {
@@ -3480,6 +3508,37 @@ export type SubmitTaskResponses = {
 };
 
 export type SubmitTaskResponse = SubmitTaskResponses[keyof SubmitTaskResponses];
+
+export type StartSelfplayData = {
+    body: SelfPlayBody;
+    headers?: {
+        /**
+         * a request that is sent again with it has its effect once
+         */
+        'Idempotency-Key'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/run';
+};
+
+export type StartSelfplayErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type StartSelfplayError = StartSelfplayErrors[keyof StartSelfplayErrors];
+
+export type StartSelfplayResponses = {
+    /**
+     * Done
+     */
+    201: SelfPlayRunAnswer;
+};
+
+export type StartSelfplayResponse = StartSelfplayResponses[keyof StartSelfplayResponses];
 
 export type GiveRewardData = {
     body: RewardBody;

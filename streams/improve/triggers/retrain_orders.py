@@ -9,7 +9,6 @@ is that which the crossing names.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from schemas import json_text
@@ -64,32 +63,29 @@ def _training(crossing: TriggerEvent, rule: RetrainRule, part: TrainPart, settin
 
 
 def _tuning(crossing: TriggerEvent, rule: RetrainRule, part: TunePart, settings: Settings) -> JobOrder:
-    fields = part.model_dump(exclude_unset=True, exclude={"method", "dataset", "target"})
+    fields = part.model_dump(exclude_unset=True, exclude={"method", "target"})
     if part.max_budget_usd is None:
         fields["max_budget_usd"] = rule.budget_usd
-    if part.dataset is None:
+    build = None if part.dataset is None else newest_build(settings, part.dataset, rule, crossing.created_at)
+    if build is None:
         fields = {"purpose": rule.purpose, "groups_of": rule.policy} | fields
     policy = part.target or rule.policy
     if policy != rule.policy and part.start is None:
         fields["start"] = f"{rule.policy}:{int(crossing.evidence.get('version', 0))}"
     request = TuningRequest(policy=policy, method=part.method, config=TuningConfig(**fields), tenant=rule.tenant)
-    order = tuning_request.order(request, settings, read_state(settings, policy), None, crossing.created_at)
-    if part.dataset is None or order.spec.tuning is None:
-        return order
-    digest = newest_build(settings, part.dataset, rule, crossing.created_at).digest
-    tuning = replace(order.spec.tuning, groups_policy=None, selection={}, dataset=part.dataset, dataset_digest=digest)
-    return replace(order, spec=replace(order.spec, tuning=tuning))
+    return tuning_request.order(request, settings, read_state(settings, policy), build, crossing.created_at)
 
 
-def newest_build(settings: Settings, name: str, rule: RetrainRule, before_ms: int) -> DatasetEvent:
-    """Return the newest build of a data set by a time. Raises NotFoundError, LogError."""
+def newest_build(settings: Settings, reference: str, rule: RetrainRule, before_ms: int) -> DatasetEvent:
+    """Return the newest build by a time of the data set that NAME, or NAME@DIGEST, names. Raises NotFoundError."""
+    name, _, digest = reference.partition("@")
     builds: list[DatasetEvent] = []
     for record in read_topic(settings, "datasets"):
         event = record.decode_placed(DatasetEvent, settings.topics.policy_partitions)
         if isinstance(event, Poison) or event.kind != "built" or event.dataset != name:
             continue
-        if rule.tenant in (None, event.tenant) and event.created_at <= before_ms:
+        if event.digest.startswith(digest) and rule.tenant in (None, event.tenant) and event.created_at <= before_ms:
             builds.append(event)
     if not builds:
-        raise NotFoundError(f"data set {name!r} was not built yet; `streamward datasets build {name}`")
+        raise NotFoundError(f"data set {reference!r} was not built yet; `streamward datasets build {name}`")
     return builds[-1]

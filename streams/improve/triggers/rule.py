@@ -111,7 +111,6 @@ class TunePart(TuningConfig):
     """How a version is tuned: the fields of an order, with where its examples are from."""
 
     method: TuningMethod = "sft"
-    dataset: str | None = Field(None, min_length=1, description="name of a data set; default: answers of the log")
     target: str | None = Field(None, min_length=1, description="policy that is tuned from it; default: itself")
 
     @model_validator(mode="after")

@@ -71,11 +71,6 @@ class TaskIndex(FollowedTopic):
     def _has_begun(self) -> bool:
         return all(self._positions[tp] >= end for tp, end in self._ends.items())
 
-    @property
-    def failed(self) -> bool:
-        """Whether the topic could no longer be read; then another index has to be opened."""
-        return self._error is not None
-
     def find(self, task_id: str) -> SubmittedTask | None:
         """Return a task; None if the log has none of this id now. Raises RefusedError if its record cannot be read."""
         if (found := self._known(task_id)) is not None:
