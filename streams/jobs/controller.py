@@ -174,10 +174,14 @@ class JobController:
     def _is_ours(self, job: JobState | JobEvent) -> bool:
         return self._members.has(job.job_id)
 
+    def _runs_here(self, job: JobState) -> bool:
+        """Return whether a job is run by this process: those that tune are the tuner's."""
+        return job.spec.tuning is None and self._is_ours(job)
+
     def _open_and_close(self) -> bool:
         """Follow the groups of each job that runs and is ours, and of no other. Return whether that was so already."""
         running = {
-            name: job for name, job in self._all.states.items() if job.status == "running" and self._is_ours(job)
+            name: job for name, job in self._all.states.items() if job.status == "running" and self._runs_here(job)
         }
         for name in self._open.keys() - running.keys():
             del self._open[name]
@@ -216,7 +220,7 @@ class JobController:
 
     def _act(self) -> None:
         for job in self._all.next_of_each_policy():
-            if job.status == "queued" and job.spec.tuning is None and self._is_ours(job):
+            if job.status == "queued" and self._runs_here(job):
                 end = self._bounds("groups")[self._groups, self._partition(job)][1]
                 self._write(job, [job_reducer.start_event(job, self._versions(job.policy), end)])
         for state in self._open.values():

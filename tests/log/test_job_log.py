@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import JobEvent, JobPrices, JobQuestion, Sampling, Task, derive_id
+from schemas.events import JobEvent, JobPrices, JobQuestion, JobTuning, Sampling, Task, derive_id
 from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.jobs.controller import JobController
 from streams.jobs.job_log import JobCommand, JobLog
 from streams.jobs.request import JobOrder
 from streams.jobs.state import JobState, fold
+from streams.jobs.tuning import tuning_reducer
 from streams.kafka import admin, times
 from streams.kafka.producer import Producer
 from streams.kafka.retry import BrokerOutage
@@ -184,6 +185,25 @@ def test_a_job_waits_for_the_one_before_it_of_its_policy(made: Settings) -> None
                 return parse(meter.text()).total(catalog.EVENTS_OUT.name, stage="jobs", topic="tasks")
 
             until(lambda: tasks_sent() > 0, "tasks of the job that runs")
+
+
+def test_a_job_that_tunes_is_left_to_the_tuner(made: Settings) -> None:
+    tuning = JobTuning(method="sft", epochs=1, batch=1, groups_policy="tuned")
+    with JobLog(made) as log, JobController(made, BrokerOutage(made.kafka, threading.Event())) as controller:
+        tuned = log.start(order("tuned", tuning=tuning, questions=(), reward_sources=()), actor="ann")
+        with Producer(made) as producer:
+            producer.send(tuning_reducer.start_event(tuned, newest=0, groups_next=0, now_ms=times.now_ms()))
+        later = log.start(order("sums", held_out_share=0.0), actor="ann")
+
+        def is_read() -> bool:
+            controller.step()
+            return log.get(later.job_id).status == "running"
+
+        until(is_read, "the job behind it to run")
+        until(lambda: log.get(tuned.job_id).status == "running", "the job that tunes to run")
+        for _ in range(5):
+            controller.step()
+        assert log.get(tuned.job_id).status == "running"
 
 
 def test_a_job_whose_tasks_cannot_be_written_fails_and_the_others_go_on(made: Settings) -> None:
