@@ -1105,6 +1105,9 @@ GATES = (
     *("max_latency_ms", "max_cost_usd", "max_prompt_tokens", "max_sampled_tokens"),
 )
 """The gates of curation: a figure of a run (streams/improve/curation/gates.py), and which end its bound is."""
+MEASURE_SUCCESS = ("min_score", "min_feedback", "min_success")
+"""Of them, those by which a run is known to be good."""
+ANY_SCENARIO = "*"
 NO_GATE = "off"
 """In place of a bound: a scenario does not have this gate."""
 
@@ -1154,8 +1157,10 @@ class RunCuration(Section):
         "escalate, handoff, transfer_to_human",
         description="names of tools by which an agent hands a run over to a person, comma separated",
     )
-    promote_without_judge: bool = Field(
-        False, description="promote what passes the gates, and ask no judge; needs a gate that measures success"
+    promote_by_gates: str = Field(
+        "",
+        description="scenarios, comma separated, whose runs are promoted if they pass the gates, without a judge; "
+        "*: all; needs a gate that measures success",
     )
     transcript_characters: int = Field(
         60_000, ge=1000, description="longest transcript that is judged, characters; a longer one is cut in the middle"
@@ -1178,6 +1183,10 @@ class RunCuration(Section):
     def escalates(self) -> frozenset[str]:
         """The names of the tools that hand over to a person."""
         return frozenset(_split(self.escalation_tools))
+
+    def promotes_by_gates(self, scenario: str) -> bool:
+        """Return whether a run of a scenario that passes the gates is promoted without a judge."""
+        return not {ANY_SCENARIO, scenario}.isdisjoint(_split(self.promote_by_gates))
 
     @property
     def bounds(self) -> dict[str, float | None]:
@@ -1205,14 +1214,12 @@ class RunCuration(Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> RunCuration:
-        bounds_of_all, scenarios = self.bounds, self.scenario_bounds
-        for scenario in (None, *scenarios) if self.promote_without_judge else ():
-            bounds = bounds_of_all | scenarios.get(scenario or "", {})
-            if not any(bounds.get(name) is not None for name in ("min_score", "min_feedback", "min_success")):
-                of_scenario = "" if scenario is None else f" of scenario {scenario}"
+        by_scenario, _, promoting = self.scenario_bounds, self.bounds, set(_split(self.promote_by_gates))
+        for scenario in sorted(promoting | (by_scenario.keys() if ANY_SCENARIO in promoting else set())):
+            if self.bounds_of(scenario).keys().isdisjoint(MEASURE_SUCCESS):
                 raise ValueError(
-                    f"promote_without_judge promotes what passes the gates{of_scenario}, and none of them measures "
-                    "success; set gates with min_score, min_feedback or min_success"
+                    f"promote_by_gates has {scenario}, and none of its gates measures success; set one of "
+                    f"{', '.join(MEASURE_SUCCESS)}"
                 )
         if self.window < self.min_runs:
             raise ValueError(

@@ -49,7 +49,7 @@ def settings_of(judge: JudgeServer | None = None, retries: int = 0, **curation: 
 
 
 def guard_of(settings: Settings, policies: tuple[str, ...] = ("default",)) -> PromotionGuardAgent:
-    has_judge = settings.scoring.judge_url is not None and not settings.curation.promote_without_judge
+    has_judge = settings.scoring.judge_url is not None
     return PromotionGuardAgent(settings, VerifierAgent(settings, lambda: policies) if has_judge else None)
 
 
@@ -120,10 +120,10 @@ def test_a_scenario_has_other_gates_than_the_rest() -> None:
         ({"gates": "max_turns=1, max_turns=2"}, "has max_turns twice"),
         ({"scenario_gates": "max_turns=3"}, "expected SCENARIO: NAME=BOUND"),
         ({"scenario_gates": "a: max_turns=3; a: max_turns=4"}, "each scenario once"),
-        ({"promote_without_judge": True}, "none of them measures success"),
+        ({"promote_by_gates": "*"}, "none of its gates measures success"),
         (
-            {"promote_without_judge": True, "gates": "min_score=1", "scenario_gates": "a: min_score=off"},
-            "the gates of scenario a, and none",
+            {"promote_by_gates": "*", "gates": "min_score=1", "scenario_gates": "a: min_score=off"},
+            "promote_by_gates has a, and none",
         ),
         ({"min_runs": 200}, "would never be reached"),
     ],
@@ -153,7 +153,10 @@ def test_without_a_judge_a_person_decides_what_passes_unless_the_gates_are_enoug
     assert (ruling.verdict, ruling.labeller) == ("needs_human", "gates")
     assert "no judge is configured" in ruling.rationale
     run = dataclasses.replace(finished(), ended=dataclasses.replace(finished().ended, success=True))  # type: ignore[type-var]
-    assert rule(settings_of(promote_without_judge=True, gates="min_success=1"), run).verdict == "promote"
+    assert rule(settings_of(promote_by_gates="*", gates="min_success=1"), run).verdict == "promote"
+    chats_alone = settings_of(promote_by_gates="chat, sums", gates="min_success=1")
+    assert rule(chats_alone, run).verdict == "promote"
+    assert rule(settings_of(promote_by_gates="sums", gates="min_success=1"), run).verdict == "needs_human"
 
 
 def test_a_judge_that_is_known_to_agree_with_people_promotes_and_says_what_that_rests_on(judge: JudgeServer) -> None:
@@ -191,7 +194,7 @@ def test_a_run_whose_transcript_was_cut_is_promoted_by_no_machine(judge: JudgeSe
     hidden = finished(*(tool_turn(n, messages=(result("a" * 900),)) for n in range(20)), success=True)
     ruling = rule(settings_of(judge, transcript_characters=2000), hidden, agreeing())
     assert ruling.verdict == "needs_human" and "the transcript was cut" in ruling.rationale
-    by_gates = settings_of(transcript_characters=2000, gates="min_success=1", promote_without_judge=True)
+    by_gates = settings_of(transcript_characters=2000, gates="min_success=1", promote_by_gates="*")
     assert rule(by_gates, hidden).verdict == "needs_human"
     asked = judge.requests[0][2]["messages"][0]["content"]
     assert "parts are left out; it says where" in asked

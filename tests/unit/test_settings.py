@@ -608,7 +608,7 @@ ALONE |= {"jobs.prompt_usd", "jobs.completion_usd", "jobs.trainer_hour_usd", "jo
 ALONE |= {"advantages.gamma", "advantages.turn_weight"}
 ALONE |= {"tracing.sample_ratio", "tracing.queue_spans", "tracing.timeout_s"}
 ALONE |= {f"serve.{what}" for what in ("key_per_s", "key_burst", "key_at_once", "requests", "key", "tenant_scorers")}
-ALONE |= {"serve.tls_certificate", "serve.tls_key", "curation.promote_without_judge"}
+ALONE |= {"serve.tls_certificate", "serve.tls_key", "curation.promote_by_gates"}
 ALONE |= {f"schemas.registry_{what}" for what in ("username", "password", "ca_location")}
 ALONE |= {key for key, _ in flatten(Settings()) if key.startswith("login.oidc_")}
 """These mean nothing without others; the test above has them together."""

@@ -67,9 +67,9 @@ def gate_ruling(case: RunCase, settings: Settings) -> RunRuling | None:
     words = gates_in_words(case.gates)
     if not case.passes:
         return RunRuling(verdict="reject", labeller="gates", rationale=words)
-    if asks_judge(settings):
+    if asks_judge(settings, case.row.scenario):
         return None
-    if not settings.curation.promote_without_judge:
+    if not settings.curation.promotes_by_gates(case.row.scenario):
         no_judge = f"{words}, and no judge is configured (scoring.judge_url); a person has to decide"
         return RunRuling(verdict="needs_human", labeller="gates", rationale=no_judge)
     if case.transcript.cut:
@@ -164,7 +164,7 @@ class PromotionGuardAgent:
     def __init__(self, settings: Settings, verifier: VerifierAgent | None = None) -> None:
         """`verifier`: default: the judge of the settings, if there is one."""
         self._settings = settings
-        self._verifier = verifier or (VerifierAgent(settings) if asks_judge(settings) else None)
+        self._verifier = verifier or (VerifierAgent(settings) if settings.scoring.judge_url else None)
 
     def rule(self, finished: Finished, judges: MeasuredJudges = NO_JUDGES) -> RunRuling:
         """Return the verdict on a run. Raises as `VerifierAgent.verify`."""

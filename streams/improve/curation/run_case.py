@@ -33,15 +33,15 @@ class RunCase:
         return all(gate.passed for gate in self.gates)
 
 
-def asks_judge(settings: Settings) -> bool:
-    """Return whether runs that pass the gates are judged by a model."""
-    return settings.scoring.judge_url is not None and not settings.curation.promote_without_judge
+def asks_judge(settings: Settings, scenario: str) -> bool:
+    """Return whether runs of a scenario that pass the gates are judged by a model."""
+    return settings.scoring.judge_url is not None and not settings.curation.promotes_by_gates(scenario)
 
 
 def run_case(finished: Finished, settings: Settings) -> RunCase:
     """Return the case of a run."""
     row = run_row(finished, RunRules.of(settings))
-    rubric = rubric_of(settings.curation, row.scenario, asks_judge=asks_judge(settings))
+    rubric = rubric_of(settings.curation, row.scenario, asks_judge=asks_judge(settings, row.scenario))
     return RunCase(
         finished=finished,
         row=row,
