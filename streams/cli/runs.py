@@ -58,17 +58,15 @@ def runs_list(call: AppContext, /, limit: int, source: Source, output: Output, *
     rows = RunTracker(call.settings, source=source).newest(RunFilter(**chosen), limit)
     columns = [
         show.Column("run", lambda row: row["answer_id"][:SHORT]),
-        show.Column("began", lambda row: show.moment(row["began_ms"])[:19] + "Z"),
+        show.Column("began", lambda row: show.moment(row["began_ms"])[:16] + "Z"),
         show.Column("agent", lambda row: row["agent_id"] or ""),
         show.Column("scenario", "scenario"),
-        show.Column("versions", lambda row: ", ".join(map(str, row["versions"])), right=True),
+        show.Column("version", lambda row: ", ".join(map(str, row["versions"])), right=True),
         show.Column("state", lambda row: row["ending"] or "open"),
         show.Column("turns", "turns", right=True),
         show.Column("tools", _tools, right=True),
-        show.Column("tokens", "sampled_tokens", right=True),
-        show.Column("USD", "cost_usd", right=True),
+        show.Column("USD", lambda row: "" if row["cost_usd"] is None else f"{row['cost_usd']:.4f}", right=True),
         show.Column("reward", "reward", right=True),
-        show.Column("feedback", "feedback", right=True),
         show.Column("verdict", lambda row: row["verdict"] or ""),
     ]
     show.rows([asdict(row) for row in rows], columns, output)
