@@ -33,7 +33,7 @@ from streams.adapters.versions import read_state
 from streams.errors import JobRequestError, LogError, NotFoundError, RefusedError
 from streams.evaluation import suite_tasks as evaluation
 from streams.jobs import job_view, request as requests
-from streams.jobs.job_answers import JobAnswers, answers
+from streams.jobs.job_answers import JobAnswers, answers, tool_accuracy
 from streams.jobs.job_log import JobCommandKind, JobLog
 from streams.jobs.questions import suite, suite_name
 from streams.jobs.state import JobState, JobStatus
@@ -165,7 +165,9 @@ class JobsOverHttp:
         return _job_row(self._jobs.start(order, key=key))
 
     def _status(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        return _job_row(self._jobs.get(_read(JobName, parameters).job_id))
+        job = self._jobs.get(_read(JobName, parameters).job_id)
+        row = _job_row(job)
+        return row | {"metrics": row["metrics"] | {"tool_accuracy": tool_accuracy(self._settings, job)}}
 
     def _command(self, kind: JobCommandKind, key: str | None, parameters: dict[str, Any]) -> dict[str, Any]:
         options = _read(CommandParameters, parameters)

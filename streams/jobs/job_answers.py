@@ -5,7 +5,7 @@ groups of the job ──► those that are wanted ──► responses, by their 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -15,14 +15,16 @@ from schemas.serde import Poison
 from streams.evaluation.results import is_right
 from streams.jobs.questions import ITERATION, JOB, is_count
 from streams.jobs.state import JobState
-from streams.kafka.admin import read_topic
-from streams.kafka.reader import fetch
+from streams.kafka.admin import offsets, read_topic
+from streams.kafka.reader import fetch, read
 from streams.kafka.record import partition_of
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
 AT_ONCE = 500
 """Responses that are fetched together."""
+NEWEST_BATCHES = 8
+"""Among the groups of so many batches are those of the newest iteration, with evaluations and dropped ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,42 @@ def answers(settings: Settings, job: JobState, filter_: JobAnswers) -> Iterator[
             response = records[answer.at].decode(Response)
             if not isinstance(response, Poison):
                 yield _answer(answer, response)
+
+
+def tool_accuracy(settings: Settings, job: JobState) -> float | None:
+    """Return the share of the calls of tools in the newest iteration's answers that their environment could use.
+
+    None without such calls. Reads only the end of what the job's figures count. Raises LogError if the broker does not
+    answer.
+    """
+    if job.spec.agent is None or not job.iteration:
+        return None
+    bounds = offsets(settings, ["groups", "responses"])
+    named = topics(settings.topics)
+    groups = (named["groups"].name, partition_of(job.policy, settings.topics.policy_partitions))
+    start = max(bounds[groups][0], job.groups_next - NEWEST_BATCHES * job.spec.batch_size)
+    records = read(settings, {groups: start}, {groups: job.groups_next}) if start < job.groups_next else ()
+    places = (
+        Coordinates(named["responses"].name, member.partition, member.offset)
+        for group in (record.decode(AdvantagedGroup) for record in records)
+        if isinstance(group, AdvantagedGroup) and _is_newest(group, job)
+        for member in group.responses
+    )
+    stored = [place for place in places if place.offset >= bounds[place.topic, place.partition][0]]
+    responses = (record.decode(Response) for record in fetch(settings, stored).values())
+    return usable_share(response for response in responses if isinstance(response, Response))
+
+
+def _is_newest(group: AdvantagedGroup, job: JobState) -> bool:
+    """Return whether a group is of the job's newest iteration."""
+    return (group.metadata.get(JOB), group.metadata.get(ITERATION)) == (job.job_id, str(job.iteration))
+
+
+def usable_share(responses: Iterable[Response]) -> float | None:
+    """Return the share of the calls of tools that environments could use; None without one."""
+    calls = [turn for response in responses for turn in response.turns if turn.tool is not None]
+    usable = [turn.ok for turn in calls if turn.ok is not None]
+    return sum(usable) / len(usable) if usable else None
 
 
 def _matches(settings: Settings, job: JobState, filter_: JobAnswers) -> Iterator[_Match]:

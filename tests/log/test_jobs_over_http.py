@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 import httpx
@@ -12,11 +14,16 @@ import pytest
 
 from gateway.http.application import Application
 from gateway.jobs.rpc import NOT_FOUND, REFUSED, JsonRpc
-from schemas.events import JobEvent, Task
+from schemas.events import Coordinates, Event, JobEvent, ResponseTurn, Task
+from streams.jobs import state as job_state
+from streams.jobs.job_answers import tool_accuracy
 from streams.jobs.job_log import JobLog
+from streams.jobs.questions import ITERATION, JOB
 from streams.kafka import admin
+from streams.kafka.producer import Producer
 from streams.settings.model import Batches, Kafka, Settings, Topics
 from tests.support.documented import as_documented
+from tests.support.factories import group, job_event, job_spec, member, response
 from tests.support.log.shared_node import own_prefix
 from tests.support.processes import read
 
@@ -79,6 +86,42 @@ def test_a_job_is_started_and_its_status_read_at_both_paths(client: Client, path
     status = client.call("get_status", {"job_id": started["job_id"]}, path=path)
     assert status == started
     assert set(status["metrics"]) >= {"success_rate", "avg_reward", "tool_accuracy"}
+
+
+def written(settings: Settings, events: Sequence[Event]) -> list[Coordinates]:
+    """Write events, and return where they are."""
+    places: list[Coordinates] = []
+    with Producer(settings) as producer:
+        for event in events:
+            producer.send(event, on_ack=places.append)
+            producer.flush()
+    return places
+
+
+def test_the_tool_accuracy_of_a_job_is_that_of_its_newest_iterations_answers(client: Client) -> None:
+    def called(*outcomes: bool | None) -> tuple[ResponseTurn, ...]:
+        return tuple(
+            ResponseTurn(number=n, start=0, end=1, tool=None if ok is None else "go", ok=ok or ok is None)
+            for n, ok in enumerate(outcomes)
+        )
+
+    settings = client.settings
+    answers = [response(sampling_id=f"i{n}", agent_id="calc", turns=turns)
+               for n, turns in enumerate((called(False), called(True, False, None), called(True, True)))]  # fmt: skip
+    groups = []
+    for number, (place, answer) in enumerate(zip(written(settings, answers), answers, strict=True)):
+        own = member(response_id=answer.response_id, partition=place.partition, offset=place.offset)
+        place_of_task = {JOB: "job-1", ITERATION: str(max(1, number))}
+        groups.append(group(task_id=f"i{number}", policy="walker", responses=(own,), metadata=place_of_task))
+    end = written(settings, groups)[-1].offset + 1
+    spec = job_spec(agent="calc")
+    events = [job_event("created", spec=spec, policy="walker"), job_event("started", 1, policy="walker"),
+              job_event("iteration", 2, iteration=2, version=2, groups_next=end, policy="walker")]  # fmt: skip
+    job = reduce(job_state.fold, events, None)
+    assert job is not None and tool_accuracy(settings, job) == 1.0
+    assert tool_accuracy(settings, dataclasses.replace(job, iteration=1)) == pytest.approx(1 / 3)
+    assert tool_accuracy(settings, dataclasses.replace(job, iteration=3)) is None
+    assert tool_accuracy(settings, dataclasses.replace(job, spec=job_spec())) is None, "no agent, no tools"
 
 
 def test_parameters_may_be_positional(client: Client) -> None:

@@ -2,7 +2,8 @@
 
     topic `group-control` ──► view group_control       groups + responses ──► group_responses
     the columns of streams/arrow                       adapters + batches + groups ──► lineage
-                                                       adapters, folded          ──► rollout
+                                                       adapters, folded          ──► rollout, policy_checkpoints
+                                                       jobs, folded              ──► training_jobs
                                                        answers, turns, and more  ──► runs (runs_view.py)
                                                        groups + responses        ──► spans
                                                        tasks                     ──► unique_tasks, and others of UNIQUE
@@ -28,6 +29,7 @@ from schemas.events import GroupResponse
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
+from streams.tools.query.jobs_view import TRAINING_JOBS
 from streams.tools.query.runs_view import runs_sql
 
 WHOLE = "whole"
@@ -148,7 +150,7 @@ LEFT JOIN cut AS b ON b.policy = a.policy AND b.sequence = a.last_batch
 LEFT JOIN made AS g ON g._partition = b.groups_partition AND g._offset = b.group_offset
 """
 """Each version's own step. What it was trained on before is in the rows of the versions before it."""
-ROLLOUT = """, told AS MATERIALIZED (
+FOLDED = """, told AS MATERIALIZED (
     SELECT e.*, coalesce(CAST(e.share AS DOUBLE), 0) AS wanted,
         CASE e.kind
             WHEN 'trained' THEN e.version = 0 OR e.n > k.known_from
@@ -200,12 +202,39 @@ ROLLOUT = """, told AS MATERIALIZED (
         FROM fold AS f JOIN told AS t ON t.policy = f.policy AND t.n = f.n + 1
     )
 )
+"""
+"""The state of each policy after each of its events."""
+ROLLOUT = (
+    FOLDED
+    + """
 SELECT t.policy, t.kind, t.version, CASE WHEN f.works THEN 'effective' WHEN t.again THEN 'again' ELSE 'refused' END
     AS effect, f.primary_version, f.candidate_version, f.share, t.actor, t.reason, t.event_id, t._partition, t._offset,
     t._timestamp
 FROM fold AS f JOIN told AS t USING (policy, n) SEMI JOIN adapters USING (_partition, _offset)
 """
+)
 """What streams/adapters/serving.py does with events, in SQL: a property test folds random histories with both."""
+
+CHECKPOINTS = """, newest AS (
+    SELECT policy, arg_max(statuses, n) AS statuses, arg_max(share, n) AS share FROM fold GROUP BY policy
+), measured AS (
+    SELECT policy, version, arg_max(suite, n) AS suite, arg_max(metrics['exact'], n) AS success,
+        arg_max(metrics['mean_reward'], n) AS held_out_reward
+    FROM told WHERE kind = 'evaluated' GROUP BY policy, version
+)
+SELECT t.policy, t.version, s.statuses[t.version] AS status, CASE s.statuses[t.version] WHEN 'canary' THEN s.share END
+    AS share, t.parent_version,
+    CASE WHEN t.tuning IS NOT NULL THEN t.tuning.method WHEN t.recipe['imported.framework'] IS NOT NULL THEN 'imported'
+        ELSE 'batches' END AS made_by,
+    t.tuning.dataset AS dataset, t.first_batch, t.last_batch, m.suite, m.success, m.held_out_reward,
+    t.metrics['reward'] AS reward, t.uri, CAST(list_sum(list_transform(t.files, lambda f: f.bytes)) AS BIGINT) AS bytes,
+    t.base_digest, t.actor, t.created_at, t._partition, t._offset, t._timestamp
+FROM fold AS f JOIN told AS t USING (policy, n) JOIN newest AS s USING (policy)
+LEFT JOIN measured AS m ON m.policy = t.policy AND m.version = t.version
+SEMI JOIN adapters USING (_partition, _offset)
+WHERE f.works AND t.kind = 'trained'
+"""
+"""Each version that was made, as it is now."""
 
 KEY_USE = """
 WITH made AS (
@@ -249,6 +278,13 @@ JOINS = (
     ),
     SqlView("spans", "groups", "one row per turn of a grouped response, with its credit", SPANS, ("responses",)),
     SqlView("rollout", "adapters", "one row per AdapterEvent, with who answers after it", KNOWN_VERSIONS + ROLLOUT),
+    SqlView(
+        "policy_checkpoints",
+        "adapters",
+        "one row per version of a policy: what made it, how it did, and what it is now",
+        KNOWN_VERSIONS + FOLDED + CHECKPOINTS,
+    ),
+    SqlView("training_jobs", "jobs", "one row per job: what was ordered, how far it is, and its cost", TRAINING_JOBS),
     *(_unique(label, key) for label, key in UNIQUE.items()),
     SqlView("key_use", "requests", "one row per key: what it asked, was refused, and used", KEY_USE, ("access",)),
 )

@@ -88,7 +88,8 @@ def _tenant_definitions(tenant: str) -> str:
         "batches": own_policy,
         "adapters": own_policy,
         "rollout": own_policy,
-        **dict.fromkeys(("jobs", "curation", "datasets", "triggers"), f"tenant = {name}"),
+        "policy_checkpoints": own_policy,
+        **dict.fromkeys(("jobs", "training_jobs", "curation", "datasets", "triggers"), f"tenant = {name}"),
         "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
     }
