@@ -100,7 +100,7 @@ class WholeGroups:
         sampling = self._add(taken.record.at.offset, response)
         group = sampling.group(taken.record.at.offset, response)
         if group is not None:
-            del self._samplings[response.sampling_id]
+            self.forget(response)
         return group
 
     def forget(self, response: Response) -> None:
@@ -110,6 +110,7 @@ class WholeGroups:
     def _add(self, offset: int, response: Response) -> OpenSampling:
         sampling = self._samplings.setdefault(response.sampling_id, OpenSampling())
         sampling.add(offset, response)
+        self._samplings.move_to_end(response.sampling_id)
         if len(self._samplings) > MAX_SAMPLINGS:
             self._samplings.popitem(last=False)
         return sampling
