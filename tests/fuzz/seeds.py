@@ -223,6 +223,8 @@ def seeds() -> Iterator[tuple[str, str, bytes]]:
     said = '{"score": 7, "reason": "short and right"}'
     yield "judge", "reply", json.dumps({"choices": [{"message": {"content": said}}]}).encode()
     yield "judge", "wordy", json.dumps({"choices": [{"message": {"content": f"Well, {{x}} then: {said}."}}]}).encode()
+    opinion = json.dumps({"verdict": "reject", "rationale": "It is wrong."})
+    yield "verdict", "reply", json.dumps({"model": "m", "choices": [{"message": {"content": opinion}}]}).encode()
     schema = (ROOT / "schemas" / "avro" / "Task" / "1.avsc").read_text()
     yield "registry", "schema", schema.encode()
     yield "registry", "look-up", json.dumps({"schema": schema}).encode()

@@ -56,6 +56,7 @@ ROUTES = (
     "/runs",
     "/jobs",
     "/dead-letters",
+    "/curation/queue",
     "/live",
     "/sql",
     "/sql?q=FROM+tasks",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from schemas.events import RATIONALE_CHARACTERS, Coordinates, CurationEvent, RunVerdict
-from streams.errors import RefusedError
+from streams.errors import NotFoundError, RefusedError
 from streams.improve.curation.agreement import Agreement, JudgeIdentity
 from streams.improve.curation.curation_state import CurationState
 from streams.improve.curation.promotion_guard import RunRuling, event_of
@@ -130,13 +130,21 @@ class CurationLog:
         with self._reading:
             if self._history is None:
                 self._history = history.of(self.settings, self._source)
-            bounds = self._history.bounds(["curation"])
+            bounds = self._bounds(self._history)
             starts = {tp: self._next.get(tp, low) for tp, (low, _) in bounds.items()}
             ends = {tp: end for tp, (_, end) in bounds.items()}
             for record in self._history.read(starts, ends) if starts != ends else ():
                 self._state.take(record)
             self._next = ends
             yield self._state
+
+    def _bounds(self, records: History) -> dict[TopicPartition, tuple[int, int]]:
+        try:
+            return records.bounds(["curation"])
+        except NotFoundError:
+            if self._source != "archive":
+                raise
+            return {}  # it was archived before there were verdicts
 
     def _write(self, event: CurationEvent) -> Coordinates:
         places: list[Coordinates] = []

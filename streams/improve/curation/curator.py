@@ -129,7 +129,10 @@ class Curator:
         """Judge some runs; return whether there may be more at once. Raises ScoreError if the judge is unavailable."""
         self._members.poll(timeout_s=0.0)  # only to be a member: the reader has the records
         self._read_verdicts()
-        if not self._has_joined or not self._has_caught_up():
+        if not self._has_joined:
+            self._members.poll(timeout_s=POLL_S)
+            return True
+        if not self._has_caught_up():
             return True
         cases = self._waiting or list(islice(self._new_cases(), JUDGE_THREADS))
         self._waiting = []
@@ -208,7 +211,7 @@ class Curator:
         self._producer.send(event)
         self.counts[event.verdict] += 1
         self._report(event)
-        log.info("run %s: %s by %s: %s", event.answer_id, event.verdict, event.labeller, event.rationale)
+        log.info("run %s: %s by %s", event.answer_id, event.verdict, event.labeller)
 
     def _report(self, event: CurationEvent) -> None:
         meter = self._outage.meter
