@@ -50,6 +50,8 @@ PATHS = {
     "the groups with a text in question or answer": "/groups?text=17+%2B+17",
     "the groups of long answers": "/groups?tokens_from=10",
     "the newest records": "/live",
+    "the list of runs": "/runs",
+    "the runs that no verdict is about": "/runs?verdict=none&scenario=scenario-3",
     "a task's answers": "/tasks/{}",
     "an answer's tokens": "/tokens/0/7",
     "learning curves as JSON": "/curves?policy=demo",

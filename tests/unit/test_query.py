@@ -28,6 +28,7 @@ from streams.tools.query import archived, formats, options as query_options
 from streams.tools.query.prompt import Shell, feed_all, is_whole, words
 from streams.tools.query.session import Session, SessionLimits, connect
 from streams.tools.query.source import Scope
+from streams.tools.views.rights import LogRights
 
 LONG = "SELECT sum(a.range * b.range) FROM range(10000000) AS a, range(1000000) AS b"
 
@@ -81,6 +82,12 @@ def test_there_is_a_view_for_every_topic_and_each_can_be_read(session: Session) 
     joins |= {"unique_tasks", "unique_responses", "unique_rewards", "unique_groups"}
     assert {label.replace("-", "_") for label in LABELS} | joins == set(session.views)
     assert all(answer(session, f"FROM {name}") == [] for name in session.views)
+
+
+def test_a_tenant_reads_every_view_by_a_condition(session: Session) -> None:
+    restricted = LogRights("red", access=False).restrict("SELECT 1")
+    assert [name for name in session.views if f"{name} AS (SELECT" not in restricted] == []
+    assert all(answer(session, LogRights("red", access=False).restrict(f"FROM {name}")) == [] for name in session.views)
 
 
 def test_tables_are_shown_as_the_views_that_there_are_and_no_others(session: Session, settings: Settings) -> None:
