@@ -21,6 +21,7 @@
     │   ├── BadAnswer            what it sent is no answer to this request  try again, elsewhere if possible
     │   ├── RequestRejected      it will never answer this request          the request fails
     │   └── WrongModel           its weights or logprobs are not ours       use another server
+    ├── ProviderError        an outside API of fine-tuning did not answer   repeat the command: exit 5
     ├── CallError            an agent's call of the model gets no answer    tell its client
     ├── CallFailed           the built-in agent's call got no answer        its run ends so
     └── EventError           this one event cannot be used                  dead-letter, go on
@@ -161,6 +162,12 @@ CallErrorKind = Literal[
     "busy",  # the broker or the engine cannot take it now; try again later
     "internal",
 ]
+
+
+class ProviderError(StreamwardError):
+    """An outside API of fine-tuning did not answer, or its answer cannot be read; repeating the command continues."""
+
+    exit_code = 5
 
 
 class CallError(StreamwardError):

@@ -225,6 +225,69 @@ def datasets_rebuild(
         ctx.exit(4)
 
 
+@datasets.command("submit")
+@click.argument("reference", metavar="NAME[@DIGEST]")
+@click.option("--to", "url", required=True, metavar="URL", help="OpenAI-compatible API, up to /v1.")
+@click.option("--model", required=True, help="Model to tune, by the provider's name.")
+@click.option("--method", type=click.Choice(["sft", "dpo"]), default="sft", show_default=True)
+@click.option("--epochs", type=click.IntRange(min=1), default=None, help="Passes.  [default: the provider decides]")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), default=1, show_default=True, help="2: order a failed job again."
+)
+@click.option("--usd-per-million", type=float, default=None, metavar="USD", help="Price of a million trained tokens.")
+@click.option("--tenant", default=None, help="Confirm that runs of this tenant may be sent there.")
+@click.option(
+    "--key-env", default="OPENAI_API_KEY", show_default=True, metavar="NAME", help="Variable with the API key."
+)
+@click.option(
+    "--poll", "poll_s", type=float, default=5.0, show_default=True, metavar="S", help="Seconds between looks."
+)
+@source_option
+@output_option
+@click.pass_context
+@pass_call
+def datasets_submit(
+    call: AppContext,
+    ctx: click.Context,
+    /,
+    reference: str,
+    tenant: str | None,
+    key_env: str,
+    poll_s: float,
+    source: Source,
+    output: Output,
+    **options: Any,
+) -> None:
+    """Tune an outside model on a data set.
+
+    The train rows are sent to a provider of fine-tuning with OpenAI's API, and the job is followed to its end; cost and
+    resulting model are recorded. The same command again continues, and orders nothing twice. Eval rows are not sent.
+    Exit code 1 if the job failed or was cancelled.
+    """
+    import os
+
+    from streams import output as show
+    from streams.improve.datasets import dataset_log, dataset_rebuild, outside_tuning
+    from streams.improve.datasets.provider_api import ProviderApi
+    from streams.tools.archive import history
+
+    settings = call.settings_to_write
+    event = dataset_log.read(settings).find(reference)
+    outside_tuning.check_tenant(event, tenant)
+    order = outside_tuning.OutsideOrder(event=event, actor=user_name(), **options)
+    with until_stopped() as stop, ProviderApi(order.url, os.environ.get(key_env)) as api:
+        newest = outside_tuning.submit(
+            settings,
+            order,
+            lambda: dataset_rebuild.contents(settings, event, history.of(settings, source)),
+            api,
+            stop=stop,
+            poll_s=poll_s,
+        )
+    show.record(outside_row(newest), output)
+    ctx.exit(1 if newest.kind in ("failed", "cancelled") else 0)
+
+
 def row(event: DatasetEvent) -> dict[str, Any]:
     """Return what a list has of a build."""
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,21 @@ from schemas.events import AdapterEvent, DatasetEvent, RunVerdict
 from schemas.tokens import TokenIds
 from streams.adapters.versions import empty
 from streams.engines.base_model import Base
-from streams.errors import JobRequestError, RefusedError
-from streams.improve.datasets import dataset_rebuild as rebuild
+from streams.errors import JobRequestError, NotFoundError, ProviderError, RefusedError
+from streams.improve.datasets import dataset_log, dataset_rebuild as rebuild
 from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule
+from streams.improve.datasets.outside_tuning import OutsideOrder, check_tenant, submit
+from streams.improve.datasets.provider_api import ProviderApi
 from streams.jobs.job_log import JobLog
 from streams.jobs.tuning import tuning_request
 from streams.jobs.tuning.job_tuner import TuningWorker
 from streams.kafka import admin, times
 from streams.kafka.history import LogHistory
 from streams.settings.model import Model, Settings
+from tests.log.test_fine_tuning_over_http import gateway
 from tests.pipeline.test_tuning import again, command, verdicts
+from tests.support.agent_server import settings_of
 from tests.support.log.judged_log import PROMPT, judge, served
 from tests.support.models.chat_tiny import base
 from tests.support.processes import read, until
@@ -136,3 +141,112 @@ def test_an_order_that_names_a_data_set_takes_no_other_examples(settings: Settin
     assert (result.exit_code, "--min-reward and --dataset both choose" in result.stderr) == (2, True)
     other = command(settings, "jobs", "start", "default", "--method", "sft", "--config", '{"dataset": "coch"}')
     assert other.exit_code == 3, other.output
+
+
+# --- elsewhere --------------------------------------------------------------------------------------------------------
+
+
+def numbers(settings: Settings, folder: Path) -> DatasetEvent:
+    """Build a data set whose texts the tiny model's tokenizer has."""
+    for number in range(3):
+        name, answer = f"run-{number}", str(24 + number)
+        judge(settings, name, served(settings, name, f"21 2{number}", answer))
+    order = DatasetOrder(
+        name="coach", rule=DatasetRule(policy="default", eval_share=0.0), actor="ann", reason="a test", root=folder
+    )
+    return build(settings, order, LogHistory(settings))[0]
+
+
+def outside_events(settings: Settings) -> list[DatasetEvent]:
+    return [event for _, event in read(settings, DatasetEvent) if event.outside is not None]
+
+
+class Killed(BaseException):
+    """A kill at the place where it is raised."""
+
+
+def test_a_data_set_is_tuned_on_elsewhere_once_whenever_its_process_is_killed(
+    kafka_bootstrap: str, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = settings_of(kafka_bootstrap, tmp_path, {"replies": [], "context_tokens": 512})
+    settings = tiny.model_copy(
+        update={
+            "model": Model(base=base.model.config._name_or_path),
+            "jobs": tiny.jobs.model_copy(update={"tenant_month_usd": 0.0}),
+        }
+    )
+    admin.apply_topics(settings)
+    event = numbers(settings, tmp_path / "sets")
+    history, stop = LogHistory(settings), threading.Event()
+    ended: list[DatasetEvent] = []
+    with gateway(settings) as provider, JobLog(settings) as log:
+        order = OutsideOrder(
+            event=event, url=f"{provider.url}/v1", model="sums", usd_per_million=2_000_000.0, actor="ann"
+        )
+
+        def send(api: ProviderApi) -> DatasetEvent:
+            return submit(
+                settings, order, lambda: rebuild.contents(settings, event, history), api, stop=stop, poll_s=0.1
+            )
+
+        with ProviderApi(order.url, "none") as api:
+            for place in ("create_job", "announce"):  # before the job is there, and before its event is
+                with monkeypatch.context() as patch:
+                    owner: Any = api if place == "create_job" else dataset_log
+
+                    def kill(*_: object) -> None:
+                        raise Killed
+
+                    patch.setattr(owner, place, kill)
+                    with pytest.raises(Killed):
+                        send(api)
+            assert outside_events(settings) == []
+            worker = TuningWorker(settings, log, threading.Event())
+            waiting = threading.Thread(target=lambda: ended.append(send(api)))
+            waiting.start()
+            try:
+
+                def is_over() -> bool:
+                    worker.step()
+                    return not waiting.is_alive()
+
+                until(is_over, "the job to end")
+            finally:
+                worker.__exit__()
+            assert send(api) == ended[0], "the same command again has nothing to do"
+        jobs = list(provider.client.fine_tuning.jobs.list())
+        files = list(provider.client.files.list())
+    assert ([job.fine_tuned_model for job in jobs], len(files)) == (["sums@1"], 1)
+    assert [made.kind for made in outside_events(settings)] == ["submitted", "succeeded"]
+    outside = ended[0].outside
+    assert outside is not None and (outside.job, outside.result) == (jobs[0].id, "sums@1")
+    assert outside.trained_tokens == jobs[0].trained_tokens and outside.cost_usd == 2.0 * (outside.trained_tokens or 0)
+
+
+def test_what_a_provider_refuses_is_told_in_its_words_and_runs_of_a_tenant_need_a_word(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
+    admin.apply_topics(settings)
+    event = numbers(settings, tmp_path / "sets")
+    stop = threading.Event()
+    with gateway(settings) as provider, ProviderApi(f"{provider.url}/v1", "none") as api:
+        order = OutsideOrder(event=event, url=f"{provider.url}/v1", model="a/b", actor="ann")
+        with pytest.raises(RefusedError, match="'a/b' cannot be trained"):
+            submit(
+                settings,
+                order,
+                lambda: rebuild.contents(settings, event, LogHistory(settings)),
+                api,
+                stop=stop,
+                poll_s=0.1,
+            )
+        pairs = replace(order, model="sums", method="dpo")
+        with pytest.raises(NotFoundError, match=r"has no train\.pairs\.jsonl"):
+            submit(settings, pairs, lambda: {}, api, stop=stop, poll_s=0.1)
+    with ProviderApi("http://127.0.0.1:9/v1", None) as api, pytest.raises(ProviderError, match="repeat the command"):
+        submit(settings, order, lambda: {}, api, stop=stop, poll_s=0.1)
+    assert outside_events(settings) == []
+    check_tenant(event, None)
+    with pytest.raises(RefusedError, match="--tenant acme"):
+        check_tenant(replace(event, tenant="acme"), None)

@@ -7,6 +7,8 @@ Nothing is written to the log.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from schemas.events import DatasetEvent, TuningMethod
 from streams.errors import RefusedError
 from streams.improve.datasets import dataset_log, dataset_rows as rows
@@ -27,6 +29,14 @@ def rebuild(settings: Settings, event: DatasetEvent, history: History) -> Compos
     rule = DatasetRule.of_event(event)
     order = DatasetOrder(name=event.dataset, rule=rule, actor=event.actor, reason=event.reason)
     return compose(settings, order, event.ranges, history, event.code_version)
+
+
+def contents(settings: Settings, event: DatasetEvent, history: History) -> Mapping[str, bytes]:
+    """Return the files of a data set, as they were built. Raises RefusedError if they come out otherwise, LogError."""
+    composed = rebuild(settings, event, history)
+    if (problem := difference(event, composed.event)) is not None:
+        raise RefusedError(problem)
+    return composed.contents
 
 
 def difference(event: DatasetEvent, rebuilt: DatasetEvent) -> str | None:
