@@ -20,6 +20,7 @@ from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
+from gateway.log.dataset_list import BuiltDatasets
 from gateway.log.groups import TaskGroups
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
@@ -52,7 +53,7 @@ ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
     *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs),
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
-    RunVerdictRoutes,
+    *(RunVerdictRoutes, BuiltDatasets),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))

@@ -33,6 +33,7 @@ from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.uploaded_files import UploadedFiles
 from gateway.log.adapters import PublishedAdapters
+from gateway.log.dataset_list import BuiltDatasets
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
 from gateway.log.recorded_runs import RecordedRuns
@@ -211,6 +212,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         Statements(log),
         PublishedAdapters(settings),
         RunVerdictRoutes(settings, log),
+        BuiltDatasets(settings),
     ]
 
 

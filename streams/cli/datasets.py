@@ -143,7 +143,7 @@ def datasets_list(call: AppContext, output: Output) -> None:
         show.Column("data set", "dataset"),
         show.Column("digest", lambda row: row["digest"][:SHOWN]),
         show.Column("policy", "policy"),
-        show.Column("newest verdict", lambda row: show.moment(row["newest_verdict"])),
+        show.Column("newest verdict", "newest_verdict"),
         *(show.Column(title, title, right=True) for title in ("train", "eval", "pairs")),
         show.Column("folder", "folder", optional=True),
     ]
@@ -229,7 +229,7 @@ def datasets_rebuild(
 @click.argument("reference", metavar="NAME[@DIGEST]")
 @click.option("--to", "url", required=True, metavar="URL", help="OpenAI-compatible API, up to /v1.")
 @click.option("--model", required=True, help="Model to tune, by the provider's name.")
-@click.option("--method", type=click.Choice(["sft", "dpo"]), default="sft", show_default=True)
+@click.option("--method", type=click.Choice(["sft", "dpo"]), default="sft", show_default=True, help="dpo: on pairs.")
 @click.option("--epochs", type=click.IntRange(min=1), default=None, help="Passes.  [default: the provider decides]")
 @click.option(
     "--attempt", type=click.IntRange(min=1), default=1, show_default=True, help="2: order a failed job again."
@@ -290,12 +290,14 @@ def datasets_submit(
 
 def row(event: DatasetEvent) -> dict[str, Any]:
     """Return what a list has of a build."""
+    from streams.output import moment
+
     return {
         "dataset": event.dataset,
         "digest": event.digest,
         "policy": event.policy,
         "tenant": event.tenant,
-        "newest_verdict": event.created_at,
+        "newest_verdict": moment(event.created_at),
         **{name: event.counts.get(name, 0) for name in ("train", "eval", "pairs", "clusters")},
         "folder": event.folder,
     }

@@ -8,10 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
+from starlette.requests import Request
 
-from schemas.events import DatasetEvent
+from gateway.http.principal import set_principal
+from gateway.log.dataset_list import BuiltDatasets, DatasetsQuery
+from schemas.events import DatasetEvent, OutsideTuning
+from streams.access.keys import AccessKey
 from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
 from streams.improve.datasets import dataset_log
@@ -21,6 +26,8 @@ from streams.kafka import admin
 from streams.kafka.history import LogHistory
 from streams.settings.model import Settings
 from streamward import DatasetCurationHostedService
+from tests.support.agent_server import serving, settings_of
+from tests.support.documented import HOOKS
 from tests.support.log.judged_log import judge, promoted, sent, served
 from tests.support.processes import environment, read, until
 
@@ -177,3 +184,40 @@ def test_the_service_builds_when_enough_new_runs_were_promoted_and_not_again(
     judge(settings, "late", served(settings, "late", "And who painted it?"))
     works(2, 2)
     assert [event.counts["train"] for event in built(settings)] == [2, 4]
+
+
+def test_data_sets_are_listed_over_http_and_a_tenants_key_sees_its_own(kafka_bootstrap: str, tmp_path: Path) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
+    admin.apply_topics(settings)
+    promoted(settings, *QUESTIONS)
+    event, _ = build(settings, order(tmp_path / "sets"), LogHistory(settings))
+    outside = OutsideTuning(endpoint="https://tuner/v1", job="ftjob-1", model="m", result="m:1", cost_usd=0.5)
+    for kind in ("submitted", "succeeded"):
+        about: dict[str, Any] = {"kind": kind, "outside": outside, "manifest_sha256": None, "files": ()}
+        sent(settings, replace(event, event_id=f"{kind}", **about))
+    theirs = replace(event, event_id="theirs", dataset="other", tenant="acme")
+    sent(settings, theirs)
+    with serving(settings) as url, httpx.Client(base_url=url, event_hooks=HOOKS) as client:
+        listed = client.get("/datasets").json()["data"]
+        one = client.get("/datasets", params={"dataset": "coach"}).json()["data"]
+    assert [entry["dataset"] for entry in listed] == ["coach", "other"]
+    assert (one[0]["digest"], one[0]["counts"]["train"], one[0]["labellers"]) == (event.digest, 3, {"person": 3})
+    assert [(job["status"], job["result"], job["cost_usd"]) for job in one[0]["submissions"]] == [
+        ("succeeded", "m:1", 0.5)
+    ]
+    scope: dict[str, Any] = {"type": "http", "headers": []}
+    set_principal(
+        scope,
+        AccessKey(
+            key_id="00112233445566ff",
+            secret_sha256="",
+            role="viewer",
+            name=None,
+            tenant="acme",
+            agent_id=None,
+            created_at=0,
+            expires_at=None,
+        ),
+    )
+    room, as_tenant = BuiltDatasets(settings), Request(scope)
+    assert [entry.dataset for entry in room.list_datasets(as_tenant, DatasetsQuery()).data] == ["other"]

@@ -75,6 +75,16 @@ class CutReason(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
+class DatasetFileAnswer(TypedDict):
+    """
+    A file of a data set.
+    """
+
+    path: str
+    bytes: int
+    sha256: str
+
+
 class DeletedFile(TypedDict):
     """
     A file that is no more.
@@ -1093,6 +1103,20 @@ class StreamOptions(TypedDict):
     include_usage: NotRequired[bool | None]
 
 
+class SubmissionAnswer(TypedDict):
+    """
+    A job of an outside provider that a data set was sent to.
+    """
+
+    status: Literal["submitted", "succeeded", "failed", "cancelled"]
+    endpoint: str
+    job: str
+    model: str
+    result: str | None
+    trained_tokens: int | None
+    cost_usd: float | None
+
+
 class SuggestedAction(TypedDict):
     """
     What to do about an error; with a conflict, what is there instead.
@@ -1559,6 +1583,38 @@ class CountTokensBody(TypedDict):
     tool_choice: NotRequired[ToolChoice | None]
     output_config: NotRequired[OutputConfig | None]
     thinking: NotRequired[Thinking | None]
+
+
+class DatasetAnswer(TypedDict):
+    """
+    One build of a data set.
+    """
+
+    object: Literal["dataset"]
+    dataset: str
+    digest: str
+    policy: str
+    tenant: str | None
+    newest_verdict: str
+    rule: dict[str, str]
+    counts: dict[str, int]
+    scenarios: dict[str, int]
+    labellers: dict[str, int]
+    versions: list[int]
+    code_version: str
+    actor: str
+    reason: str
+    files: list[DatasetFileAnswer]
+    submissions: list[SubmissionAnswer]
+
+
+class DatasetListAnswer(TypedDict):
+    """
+    The builds of all data sets, the oldest first.
+    """
+
+    object: Literal["list"]
+    data: list[DatasetAnswer]
 
 
 class EndBody(TypedDict):

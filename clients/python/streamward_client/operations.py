@@ -236,6 +236,11 @@ class Operations(Sender):
         answer: models.RecordedVerdict = self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
         return answer
 
+    def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
+        """List the builds of data sets, and where they were sent."""
+        answer: models.DatasetListAnswer = self.send("GET", "/datasets", params={"dataset": dataset})
+        return answer
+
     def get_permissions(self) -> models.PermissionsAnswer:
         """Return who asks, and what they may do."""
         answer: models.PermissionsAnswer = self.send("GET", "/auth/permissions")
@@ -487,6 +492,11 @@ class AsyncOperations(AsyncSender):
     async def judge_run(self, run_id: str, body: models.VerdictBody) -> models.RecordedVerdict:
         """Say whether a run is good enough to learn from."""
         answer: models.RecordedVerdict = await self.send("POST", f"/runs/{part(run_id)}/verdict", json=body)
+        return answer
+
+    async def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
+        """List the builds of data sets, and where they were sent."""
+        answer: models.DatasetListAnswer = await self.send("GET", "/datasets", params={"dataset": dataset})
         return answer
 
     async def get_permissions(self) -> models.PermissionsAnswer:

@@ -477,6 +477,53 @@ export type CutReason = {
 };
 
 /**
+ * One build of a data set.
+ */
+export type DatasetAnswer = {
+    object: 'dataset';
+    dataset: string;
+    digest: string;
+    policy: string;
+    tenant: string | null;
+    newest_verdict: string;
+    rule: {
+        [key: string]: string;
+    };
+    counts: {
+        [key: string]: number;
+    };
+    scenarios: {
+        [key: string]: number;
+    };
+    labellers: {
+        [key: string]: number;
+    };
+    versions: Array<number>;
+    code_version: string;
+    actor: string;
+    reason: string;
+    files: Array<DatasetFileAnswer>;
+    submissions: Array<SubmissionAnswer>;
+};
+
+/**
+ * A file of a data set.
+ */
+export type DatasetFileAnswer = {
+    path: string;
+    bytes: number;
+    sha256: string;
+};
+
+/**
+ * The builds of all data sets, the oldest first.
+ */
+export type DatasetListAnswer = {
+    object: 'list';
+    data: Array<DatasetAnswer>;
+};
+
+/**
  * A file that is no more.
  */
 export type DeletedFile = {
@@ -2120,6 +2167,22 @@ export type StoredFile = {
  */
 export type StreamOptions = {
     include_usage?: boolean | null;
+};
+
+/**
+ * A job of an outside provider that a data set was sent to.
+ */
+export type SubmissionAnswer = {
+    status: 'submitted' | 'succeeded' | 'failed' | 'cancelled';
+    endpoint: string;
+    job: string;
+    model: string;
+    /**
+     * the model that came of it
+     */
+    result: string | null;
+    trained_tokens: number | null;
+    cost_usd: number | null;
 };
 
 /**
@@ -3884,6 +3947,36 @@ export type JudgeRunResponses = {
 };
 
 export type JudgeRunResponse = JudgeRunResponses[keyof JudgeRunResponses];
+
+export type ListDatasetsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * default: all of them
+         */
+        dataset?: string | null;
+    };
+    url: '/datasets';
+};
+
+export type ListDatasetsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListDatasetsError = ListDatasetsErrors[keyof ListDatasetsErrors];
+
+export type ListDatasetsResponses = {
+    /**
+     * Done
+     */
+    200: DatasetListAnswer;
+};
+
+export type ListDatasetsResponse = ListDatasetsResponses[keyof ListDatasetsResponses];
 
 export type GetPermissionsData = {
     body?: never;
