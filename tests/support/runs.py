@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.events import Coordinates, Message, ToolCall, TrajectoryEvent, Turn
+from schemas.events import Coordinates, CurationJudge, Message, ToolCall, TrajectoryEvent, Turn
 from streams.improve.curation.agreement import Agreement, JudgeIdentity, PairTable
 from streams.improve.curation.promotion_guard import MeasuredJudges
 from streams.stages.agents.trajectories.fold import fold
@@ -73,3 +73,18 @@ def agreeing(table: PairTable = SURE, *, counted: tuple[int, ...] = (0,)) -> Mea
         return Agreement(judge=judge, table=table)
 
     return MeasuredJudges(of_judge=of_judge, counted=counted)
+
+
+def judge_of(**changes: Any) -> CurationJudge:
+    """Return the judge of a verdict, who would promote."""
+    whole: dict[str, Any] = {
+        "model": "judge-1",
+        "endpoint": "http://judge/v1",
+        "prompt_version": "transcript/1",
+        "prompt_digest": "e" * 64,
+        "verdict": "promote",
+        "answer": "{}",
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+    }
+    return CurationJudge(**whole | changes)

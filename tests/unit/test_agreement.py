@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from schemas.events import Coordinates, CurationEvent, CurationJudge, RunVerdict, derive_id
+from schemas.events import Coordinates, CurationEvent, RunVerdict, derive_id
 from streams.improve.curation.agreement import (
     Agreement,
     JudgeIdentity,
@@ -22,23 +22,10 @@ from streams.improve.curation.agreement import (
 from streams.improve.curation.verdicts import VerdictFold
 from streams.settings.model import RunCuration
 from tests.support.factories import T0, curation_event
+from tests.support.runs import judge_of
 
 RULE = RunCuration()
 TABLES = st.builds(PairTable, *[st.integers(0, 30)] * 4).filter(lambda table: table.runs > 0)
-
-
-def judge(**changes: Any) -> CurationJudge:
-    whole: dict[str, Any] = {
-        "model": "judge-1",
-        "endpoint": "http://judge/v1",
-        "prompt_version": "transcript/1",
-        "prompt_digest": "e" * 64,
-        "verdict": "promote",
-        "answer": "{}",
-        "prompt_tokens": 10,
-        "completion_tokens": 5,
-    }
-    return CurationJudge(**whole | changes)
 
 
 class Verdicts:
@@ -63,7 +50,7 @@ class Verdicts:
     def judged(self, run: str, says: RunVerdict | None, **of_judge: Any) -> None:
         """The judge is not known yet, so its promotions wait for a person."""
         verdict = "reject" if says == "reject" else "needs_human"
-        opinion = judge(verdict=says, **of_judge)
+        opinion = judge_of(verdict=says, **of_judge)
         self.add(run, labeller="judge", actor="curate", verdict=verdict, judge=opinion)
 
     def of(self, person: RunVerdict, says: RunVerdict | None, count: int, **of_judge: Any) -> None:
@@ -247,7 +234,7 @@ def test_a_persons_verdict_stands_above_a_machines_that_came_later() -> None:
 
 def test_evidence_says_what_was_counted() -> None:
     table = PairTable(45, 2, 3, 50)
-    measured = Agreement(judge=JudgeIdentity.of(judge()), table=table)
+    measured = Agreement(judge=JudgeIdentity.of(judge_of()), table=table)
     evidence = measured.evidence(RULE, (3, 0))
     assert (evidence.runs, evidence.counted, evidence.min_runs, evidence.min_kappa) == (100, (3, 0), 50, 0.6)
     assert math.isclose(evidence.kappa, kappa(table)) and evidence.low == kappa_interval(table)[0]

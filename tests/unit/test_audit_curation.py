@@ -19,8 +19,7 @@ from streams.tools.audit.recount import recount
 from streams.tools.audit.report import Report
 from tests.support.factories import T0, group, trajectory
 from tests.support.log.whole_run import SETTINGS, TOPICS, Written, ends
-from tests.support.runs import chat_turn, finished
-from tests.unit.test_agreement import judge
+from tests.support.runs import chat_turn, finished, judge_of
 
 RULE = RunCuration(min_runs=10, window=20, gates="max_turns=3")
 RULES = Settings(topics=SETTINGS.topics, curation=RULE)
@@ -55,7 +54,7 @@ class Curated:
         return self._write(case, RunRuling(verdict=verdict, labeller="person", rationale="so"), actor)
 
     def judged(self, case: RunCase, says: RunVerdict, **of_judge: Any) -> CurationEvent:
-        opinion = JudgeOpinion(judge(verdict=says, **of_judge), "so")
+        opinion = JudgeOpinion(judge_of(verdict=says, **of_judge), "so")
         return self._write(case, judge_ruling(case, opinion, RULE, self.state.judges()), "curate")
 
     def _write(self, case: RunCase, ruling: RunRuling, actor: str) -> CurationEvent:
