@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from schemas.events import DatasetEvent, OutsideTuning
 from streams.access.keys import AccessKey
 from streams.cli.root import cli
 from streams.errors import NotFoundError, RefusedError
-from streams.improve.datasets import dataset_log
+from streams.improve.datasets import dataset_log, dataset_rebuild
 from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule
 from streams.kafka import admin
@@ -29,7 +31,7 @@ from streamward import DatasetCurationHostedService
 from tests.support.agent_server import serving, settings_of
 from tests.support.documented import HOOKS
 from tests.support.log.judged_log import judge, promoted, sent, served
-from tests.support.processes import environment, read, until
+from tests.support.processes import command as command_line, environment, read, until
 
 pytestmark = pytest.mark.kafka
 QUESTIONS = ("4 + 7 =", "What is the capital of France?", "Who wrote Faust?")
@@ -221,3 +223,36 @@ def test_data_sets_are_listed_over_http_and_a_tenants_key_sees_its_own(kafka_boo
     )
     room, as_tenant = BuiltDatasets(settings), Request(scope)
     assert [entry.dataset for entry in room.list_datasets(as_tenant, DatasetsQuery()).data] == ["other"]
+
+
+def test_a_follower_that_is_killed_at_random_moments_leaves_whole_sets_and_one_event_for_each(
+    settings: Settings, tmp_path: Path
+) -> None:
+    moments, to = random.Random(7), tmp_path / "sets"
+    follow = command_line("datasets", "follow", "coach", "--policy", "default", "--new", "1", "--to", str(to))
+    for number in range(4):
+        promoted(settings, f"What is {number} + {number}?")
+        process = subprocess.Popen(follow, env=environment(settings), stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=1.0 + 4.0 * moments.random())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    process = subprocess.Popen(follow, env=environment(settings), stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: bool(built(settings)) and rows_of(built(settings)[-1]) == 4, "a set of all runs")
+    finally:
+        process.kill()
+        process.wait()
+    events = built(settings)
+    assert len({event.event_id for event in events}) == len(events)
+    for event in events:
+        assert event.folder is not None
+        contents = dataset_rebuild.contents(settings, event, LogHistory(settings))
+        assert {path.name: path.read_bytes() for path in Path(event.folder).iterdir()} == dict(contents)
+    whole = [str(path) for path in to.iterdir() if not path.name.startswith(".")]
+    assert set(whole) >= {event.folder for event in events}
+
+
+def rows_of(event: DatasetEvent) -> int:
+    return event.counts["train"] + event.counts["eval"]
