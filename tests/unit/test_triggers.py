@@ -161,7 +161,7 @@ def test_the_simulation_and_the_detector_are_one_formula() -> None:
 
 def test_a_slow_fall_does_not_become_part_of_the_reference() -> None:
     draws = random.Random(3)
-    values = [float(draws.random() < 0.8 - 0.5 * number / 4000) for number in range(4000)]
+    values = [float(draws.random() < 0.8 - 0.5 * number / 12_000) for number in range(12_000)]
     assert fold(values, window=500).has_fallen
 
 

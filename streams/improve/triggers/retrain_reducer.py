@@ -102,7 +102,7 @@ def figures(evidence: RuleEvidence, signal: Signal) -> dict[str, float]:
 def reason_of(rule: RetrainRule, state: RuleState, evidence: RuleEvidence, signal: Signal) -> str:
     """Return a signal and its evidence in words."""
     if signal == "promotable":
-        return f"{len(evidence.promoted)} runs were promoted, and {rule.when.promotable} are enough"
+        return f"newly promoted runs: {len(evidence.promoted)}, of {rule.when.promotable} that are needed"
     if signal == "schedule":
         return f"its time was {moment(state.last_tick_ms)}"
     detector = evidence.detectors[signal]
