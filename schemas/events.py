@@ -833,6 +833,9 @@ class JobEvent:
     reason: str
     iteration: Annotated[Int | None, "how many iterations have ended, this one included"] = None
     version: Annotated[Int | None, "started: the newest before the job; iteration, evaluated: whose it is"] = None
+    trained_batches: Annotated[
+        Int | None, "started: batches that the policy's line had taken; null: as many as the version's number says"
+    ] = None
     groups_next: Annotated[
         int | None, "offset in the policy's partition of groups: those below it are in the job's figures"
     ] = None

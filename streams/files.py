@@ -17,6 +17,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -25,6 +26,8 @@ from pathlib import Path
 from streams.errors import RefusedError, SettingsError
 
 LOCK = "lock"
+LOOK_S = 0.05
+"""How often a process that waits for a folder looks whether it is free."""
 
 
 def home_folder() -> Path:
@@ -67,6 +70,30 @@ def hold(folder: Path, *, refusal: str, way_out: str) -> Iterator[None]:
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
         yield
+
+
+@contextlib.contextmanager
+def try_hold(folder: Path) -> Iterator[bool]:
+    """Yield whether this process has `folder`, which is created if it does not exist, for itself in the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+@contextlib.contextmanager
+def hold_when_free(folder: Path) -> Iterator[None]:
+    """Be the only process of this machine in `folder` as soon as no other is."""
+    while True:
+        with try_hold(folder) as is_ours:
+            if is_ours:
+                yield
+                return
+        time.sleep(LOOK_S)
 
 
 @contextlib.contextmanager

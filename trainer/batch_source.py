@@ -7,8 +7,8 @@
 
 A commit only shows lag; no decision depends on it. A trainer of one policy resumes where its
 checkpoint says, without waiting for the group to miss a process that died. For a fleet the log says what is done: batch
-s of a policy is, once its version s + 1 is in `adapters`. So whatever was committed, a partition is read from its first
-record when it is assigned, and settings that were wrong for a day lose nothing.
+s of a policy is, once a version is in `adapters` whose line has taken more than s batches. So whatever was committed, a
+partition is read from its first record when it is assigned, and settings that were wrong for a day lose nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import confluent_kafka as ck
 from schemas.events import Batch, Coordinates
 from schemas.serde import Poison
 from streams.adapters.follower import AdapterFollower
-from streams.adapters.versions import Version, read_state
+from streams.adapters.versions import Version
 from streams.kafka import admin
 from streams.kafka.client import consumer
 from streams.kafka.consumer import GroupConsumer, OnAssignment
@@ -74,22 +74,24 @@ class BatchQueue:
         """Return the policies that have a batch waiting."""
         return [policy for policy, batches in self._waiting.items() if batches]
 
-    def next(self, policy: str, version: int, records_before: Callable[[int], Iterable[Record]]) -> WaitingBatch | None:
-        """Return the batch that turns `version` of `policy` into the next; None if none waits any more.
+    def next(
+        self, policy: str, next_sequence: int, records_before: Callable[[int], Iterable[Record]]
+    ) -> WaitingBatch | None:
+        """Return batch `next_sequence` of `policy`; None if none waits any more.
 
         If our version is older than the log's, that batch did not wait: it is looked for in `records_before` the offset
         of the oldest that does. If it is not there either, the batch returned is a later one.
         """
         batches = self._waiting[policy]
-        for sequence in [sequence for sequence in batches if sequence < version]:
+        for sequence in [sequence for sequence in batches if sequence < next_sequence]:
             del batches[sequence]
         if not batches:
             return None
         oldest = batches[min(batches)]
-        if version not in batches:
+        if next_sequence not in batches:
             for record in records_before(oldest.at.offset):
                 batch = batch_in(record, None)
-                if batch is not None and due(batch, policy, version):
+                if batch is not None and due(batch, policy, next_sequence):
                     self.add(record, batch)
         return batches[min(batches)]
 
@@ -154,6 +156,9 @@ class PolicyBatches:
         self.queue = BatchQueue()
         self._folder = stack.enter_context(checkpoint.hold(settings.trainer.checkpoints, self._policy))
         self._presence = stack.enter_context(Presence(settings, outage))
+        self._adapters = AdapterFollower(settings, outage, self._policy.__eq__)
+        stack.callback(self._adapters.close)
+        self._adapters.assign([self._tp[1]])
         self._reader: PartitionReader | None = None
         self._position = self._done = 0
         self._lag = LagMeter(outage.meter, STAGE, settings.topics, self._positions)
@@ -172,9 +177,14 @@ class PolicyBatches:
         self._reader = self._stack.enter_context(reader)
         self._outage.meter.ready("kafka")
 
-    def open(self, policy: str, stack: ExitStack) -> tuple[Path, Mapping[int, Version]]:
-        """Return the folder of the policy, and its versions in the log since the folder is held."""
-        return self._folder, read_state(self._settings, policy, self._outage).versions
+    def open(self, policy: str, stack: ExitStack) -> Path:
+        """Return the folder of the policy, which is held."""
+        return self._folder
+
+    def versions(self, policy: str) -> Mapping[int, Version]:
+        """Return the versions of the policy that the log has by now."""
+        self._adapters.catch_up()
+        return self._adapters.of(policy).versions
 
     def poll(self, timeout_s: float) -> None:
         """Take in one record, so that a long backlog is not held in memory. Raises LogError."""
@@ -299,14 +309,17 @@ class FleetBatches:
         self._consumer = FleetConsumer(self._settings, group, ["batches"], self._outage, on_assignment)
         self._stack.callback(self._consumer.close)
 
-    def open(self, policy: str, stack: ExitStack) -> tuple[Path, Mapping[int, Version]]:
-        """Return the folder of a policy, held until `stack` is closed, and its versions in the log since it is.
+    def open(self, policy: str, stack: ExitStack) -> Path:
+        """Return the folder of a policy, held until `stack` is closed.
 
         The process that held the folder before announces nothing more. Raises RefusedError if one holds it.
         """
-        folder = stack.enter_context(checkpoint.hold(self._settings.trainer.checkpoints, policy))
+        return stack.enter_context(checkpoint.hold(self._settings.trainer.checkpoints, policy))
+
+    def versions(self, policy: str) -> Mapping[int, Version]:
+        """Return the versions of a policy that the log has by now."""
         self._adapters.catch_up(self._partition(policy))
-        return folder, self._adapters.of(policy).versions
+        return self._adapters.of(policy).versions
 
     def poll(self, timeout_s: float) -> None:
         """Take in new batches. Raises as `GroupConsumer.poll`."""
@@ -335,7 +348,7 @@ class FleetBatches:
             return
         if self._partition(batch.policy) != record.at.partition:
             return  # where no trainer of this policy looks
-        if due(batch, batch.policy, self._adapters.of(batch.policy).newest):
+        if due(batch, batch.policy, self._adapters.of(batch.policy).trained_batches):
             self.queue.add(record, batch)
 
     def _partition(self, policy: str) -> int:

@@ -13,6 +13,10 @@ A fleet sets aside a policy that cannot be trained now (locked by another proces
 that does not fit, a batch that is missing) with its reason, and tries it again later; the others continue. For one
 policy alone the same reason ends the process. An unreachable log or a full disk ends a fleet, too.
 
+A policy that is being tuned on this machine waits: its trainer takes a step only while no tuner has the line of its
+versions, or waits for it (trainer/versions/checkpoint.py). So neither makes a version in vain. On two machines both
+may; then the log decides, and the policy is opened again from the version that counts.
+
 Not covered: more processes than `batches` has partitions: those beyond have nothing to do.
 """
 
@@ -24,11 +28,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from streams.adapters import signing
 from streams.engines.fair_share import Turns, next_turn, take_turn
-from streams.errors import OtherBaseError, RefusedError, SettingsError
+from streams.errors import NotFoundError, OtherBaseError, RefusedError, SettingsError
 from streams.kafka.client import POLL_S
 from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
@@ -39,7 +44,7 @@ from streams.observability.tracing import tracer as tracing
 from streams.settings.model import Settings
 from trainer.batch_source import STAGE, BatchSource, FleetBatches, PolicyBatches, WaitingBatch, partition_for
 from trainer.policy_states import ResidentPolicies
-from trainer.policy_trainer import PolicyTrainer, TrainerIO, other_base
+from trainer.policy_trainer import OvertakenError, PolicyTrainer, TrainerIO, other_base
 from trainer.ranks import exchange
 from trainer.ranks.launcher import Place
 from trainer.step.model import pin
@@ -48,6 +53,8 @@ from trainer.versions.learner import Learner, base_of
 
 START_S = 3600.0
 """How long loading may take before it counts as stuck: a model may have to be downloaded."""
+TUNED_S = 0.5
+"""How soon a policy that is being tuned is looked at again."""
 SOONEST_S, LATEST_S = 1.0, 60.0
 """When a policy that was set aside is tried again: at first, and at most; each time it takes twice as long."""
 
@@ -127,6 +134,8 @@ class TrainerFleet:
         states, meter = (settings.fleet.states, io.meter) if io.is_fleet else (1, OFF)
         self._resident = ResidentPolicies(learner, states, self._open, meter)
         self._aside: dict[str, SetAside] = {}
+        self._tuned: dict[str, float] = {}
+        """Policies that are being tuned on this machine, and when to look again (a time of time.monotonic)."""
         self._turns = Turns()
         self._reported: set[str] = set()
 
@@ -161,12 +170,16 @@ class TrainerFleet:
         """Return the policies that have a batch waiting, and are not set aside, or long enough."""
         now = time.monotonic()
         aside = {policy for policy, reason in self._aside.items() if reason.retry_at > now}
+        aside |= {policy for policy, retry_at in self._tuned.items() if retry_at > now}
         return [policy for policy in self._queue.policies() if policy not in aside]
 
     def _train_or_set_aside(self, policy: str) -> bool:
         try:
             waiting = self._train(policy)
-        except (RefusedError, SettingsError) as exc:
+        except OvertakenError:
+            self._resident.close([policy])
+            return False
+        except (NotFoundError, RefusedError, SettingsError) as exc:
             if not self._io.is_fleet:
                 raise
             self._resident.close([policy])
@@ -179,14 +192,20 @@ class TrainerFleet:
     def _train(self, policy: str) -> WaitingBatch | None:
         """Train the next batch of a policy, and return it; None if none waits. Raises as `PolicyTrainer`."""
         trainer = self._resident.enter(policy)
-        waiting = self._queue.next(policy, trainer.version, trainer.batches_before)
-        if waiting is not None:
-            trainer.refuse_gap(waiting.at, waiting.batch)
+        waiting = self._queue.next(policy, trainer.next_sequence, trainer.batches_before)
+        if waiting is None:
+            return None
+        trainer.refuse_gap(waiting.at, waiting.batch)
+        with checkpoint.take_turn(self._settings.trainer.checkpoints / policy) as is_ours:
+            self._tuned.pop(policy, None)
+            if not is_ours:
+                self._tuned[policy] = time.monotonic() + TUNED_S
+                return None
             trainer.train(waiting.at, waiting.batch, waiting.trace)
-            self._queue.remove(policy, waiting.batch.sequence)
+        self._queue.remove(policy, waiting.batch.sequence)
         return waiting
 
-    def _set_aside(self, policy: str, exc: RefusedError | SettingsError) -> None:
+    def _set_aside(self, policy: str, exc: NotFoundError | RefusedError | SettingsError) -> None:
         before = self._aside.get(policy)
         wait_s = SOONEST_S if before is None else min(LATEST_S, 2 * before.wait_s)
         self._aside[policy] = SetAside(str(exc), time.monotonic() + wait_s, wait_s)
@@ -202,11 +221,11 @@ class TrainerFleet:
         """
         policy_settings = self._settings.policy.model_copy(update={"name": policy})
         settings = self._settings.model_copy(update={"policy": policy_settings})
-        folder, versions = self._source.open(policy, stack)
-        base = versions[max(versions)].base_digest
-        if self._io.is_fleet and base not in (None, self._learner.base_digest):
-            raise other_base(policy, base, self._learner.base_digest)
-        return PolicyTrainer(settings, folder, self._learner, self._io, versions)
+        folder = self._source.open(policy, stack)
+        trainer = PolicyTrainer(settings, folder, self._learner, self._io, partial(self._source.versions, policy))
+        if self._io.is_fleet and trainer.newest_base not in (None, self._learner.base_digest):
+            raise other_base(policy, trainer.newest_base, self._learner.base_digest)
+        return trainer
 
     def _lose(self, partitions: set[int]) -> None:
         """Close the policies of partitions that another process owns now."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from streams.observability import catalog
 from streams.observability.metrics import Meter
-from trainer.policy_trainer import PolicyTrainer
+from trainer.policy_trainer import OvertakenError, PolicyTrainer
 from trainer.versions.learner import Learner, TrainingState
 
 OpenTrainer = Callable[[str, ExitStack], PolicyTrainer]
@@ -52,7 +52,8 @@ class ResidentPolicies:
     def enter(self, policy: str) -> PolicyTrainer:
         """Return the trainer of a policy, with its state in the learner.
 
-        Raises as `open_trainer` and `PolicyTrainer.resume`, and then the policy is closed.
+        Raises as `open_trainer` and `PolicyTrainer.resume`, and then the policy is closed. It is opened again as long
+        as another process is faster with a version.
         """
         if policy == self._current:
             return self._open[policy].trainer
@@ -61,14 +62,18 @@ class ResidentPolicies:
             self._swap_in(policy, resident)
             self._observe_swap("memory", began)
             return resident.trainer
-        trainer = self._open_at_start(policy)
-        try:
-            trainer.resume()
-        except BaseException:  # KeyboardInterrupt too: a policy half resumed is not kept open
-            self.close([policy])
-            raise
-        self._observe_swap("checkpoint", began)
-        return trainer
+        while True:
+            trainer = self._open_at_start(policy)
+            try:
+                trainer.resume()
+            except OvertakenError:
+                self.close([policy])
+                continue
+            except BaseException:  # KeyboardInterrupt too: a policy half resumed is not kept open
+                self.close([policy])
+                raise
+            self._observe_swap("checkpoint", began)
+            return trainer
 
     def close(self, policies: Collection[str] | None = None) -> None:
         """Close these policies, as far as they are open, or all. Their checkpoints have everything."""

@@ -1,13 +1,19 @@
 """The trainer of one policy: each of its batches becomes an adapter version.
 
-    batch ──► groups by offset ──► one step ──► checkpoint ──► adapter store ──► adapters: trained
-                                       │ rename      │ rename       │ acknowledged
-      resume: the newest checkpoint ◄──┘             └── both are found after a crash, not done twice
+    batch ──► groups by offset ──► one step ──► checkpoint ──► adapter store ──► adapters: trained ──► is it the one?
+                                       │ rename      │ rename       │ acknowledged      │ no: another process was faster
+      resume: the newest checkpoint ◄──┘             └── both are found after a crash,  └─► the same batch again, on top
+                                                         not done twice
 
-Batch s turns version s into version s + 1. The checkpoint says which batch comes next. Killed anywhere, the trainer
-resumes from its newest complete checkpoint and ends with the same bytes: a version that has a checkpoint and is not in
-the log is announced at the start, and a version that is already in the log must have the same bytes. Without any
-checkpoint it trains again from batch 0.
+A batch turns the newest version of the policy into the next. The checkpoint says which batch comes next. Killed
+anywhere, the trainer resumes from its newest complete checkpoint and ends with the same bytes: a version that has a
+checkpoint and is not in the log is announced at the start, and a version that is already in the log must have the same
+bytes. Without any checkpoint it trains again from batch 0.
+
+Versions are also tuned, or imported, and then the newest one is not this trainer's: the next batch is trained onto it
+from its files (trainer/versions/adopt_version.py). If one is announced while a step is taken, both want the same number
+and the first in the log has it. The step is then taken again on top; its first attempt is a record that every reader
+skips, and its checkpoint has the number of a version that is another's, so nothing resumes from it.
 
 A group that contradicts itself goes to `dead-letters`, and the step is taken without it: no bad group stops a policy.
 
@@ -22,7 +28,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +43,7 @@ from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.reader import fetch, read
 from streams.kafka.record import Record, dead_letter
-from streams.kafka.retry import BrokerOutage
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability import trace_context
 from streams.observability.metrics import OFF, Meter
@@ -49,7 +55,7 @@ from trainer import metrics
 from trainer.batch_source import STAGE, partition_for
 from trainer.ranks.exchange import Ranks
 from trainer.step.recipe import in_recipe
-from trainer.versions import checkpoint, import_adapter
+from trainer.versions import adopt_version, checkpoint
 from trainer.versions.announce import reason_of
 from trainer.versions.checkpoint import ADAPTER_FOLDER, State
 from trainer.versions.learner import BatchGroups, Learner, coordinates_of, cut, out_of_turn
@@ -71,6 +77,10 @@ class TrainerIO:
     """Whether this process trains other policies, too: one of another base model is then left to another fleet."""
 
 
+class OvertakenError(Exception):
+    """Another process has made a version that the learner does not have: `resume` again, and continue from that one."""
+
+
 class PolicyTrainer:
     """The trainer of one policy: batches in, versions out. `folder` has its checkpoints.
 
@@ -78,14 +88,22 @@ class PolicyTrainer:
     """
 
     def __init__(
-        self, settings: Settings, folder: Path, learner: Learner, io: TrainerIO, versions: Mapping[int, Version]
+        self,
+        settings: Settings,
+        folder: Path,
+        learner: Learner,
+        io: TrainerIO,
+        read_versions: Callable[[], Mapping[int, Version]],
     ) -> None:
-        """`versions` are those in the log since `folder` is held."""
+        """`read_versions` returns those that the log has by now; `folder` is held."""
         self._settings, self._folder, self._learner, self._io = settings, folder, learner, io
-        tuned = (version.version for version in versions.values() if version.tuned_by is not None)
-        self._tuned = next(tuned, None)
+        self._read_versions = read_versions
+        versions = read_versions()
         self._announced = {number: version.files for number, version in versions.items()}
-        self._imported = import_adapter.newest(versions)
+        """Files of the versions that the log had at the start, and of those announced since."""
+        self._adopted = adopt_version.newest(versions)
+        self.newest_base = versions[max(versions)].base_digest
+        """The digest of the base model of the newest version in the log; None if it is not known."""
         self._tp = partition_for(settings, settings.policy.name)
         self._waited_since = time.perf_counter()
 
@@ -99,24 +117,23 @@ class PolicyTrainer:
         """The offset in `batches` where the next batch is, or after."""
         return self._learner.next_offset
 
-    def resume(self) -> None:
-        """Resume from the newest complete checkpoint, and announce its version if that was not done; or from an
-        imported version, if no checkpoint is newer.
+    @property
+    def next_sequence(self) -> int:
+        """The batch that it trains next."""
+        return self._learner.next_sequence
 
-        Raises SettingsError if it is of another model, RefusedError if it is of another log, has other bytes than the
-        log says, or the policy is tuned.
+    def resume(self) -> None:
+        """Resume from the newest complete checkpoint, and announce its version if that was not done; or from a version
+        that was tuned or imported, if no checkpoint is newer.
+
+        Raises SettingsError if it is of another model, RefusedError if it is of another log or has other bytes than the
+        log says, OvertakenError if another process announced a version at the same time.
         """
         newest, policy = max(self._announced), self._settings.policy.name
-        if self._tuned is not None:
-            raise RefusedError(
-                f"version {self._tuned} of {policy} was made by `streamward tune`, and no batch follows it; train "
-                f"under another policy.name. To train what was tuned, make it a base: `streamward adapters export "
-                f"{newest} FOLDER --merge --policy {policy}`, then model.base=FOLDER"
-            )
         saved = checkpoint.latest(self._folder)
-        if self._imported is not None and (saved is None or saved[1].version <= self._imported.version):
-            import_adapter.begin(self._settings, policy, self._learner, self._imported)
-            metrics.version(self._io.meter, policy, self._imported.version)
+        if self._adopted is not None and (saved is None or saved[1].version <= self._adopted.version):
+            adopt_version.begin(self._settings, policy, self._learner, self._adopted)
+            metrics.version(self._io.meter, policy, self._adopted.version)
         elif saved is None:
             metrics.version(self._io.meter, policy, 0)
             log.info("policy %s: no checkpoint, so it starts with batch 0", policy)
@@ -162,28 +179,30 @@ class PolicyTrainer:
 
     def refuse_gap(self, coordinates: Coordinates, batch: Batch) -> None:
         """Raise RefusedError if `batch`, which is due, is not the next."""
-        if batch.sequence == self.version:
+        if batch.sequence == self.next_sequence:
             return
-        problem = out_of_turn(coordinates, batch, self.version, self.bounds("batches")[0])
+        problem = out_of_turn(coordinates, batch, self.next_sequence, self.bounds("batches")[0])
         raise RefusedError(
             f"{problem}. Restore the checkpoints that reach further, or the records; and keep "
             "them longer (topics.retention_days) than a trainer may be down"
         )
 
     def train(self, coordinates: Coordinates, batch: Batch, trace: Context | None = None) -> None:
-        """Turn version `batch.sequence` into the next: step, checkpoint, publish, announce.
+        """Turn the newest version into the next: step, checkpoint, publish, announce.
 
-        `trace` is that of the batch's record.
+        `trace` is that of the batch's record. Raises OvertakenError if another process makes the next version, before
+        the step or during it.
         """
         meter, began_ms = self._io.meter, time.time() * 1000
-        meter.begin(f"trains version {batch.sequence + 1}")
+        self._refuse_overtaken()
+        meter.begin(f"trains version {self.version + 1}")
         marks = [self._waited_since, started := time.perf_counter()]
         groups = self._groups_of(batch)
         marks.append(time.perf_counter())
         state, measured = self._learner.step(
             coordinates, batch, groups, {"fetch_s": marks[2] - started}, meter.heartbeat
         )
-        state = import_adapter.with_fresh_optimizer(state, self._imported)
+        state = adopt_version.with_fresh_optimizer(state, self._adopted)
         marks.append(time.perf_counter())
         path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
         marks.append(time.perf_counter())
@@ -240,7 +259,10 @@ class PolicyTrainer:
         )
 
     def _announce(self, path: Path, state: State, trace: Context | None, began_ms: float | None = None) -> None:
-        """Publish the adapter in checkpoint `path`, and write its event. Each is a no-op the second time."""
+        """Publish the adapter in checkpoint `path`, and write its event. Each is a no-op the second time.
+
+        Raises OvertakenError if another process has announced the version before.
+        """
         self._refuse_other_bytes(path, state)
         uri, files = store.publish(
             path / ADAPTER_FOLDER,
@@ -271,7 +293,27 @@ class PolicyTrainer:
             on_ack = self._io.tracer.on_ack(event, span, began_ms=began_ms)
             self._io.producer.send(event, on_ack=on_ack, headers=tracing.headers_of(span))
         self._io.producer.flush()
-        self._announced[state.version] = files
+        try:
+            first = self._read_versions().get(state.version)
+        except StoppedWaiting:
+            log.info("policy %s: stopping; the next start sees whether version %d counts", state.policy, state.version)
+            return
+        if first is not None and adopt_version.origin(first) is not None:
+            raise OvertakenError
+        self._announced[state.version] = files if first is None else first.files
+        self._refuse_other_bytes(path, state)
+
+    def _refuse_overtaken(self) -> None:
+        """Read what the log has by now; raise OvertakenError if a version was tuned or imported since `resume`."""
+        adopted = adopt_version.newest(self._read_versions())
+        if adopted is not None and (self._adopted is None or adopted.version > self._adopted.version):
+            log.info(
+                "policy %s: version %d was %s",
+                self._settings.policy.name,
+                adopted.version,
+                adopt_version.origin(adopted),
+            )
+            raise OvertakenError
 
     def _refuse_other_bytes(self, path: Path, state: State) -> None:
         """Raise RefusedError if the log has the version of this checkpoint with other bytes."""

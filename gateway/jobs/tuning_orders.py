@@ -95,10 +95,6 @@ def tuning(
     try:
         request = tuning_request.read_request(fields)
         state = adapters(request.policy)
-        try:
-            tuning_request.refuse_trained(state)
-        except RefusedError as exc:
-            raise CallError("invalid", str(exc), names.get("policy", "policy")) from exc
         examples: TrainingFile | DatasetEvent | None = None
         if file_id is not None:
             examples = _file(settings, file_id, tenant, request.method)

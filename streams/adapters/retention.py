@@ -101,6 +101,8 @@ def _required(state: AdapterState, primaries: int) -> dict[int, str]:
     for number, version in state.versions.items():
         if number > state.primary and version.status == "trained":
             reasons.setdefault(number, "is newer than the primary, and nobody has decided")
+        if number == state.newest and version.tuned_by is not None and version.status != "retired":
+            reasons.setdefault(number, "is the newest, and the next batch is trained onto its files")
         if version.trained_elsewhere is not None and version.status != "retired":
             reasons.setdefault(
                 number, f"was trained elsewhere ({version.trained_elsewhere}), so it cannot be made again"

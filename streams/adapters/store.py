@@ -1,7 +1,8 @@
 """Store adapters where every process can get them, whole or not at all.
 
     trainer ──publish──► STORE/POLICY/VERSION/{adapter files, manifest.json} ──fetch──► a verified folder ──► engine
-                         with a key, model.sig beside them                   ──remove─► nothing
+    tune    ──publish──► STORE/POLICY/VERSION-DIGEST/…                       ──remove─► nothing
+                         with a key, model.sig beside them
 
 The store is a folder, or any URL that fsspec knows. In a folder a version appears by one rename; in an object store its
 manifest is written last, and a version without a manifest does not exist. The log has the files of a version and their
@@ -11,8 +12,10 @@ Only safetensors and JSON are accepted, since reading them runs no code. Pickles
 fetching. With a verify key (streams/adapters/signing.py), nothing is fetched without its signature. The signature is
 not part of the adapter, whose identity is the hashes of its files; one that exists is left as it is, whoever made it.
 
-If two publishers write different bytes for one version to an object store at the same moment, the mixture fails its
-hashes when it is fetched.
+All trainers of a policy make the same bytes of a version, so they share its folder. A tuning may want the number of a
+version that a trainer is making, and the log decides between them; so its folder is also named by its bytes, and no two
+candidates of a number meet. If two trainers do write different bytes for one version to an object store at the same
+moment, the mixture fails its hashes when it is fetched.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,24 +45,29 @@ SUFFIXES = (".safetensors", ".json")
 LEFT_OUT = ("README.md", ".gitattributes")
 """What peft writes beside an adapter; not published."""
 CHUNK_BYTES = 1 << 20
+CANDIDATE = re.compile(r"[1-9]\d*-[0-9a-f]{12}")
+"""The folder of a version that is named by its bytes, too."""
 ABANDONED_S = 3600.0
 """After so long without a change, a half-written folder is no publish in progress."""
 
 
 def publish(
-    local: Path, store: str, policy: str, version: int, signing_key: Path | None = None
+    local: Path, store: str, policy: str, version: int, signing_key: Path | None = None, *, by_bytes: bool = False
 ) -> tuple[str, tuple[AdapterFile, ...]]:
     """Put the files of folder `local` into the store; return their URI and manifest. The same bytes again are a no-op.
 
-    With `signing_key` they are signed; a version that was stored without a signature gets one.
+    With `signing_key` they are signed; a version that was stored without a signature gets one. `by_bytes` names its
+    folder by them, too, for a version that others may make at the same time.
 
     Raises RefusedError if this version is stored with other bytes, or if `local` holds other kinds of files;
     SettingsError if the store, or the key, cannot be used.
     """
     fs, target = _place(store, policy, version)
     files = manifest_of(local)
-    uri = str(fs.unstrip_protocol(target))
     manifest = signing.manifest_text(policy, version, files)
+    if by_bytes:
+        target = f"{target}-{hashlib.sha256(manifest).hexdigest()[:12]}"
+    uri = str(fs.unstrip_protocol(target))
 
     def extra_files() -> dict[str, bytes]:
         """Return what is stored in addition to the files, the manifest last."""
@@ -160,6 +168,14 @@ def uri_of(store: str, policy: str, version: int) -> str:
     return str(fs.unstrip_protocol(target))
 
 
+def is_of(store: str, policy: str, version: int, uri: str | None) -> bool:
+    """Return whether a URI is that of a folder which this version may have in the store."""
+    plain = uri_of(store, policy, version)
+    return uri == plain or (
+        uri is not None and uri.startswith(f"{plain}-") and CANDIDATE.fullmatch(uri.rpartition("/")[2]) is not None
+    )
+
+
 def _place(store: str, policy: str, version: int) -> tuple[Any, str]:
     if not NAME.fullmatch(policy) or version < 1:
         raise RefusedError(
@@ -195,17 +211,21 @@ def remove(uri: str) -> bool:
     return True
 
 
-def abandoned_folders(store: str, policy: str) -> list[Path]:
-    """Return the half-written folders that killed publishers left in a folder store.
+def abandoned_folders(store: str, policy: str, uris: Collection[str | None] = ()) -> list[Path]:
+    """Return the folders that killed publishers left in a folder store: half-written ones, and those of tuned versions
+    that are not among `uris`, which the log names.
 
-    An object store has none: there, the next publish of a version completes what the last one left.
+    An object store has none that are half-written: there, the next publish of a version completes what the last left.
     """
     fs, place = _place(store, policy, 1)
     folder = Path(place).parent
     if not is_local(fs) or not folder.is_dir():
         return []
     before = time.time() - ABANDONED_S
-    return sorted(path for path in folder.glob(".*") if path.is_dir() and path.stat().st_mtime < before)
+    named = {uri.rpartition("/")[2] for uri in uris if uri is not None}
+    left = [path for path in folder.iterdir() if path.name not in named]
+    left = [path for path in left if path.name.startswith(".") or CANDIDATE.fullmatch(path.name)]
+    return sorted(path for path in left if path.is_dir() and path.stat().st_mtime < before)
 
 
 def manifest_of(local: Path) -> tuple[AdapterFile, ...]:

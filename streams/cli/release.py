@@ -204,7 +204,7 @@ def adapters_import(
 ) -> None:
     """Import an adapter that another trainer made.
 
-    It becomes version V + 1, in place of batch V, which must be in the log, and is then treated like any trained
+    It becomes version V + 1, in place of the next batch, which must be in the log, and is then treated like any trained
     version. V must be the newest version: otherwise nothing is written and the exit code is 4, as for an adapter of
     another base model or shape. Repeating an import changes nothing. The trainer continues from it with a fresh
     optimizer; `streamward reproduce` cannot remake it.
@@ -309,7 +309,7 @@ def adapters_gc(call: AppContext, /, **options: Any) -> None:
         show.Column("why", "why"),
     ]
     show.rows(rows, columns, chosen.output)
-    _sweep(call, history.state.policy, delete=chosen.yes)
+    _sweep(call, history, delete=chosen.yes)
     going = [row for row in rows if row["what"] in ("delete", "deleted")]
     total = show.size(sum(row["bytes"] for row in going))
     click.echo(
@@ -319,11 +319,12 @@ def adapters_gc(call: AppContext, /, **options: Any) -> None:
     )
 
 
-def _sweep(call: AppContext, policy: str, *, delete: bool) -> None:
-    """Remove half-written folders of killed publishers; without `delete`, only name them."""
+def _sweep(call: AppContext, history: AdapterHistory, *, delete: bool) -> None:
+    """Remove the folders that killed publishers left; without `delete`, only name them."""
     from streams.adapters import store
 
-    left = store.abandoned_folders(call.settings.adapters.store, policy)
+    uris = [version.uri for version in history.state.versions.values()]
+    left = store.abandoned_folders(call.settings.adapters.store, history.state.policy, uris)
     for folder in left if delete else ():
         shutil.rmtree(folder, ignore_errors=True)
     if left:
@@ -339,12 +340,12 @@ def _fate(call: AppContext, history: AdapterHistory, fate: RetentionDecision) ->
     from streams.adapters import store
 
     version = fate.version
-    uri = store.uri_of(call.settings.adapters.store, history.state.policy, version.version)
-    size = store.size_of(uri) if version.uri == uri else 0  # an event may name any URI
+    is_here = store.is_of(call.settings.adapters.store, history.state.policy, version.version, version.uri)
+    size = store.size_of(version.uri) if version.uri is not None and is_here else 0  # an event may name any URI
     action = "keep"
     if fate.goes:
         action = "delete" if size else "gone" if version.status == "retired" else "retire"
-    elsewhere = f"; its files at {version.uri} are not in this store" if version.uri not in (uri, None) else ""
+    elsewhere = f"; its files at {version.uri} are not in this store" if version.uri is not None and not is_here else ""
     return {
         "policy": history.state.policy,
         "version": version.version,
@@ -375,5 +376,6 @@ def _delete(
         history = read(call, history.state.policy)
     if action != "delete" or history.state.versions[number].status != "retired":
         return history, "retired"
-    store.remove(store.uri_of(call.settings.adapters.store, history.state.policy, number))
+    if fate.version.uri is not None:
+        store.remove(fate.version.uri)  # `_fate` has checked that it is here
     return history, "deleted"

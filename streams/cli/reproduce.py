@@ -80,7 +80,8 @@ def reproduce(
     Starts from the base model or a checkpoint, with the recorded recipe and batches, in a fresh folder. It compares
     every version on the way, and names the first that differs with its likely cause. A key of model or trainer given
     with --set replaces the recorded one. Nothing is written to the log. A tuned version is tuned again, on the same
-    answers of the log, on the data set, which is built again, or on the FILE with the recorded sha256. An imported
+    answers of the log, on the data set, which is built again, or on the FILE with the recorded sha256; a line may have
+    both, batches and tuning. An imported
     version cannot be remade; later versions are, from its files.
 
     Exit code 0 if all are equal, 1 if not, 3 for an unknown version, 4 if retention has deleted required records.
@@ -104,7 +105,7 @@ def reproduce(
     sources = ExampleSources(files, rebuild.reader(settings, reader))
     name = policy or settings.policy.name
     planned = retrain.plan(settings, name, version, reader, start=from_version, sources=sources)
-    if planned.imported is not None:
+    if planned.adopted is not None and planned.adopted.trained_elsewhere is not None:
         click.echo(
             f"starts from version {planned.start}, which was trained elsewhere: earlier versions are not compared",
             err=True,
@@ -138,12 +139,13 @@ def row(planned: ReproductionPlan, last: ReproducedVersion, seconds: float, *, v
     from streams.adapters.versions import manifest_digest
 
     event = planned.events.get(version)
+    sequences = [step.batch.sequence for step in planned.steps if step.batch and step.event.version <= version]
     plain: dict[str, Any] = {
         "version": version,
         "equal": last.equal,
         "recorded": None if event is None else manifest_digest(event.files),
         "reproduced": manifest_digest(last.reproduced) if last.version == version else None,
-        "batches": None if planned.tuned else [planned.start, version - 1],
+        "batches": [sequences[0], sequences[-1]] if sequences else None,
         "seconds": round(seconds, 3),
     }
     if not last.equal:
@@ -175,8 +177,7 @@ def _table(planned: ReproductionPlan, last: ReproducedVersion, seconds: float) -
     show.record({"policy": planned.policy, **plain, **({"batches": _span(*batches)} if batches else {})}, "table")
     print()
     if last.equal:
-        first = planned.tuned[0].version if planned.tuned else planned.start + 1
-        print(f"equal: every file of {_span(first, planned.version, 'version ', 'versions ')}")
+        print(f"equal: every file of {_span(planned.steps[0].event.version, planned.version, 'version ', 'versions ')}")
         if last.other_recipe:
             print(f"although not as recorded: {', '.join(key.name for key in last.other_recipe)}")
         return

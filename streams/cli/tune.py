@@ -97,8 +97,8 @@ def tune(
     OpenAI's preference format, for dpo. `streamward export` and `streamward datasets build` write such files.
 
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
-    like any other, and `reproduce` can remake it. A policy with a running trainer cannot be tuned: name another one
-    with --policy, and start from a version of the first with --start.
+    like any other, and `reproduce` can remake it. The next batch is trained onto it: a trainer on this machine waits
+    meanwhile, and where one elsewhere makes the next version first, this one is made again on top of that.
 
     With --jobs alone it serves the jobs of `streamward jobs start --method`, in turn, until SIGTERM or Ctrl-C.
     """

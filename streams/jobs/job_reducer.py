@@ -116,7 +116,7 @@ def after_group(state: OpenJob, group: AdvantagedGroup, offset: int) -> OpenJob:
     place = place_of(group)
     if group.purpose != "train" or place is None or place[1] <= state.job.iteration:
         return state
-    fate = _why_useless(group, (state.job.base_version or 0) + place[1] - 1, state.rule)
+    fate = _why_useless(group, state.job.base_batches + place[1] - 1, state.rule)
     return replace(state, fates={**state.fates, place[1:]: fate})
 
 
@@ -140,7 +140,7 @@ def _why_useless(group: AdvantagedGroup, sequence: int, rule: Batches) -> str:
         return group.dropped_reason
     if rule.zero_variance == "drop" and group.flat:
         return "zero_variance"
-    return "stale" if sequence - group.adapter_version > rule.max_policy_lag else ""
+    return "stale" if sequence - group.batches > rule.max_policy_lag else ""
 
 
 # --- what is due ------------------------------------------------------------------------------------------------------
@@ -159,6 +159,7 @@ def start_event(job: JobState, adapters: AdapterState, groups_next: int) -> JobE
         actor=STAGE,
         reason="its turn" if job.base_version is None else "resumed",
         version=adapters.newest,
+        trained_batches=adapters.versions[adapters.newest].recorded_batches,
         groups_next=groups_next if job.base_version is None else job.groups_next,
     )
 
@@ -180,8 +181,9 @@ def due(state: OpenJob, adapters: AdapterState, month: MonthBudget | None = None
         return _evaluation(state, adapters)
     if (end := _end(state, adapters)) is not None:
         return end
-    if newest + 1 in adapters.versions:
-        return (_iteration(state, adapters, newest + 1),)
+    made = (number for number in range(newest + 1, adapters.newest + 1) if adapters.versions[number].tuned_by is None)
+    if (version := next(made, None)) is not None:
+        return (_iteration(state, adapters, version),)
     return tuple(_tasks(state))
 
 
@@ -243,7 +245,7 @@ def _is_due(job: JobState) -> bool:
 
 
 def _evaluation(state: OpenJob, adapters: AdapterState) -> Sequence[Effect]:
-    job, version = state.job, (state.job.base_version or 0) + state.job.iteration
+    job, version = state.job, state.job.version or 0
     name = suite_name(job)
     results = adapters.versions[version].evaluated.get(name)
     if results is None:
@@ -339,25 +341,24 @@ def _no_gain(job: JobState) -> tuple[str, str] | None:
 
 
 def _no_gradient(job: JobState, adapters: AdapterState) -> tuple[str, str] | None:
-    newest = (job.base_version or 0) + job.iteration
-    last = range(newest - SKIPPED_STEPS + 1, newest + 1)
-    if job.iteration < SKIPPED_STEPS or not all(adapters.versions[number].metrics.get("skipped") for number in last):
+    last = job.versions[-SKIPPED_STEPS:]
+    if len(last) < SKIPPED_STEPS or not all(adapters.versions[number].metrics.get("skipped") for number in last):
         return None
     return (
-        f"the gradient was not finite in the last {SKIPPED_STEPS} steps, up to version {newest}",
+        f"the gradient was not finite in the last {SKIPPED_STEPS} steps, up to version {last[-1]}",
         "lower trainer.learning_rate or set trainer.max_grad_norm, and begin again from a good version",
     )
 
 
 def _no_difference(state: OpenJob, adapters: AdapterState) -> tuple[str, str] | None:
-    count, newest = state.stop_after, (state.job.base_version or 0) + state.job.iteration
-    if not count or state.job.iteration < count:
+    count, versions = state.stop_after, state.job.versions
+    if not count or len(versions) < count:
         return None
-    steps = [learning_in(adapters.versions[number].metrics) for number in range(newest - count + 1, newest + 1)]
+    steps = [learning_in(adapters.versions[number].metrics) for number in versions[-count:]]
     if any(step is None or step.differed for step in steps):
         return None
     return (
-        f"{count} steps in a row taught nothing, up to version {newest} (learning.stop_after): {steps[-1]}",
+        f"{count} steps in a row taught nothing, up to version {versions[-1]} (learning.stop_after): {steps[-1]}",
         "`streamward doctor` says why groups do not differ, and what would change it",
     )
 
@@ -377,10 +378,10 @@ def _nothing_to_learn(state: OpenJob) -> tuple[str, str] | None:
 
 def _retirements(state: OpenJob, adapters: AdapterState) -> Iterator[AdapterEvent]:
     """Yield the events that retire what the job made and does not keep: not the best, the newest or the primary."""
-    job, base = state.job, state.job.base_version or 0
+    job = state.job
     if not job.best:
         return
-    for number in range(base + 1, base + job.iteration):
+    for number in job.versions[:-1]:
         event_id = derive_id(job.policy, number, "retired", job.job_id)
         allowed = adapters.versions[number].status in ADAPTER_TRANSITIONS["retired"].allowed
         if number in job.best or not allowed or event_id in adapters.decided:

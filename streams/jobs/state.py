@@ -125,8 +125,12 @@ class JobState:
     """How many events took effect: what the next one has to name."""
     base_version: int | None = None
     """The newest version before the job; None until it has started."""
+    base_batches: int = 0
+    """Batches that the line of its policy had taken by then."""
     iteration: int = 0
     """Iterations that have ended."""
+    versions: tuple[int, ...] = ()
+    """The version that each of them made. Between two of these may be some that others tuned."""
     groups_next: int = 0
     """The offset in the policy's partition of `groups` up to which `usage` counts."""
     usage: JobUsage = field(default_factory=JobUsage)
@@ -151,7 +155,7 @@ class JobState:
     @property
     def version(self) -> int | None:
         """The version that its last iteration made, or began with; None until it has started."""
-        return None if self.base_version is None else self.base_version + self.iteration
+        return self.versions[-1] if self.versions else self.base_version
 
     @property
     def cost_usd(self) -> float | None:
@@ -226,9 +230,13 @@ def _apply(state: JobState, event: JobEvent) -> JobState:
     """Return a job with what only this kind of event says."""
     match event.kind:
         case "started":
-            return state if state.base_version is not None else replace(state, base_version=event.version)
+            if state.base_version is not None or event.version is None:
+                return state
+            batches = event.version if event.trained_batches is None else event.trained_batches
+            return replace(state, base_version=event.version, base_batches=batches)
         case "iteration":
-            return replace(state, iteration=event.iteration or 0, asks_since=event.created_at)
+            versions = (*state.versions, event.version or 0)
+            return replace(state, iteration=event.iteration or 0, versions=versions, asks_since=event.created_at)
         case "evaluated":
             evaluation = JobEvaluation(event.iteration or 0, event.version or 0, event.metrics)
             evaluations = (*state.evaluations, evaluation)

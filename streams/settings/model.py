@@ -579,6 +579,18 @@ class Guard(Section):
     max_tokens_ratio: float = Field(1.5, gt=0, description="tokens per response, relative to the primary")
     max_latency_ratio: float = Field(1.5, gt=0, description="latency per response, relative to the primary")
     max_failed: float = Field(0.02, ge=0, le=1, description="share of slots without a score")
+    max_cost_ratio: float | None = Field(
+        None,
+        gt=0,
+        description="cost per response by jobs.prompt_usd and jobs.completion_usd, relative to the primary; default: "
+        "not judged",
+    )
+    max_recovery_loss: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="largest loss in the share of failed tool calls that a successful one follows; default: not judged",
+    )
 
 
 class Canary(Section):

@@ -3,7 +3,7 @@
     version ─► parent ─► ... ─► base            adapters
       └─ batches ─► groups, by offset ─► responses, by offset; tasks and rewards, by task id ──► Step
 
-A step is a version, its parent, and the batches between them, or what it was tuned on (`streamward tune`): groups, by
+A step is a version, its parent, and the batch between them, or what it was tuned on (`streamward tune`): groups, by
 offset, and the responses chosen of them, or a file. Into it went the groups of these batches, the responses
 that have an advantage there, their tasks and their rewards; the first record of an id counts, as everywhere. Groups
 have the coordinates of their responses; tasks and rewards are found by key in the partitions of the same number.
@@ -146,12 +146,9 @@ def _tuned(tuning: Tuning) -> dict[str, Any]:
 
 
 def _batches_of(life: AdapterHistory, number: int, parent: int) -> range:
-    """Return the batches between a version and its parent: the events count them from version 0."""
+    """Return the batches between a version and its parent; none if it was tuned."""
     version, before = life.state.versions[number], life.state.versions[parent]
-    if version.last_batch is None:
-        return range(0)
-    first = version.first_batch or 0
-    return range(first if before.last_batch is None else before.last_batch + 1, version.last_batch + 1)
+    return range(0) if version.last_batch is None else range(before.trained_batches, version.last_batch + 1)
 
 
 def _batches(
@@ -268,9 +265,11 @@ def difference(life: AdapterHistory, one: int, other: int) -> dict[str, Any]:
     low, high = sorted(versions, key=lambda version: version.version)
     common = sorted(set(parents(life, one)) & set(parents(life, other)))
     between = None
-    if high.last_batch is not None and low.version in parents(life, high.version):
-        found = range(0 if low.last_batch is None else low.last_batch + 1, high.last_batch + 1)
-        between = {"first": found.start, "last": found.stop - 1, "count": len(found)} if found else None
+    chain = parents(life, high.version)
+    if low.version in chain:
+        after = (life.state.versions[number] for number in chain[: chain.index(low.version)])
+        found = sorted(version.last_batch for version in after if version.last_batch is not None)
+        between = {"first": found[0], "last": found[-1], "count": len(found)} if found else None
     return {
         "versions": [one, other],
         "common_parent": common[-1] if common else None,

@@ -33,7 +33,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.topics import LABELS
 from streams.settings.model import Archive, Model, Settings
 from streams.tools.archive import history, sync
-from tests.support.factories import changed, response
+from tests.support.factories import changed, response, trained
 from tests.support.models.chat_tiny import base
 from tests.support.models.tiny import tiny_group, tiny_model
 from tests.support.models.tiny_log import cut, write
@@ -230,19 +230,12 @@ def test_files_are_named_by_their_sha256_and_needed_to_make_a_version_again(sett
 def test_a_trained_policy_is_tuned_under_another_name_from_its_version(settings: Settings, base: Base) -> None:
     write(settings, base, range(2))
     fleet.run(settings, steps=2, stop=threading.Event())
-    with pytest.raises(RefusedError, match=r"version 1 of default was .* --policy default-tuned --start default:2"):
-        made(settings, "sft")
     event = made(settings, "sft", policy="coach", start=StartVersion("default", 2))
     assert event.tuning is not None
     assert (event.version, event.parent_version) == (1, None)
     assert (event.tuning.start_policy, event.tuning.start_version) == ("default", 2)
     assert event.tuning.groups_policy == "default"
     assert verdicts(again(settings, policy="coach")) == [(1, True)]
-    coach = settings.model_copy(update={"policy": settings.policy.model_copy(update={"name": "coach"})})
-    with pytest.raises(
-        RefusedError, match=r"version 1 of coach was made by `streamward tune`.* --merge --policy coach"
-    ):
-        fleet.run(coach, steps=1, stop=threading.Event())
     lineage = command(settings, "adapters", "lineage", "1", "--policy", "coach", "--output", "table")
     assert "version 1 (trained), from version 2 of default by sft" in lineage.stdout
     assert about_adapters(settings) == []
@@ -255,8 +248,9 @@ class Crash(BaseException):
     """As if the process had ended here."""
 
 
-def test_killed_between_store_and_log_the_same_command_finishes_it_and_another_one_is_refused(
-    settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("then", [{}, {"epochs": 3}], ids=["the same command", "another one"])
+def test_killed_between_store_and_log_it_is_no_version_and_the_next_command_makes_it(
+    settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch, then: dict[str, Any]
 ) -> None:
     sent(settings, groups(base))
     with monkeypatch.context() as patch:
@@ -264,9 +258,9 @@ def test_killed_between_store_and_log_the_same_command_finishes_it_and_another_o
         with pytest.raises(Crash):
             made(settings, "sft")
     assert read_state(settings, "default").newest == 0
-    with pytest.raises(RefusedError, match=r"stored with other bytes, and the log does not know it: .*same command"):
-        made(settings, "sft", epochs=3)
-    made(settings, "sft")
+    (left,) = (Path(settings.adapters.store) / "default").iterdir()
+    event = made(settings, "sft", **then)
+    assert (event.uri == str(left) or event.uri == left.as_uri()) == (not then)
     assert verdicts(again(settings)) == [(1, True)]
 
 
@@ -294,26 +288,49 @@ def test_killed_while_it_trains_it_leaves_nothing_and_the_same_command_makes_the
 def test_two_at_once_are_one_and_a_refusal(settings: Settings, base: Base) -> None:
     sent(settings, groups(base))
     with (
-        checkpoint.hold(settings.trainer.checkpoints, "default"),
-        pytest.raises(RefusedError, match="policy default is already being trained"),
+        checkpoint.hold_line(settings.trainer.checkpoints, "default"),
+        pytest.raises(RefusedError, match="policy default is already being tuned"),
     ):
         made(settings, "sft")
 
 
-def test_a_version_that_somebody_else_made_meanwhile_is_the_one_that_counts(
+def test_a_version_that_somebody_else_made_meanwhile_counts_and_ours_is_made_again_on_top(
+    settings: Settings, base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another machine, which shares no lock with this one."""
+    sent(settings, groups(base))
+    there = settings.model_copy(
+        update={"trainer": settings.trainer.model_copy(update={"checkpoints": tmp_path / "there"})}
+    )
+    publish, theirs = store.publish, list[AdapterEvent]()
+
+    def second(*arguments: Any, **named: Any) -> Any:
+        if not theirs:
+            monkeypatch.setattr(store, "publish", publish)
+            theirs.append(made(there, "sft", epochs=2))
+        return publish(*arguments, **named)
+
+    monkeypatch.setattr(store, "publish", second)
+    ours = made(settings, "sft")
+    assert [one.version for one in (*theirs, ours)] == [1, 2]
+    assert ours.parent_version == 1
+    assert verdicts(again(settings)) == [(1, True), (2, True)]
+    assert [category for category, _ in about_adapters(settings)] == ["superseded"]
+
+
+def test_a_tuning_that_is_overtaken_each_time_is_refused_with_the_way_out(
     settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On another machine, which shares no lock and no store with this one."""
     sent(settings, groups(base))
-    ours = announce._publish
+    publish = store.publish
 
-    def second(*arguments: Any) -> AdapterEvent:
-        event = ours(*arguments)
-        sent(settings, [changed(event, files=(), reason="theirs")])
-        return event
+    def late(local: Path, place: str, policy: str, version: int, *rest: Any, **named: Any) -> Any:
+        uri, files = publish(local, place, policy, version, *rest, **named)
+        sent(settings, [trained(version, policy=policy, uri=uri, files=files, base_digest=None)])
+        return uri, files
 
-    monkeypatch.setattr(announce, "_publish", second)
-    with pytest.raises(RefusedError, match="version 1 of default was made by another process meanwhile"):
+    monkeypatch.setattr(store, "publish", late)
+    with pytest.raises(RefusedError, match=r"made versions of default while it was tuned, 5 times.*take turns"):
         made(settings, "sft")
 
 

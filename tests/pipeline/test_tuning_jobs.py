@@ -42,7 +42,7 @@ from tests.support.scrape import get, parse
 from trainer.reproduce import retrain
 from trainer.reproduce.recorded import ExampleSources
 from trainer.tuning.tuned_examples import all_tokens
-from trainer.tuning.tuned_version import TunedJob, read_file, tune
+from trainer.tuning.tuned_version import read_file, tune
 from trainer.versions import announce
 
 __all__ = ["base"]
@@ -183,7 +183,7 @@ def test_a_job_whose_version_was_announced_before_its_process_died_is_ended_and_
     sent(settings, groups(base, 2))
     job = log.start(ordered(settings, "sft"), actor="ann")
     log.append(tuning_reducer.start_event(job, newest=0, groups_next=2, now_ms=times.now_ms()))
-    tune(settings, replace(tuning_order("sft"), job=TunedJob(job.job_id, 1)), LogHistory(settings))
+    tune(settings, replace(tuning_order("sft"), job_id=job.job_id), LogHistory(settings))
     with Worker(settings, log) as worker:
         done = worker.works_until(log, job, "completed", "failed")
     assert (done.status, done.version, len(versions(settings))) == ("completed", 1, 1)

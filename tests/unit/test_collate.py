@@ -17,7 +17,7 @@ from trainer.step.collate import GroupOrigin, check_group, collate, micro_batche
 AT = Coordinates("streamward.groups", 2, 41)
 EXPECTED = GroupOrigin(
     policy="default",
-    version=3,
+    batches=3,
     base_digest="base",
     tokenizer_digest="tokenizer",
     token_table=TokenTable.of_ids(VOCABULARY, ()),
@@ -94,7 +94,7 @@ def test_a_good_group_passes(group: AdvantagedGroup) -> None:
     [
         ({"policy": "other"}, "policy is 'other', expected 'default'"),
         ({"responses": ()}, "it has no responses"),
-        ({"adapter_version": 4}, "sampled by version 4, but version 3"),
+        ({"adapter_version": 4}, "sampled by version 4, which had taken 4 batches, but batch 3"),
         ({"base_digest": "abc"}, "base_digest is abc, the trainer's is base"),
         ({"tokenizer_digest": "abc"}, "tokenizer_digest is abc"),
         ({"sampling": Sampling(temperature=0.0)}, "sampled greedily"),

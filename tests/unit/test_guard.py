@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -11,9 +12,11 @@ from hypothesis import given, strategies as st
 from schemas.events import AdapterEvent, Outcome, problems
 from schemas.serde import decode, encode
 from streams.adapters.versions import Version
-from streams.settings.model import Guard
+from streams.errors import SettingsError
+from streams.settings.model import Guard, Jobs, Settings
 from streams.stages.rollouts import guard
-from streams.stages.rollouts.guard import GuardResult, Thresholds
+from streams.stages.rollouts.guard import GuardResult, Thresholds, TokenPrices
+from streams.stages.rollouts.state import rule_of
 
 SUITE = "sums@1f3c9a2b"
 RULE = Guard()
@@ -276,3 +279,53 @@ def test_no_pair_of_results_is_beyond_judging_and_none_is_better_than_itself(
     back = judged(version(3, second, scenarios=TWO), version(7, first, scenarios=TWO))
     assert (found.verdict, back.verdict) != ("promote", "promote")
     assert judged(version(7, first), version(3, first)).verdict == "ask"
+
+
+# --- cost and recoveries ----------------------------------------------------------------------------------------------
+
+PRICES = TokenPrices(prompt=1.0, completion=10.0)
+
+
+def with_tokens(number: int, rewards: Sequence[float], read: float, wrote: float, **counts: int) -> Version:
+    """A version whose responses read and wrote so many tokens, and whose tool calls failed so often."""
+    made = version(number, rewards)
+    outcomes = (
+        replace(outcome, prompt_tokens=read, sampled_tokens=wrote, **counts) for outcome in made.outcomes[SUITE]
+    )
+    return replace(made, outcomes={SUITE: tuple(outcomes)})
+
+
+def test_cost_is_that_of_the_tokens_read_and_written_and_judged_only_if_the_rule_says_so() -> None:
+    """Per response 100 read and 10 written are 200 millionths of a dollar; 300 and 10 are twice as much."""
+    dear, cheap = with_tokens(2, BETTER, 300, 10), with_tokens(1, HALF, 100, 10)
+    rule = Guard(max_cost_ratio=1.5)
+    result = guard.judge(dear, cheap, rule, SUITE, None, PRICES)
+    assert result.verdict == "reject"
+    assert "0.0004 USD against 0.0002 per response, the rule allows 1.5 times as much" in result.reasons[0]
+    assert result.metrics["cost_ratio"] == pytest.approx(2.0)
+    assert (result.gate["guard.max_cost_ratio"], result.gate["jobs.completion_usd"]) == ("1.5", "10")
+    assert guard.judge(dear, cheap, Guard(max_cost_ratio=2.0), SUITE, None, PRICES).verdict == "promote"
+    unset = guard.judge(dear, cheap, Guard(), SUITE, None, PRICES)
+    assert unset.verdict == "promote" and not {"guard.max_cost_ratio", "jobs.prompt_usd"} & unset.gate.keys()
+
+
+def test_a_cost_that_is_not_recorded_is_asked_about() -> None:
+    result = guard.judge(version(2, BETTER), with_tokens(1, HALF, 1, 1), Guard(max_cost_ratio=2), SUITE, None, PRICES)
+    assert result.verdict == "ask" and "the tokens of 40 tasks are not recorded" in result.reasons[0]
+
+
+@pytest.mark.parametrize(("recovered", "verdict"), [(8, "promote"), (7, "promote"), (2, "reject")])
+def test_a_version_that_gives_up_after_failed_tools_is_rejected(recovered: int, verdict: str) -> None:
+    rule = Guard(max_recovery_loss=0.2)
+    gives_up = with_tokens(2, BETTER, 1, 1, failed_tools=10, recoveries=recovered)
+    result = guard.judge(gives_up, with_tokens(1, HALF, 1, 1, failed_tools=10, recoveries=8), rule, SUITE)
+    assert result.verdict == verdict
+    assert result.metrics["recovery_gain"] == pytest.approx(recovered / 10 - 0.8)
+    assert guard.judge(gives_up, with_tokens(1, HALF, 1, 1), rule, SUITE).verdict == "promote", "nothing to compare"
+
+
+def test_a_cost_gate_without_prices_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"guard.max_cost_ratio is 1.5, and nothing says what tokens cost"):
+        rule_of(Settings(guard=Guard(max_cost_ratio=1.5)), None)
+    priced = Settings(guard=Guard(max_cost_ratio=1.5), jobs=Jobs(prompt_usd=1, completion_usd=10, trainer_hour_usd=0))
+    assert rule_of(priced, None).prices == PRICES

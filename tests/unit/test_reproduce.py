@@ -21,7 +21,7 @@ from streams.output import json_line
 from streams.settings.model import Settings, Trainer
 from tests.support import factories
 from tests.support.factories import adapter_event
-from trainer.reproduce.recorded import ReproducedVersion, ReproductionPlan, recorded_events
+from trainer.reproduce.recorded import PlannedStep, ReproducedVersion, ReproductionPlan, recorded_events
 from trainer.reproduce.retrain import plan
 from trainer.step.recipe import RecipeDifference
 
@@ -98,7 +98,11 @@ def made(version: int, *differences: RecipeDifference) -> ReproducedVersion:
 
 THREADS = RecipeDifference(version=2, kind="recipe", name="threads", recorded="1", reproduced="4")
 PLAN = ReproductionPlan(
-    policy="default", start=1, version=3, events={2: trained(2), 3: trained(3)}, batches=(), checkpoint=None
+    policy="default",
+    start=1,
+    version=3,
+    events={2: trained(2), 3: trained(3)},
+    steps=tuple(PlannedStep(trained(n + 1), Coordinates("batches", 0, n), batch(n)) for n in (1, 2)),
 )
 
 

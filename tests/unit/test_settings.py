@@ -597,6 +597,8 @@ OTHER: dict[str, Any] = {
     "adapters.signing_key": Path("adapters.key"),
     "adapters.verify_key": Path("adapters.pub"),
     "tracing.otlp_endpoint": "http://127.0.0.1:4318",
+    "guard.max_cost_ratio": 2.0,
+    "guard.max_recovery_loss": 0.5,
 }
 """How to change a setting whose rules do not leave every value free."""
 ALONE = {"kafka.sasl_mechanism", "kafka.sasl_username", "kafka.sasl_password", "trainer.importance_cap"}

@@ -143,7 +143,7 @@ def _origin(settings: Settings, batch: Batch, records: Sequence[Record]) -> Grou
     sampled = next((group for group in decoded if not isinstance(group, Poison) and group.responses), None)
     return GroupOrigin(
         policy=batch.policy,
-        version=None if settings.trainer.off_policy else batch.sequence,
+        batches=None if settings.trainer.off_policy else batch.sequence,
         base_digest="" if sampled is None else sampled.base_digest,
         tokenizer_digest="" if sampled is None else sampled.tokenizer_digest,
         token_table=TokenTable.of_ids(ANY_TOKEN, ()),

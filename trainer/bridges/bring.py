@@ -3,11 +3,11 @@
     folder, recipe ──► checked against the base, the policy and the log ──► adapter store ──► adapters: trained
                                                                              read back ──► is it the one?
 
-Batch s turns version s into version s + 1, here or elsewhere: the version takes the place of the batch of its parent's
-number, which has to be in the log, or the groups that it samples would be of no version that a batch can have made. The
-parent is compared and swapped: of two versions made from one parent, the first in the log counts. From there on it is
-treated like any trained version: canary, promotion, evaluation, retention, and training continues from it
-(trainer/versions/import_adapter.py). Nothing is written before everything has been checked.
+The version takes the place of the next batch, which has to be in the log, or the groups that it samples would be of a
+version that has taken more batches than there are. The parent is compared and swapped: of two versions made from one
+parent, the first in the log counts. From there on it is treated like any trained version: canary, promotion,
+evaluation, retention, and training continues from it (trainer/versions/adopt_version.py). Nothing is written before
+everything has been checked.
 
 Not covered: data that no log has. An adapter that was trained on such can be merged into a base (docs/bridges.md).
 """
@@ -35,15 +35,9 @@ from streams.settings.model import Settings
 from trainer.bridges import foreign
 from trainer.bridges.foreign import ForeignAdapter, ForeignRecipe
 from trainer.versions import checkpoint
-from trainer.versions.announce import WhenLate, announce
+from trainer.versions.announce import announce
 from trainer.versions.differences import has_same_effect
 
-LATE = WhenLate(
-    stored=" yet: a trainer of this policy is about to announce it, or was killed before. Let it finish, and import "
-    "after its version; a folder that no trainer will announce can be deleted",
-    announced="train from that version, and import again",
-)
-"""What to do if another process was faster."""
 SHAPE = ("trainer.lora_rank", "trainer.lora_alpha", "trainer.lora_targets")
 
 
@@ -98,14 +92,33 @@ def _import(settings: Settings, order: ImportOrder, adapter: ForeignAdapter) -> 
     with Scratch("import") as scratch:
         folder = scratch / "adapter"
         foreign.write(settings, base, adapter, folder)
-        event = _event(settings, order, base)
+        event = _event(settings, order, base, parent.trained_batches)
         if (existing := history.trained_event(event.version)) is not None:
             _check_same(existing, event, folder)
             return ImportedVersion(existing, adapter.other_files, again=True)
-        _check_next(settings, history, order)
+        _check_next(settings, order.policy, parent)
         event = _with_effect(settings, event, parent, folder)
-        event = announce(settings, event, folder, LATE)
+        event = _announce(settings, event, folder)
     return ImportedVersion(event, adapter.other_files, again=False)
+
+
+def _announce(settings: Settings, event: AdapterEvent, folder: Path) -> AdapterEvent:
+    """Return the event with its files. Raises RefusedError if another process was faster; LogError."""
+    try:
+        announced = announce(settings, event, folder, by_bytes=False)
+    except RefusedError as exc:
+        uri = store.uri_of(settings.adapters.store, event.policy, event.version)
+        raise RefusedError(
+            f"{uri}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
+            "it yet: a trainer of this policy is about to announce it, or was killed before. Let it finish, and import "
+            "after its version; a folder that no trainer will announce can be deleted"
+        ) from exc
+    if announced is None:
+        raise RefusedError(
+            f"version {event.version} of {event.policy} was made by another process meanwhile, so this one counts for "
+            "nothing; train from that version, and import again"
+        )
+    return announced
 
 
 # --- what it must agree with ------------------------------------------------------------------------------------------
@@ -150,26 +163,20 @@ def _check_same(existing: AdapterEvent, event: AdapterEvent, folder: Path) -> No
     )
 
 
-def _check_next(settings: Settings, history: AdapterHistory, order: ImportOrder) -> None:
-    """Raise RefusedError if no batch is there whose place the version takes, or the policy is tuned."""
-    tuned = next((version.version for version in history.state.versions.values() if version.tuned_by is not None), None)
-    if tuned is not None:
-        raise RefusedError(
-            f"version {tuned} of {order.policy} was made by `streamward tune`, and no batch follows it; import under "
-            "another policy"
-        )
-    tp = (topics(settings.topics)["batches"].name, partition_of(order.policy, settings.topics.policy_partitions))
+def _check_next(settings: Settings, policy: str, parent: Version) -> None:
+    """Raise RefusedError if the batch is not there whose place the version takes."""
+    tp = (topics(settings.topics)["batches"].name, partition_of(policy, settings.topics.policy_partitions))
     log = LogHistory(settings)
     first, end = log.bounds(["batches"])[tp]
     decoded = (record.decode(Batch) for record in log.read({tp: first}, {tp: end}))
-    batches = [batch for batch in decoded if not isinstance(batch, Poison) and batch.policy == order.policy]
+    batches = [batch for batch in decoded if not isinstance(batch, Poison) and batch.policy == policy]
     sequences = [batch.sequence for batch in batches]
-    if max(sequences, default=-1) < order.parent:
+    if max(sequences, default=-1) < parent.trained_batches:
         newest = f"the newest is {max(sequences)}" if sequences else "there is none"
         raise RefusedError(
-            f"batch {order.parent} of {order.policy} is not in the log yet ({newest}), and version {order.parent + 1} "
-            f"takes its place; wait until batches.groups groups are complete, or make the adapter a base under another "
-            "policy.name"
+            f"batch {parent.trained_batches} of {policy} is not in the log yet ({newest}), and version "
+            f"{parent.version + 1} takes its place; wait until batches.groups groups are complete, or make the adapter "
+            "a base under another policy.name"
         )
 
 
@@ -205,8 +212,8 @@ def _is_unchanged(settings: Settings, policy: str, parent: Version, folder: Path
 # --- making it --------------------------------------------------------------------------------------------------------
 
 
-def _event(settings: Settings, order: ImportOrder, base: Base) -> AdapterEvent:
-    """Return the event of the version, without its files."""
+def _event(settings: Settings, order: ImportOrder, base: Base, sequence: int) -> AdapterEvent:
+    """Return the event of the version, in place of batch `sequence`, without its files."""
     version, recipe = order.parent + 1, order.recipe.plain()
     model = {"model.base": settings.model.base, "model.dtype": settings.model.dtype}
     digests = {"base_digest": base.base_digest, "tokenizer_digest": base.tokenizer_digest}
@@ -218,11 +225,11 @@ def _event(settings: Settings, order: ImportOrder, base: Base) -> AdapterEvent:
         version=version,
         kind="trained",
         actor=order.actor,
-        reason=f"trained elsewhere ({trained_elsewhere(recipe)}), in place of batch {order.parent}",
+        reason=f"trained elsewhere ({trained_elsewhere(recipe)}), in place of batch {sequence}",
         parent_version=order.parent,
         base_digest=base.base_digest,
         first_batch=0,
-        last_batch=order.parent,
+        last_batch=sequence,
         recipe=recipe | model | digests | shape,
         metrics=order.recipe.metrics,
     )

@@ -12,15 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from schemas.events import AdapterEvent
 from streams.files import half_written
 from streams.kafka.history import History
 from streams.settings.model import Settings
 from trainer.bridges import batch_rows, prime_rl, verl
 from trainer.bridges.batch_rows import BatchSpan, TrainingBatch
+from trainer.reproduce.recorded import recorded_events, taken_batches
 
 BatchFormat = Literal["verl", "prime-rl"]
 MANIFEST_VERSION = 1
@@ -59,8 +62,9 @@ def export(settings: Settings, order: BatchOrder, folder: Path, history: History
     with half_written(folder) as half:
         entries: list[dict[str, Any]] = []
         refused: list[str] = []
+        events = recorded_events(settings, order.policy, history)
         for batch in batch_rows.read(settings, order.policy, order.span, history):
-            entries.append(_write(batch, order, half))
+            entries.append(_write(batch, _parent_of(batch.batch.sequence, events), order, half))
             refused += batch.refused
         manifest = {"manifest_version": MANIFEST_VERSION, "format": order.format, "batches": entries}
         _write_json(half / "manifest.json", manifest)
@@ -70,9 +74,16 @@ def export(settings: Settings, order: BatchOrder, folder: Path, history: History
     return ExportedBatches(str(folder), entries, refused)
 
 
-def _write(batch: TrainingBatch, order: BatchOrder, folder: Path) -> dict[str, Any]:
+def _parent_of(sequence: int, events: Mapping[int, AdapterEvent]) -> int:
+    """Return the version that a batch is trained onto: the one it was, or will be if no other is made before."""
+    made = (event.version for event in events.values() if event.last_batch == sequence)
+    newest = max(events, default=0)
+    return next(made, newest + sequence - taken_batches(events, newest) + 1) - 1
+
+
+def _write(batch: TrainingBatch, parent: int, order: BatchOrder, folder: Path) -> dict[str, Any]:
     """Write one batch, and return its entry in the manifest."""
-    about = _about(batch)
+    about = _about(batch, parent)
     name = f"batch-{batch.batch.sequence}.pkl"
     files = {name: verl.encode(batch, about)} if order.format == "verl" else prime_rl.files(batch, order.ranks)
     for path, content in files.items():
@@ -81,14 +92,14 @@ def _write(batch: TrainingBatch, order: BatchOrder, folder: Path) -> dict[str, A
     return about | {"files": {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}}
 
 
-def _about(batch: TrainingBatch) -> dict[str, Any]:
-    """Return what a batch is, and what the means of its step are taken over."""
+def _about(batch: TrainingBatch, parent: int) -> dict[str, Any]:
+    """Return what a batch is, onto which version it is trained, and what the means of its step are taken over."""
     totals, group = batch.totals, batch.groups[0]
     return {
         "policy": batch.batch.policy,
         "batch": batch.batch.sequence,
         "at": str(batch.at),
-        "parent_version": batch.batch.sequence,
+        "parent_version": parent,
         "base_digest": group.base_digest,
         "tokenizer_digest": group.tokenizer_digest,
         "groups": totals.groups,

@@ -1,7 +1,7 @@
 """What the log says of versions, and what making them again came to.
 
 adapters: trained ──► recorded_events: the one that counts ──► RecordedSetup: settings, threads and base as they were
-ReproductionPlan ──► trainer/reproduce/retrain.py, trainer/reproduce/tuned.py ──► ReproducedVersion
+ReproductionPlan ──► its steps: trainer/reproduce/retrain.py, trainer/reproduce/tuned.py ──► ReproducedVersion
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from schemas.events import AdapterEvent, AdapterFile, Batch, Coordinates
 from schemas.serde import Poison
-from streams.adapters.versions import AdapterFold, empty
+from streams.adapters.versions import AdapterFold, Version, empty
 from streams.engines.base_model import Base, check_device, load_base
 from streams.errors import SettingsError
 from streams.kafka.history import History
@@ -35,9 +35,19 @@ class ExampleSources(NamedTuple):
 GROUPS_ALONE = ExampleSources()
 
 
+class PlannedStep(NamedTuple):
+    """A version to make again, from the one of the step before."""
+
+    event: AdapterEvent
+    """The recorded one."""
+    at: Coordinates | None = None
+    batch: Batch | None = None
+    """The batch that made it; None: it was tuned."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproductionPlan:
-    """What will be trained, from what; nothing is missing."""
+    """What will be made again, from what; nothing is missing."""
 
     policy: str
     start: int
@@ -46,17 +56,21 @@ class ReproductionPlan:
     """The last one."""
     events: dict[int, AdapterEvent]
     """The recorded event of each version."""
-    batches: tuple[tuple[Coordinates, Batch], ...]
-    """Those from `start` to `version`, in sequence."""
+    steps: tuple[PlannedStep, ...]
+    """The versions from `start` to `version`, each made from the one before it."""
     checkpoint: tuple[Path, State] | None = None
-    imported: AdapterEvent | None = None
-    """The version to start from, if it was trained elsewhere."""
-    tuned: tuple[AdapterEvent, ...] = ()
-    """The versions to tune, oldest first, instead of batches."""
+    """Of the version to start from, if a batch follows it."""
+    adopted: Version | None = None
+    """The version to start from, if a batch follows it and none made it: its files are in the store."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """Files of examples, by sha256."""
     datasets: DatasetReader | None = None
     """Reads the data sets that versions were tuned on; None: none can be read."""
+
+    @property
+    def batches(self) -> tuple[tuple[Coordinates, Batch], ...]:
+        """The batches that are trained on, in sequence."""
+        return tuple((step.at, step.batch) for step in self.steps if step.at is not None and step.batch is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +117,11 @@ def recorded_events(settings: Settings, policy: str, history: History) -> dict[i
         if after.take(event) and event.kind == "trained":
             events[event.version] = event
     return events
+
+
+def taken_batches(events: Mapping[int, AdapterEvent], version: int) -> int:
+    """Return how many batches the line of a policy had taken by a version; see `Version.trained_batches`."""
+    return sum(event.tuning is None for number, event in events.items() if number <= version)
 
 
 class RecordedSetup:

@@ -5,11 +5,14 @@
                                                                                          ▲          │ equal: the next
                                                                                          └──────────┴ not: what, and why
 
+A step is a batch's, or a tuning (trainer/reproduce/tuned.py); the line of a policy may have both. The version is made
+again, and those that it was made from.
+
 Every version on the way is compared, and the first that differs is the last: later ones could not be equal. The recipe
 is the one in each version's event, not this machine's settings. Where it changes between two versions, training
 continues as it does for a trainer restarted with other settings: adapter, optimizer state and RNG are carried over
-through a checkpoint. Tuned versions are made again by trainer/reproduce/tuned.py. One that was trained elsewhere
-cannot be made again; later versions that were trained here can, from its files in the store.
+through a checkpoint. A version that was trained elsewhere cannot be made again; later versions that were trained here
+can, from its files in the store.
 
 It only reads: nothing is written to the log or committed, and no group is joined. What it needs is looked up before the
 first step, so that a range which retention has deleted is reported at once, and not after hours.
@@ -20,15 +23,16 @@ Responses and rewards are read as recorded; nothing is sampled again.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from schemas.conventions import trained_elsewhere
+from schemas.conventions import OPTIMIZER, trained_elsewhere
 from schemas.events import AdapterEvent, Batch, Coordinates
 from schemas.serde import Poison
 from streams.adapters.store import manifest_of
-from streams.adapters.versions import version_of
+from streams.adapters.versions import Version, version_of
 from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.files import Scratch
 from streams.kafka.history import History
@@ -38,15 +42,17 @@ from streams.settings.model import Settings
 from trainer.reproduce.recorded import (
     GROUPS_ALONE,
     ExampleSources,
+    PlannedStep,
     RecordedSetup,
     ReproducedVersion,
     ReproductionPlan,
     recorded_events,
+    taken_batches,
 )
-from trainer.reproduce.tuned import TunedReproduction, tuned_plan
+from trainer.reproduce.tuned import TunedReproduction, check_examples, find_files, tuning_of
 from trainer.step.model import pin
 from trainer.step.recipe import RecipeDifference, in_data, in_files, in_recipe
-from trainer.versions import checkpoint, import_adapter as imports
+from trainer.versions import adopt_version, checkpoint
 from trainer.versions.checkpoint import ADAPTER_FOLDER, State
 from trainer.versions.learner import BatchGroups, Learner, coordinates_of, cut, due, out_of_turn
 
@@ -60,10 +66,11 @@ def plan(
     start: int = 0,
     sources: ExampleSources = GROUPS_ALONE,
 ) -> ReproductionPlan:
-    """Return everything needed to train `version` (None: the newest) from `start`; `sources` are of tuned versions.
+    """Return everything needed to make `version` (None: the newest) from `start`; `sources` are of tuned versions.
 
-    Raises NotFoundError for a missing version, checkpoint or file, SettingsError if `start` is not before the version,
-    RefusedError if retention has deleted a batch or a group, or a file is missing, LogError if the log cannot be read.
+    Raises NotFoundError for a missing version, checkpoint or file, SettingsError if `start` is not before the version
+    or does not lead to it, RefusedError if retention has deleted a batch or a group, or a file is missing, LogError if
+    the log cannot be read.
     """
     events = recorded_events(settings, policy, history)
     if not events:
@@ -80,48 +87,102 @@ def plan(
         )
     if not 0 <= start < version:
         raise SettingsError(f"version {version} cannot be trained from version {start}; start from 0 to {version - 1}")
-    if events[version].tuning is not None:
-        return tuned_plan(settings, events, version, history, start=start, sources=sources)
-    start, imported = _behind_imports(policy, events, version, start)
-    if sources.files:
-        raise SettingsError(f"--file has no effect: version {version} of {policy} was trained on batches; leave it out")
-    saved = _checkpoint(settings, policy, start, events) if start and imported is None else None
-    batches = _batches(settings, policy, range(start, version), history)
-    _refuse_cut(settings, policy, batches, version, history)
+    start, chain = _chain(policy, events, version, start)
+    files = _example_files(settings, chain, sources, history)
+    adopted = _start_version(events, start) if chain[0].tuning is None else None
+    needs_checkpoint = start and adopted is None and chain[0].tuning is None
+    saved = _checkpoint(settings, policy, start, events) if needs_checkpoint else None
+    made_by = {event.last_batch: event.version for event in chain if event.last_batch is not None}
+    batches = {batch.sequence: (at, batch) for at, batch in _batches(settings, policy, made_by, history)}
+    _refuse_cut(settings, policy, batches.values(), made_by, history)
+    steps = (
+        PlannedStep(event) if event.last_batch is None else PlannedStep(event, *batches[event.last_batch])
+        for event in chain
+    )
     return ReproductionPlan(
         policy=policy,
         start=start,
         version=version,
         events={number: event for number, event in events.items() if number <= version},
-        batches=batches,
+        steps=tuple(steps),
         checkpoint=saved,
-        imported=imported,
+        adopted=adopted,
+        files=files,
+        datasets=sources.datasets,
     )
 
 
-def _behind_imports(
-    policy: str, events: dict[int, AdapterEvent], version: int, start: int
-) -> tuple[int, AdapterEvent | None]:
-    """Return the version to start from, and its event if it was trained elsewhere: none before it leads to `version`.
+def _example_files(
+    settings: Settings, chain: Sequence[AdapterEvent], sources: ExampleSources, history: History
+) -> dict[str, Path]:
+    """Return the files of examples, by sha256; every tuned version of `chain` has its own.
 
-    Raises RefusedError if `version` itself was trained elsewhere, or an imported one is between it and a checkpoint.
+    Raises NotFoundError, RefusedError if examples are missing, SettingsError for a file where nothing was tuned.
     """
+    files = find_files(sources.files)
+    tuned = [(event, event.tuning) for event in chain if event.tuning is not None]
+    if files and not tuned:
+        version, policy = chain[-1].version, chain[-1].policy
+        raise SettingsError(f"--file has no effect: version {version} of {policy} was trained on batches; leave it out")
+    for event, tuning in tuned:
+        check_examples(settings, event, files, history)
+        if tuning.dataset is not None and sources.datasets is None:
+            raise RefusedError(
+                f"version {event.version} of {event.policy} was tuned on data set {tuning.dataset}, and nothing here "
+                "reads data sets; use `streamward reproduce`"
+            )
+    return files
+
+
+def _chain(policy: str, events: Mapping[int, AdapterEvent], version: int, start: int) -> tuple[int, list[AdapterEvent]]:
+    """Return the version to start from, and the events from there to `version`, each made from the one before it.
+
+    It is 0 for a version that was tuned from one of another policy, and an imported one where that is on the way: no
+    earlier one leads to `version`. Raises RefusedError if `version` itself was imported, or an imported one is between
+    it and `start`; SettingsError if `start` does not lead to it.
+    """
+    _refuse_imported(policy, events, version)
+    chain, parent = [events[version]], _parent_of(events[version])
+    while parent and parent != start and trained_elsewhere(events[parent].recipe) is None:
+        chain.insert(0, events[parent])
+        parent = _parent_of(chain[0])
+    if start in (0, parent):
+        return parent or 0, chain
+    if parent and start < parent and (origin := trained_elsewhere(events[parent].recipe)) is not None:
+        raise RefusedError(
+            f"version {parent} of {policy} was trained elsewhere ({origin}), so nothing leads from version {start} to "
+            f"version {version}; start from it: --from-version {parent}"
+        )
+    tuning, ways = chain[0].tuning, " <- ".join(str(event.version) for event in reversed(chain))
+    first = f"version {parent}" if tuning is None else f"{tuning.start_policy or 'version'} {tuning.start_version}"
+    raise SettingsError(
+        f"version {version} does not come from version {start}: {ways} <- {first}; leave --from-version out"
+    )
+
+
+def _parent_of(event: AdapterEvent) -> int | None:
+    """Return the version of its policy that a version was made from; None: it was tuned from another policy's."""
+    if event.tuning is not None:
+        return event.tuning.start_version if event.tuning.start_policy is None else None
+    return event.version - 1 if event.last_batch is not None else tuning_of(event).start_version  # which raises
+
+
+def _refuse_imported(policy: str, events: Mapping[int, AdapterEvent], version: int) -> None:
+    """Raise RefusedError if `version` was trained elsewhere."""
     if (origin := trained_elsewhere(events[version].recipe)) is not None:
         raise RefusedError(
             f"version {version} of {policy} was trained elsewhere ({origin}) and imported, so it cannot be recomputed "
             "here: the log has its files with their sha256, and what its recipe says, but not the program that made "
             f"it. Later versions that were trained here can be reproduced (--from-version {version})"
         )
-    imported = [number for number, event in events.items() if trained_elsewhere(event.recipe) is not None]
-    newest = max((number for number in imported if number < version), default=None)
-    if newest is None or start > newest:
-        return start, None
-    if 0 < start < newest:
-        raise RefusedError(
-            f"version {newest} of {policy} was trained elsewhere ({trained_elsewhere(events[newest].recipe)}), so "
-            f"nothing leads from version {start} to version {version}; start from it: --from-version {newest}"
-        )
-    return newest, events[newest]
+
+
+def _start_version(events: Mapping[int, AdapterEvent], start: int) -> Version | None:
+    """Return the version to start from, if no batch made it here."""
+    if start == 0:
+        return None
+    version = version_of(events[start], taken_batches(events, start - 1))
+    return None if adopt_version.origin(version) is None else version
 
 
 def _checkpoint(settings: Settings, policy: str, version: int, events: dict[int, AdapterEvent]) -> tuple[Path, State]:
@@ -140,32 +201,39 @@ def _checkpoint(settings: Settings, policy: str, version: int, events: dict[int,
 
 
 def _batches(
-    settings: Settings, policy: str, sequences: range, history: History
-) -> tuple[tuple[Coordinates, Batch], ...]:
-    """Return the batches of `sequences`, the first of each. Raises RefusedError if one is missing."""
+    settings: Settings, policy: str, made_by: Mapping[int, int], history: History
+) -> list[tuple[Coordinates, Batch]]:
+    """Return the first batch of each sequence in `made_by`, which has the version it made. Raises RefusedError if one
+    is missing."""
+    if not made_by:
+        return []
     tp = (topics(settings.topics)["batches"].name, partition_of(policy, settings.topics.policy_partitions))
     first, end = history.bounds(["batches"]).get(tp, (0, 0))
-    batches: list[tuple[Coordinates, Batch]] = []
+    wanted, batches = sorted(made_by), list[tuple[Coordinates, Batch]]()
     problem: str | None = None
     for record in history.read({tp: first}, {tp: end}):
-        version = sequences.start + len(batches)
-        if version == sequences.stop:
+        if len(batches) == len(wanted):
             break
+        expected = wanted[len(batches)]
         batch = record.decode(Batch)
-        if isinstance(batch, Poison) or not due(batch, policy, version):
+        if isinstance(batch, Poison) or not due(batch, policy, expected):
             continue
-        if problem := out_of_turn(record.at, batch, version, first):
+        if problem := out_of_turn(record.at, batch, expected, first):
             break
         batches.append((record.at, batch))
-    if len(batches) < len(sequences):
-        version = sequences.start + len(batches)
-        problem = problem or f"{tp[0]}[{tp[1]}]: batch {version} of {policy} is missing between {first} and {end}"
-        raise RefusedError(f"{problem}. {_way_out(settings, policy, version + 1, sequences.stop)}")
-    return tuple(batches)
+    if len(batches) < len(wanted):
+        missing = wanted[len(batches)]
+        problem = problem or f"{tp[0]}[{tp[1]}]: batch {missing} of {policy} is missing between {first} and {end}"
+        raise RefusedError(f"{problem}. {_way_out(settings, policy, made_by[missing], max(made_by.values()))}")
+    return batches
 
 
 def _refuse_cut(
-    settings: Settings, policy: str, batches: Collection[tuple[Coordinates, Batch]], version: int, history: History
+    settings: Settings,
+    policy: str,
+    batches: Collection[tuple[Coordinates, Batch]],
+    made_by: Mapping[int, int],
+    history: History,
 ) -> None:
     """Raise RefusedError, naming the first, if groups of these batches are no longer in the log."""
     topic = topics(settings.topics)["groups"].name
@@ -179,7 +247,7 @@ def _refuse_cut(
         elif beyond:
             problems[batch.sequence] = f"{beyond[0]}: a group of batch {batch.sequence}, but the log ends at {end}"
     if problems:
-        way_out = _way_out(settings, policy, max(problems) + 1, version)
+        way_out = _way_out(settings, policy, made_by[max(problems)], max(made_by.values()))
         raise RefusedError(f"{next(iter(problems.values()))}. {way_out}")
 
 
@@ -221,9 +289,6 @@ def run(
         _folder(into, planned.policy) as folder,
         checkpoint.explaining_disks(str(folder), "Make room, or name another folder with --into"),
     ):
-        if planned.tuned:
-            yield from TunedReproduction(planned, settings, history, folder, frozenset(changed)).versions()
-            return
         work = _Reproduction(planned, settings, history, folder, keep=into is not None, changed=frozenset(changed))
         yield from work.versions()
 
@@ -262,41 +327,52 @@ class _Reproduction:
         self._plan, self._history, self._folder = planned, history, folder
         self._setup = RecordedSetup(self._settings, changed)
         self._keep = planned.version if keep else 1
+        self._tuner = TunedReproduction(planned, self._settings, history, folder, changed)
         self._learner: Learner | None = None
         self._learner_is_of: tuple[Settings, int] | None = None
         self._newest = planned.checkpoint
+        self._made: tuple[AdapterEvent, Path] | None = None
+        """The newest version that was made again, and the folder of its adapter."""
         self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
 
     def versions(self) -> Iterator[ReproducedVersion]:
         """Yield each version, up to the first that differs."""
-        for coordinates, batch in self._plan.batches:
-            version = self._train(coordinates, batch)
+        for step in self._plan.steps:
+            if step.at is None or step.batch is None:
+                version = self._tune(step.event)
+            else:
+                version = self._train(step.event, step.at, step.batch)
             yield version
             if not version.equal:
                 return
 
-    def _train(self, coordinates: Coordinates, batch: Batch) -> ReproducedVersion:
+    def _tune(self, event: AdapterEvent) -> ReproducedVersion:
+        """Tune a version again. The step after it begins with a fresh optimizer, as the trainer's did."""
+        self._learner = self._newest = None
+        version, folder = self._tuner.tune(event, None if self._made is None else self._made[1])
+        self._made = event, folder
+        return version
+
+    def _train(self, event: AdapterEvent, coordinates: Coordinates, batch: Batch) -> ReproducedVersion:
         began = time.perf_counter()
-        version = batch.sequence + 1
-        event = self._plan.events[version]
-        learner = self._learner_of(event)
+        learner, version = self._learner_of(event), event.version
         groups = self._groups_of(learner, batch)
         state, metrics = learner.step(coordinates, batch, groups, {})
+        if OPTIMIZER in event.recipe:
+            state = replace(state, recipe=state.recipe | {OPTIMIZER: event.recipe[OPTIMIZER]})
         path = learner.save(self._folder, state, self._keep)
-        self._newest = path, state
+        self._newest, self._made = (path, state), (event, path / ADAPTER_FOLDER)
         files = manifest_of(path / ADAPTER_FOLDER)
-        differences: list[RecipeDifference] = []
         for difference in in_recipe(version, event.recipe, learner.recipe):
             self._recipe_differences.setdefault(difference.name, difference)
-        announced = event if event.version == version else None
-        if announced is not None and (differences := in_files(version, announced.files, files)):
-            differences += [*in_data(version, announced.metrics, metrics), *self._recipe_differences.values()]
+        if differences := in_files(version, event.files, files):
+            differences += [*in_data(version, event.metrics, metrics), *self._recipe_differences.values()]
         return ReproducedVersion(
             version=version,
             batch=coordinates,
             groups=len(groups.good),
             refused=len(groups.refused),
-            recorded=None if announced is None else announced.files,
+            recorded=event.files,
             reproduced=files,
             differences=tuple(differences),
             other_recipe=tuple(self._recipe_differences.values()),
@@ -322,9 +398,10 @@ class _Reproduction:
         learner = Learner(recorded_settings, self._setup.base(recorded_settings, event))
         if self._newest is not None:
             learner.restore(*self._newest)
-        elif self._plan.imported is not None:
-            imports.begin(
-                recorded_settings, self._plan.policy, learner, version_of(self._plan.imported, self._plan.start - 1)
-            )
+        elif self._made is not None:  # which was tuned
+            before, adapter = self._made
+            learner.begin(adapter, before.version, taken_batches(self._plan.events, before.version))
+        elif self._plan.adopted is not None:
+            adopt_version.begin(recorded_settings, self._plan.policy, learner, self._plan.adopted)
         self._learner, self._learner_is_of = learner, (recorded_settings, threads)
         return learner

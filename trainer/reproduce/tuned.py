@@ -1,7 +1,7 @@
 """Tune versions again from what the log recorded, for `reproduce`.
 
-    adapters: trained, with tuning ──► chain: from the version asked for back to where it started
-         each: the start, from the store or just made ──► the same examples ──► Tuner ──► sha256 against the log
+    adapters: trained, with tuning ──► the start, from the store or just made ──┐
+    the groups or the file that it names ───────────────► the same examples ────┴──► Tuner ──► sha256 against the log
 
 A version of another policy that one started from is taken from the store, where its files are those in the log; how it
 came about is that policy's own reproduction.
@@ -10,18 +10,17 @@ came about is that policy's own reproduction.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from schemas.events import AdapterEvent, Tuning
 from streams.adapters.store import manifest_of
 from streams.engines.base_model import Base
-from streams.errors import NotFoundError, RefusedError, SettingsError
+from streams.errors import NotFoundError, RefusedError
 from streams.files import Scratch, sha256_of
 from streams.kafka.history import History
 from streams.settings.model import Settings
 from trainer.reproduce.recorded import (
-    ExampleSources,
     RecordedSetup,
     ReproducedVersion,
     ReproductionPlan,
@@ -35,69 +34,31 @@ from trainer.tuning.tuned_version import limits_of, read_file, start_folder
 from trainer.tuning.tuner import Tuner, TuningSteps
 
 
-def tuned_plan(
-    settings: Settings,
-    events: Mapping[int, AdapterEvent],
-    version: int,
-    history: History,
-    *,
-    start: int,
-    sources: ExampleSources,
-) -> ReproductionPlan:
-    """Return everything needed to tune `version` again from `start`; `sources` may have the examples of some versions.
-
-    Raises SettingsError if it does not come from `start`, NotFoundError for a file that cannot be read, RefusedError if
-    a file or groups are missing, LogError if the log cannot be read.
-    """
-    policy = events[version].policy
-    chain = _chain(events, version, start)
-    files_by_digest: dict[str, Path] = {}
-    for path in sources.files:
+def find_files(files: Sequence[Path]) -> dict[str, Path]:
+    """Return files of examples by their sha256. Raises NotFoundError for one that cannot be read."""
+    by_digest: dict[str, Path] = {}
+    for path in files:
         try:
-            files_by_digest[sha256_of(path)] = path
+            by_digest[sha256_of(path)] = path
         except OSError as exc:
             raise NotFoundError(f"--file {path}: {exc.strerror}") from exc
-    for event in chain:
-        tuning = _tuning_of(event)
-        if tuning.file_sha256 is not None and tuning.file_sha256 not in files_by_digest:
-            raise RefusedError(
-                f"version {event.version} of {policy} was tuned on {tuning.file} with sha256 {tuning.file_sha256}, "
-                "which is not in the log; name the file that has it: --file FILE"
-            )
-        if tuning.dataset is not None and sources.datasets is None:
-            raise RefusedError(
-                f"version {event.version} of {policy} was tuned on data set {tuning.dataset}, and nothing here reads "
-                "data sets; use `streamward reproduce`"
-            )
-        if (problem := from_log.missing_groups(settings, tuning, history)) is not None:
-            raise RefusedError(f"version {event.version} of {policy}: {problem}")
-    return ReproductionPlan(
-        policy=policy,
-        start=start,
-        version=version,
-        events=dict(events),
-        batches=(),
-        tuned=tuple(chain),
-        files=files_by_digest,
-        datasets=sources.datasets,
-    )
+    return by_digest
 
 
-def _chain(events: Mapping[int, AdapterEvent], version: int, start: int) -> list[AdapterEvent]:
-    """Return the events from the one after `start` to `version`."""
-    chain = [events[version]]
-    while (tuning := _tuning_of(chain[0])).start_policy is None and tuning.start_version not in (0, start):
-        chain.insert(0, events[tuning.start_version])
-    if start and (tuning.start_policy is not None or tuning.start_version != start):
-        ways = " <- ".join(str(event.version) for event in reversed(chain))
-        raise SettingsError(
-            f"version {version} does not come from version {start}: {ways} <- {tuning.start_policy or 'version'} "
-            f"{tuning.start_version}; leave --from-version out"
+def check_examples(settings: Settings, event: AdapterEvent, files: Mapping[str, Path], history: History) -> None:
+    """Raise RefusedError if the file or the groups are missing that a version was tuned on."""
+    tuning = tuning_of(event)
+    if tuning.file_sha256 is not None and tuning.file_sha256 not in files:
+        raise RefusedError(
+            f"version {event.version} of {event.policy} was tuned on {tuning.file} with sha256 {tuning.file_sha256}, "
+            "which is not in the log; name the file that has it: --file FILE"
         )
-    return chain
+    if (problem := from_log.missing_groups(settings, tuning, history)) is not None:
+        raise RefusedError(f"version {event.version} of {event.policy}: {problem}")
 
 
-def _tuning_of(event: AdapterEvent) -> Tuning:
+def tuning_of(event: AdapterEvent) -> Tuning:
+    """Return what a version was tuned on. Raises RefusedError if its event says neither that nor batches."""
     if event.tuning is None:
         raise RefusedError(
             f"version {event.version} of {event.policy} is on the way, and its event says neither batches nor tuning; "
@@ -121,18 +82,13 @@ class TunedReproduction:
         self._setup = RecordedSetup(settings, changed)
         self._recipe_differences: dict[str, RecipeDifference] = {}  # by name, as first seen
 
-    def versions(self) -> Iterator[ReproducedVersion]:
-        """Yield each version, up to the first that differs. Raises as `trainer.reproduce.retrain.run`."""
-        newest: Path | None = None
-        for event in self._plan.tuned:
-            version, newest = self._retune(event, newest)
-            yield version
-            if not version.equal:
-                return
+    def tune(self, event: AdapterEvent, before: Path | None) -> tuple[ReproducedVersion, Path]:
+        """Return the version of this event, compared, and the folder of its adapter.
 
-    def _retune(self, event: AdapterEvent, before: Path | None) -> tuple[ReproducedVersion, Path]:
+        `before` has the adapter that it starts from, if that was just made; else it is taken from the store.
+        """
         began = time.perf_counter()
-        tuning, number = _tuning_of(event), event.version
+        tuning, number = tuning_of(event), event.version
         recorded_settings, threads = self._setup.settings_of(event)
         pin(
             recorded_settings.model_copy(

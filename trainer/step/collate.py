@@ -41,8 +41,9 @@ class GroupOrigin:
     """What every group of a batch must match."""
 
     policy: str
-    version: int | None
-    """The version being trained; no group can have been sampled by a later one. None: groups of another policy."""
+    batches: int | None
+    """How many the version being trained has taken; no group can have been sampled by one that has taken more. None:
+    groups of another policy."""
     base_digest: str
     tokenizer_digest: str
     token_table: TokenTable
@@ -222,11 +223,11 @@ def _group_problems(group: AdvantagedGroup, expected: GroupOrigin) -> Iterator[s
         yield f"policy is {group.policy!r}, expected {expected.policy!r}; check who wrote the batch"
     if group.dropped_reason is not None or not group.responses:
         yield f"it has no responses (dropped: {group.dropped_reason}); such a group does not belong in a batch"
-    if expected.version is not None and group.adapter_version > expected.version:
+    if expected.batches is not None and group.batches > expected.batches:
         yield (
-            f"it was sampled by version {group.adapter_version}, but version {expected.version} is only now being "
-            "trained further; two trainers, or a checkpoint of another log? If another policy sampled it, as in an "
-            "experiment, set trainer.off_policy=true"
+            f"it was sampled by version {group.adapter_version}, which had taken {group.batches} batches, but batch "
+            f"{expected.batches} is only now being trained on; two trainers, or a checkpoint of another log? If "
+            "another policy sampled it, as in an experiment, set trainer.off_policy=true"
         )
     for name in ("base_digest", "tokenizer_digest"):
         digest, expected_digest = getattr(group, name), getattr(expected, name)

@@ -8,9 +8,10 @@ the sha256 of the file or the digest of the data set, and the recipe; so `reprod
 before the last step. Killed before its event, it never was: the same command again makes the same bytes, and announces
 them.
 
-A policy is either trained or tuned: batch s turns version s into s + 1, so a version in between would leave the next
-batch without its parent. What a trained policy has learned is tuned further under another name, which starts from one
-of its versions.
+The version is the next in the one line of its policy, after tuned ones or those of batches, and the next batch is
+trained onto it. A trainer on this machine waits meanwhile. One elsewhere, or another tuner, may be faster: the first
+`trained` of a number in the log has it, and then the tuning is done again on top. A job's version is found in the log
+by the job's id before each attempt, so that nothing is announced for it twice.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from trainer.tuning.from_log import TokenLimits
 from trainer.tuning.tuned_examples import TunedExample, digest, loss_tokens
 from trainer.tuning.tuner import Tuner, TuningStep, TuningSteps
 from trainer.versions import checkpoint
-from trainer.versions.announce import WhenLate, announce, reason_of
+from trainer.versions.announce import announce, reason_of
 
 ACTOR = "tune"
 JOB = "job"
@@ -54,12 +55,8 @@ JOB = "job"
 REPORT_EVERY = 20
 """Steps between two lines of the log; the first and the last step always have one."""
 Report = Callable[[int, int, Sequence[TunedExample], TuningStep], None]
-LATE = WhenLate(
-    stored=": another tuning of this policy is under way on another machine, or one was killed before its event. Run "
-    "that same command again to finish it, or delete the folder",
-    announced="run the command again for the next version",
-)
-"""What to do if another process was faster."""
+MOST_ATTEMPTS = 5
+"""How often a tuning is done again because another process was faster."""
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +80,6 @@ class StartVersion(NamedTuple):
         return cls(match["policy"] or policy, int(match["version"]))
 
 
-class TunedJob(NamedTuple):
-    """A job that asks for one version."""
-
-    job_id: str
-    version: int
-    """The version that it is to be."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningOrder:
     """An order to tune."""
@@ -107,7 +96,7 @@ class TuningOrder:
     """None: the newest version of the policy."""
     groups_before: int | None = None
     """Only groups below this offset."""
-    job: TunedJob | None = None
+    job_id: str | None = None
     """The job that it is for."""
     lora: LoraChoice | None = None
     """What it says of the adapter's shape, which else is that of the version to start from; None: the settings'."""
@@ -138,8 +127,8 @@ def tune(settings: Settings, order: TuningOrder, history: History, report: Repor
     whatever it raises ends the tuning, and nothing is written.
 
     Raises NotFoundError if the file, a version or a single example is missing; SettingsError for lines that are no
-    examples, or settings without effect; RefusedError if the policy is trained from batches, is in use, or got another
-    version meanwhile; EventError if the store does not hold what the log says; LogError if the log fails;
+    examples, or settings without effect; RefusedError if another process tunes the policy on this machine, or others
+    were faster each time; EventError if the store does not hold what the log says; LogError if the log fails;
     StreamwardError if a disk is full, or no step had a finite gradient.
     """
     order.steps.check()
@@ -153,10 +142,30 @@ def tune(settings: Settings, order: TuningOrder, history: History, report: Repor
 
 
 def _tune(settings: Settings, order: TuningOrder, history: History, report: Report | None) -> TunedVersion:
-    with checkpoint.hold(settings.trainer.checkpoints, order.policy) as folder, Scratch("tune") as scratch:
+    with checkpoint.hold_line(settings.trainer.checkpoints, order.policy):
+        for _ in range(MOST_ATTEMPTS):
+            if (tuned := _attempt(settings, order, history, report)) is not None:
+                return tuned
+            log.info("policy %s: another process made the next version first; tuning again, on top", order.policy)
+    raise RefusedError(
+        f"other processes made versions of {order.policy} while it was tuned, {MOST_ATTEMPTS} times. Nothing is lost: "
+        "run the command again while its trainer is paused, or on the machine of the trainer, with its "
+        "trainer.checkpoints, where the two take turns"
+    )
+
+
+def version_of_job(state: AdapterHistory, job_id: str) -> AdapterEvent | None:
+    """Return the event of the version that was made for a job, if there is one."""
+    events = (event for _, event in state.trained.values())
+    return next((event for event in events if event.metadata.get(JOB) == job_id), None)
+
+
+def _attempt(settings: Settings, order: TuningOrder, history: History, report: Report | None) -> TunedVersion | None:
+    """Make the next version of the line as it is now; None if it was not the next any more at the end."""
+    with Scratch("tune") as scratch:
         state = read_history(settings, order.policy)
-        _refuse_trained(state, folder)
-        _refuse_another(state, order)
+        if order.job_id is not None and (made := version_of_job(state, order.job_id)) is not None:
+            return TunedVersion(event=made)
         start = order.start or StartVersion(order.policy, state.state.newest)
         start_event = _start_event(settings, state, start)
         settings = _with_shape(settings, order, start, start_event)
@@ -180,8 +189,10 @@ def _tune(settings: Settings, order: TuningOrder, history: History, report: Repo
         tuner.save(scratch / "tuned")
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         event = replace(event, metrics=finite, reason=reason_of(event.reason, finite))
-        event = announce(settings, event, scratch / "tuned", LATE)
-    return TunedVersion(event=event, looked_at=chosen.looked_at, left_out=chosen.left_out)
+        announced = announce(settings, event, scratch / "tuned", by_bytes=True)
+    if announced is None:
+        return None
+    return TunedVersion(event=announced, looked_at=chosen.looked_at, left_out=chosen.left_out)
 
 
 def limits_of(base: Base) -> TokenLimits:
@@ -219,32 +230,6 @@ def start_folder(settings: Settings, event: AdapterEvent, base: Base, scratch: P
 
 
 # --- what it depends on -----------------------------------------------------------------------------------------------
-
-
-def _refuse_trained(state: AdapterHistory, folder: Path) -> None:
-    """Raise RefusedError if batches make the versions of this policy."""
-    policy = state.state.policy
-    way_out = (
-        f"tune under another name, which starts from a version of it: --policy {policy}-tuned --start "
-        f"{policy}:{state.state.newest} --groups-of {policy}"
-    )
-    events = (event for _, event in state.trained.values() if event.tuning is None)
-    if (first := min(events, key=lambda event: event.version, default=None)) is not None:
-        raise RefusedError(
-            f"version {first.version} of {policy} was trained on batches, and a version that no batch makes would "
-            f"leave the next batch without its parent; {way_out}"
-        )
-    if saved := checkpoint.versions(folder):
-        raise RefusedError(f"{folder}: checkpoints of a trainer, the newest of version {saved[-1]}; {way_out}")
-
-
-def _refuse_another(state: AdapterHistory, order: TuningOrder) -> None:
-    """Raise RefusedError if the next version is not the one that a job asks for."""
-    if order.job is not None and state.state.newest + 1 != order.job.version:
-        raise RefusedError(
-            f"the job was to make version {order.job.version} of {order.policy}, and version {state.state.newest} is "
-            "there by now: something else makes versions of this policy. Order it again, when that has ended"
-        )
 
 
 def _start_event(settings: Settings, state: AdapterHistory, start: StartVersion) -> AdapterEvent | None:
@@ -315,7 +300,7 @@ def _event(order: TuningOrder, state: AdapterHistory, base: Base, tuning: Tuning
         event_id=derive_id(order.policy, version, "trained"),
         policy=order.policy,
         created_at=times.now_ms(),
-        metadata={} if order.job is None else {JOB: order.job.job_id},
+        metadata={} if order.job_id is None else {JOB: order.job_id},
         version=version,
         kind="trained",
         actor=ACTOR,

@@ -2,33 +2,23 @@
 
     event, folder ──► adapter store ──► adapters[policy] ──► read back: the first event of a version counts
 
-No process holds a version's number before its event is in the log, so one on another machine may be faster.
+No process holds a version's number before its event is in the log, so another one may be faster: a trainer, or a tuner
+on another machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from schemas.conventions import UNCHANGED
 from schemas.events import AdapterEvent
 from streams.adapters import store
 from streams.adapters.decisions import read_history
-from streams.errors import RefusedError
 from streams.kafka import times
 from streams.kafka.producer import Producer
 from streams.settings.model import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class WhenLate:
-    """The way out in the errors of a process that was not the first."""
-
-    stored: str
-    """After "is stored with other bytes, and the log does not know it"."""
-    announced: str
-    """After "was made by another process meanwhile, so this one counts for nothing; "."""
 
 
 def reason_of(origin: str, metrics: Mapping[str, float]) -> str:
@@ -50,34 +40,27 @@ def reason_of(origin: str, metrics: Mapping[str, float]) -> str:
     return f"{origin}; changes nothing: {cause}"
 
 
-def announce(settings: Settings, event: AdapterEvent, folder: Path, when_late: WhenLate) -> AdapterEvent:
+def announce(settings: Settings, event: AdapterEvent, folder: Path, *, by_bytes: bool) -> AdapterEvent | None:
     """Put the adapter in `folder` into the store, and its event into the log; return the event with its files.
 
-    Raises RefusedError if the version is stored with other bytes, or the event of another process is its first;
-    LogError.
+    None if the first event of the version is another one: then this one is a record that every reader skips. `by_bytes`
+    as in `store.publish`. Raises RefusedError if the version is stored with other bytes; LogError.
     """
-    whole = _publish(settings, event, folder, when_late)
+    event = _publish(settings, event, folder, by_bytes)
     with Producer(settings) as producer:
-        producer.send(whole)
+        producer.send(event)
         producer.flush()
     first = read_history(settings, event.policy).trained_event(event.version)
-    if first is None or first.files != whole.files:
-        raise RefusedError(
-            f"version {event.version} of {event.policy} was made by another process meanwhile, so this one counts for "
-            f"nothing; {when_late.announced}"
-        )
-    return whole
+    return event if first is not None and _content(first) == _content(event) else None
 
 
-def _publish(settings: Settings, event: AdapterEvent, folder: Path, when_late: WhenLate) -> AdapterEvent:
+def _publish(settings: Settings, event: AdapterEvent, folder: Path, by_bytes: bool) -> AdapterEvent:
     """Put the adapter into the store; return the event with its files."""
-    adapters = settings.adapters
-    try:
-        uri, files = store.publish(folder, adapters.store, event.policy, event.version, adapters.signing_key)
-    except RefusedError as exc:
-        uri = store.uri_of(adapters.store, event.policy, event.version)
-        raise RefusedError(
-            f"{uri}: version {event.version} of {event.policy} is stored with other bytes, and the log does not know "
-            f"it{when_late.stored}"
-        ) from exc
+    place, key = settings.adapters.store, settings.adapters.signing_key
+    uri, files = store.publish(folder, place, event.policy, event.version, key, by_bytes=by_bytes)
     return replace(event, uri=uri, files=files, created_at=times.now_ms())
+
+
+def _content(event: AdapterEvent) -> AdapterEvent:
+    """Return an event without the time and the trace of its writer: who announces a version again makes the same."""
+    return replace(event, created_at=0, traceparent=None)

@@ -40,6 +40,8 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 RNG_FILE = "rng.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
+TUNING, NEXT, LINE = "tuning", "next", "line"
+"""Folders of locks: who tunes a policy; whether a tuner is next; and who may add to the line of its versions now."""
 ADAPTER_FOLDER = "adapter"
 """Exactly what is published."""
 
@@ -51,7 +53,7 @@ class State:
     policy: str
     version: int
     next_sequence: int
-    """The next batch; batch s turns version s into version s + 1."""
+    """The next batch."""
     next_offset: int
     """Where to resume reading, in the policy's partition of `batches`."""
     base_digest: str
@@ -72,6 +74,34 @@ def hold(root: Path, policy: str) -> Iterator[Path]:
         for half in folder.glob(".*.half"):
             shutil.rmtree(half)
         yield folder
+
+
+@contextmanager
+def hold_line(root: Path, policy: str) -> Iterator[None]:
+    """Be the only tuner of `policy` under `root`, and have its trainer wait between two steps. Waits for its step.
+
+    Raises RefusedError naming who tunes it.
+    """
+    folder = root / policy
+    refusal = f"policy {policy} is already being tuned"
+    with (
+        files.hold(folder / TUNING, refusal=refusal, way_out="wait for its end, or tune under another --policy"),
+        files.hold_when_free(folder / NEXT),
+        files.hold_when_free(folder / LINE),
+    ):
+        yield
+
+
+@contextmanager
+def take_turn(folder: Path) -> Iterator[bool]:
+    """Yield whether the trainer that holds `folder` may take a step: not while its policy is tuned, or a tuner waits.
+
+    A tuner takes NEXT before it waits for LINE, so it waits for one step at most.
+    """
+    with files.try_hold(folder / NEXT) as is_free:
+        pass
+    with files.try_hold(folder / LINE) as is_ours:
+        yield is_free and is_ours
 
 
 def save(folder: Path, state: State, model: PeftModel, optimizer: torch.optim.Optimizer, base: str, keep: int) -> Path:

@@ -2,7 +2,7 @@
 
     batch ──► out_of_turn, cut ──► records of its groups ──► BatchGroups: those to train on, and those refused
                                                                 │
-    Base, Settings ──► Learner, at version s ──► step ──► State of version s + 1 ──► save ──► checkpoint
+    Base, Settings ──► Learner, at version v ──► step ──► State of version v + 1 ──► save ──► checkpoint
                           ▲
     another policy's TrainingState ──► exchange
 
@@ -66,6 +66,8 @@ class TrainingState:
     """One policy between two of its steps: what a checkpoint holds, in memory."""
 
     version: int
+    next_sequence: int
+    """Of the batch that it trains next."""
     next_offset: int
     weights: list[Tensor]
     """Of the adapter, in the order of the parameters."""
@@ -83,17 +85,17 @@ class TrainingState:
         )
 
 
-def due(batch: Batch, policy: str, version: int) -> bool:
-    """Return whether a policy at `version` has still to train `batch`."""
-    return batch.policy == policy and batch.sequence >= version
+def due(batch: Batch, policy: str, sequence: int) -> bool:
+    """Return whether a policy whose next batch is number `sequence` has still to train `batch`."""
+    return batch.policy == policy and batch.sequence >= sequence
 
 
-def out_of_turn(coordinates: Coordinates, batch: Batch, version: int, first: int) -> str | None:
+def out_of_turn(coordinates: Coordinates, batch: Batch, sequence: int, first: int) -> str | None:
     """Return what is wrong if `batch`, which is due, is not the next one; `first` is where its partition begins."""
-    if batch.sequence == version:
+    if batch.sequence == sequence:
         return None
     return (
-        f"{coordinates}: batch {batch.sequence} of {batch.policy}, expected {version}: a batch is missing (the first "
+        f"{coordinates}: batch {batch.sequence} of {batch.policy}, expected {sequence}: a batch is missing (the first "
         f"record there has offset {first}), and without it no later version can be reproduced"
     )
 
@@ -113,8 +115,8 @@ def cut(batch: Batch, topic: str, first: int) -> str | None:
         return None
     return (
         f"{missing[0]}: retention has cut {len(missing)} of {len(batch.groups_offsets)} groups of batch "
-        f"{batch.sequence}; the first one there has offset {first}. Without them version {batch.sequence + 1} cannot "
-        "be trained"
+        f"{batch.sequence}; the first one there has offset {first}. Without them the version that it makes cannot be "
+        "trained"
     )
 
 
@@ -161,6 +163,8 @@ class Learner:
             "tokenizer_digest": base.tokenizer_digest,
         }
         self.version = 0
+        self.next_sequence = 0
+        """Of the batch that is trained next."""
         self.next_offset = 0
         self.numbers = sum(parameter.numel() for parameter in self._trainer.parameters)
         """How many numbers are trained."""
@@ -179,21 +183,22 @@ class Learner:
     def restore(self, path: Path, state: State) -> None:
         """Continue from a complete checkpoint. Raises SettingsError if it is of another shape."""
         checkpoint.restore(path, self._trainer.model, self._trainer.optimizer)
-        self.version, self.next_offset = state.version, state.next_offset
+        self.version, self.next_sequence, self.next_offset = state.version, state.next_sequence, state.next_offset
 
-    def begin(self, folder: Path, version: int) -> None:
-        """Continue from an adapter that was trained elsewhere. The learner is at version 0, with a fresh optimizer.
+    def begin(self, folder: Path, version: int, sequence: int) -> None:
+        """Continue with batch `sequence` from an adapter that no batch made here.
 
-        Raises SettingsError if it is of another shape.
+        The learner is at version 0, with a fresh optimizer. Raises SettingsError if the adapter is of another shape.
         """
         load_adapter(self._trainer.model, folder)
-        self.version = version
+        self.version, self.next_sequence = version, sequence
 
     def present(self) -> TrainingState:
         """Return the state as it is now, without a copy: the next step changes it."""
         optimizer, parameters = self._trainer.optimizer, self._trainer.parameters
         return TrainingState(
             self.version,
+            self.next_sequence,
             self.next_offset,
             [parameter.data for parameter in parameters],
             [optimizer.state.get(parameter, {}) for parameter in parameters],
@@ -213,7 +218,7 @@ class Learner:
             if moments:
                 optimizer.state[parameter] = moments
         checkpoint.set_rng_states(state.rng)
-        self.version, self.next_offset = state.version, state.next_offset
+        self.version, self.next_sequence, self.next_offset = state.version, state.next_sequence, state.next_offset
         return previous
 
     def groups_of(self, batch: Batch, records: Iterable[Record], history: History) -> BatchGroups:
@@ -223,7 +228,7 @@ class Learner:
         """
         expected = GroupOrigin(
             policy=batch.policy,
-            version=None if self._off_policy else batch.sequence,
+            batches=None if self._off_policy else batch.sequence,
             base_digest=self._base.base_digest,
             tokenizer_digest=self._base.tokenizer_digest,
             token_table=self._base.token_table,
@@ -238,7 +243,7 @@ class Learner:
         timings: Mapping[str, float],
         beat: Callable[[], None] = lambda: None,
     ) -> tuple[State, dict[str, float]]:
-        """Turn version `batch.sequence` into the next; return the state for its checkpoint, and every metric.
+        """Turn the version that it is at into the next; return the state for its checkpoint, and every metric.
 
         The state has only the finite metrics. `timings`, in seconds, are added to them. `beat` is called as the step
         makes progress.
@@ -246,11 +251,12 @@ class Learner:
         metrics = self._trainer.train_batch(groups.good, beat)
         learning = learning_of(map(facts_of, groups.good))
         metrics |= {"groups_refused": float(len(groups.refused)), **learning.metrics(), **timings}
-        self.version, self.next_offset = batch.sequence + 1, coordinates.offset + 1
+        self.version, self.next_sequence = self.version + 1, batch.sequence + 1
+        self.next_offset = coordinates.offset + 1
         state = State(
             policy=batch.policy,
             version=self.version,
-            next_sequence=self.version,
+            next_sequence=self.next_sequence,
             next_offset=self.next_offset,
             base_digest=self._base.base_digest,
             batch_id=batch.batch_id,

@@ -6,8 +6,8 @@
 
 One job at a time. A job is done once, by the version that it announces: `trained` names the job, so a process that
 finds it in `adapters` only writes the job's end. A process that is killed before has left nothing, and the next one
-makes the same bytes again: the version to start from and the end of the groups are in the job's `started`. Members of
-one consumer group share the jobs.
+makes the version again, from the groups that the job's `started` has the end of: the same bytes, unless the policy has
+got another version meanwhile, from which it then starts. Members of one consumer group share the jobs.
 
 Not covered: continuing a tuning that was paused or interrupted; it begins again, and what the first attempt took is in
 no bill.
@@ -35,7 +35,7 @@ from streams.jobs.state import JobState, JobUsage
 from streams.jobs.tuning import tuning_reducer
 from streams.jobs.tuning.tuning_metrics import TuningMetrics, TuningOutcome
 from streams.jobs.tuning.tuning_reducer import NO_EXAMPLES, NOT_TUNED
-from streams.jobs.tuning.tuning_request import BETA, start_of
+from streams.jobs.tuning.tuning_request import BETA
 from streams.kafka import times
 from streams.kafka.admin import offsets
 from streams.kafka.history import LogHistory
@@ -50,7 +50,7 @@ from streams.settings.model import Settings
 from trainer.tuning.curation import Curation
 from trainer.tuning.from_dataset import DatasetExamples, DatasetReader
 from trainer.tuning.tuned_examples import TunedExample, all_tokens, loss_tokens
-from trainer.tuning.tuned_version import JOB, StartVersion, TunedJob, TuningOrder, tune
+from trainer.tuning.tuned_version import StartVersion, TuningOrder, tune, version_of_job
 from trainer.tuning.tuner import TuningStep, TuningSteps
 
 GROUP = "tuning"
@@ -167,12 +167,12 @@ class TuningWorker:
 
     def _version_event(self, job: JobState, tuning: JobTuning) -> AdapterEvent:
         """Return the event of the job's version, made now or found. Raises what `tune` does, and _EndedBetweenSteps."""
-        base, version = job.base_version or 0, (job.base_version or 0) + 1
-        existing = read_history(self._settings, job.policy).trained_event(version)
-        if existing is not None and existing.metadata.get(JOB) == job.job_id:
-            return existing
+        if (made := version_of_job(read_history(self._settings, job.policy), job.job_id)) is not None:
+            return made
         with Scratch("job") as folder:
-            policy, number = start_of(tuning, job.policy, base)
+            start = None
+            if tuning.start_version is not None:
+                start = StartVersion(tuning.start_policy or job.policy, tuning.start_version)
             order = TuningOrder(
                 policy=job.policy,
                 steps=TuningSteps(
@@ -182,9 +182,9 @@ class TuningWorker:
                 groups_policy=tuning.groups_policy or job.policy,
                 file=self._file(tuning, folder),
                 dataset=self._dataset(tuning),
-                start=StartVersion(policy, number),
+                start=start,
                 groups_before=job.groups_next,
-                job=TunedJob(job.job_id, version),
+                job_id=job.job_id,
                 lora=LoraChoice(tuning.lora_rank, tuning.lora_alpha, tuning.lora_targets),
             )
             return tune(self._settings, order, LogHistory(self._settings), _Between(self, job)).event

@@ -23,7 +23,7 @@ REPEATED = ("loss_first", "loss", "grad_norm", "margin", "accuracy", "examples",
 
 
 def start_event(job: JobState, newest: int, groups_next: int, now_ms: int) -> JobEvent:
-    """Return the event that starts a queued job, or continues one: from the version and groups that it began with.
+    """Return the event that starts a queued job, or continues one with the groups that it began with.
 
     `newest`: the newest version of its policy; `groups_next`: where the groups end that it may choose from.
     """

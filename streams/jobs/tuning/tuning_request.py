@@ -109,10 +109,9 @@ def order(
     """Return the job that is asked for; `adapters` are those of its policy.
 
     `examples`: the file, or the build of the data set that config.dataset names. Raises JobRequestError, RefusedError
-    if batches train the policy, or the estimate is over the budget.
+    if the estimate is over the budget.
     """
     config = request.config
-    refuse_trained(adapters)
     try:
         uri_of(settings.adapters.store, request.policy, 1)
     except RefusedError as exc:
@@ -147,18 +146,6 @@ def order(
     return JobOrder(request.policy, request.tenant, spec, digest_of(plain))
 
 
-def refuse_trained(adapters: AdapterState) -> None:
-    """Raise RefusedError if batches make the versions of this policy."""
-    trained = sorted(number for number, made in adapters.versions.items() if number and made.tuned_by is None)
-    if trained:
-        policy = adapters.policy
-        raise RefusedError(
-            f"version {trained[0]} of {policy} was trained on batches, and a version that no batch makes would leave "
-            f"the next batch without its parent; tune another policy, which starts from a version of it: order it of "
-            f"{policy}-tuned, with config.start {policy}:{adapters.newest}"
-        )
-
-
 def check_lines(method: TuningMethod, lines: Sequence[FileLine]) -> None:
     """Raise JobRequestError for a line that has not the fields of an example, or whose fields are no lists."""
     for number, line in lines:
@@ -166,13 +153,6 @@ def check_lines(method: TuningMethod, lines: Sequence[FileLine]) -> None:
             expected = " or ".join(", ".join(names) for names in EXPECTED[method])
             fields = ", ".join(sorted(line)) or "nothing"
             raise JobRequestError(f"line {number}: expected {expected}, for {method}; it has {fields[:80]}", "file")
-
-
-def start_of(tuning: JobTuning, policy: str, base_version: int) -> tuple[str, int]:
-    """Return policy and version that a job's tuning starts from; `base_version` is the policy's newest before it."""
-    if tuning.start_version is None:
-        return policy, base_version
-    return tuning.start_policy or policy, tuning.start_version
 
 
 def _tuning(request: TuningRequest, examples: TrainingFile | DatasetEvent | None, now_ms: int) -> JobTuning:

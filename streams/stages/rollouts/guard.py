@@ -11,8 +11,13 @@ cases.
     gain in mean reward        all of it above        all of it below        the rest; too few tasks differ
     each scenario              its loss is allowed    all of it is too much  the best guess is too much
     thresholds of the suite    the figure is reached  all of it is below     the best guess is below
-    tokens                     at most so many        all of it is above     the best guess is above
+    tokens, cost               at most so much        all of it is above     the best guess is above
+    recoveries                 its loss is allowed    all of it is too much  the best guess is too much
     latency, failed slots      at most so much        never                  above
+
+Cost is that of the tokens that were read and written, at the prices of jobs, and is judged if `guard.max_cost_ratio` is
+set. Recoveries are of failed tool calls: a task counts if calls failed under both versions, with the share of each that
+a successful call followed; they are judged if `guard.max_recovery_loss` is set.
 
 So the gate of the scenarios is lenient: a loss a little above the limit, on few tasks, goes unnoticed. A strict one
 would stop every version whose suite has few tasks per scenario. Several scenarios share the error between them
@@ -35,7 +40,7 @@ from typing import NamedTuple
 from schemas.events import AdapterEvent, Outcome, Verdict, derive_id
 from streams.adapters.versions import Version
 from streams.evaluation import intervals, paired
-from streams.settings.model import Guard
+from streams.settings.model import Guard, Jobs
 
 ACTOR = "rollouts"
 STRICTEST: tuple[Verdict, ...] = ("reject", "ask", "promote")
@@ -44,6 +49,25 @@ LATENCY_NOISE_MS = 50.0
 """What a first round, a garbage collection or a neighbour on the machine adds to any version's latency."""
 Thresholds = Mapping[str, Mapping[str, float]]
 """By scenario: the least `success` and `mean_reward`."""
+
+
+class TokenPrices(NamedTuple):
+    """The prices of tokens, USD per million."""
+
+    prompt: float
+    completion: float
+
+    @classmethod
+    def of(cls, jobs: Jobs) -> TokenPrices | None:
+        """Return the prices of the settings; None if there are none."""
+        known = jobs.prompt_usd is not None and jobs.completion_usd is not None
+        return cls(jobs.prompt_usd or 0.0, jobs.completion_usd or 0.0) if known else None
+
+    def cost_usd(self, outcome: Outcome) -> float | None:
+        """Return what a response to a task cost; None if its tokens are not recorded."""
+        if outcome.prompt_tokens is None or outcome.sampled_tokens is None:
+            return None
+        return (outcome.prompt_tokens * self.prompt + outcome.sampled_tokens * self.completion) / 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +89,12 @@ class _GuardFinding(NamedTuple):
 
 
 def judge(
-    candidate: Version, incumbent: Version, rule: Guard, suite: str, thresholds: Thresholds | None = None
+    candidate: Version,
+    incumbent: Version,
+    rule: Guard,
+    suite: str,
+    thresholds: Thresholds | None = None,
+    prices: TokenPrices | None = None,
 ) -> GuardResult:
     """Return the verdict on `candidate` against the version in force, by the results of both on `suite`.
 
@@ -73,7 +102,7 @@ def judge(
     with fewer than `rule.min_tasks` tasks scored for both, the verdict is to ask.
     """
     thresholds = thresholds or {}
-    gate = effective(rule, thresholds)
+    gate = effective(rule, thresholds, prices)
     if missing := [text for one in (candidate, incumbent) if (text := _missing(one, suite)) is not None]:
         return GuardResult(verdict="ask", reasons=tuple(missing), metrics={}, gate=gate)
     found = paired.pairs(candidate.outcomes[suite], incumbent.outcomes[suite])
@@ -92,6 +121,8 @@ def judge(
     findings += _scenarios(candidate.outcomes[suite], found, rule, metrics)
     findings += _below_thresholds(candidate.outcomes[suite], thresholds, rule)
     findings += _tokens(found, rule)
+    findings += _cost(found, rule, prices, metrics)
+    findings += _recoveries(found, rule, metrics)
     findings += _latency(found, rule)
     return _judgement([*findings, gain], metrics, gate)
 
@@ -117,9 +148,13 @@ def event(
     )
 
 
-def effective(rule: Guard, thresholds: Thresholds) -> dict[str, str]:
-    """Return the rule as an event records it: the settings of [guard], and the thresholds of the suite."""
-    gate = {f"guard.{name}": str(getattr(rule, name)) for name in Guard.model_fields if name != "suite"}
+def effective(rule: Guard, thresholds: Thresholds, prices: TokenPrices | None = None) -> dict[str, str]:
+    """Return the rule as an event records it: the settings of [guard] that judge, the thresholds of the suite, and the
+    prices if cost is judged."""
+    values = {name: getattr(rule, name) for name in Guard.model_fields if name != "suite"}
+    gate = {f"guard.{name}": str(value) for name, value in values.items() if value is not None}
+    if rule.max_cost_ratio is not None and prices is not None:
+        gate |= {"jobs.prompt_usd": f"{prices.prompt:g}", "jobs.completion_usd": f"{prices.completion:g}"}
     least = {
         f"scenario.{scenario}.{name}": f"{value:g}"
         for scenario, one in sorted(thresholds.items())
@@ -241,6 +276,49 @@ def _tokens(found: Sequence[paired.Pair], rule: Guard) -> Iterator[_GuardFinding
         says = f"{first:.3g} tokens against {second:.3g} per response"
         yield _GuardFinding(
             "reject" if excess.low > 0 else "ask", f"{says}, the rule allows {rule.max_tokens_ratio:g} times as many"
+        )
+
+
+def _cost(
+    found: Sequence[paired.Pair], rule: Guard, prices: TokenPrices | None, metrics: dict[str, float]
+) -> Iterator[_GuardFinding]:
+    """Yield the objection to what responses cost, if any, and add the ratio to `metrics`; as `_tokens`."""
+    if rule.max_cost_ratio is None:
+        return
+    if prices is None:
+        yield _GuardFinding("ask", "the rule limits the cost, and nothing says what tokens cost; set jobs.prompt_usd")
+        return
+    pairs = [(prices.cost_usd(first), prices.cost_usd(second)) for first, second in found]
+    costs = [(one, other) for one, other in pairs if one is not None and other is not None]
+    if len(costs) < len(pairs):
+        yield _GuardFinding("ask", f"the tokens of {len(pairs) - len(costs)} tasks are not recorded, nor their cost")
+        return
+    first, second = (math.fsum(side) / len(costs) for side in zip(*costs, strict=True))
+    if second:
+        metrics["cost_ratio"] = first / second
+    excess = intervals.mean([one - rule.max_cost_ratio * other for one, other in costs], rule.confidence)
+    if excess.value > ROUNDING * second:
+        says = f"{first:.3g} USD against {second:.3g} per response"
+        yield _GuardFinding(
+            "reject" if excess.low > 0 else "ask", f"{says}, the rule allows {rule.max_cost_ratio:g} times as much"
+        )
+
+
+def _recoveries(found: Sequence[paired.Pair], rule: Guard, metrics: dict[str, float]) -> Iterator[_GuardFinding]:
+    """Yield the objection to how seldom a failed tool call is followed by a successful one, and add the figures."""
+    both = [pair for pair in found if pair.first.failed_tools and pair.second.failed_tools]
+    if rule.max_recovery_loss is None or not both:
+        return
+    shares = [[outcome.recoveries / outcome.failed_tools for outcome in side] for side in zip(*both, strict=True)]
+    gain = intervals.difference(shares[0], shares[1], rule.confidence)
+    first, second = (math.fsum(side) / len(both) for side in shares)
+    metrics |= {"recovery": first, "recovery_against": second, "recovery_gain": gain.value}
+    metrics |= {"recovery_gain_low": gain.low, "recovery_gain_high": gain.high} if len(both) > 1 else {}
+    if gain.value < -rule.max_recovery_loss - ROUNDING:
+        yield _GuardFinding(
+            "reject" if gain.high < -rule.max_recovery_loss - ROUNDING else "ask",
+            f"recovered from {first:.1%} of the failed tool calls against {second:.1%} on {len(both)} tasks, a change "
+            f"of {_span(gain)}, the rule allows a loss of {rule.max_recovery_loss:g}",
         )
 
 

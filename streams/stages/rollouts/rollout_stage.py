@@ -177,7 +177,9 @@ def _move(
     rule: RolloutRule,
 ) -> AdapterEvent:
     primary, suite = state.serving.primary, rule.suite
-    gate = guard.effective(rule.guard, suite.thresholds) if suite is not None and rule.waits_for_guard else {}
+    gate = {}
+    if suite is not None and rule.waits_for_guard:
+        gate = guard.effective(rule.guard, suite.thresholds, rule.prices)
     basis = f"the guard's verdict on suite {suite.name}" if suite is not None and gate else "newest trained version"
     if kind == "canary_started":
         gate |= canary.gate(rule.canary)
@@ -205,7 +207,9 @@ def _judgement(state: RolloutState, policy: str, rule: RolloutRule, results: Res
         if (version, primary) in state.judged:
             return None
         if (shown := results(version)) is not None:
-            judgement = guard.judge(_shown(shown), _shown(against), rule.guard, suite.name, suite.thresholds)
+            judgement = guard.judge(
+                _shown(shown), _shown(against), rule.guard, suite.name, suite.thresholds, rule.prices
+            )
             at = max(shown.created_at, against.created_at)
             return guard.event(
                 judgement, policy=policy, version=version, against=primary, suite=suite.name, created_at=at

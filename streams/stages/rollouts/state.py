@@ -17,6 +17,7 @@ from streams.adapters.serving import Serving
 from streams.errors import SettingsError
 from streams.settings.model import Canary, Guard, Settings
 from streams.stages.rollouts.canary import CanaryTrial
+from streams.stages.rollouts.guard import TokenPrices
 from streams.worker.table_rows import pack, unpack
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class RolloutRule:
     guard: Guard = field(default_factory=Guard)
     suite: Suite | None = None
     canary: Canary = field(default_factory=Canary)
+    prices: TokenPrices | None = None
+    """The prices of tokens, if they are known."""
 
     @property
     def waits_for_guard(self) -> bool:
@@ -42,14 +45,23 @@ DIRECT = RolloutRule()
 
 
 def rule_of(settings: Settings, suite: Suite | None) -> RolloutRule:
-    """Return the rule in force, with the guard's suite. Raises SettingsError for mode `guarded` without one."""
+    """Return the rule in force, with the guard's suite.
+
+    Raises SettingsError for mode `guarded` without one, or a limit of the cost without prices.
+    """
     mode = settings.rollouts.mode
     if mode == "guarded" and suite is None:
         raise SettingsError(
             "rollouts.mode is guarded, but guard.suite names no file, so nothing would ever be promoted; set it to a "
             "suite, e.g. docs/examples/suite.yaml, or take another mode"
         )
-    return RolloutRule(mode, settings.guard, suite, settings.canary)
+    prices = TokenPrices.of(settings.jobs)
+    if settings.guard.max_cost_ratio is not None and prices is None:
+        raise SettingsError(
+            f"guard.max_cost_ratio is {settings.guard.max_cost_ratio:g}, and nothing says what tokens cost; set "
+            "jobs.prompt_usd, jobs.completion_usd and jobs.trainer_hour_usd, or leave it out"
+        )
+    return RolloutRule(mode, settings.guard, suite, settings.canary, prices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
     groups in order ──► in exactly one batch, or named dropped ──► batches 0, 1, 2, … ──► versions 1, 2, 3, …
 
-Batch s turns version s into s + 1. Up to the last group of the last batch, every train group is accounted for; after it
-is the window of the next batch, which waits until it is full.
+Each batch makes one version, in order, and between two of these may be versions that were tuned. A group says how many
+batches the line had taken by the version that sampled it, which is counted here once more. Up to the last group of the
+last batch, every train group is accounted for; after it is the window of the next batch, which waits until it is full.
 
 Why a group of equal rewards stayed in a batch or left it is not checked: the setting that decides is not in the log.
 """
@@ -69,6 +70,11 @@ class _PolicyRecount:
         """By group offset: the batch it is in."""
         self._dropped: dict[int, Coordinates] = {}
         self._is_cut = view.reach.cut(view.names["batches"], self._partition)
+        self._taken = {0: 0}
+        """Batches that the line had taken by each version."""
+        for event in ledger.adapters:
+            if event.kind == "trained" and event.version == len(self._taken):
+                self._taken[event.version] = self._taken[event.version - 1] + (event.tuned_on is None)
 
     def _distinct(self, facts: Iterable[M], name: Callable[[M], Hashable]) -> list[M]:
         """Return the first fact of each name, in order; copies of it are repeated, others doubled."""
@@ -151,7 +157,7 @@ class _PolicyRecount:
         if not group.is_train or group.dropped_reason is not None:
             self._wrong(batch, f"{group.at} is in it, which is not for the trainer")
         elif not 0 <= lag <= batch.max_policy_lag:
-            self._wrong(batch, f"{group.at} is {lag} versions behind it, expected 0 to {batch.max_policy_lag}")
+            self._wrong(batch, f"{group.at} is {lag} batches older than it, expected 0 to {batch.max_policy_lag}")
 
     def _leaves(self, batch: BatchFact, group_id: str, offset: int, reason: str) -> None:
         group = self._referred(batch, offset)
@@ -198,9 +204,9 @@ class _PolicyRecount:
     def groups(self) -> None:
         """Add up where every train group is, and find a window that is full and was not cut."""
         rule, view = self._view.settings.batches, self._view
+        self._line()
         reached = max((max(batch.offsets, default=-1) for batch in self._batches), default=-1)
-        made = (one for one in self._ledger.adapters if one.kind == "trained" and one.tuned_on is None)
-        trained = max((event.version for event in made), default=0)
+        trained = max(self._taken.values())
         sequence = max(self._sequences, default=-1) + 1
         is_known = bool(self._batches) or not self._is_cut  # which batch is the next one
         window: list[GroupFact] = []
@@ -229,6 +235,17 @@ class _PolicyRecount:
         counts["groups dropped"] += len(self._dropped)
         counts["batches"] += len(self._batches)
 
+    def _line(self) -> None:
+        """Check what groups say of the batches that their versions had taken."""
+        names, settings = self._view.names, self._view.settings
+        if settings.trainer.off_policy or self._view.reach.cut(names["adapters"], self._partition):
+            return  # versions of another run, or not all of them
+        for group in self._ledger.groups:
+            taken = self._taken.get(group.version, group.batches)
+            if group.members and group.batches != taken:
+                what = f"it says that version {group.version} had taken {group.batches} batches, and it had {taken}"
+                self._found("contradictory", group.at, what)
+
     # --- adapters -----------------------------------------------------------------------------------------------------
 
     def adapters(self) -> None:
@@ -244,18 +261,15 @@ class _PolicyRecount:
                 continue
             first = trained.setdefault(event.version, event)
             if first is not event:
-                if first.files == event.files:
-                    self._found("repeated", event.at, f"it repeats {first.at}", accounted=True)
-                else:
-                    self._found("doubled", event.at, f"{first.at} is the same version with other files")
+                self._account_for_second(event, first)
                 continue
             expected += 1
             self._trained(event)
         self._decisions(trained)
         self.out.counts["adapters"] += len(trained)
-        of_batches = {version: event for version, event in trained.items() if event.tuned_on is None}
+        of_batches = {event.batches[1]: event for event in trained.values() if event.tuned_on is None}
         for batch in self._batches:
-            if batch.sequence + 1 in of_batches:
+            if batch.sequence in of_batches:
                 continue
             group = f"trainer-{ledger.policy}"
             has_trainer = any(map(self._has_its_id, of_batches.values())) or any(
@@ -263,9 +277,21 @@ class _PolicyRecount:
             )
             # a trainer's commit follows its version, so what it has passed must be there
             if has_trainer and self._view.reach.passed(group, batch.at):
-                self._found("lost", batch.at, f"version {batch.sequence + 1}, which it makes, is not in adapters")
+                self._found("lost", batch.at, "the version that it makes is not in adapters")
             else:
                 self.out.in_flight["batches"] += 1
+
+    def _account_for_second(self, event: AdapterFact, first: AdapterFact) -> None:
+        """Account for a `trained` whose number another event has: a copy, or what was made at the same time.
+
+        A trainer and a tuner, or two tuners, may want a number at once; who comes second does the step again on top.
+        """
+        if first.files == event.files:
+            self._found("repeated", event.at, f"it repeats {first.at}", accounted=True)
+        elif first.tuned_on is not None or event.tuned_on is not None:
+            self._found("superseded", event.at, f"{first.at} was announced before it, as this version", accounted=True)
+        else:
+            self._found("doubled", event.at, f"{first.at} is the same version with other files")
 
     def _trained(self, event: AdapterFact) -> None:
         if not self._has_its_id(event):
@@ -273,11 +299,12 @@ class _PolicyRecount:
         if event.tuned_on is not None:
             self._tuned(event, *event.tuned_on)
             return
-        recorded, expected = (event.parent, *event.batches), (event.version - 1, 0, event.version - 1)
+        sequence = self._taken[event.version - 1]
+        recorded, expected = (event.parent, *event.batches), (event.version - 1, 0, sequence)
         if recorded != expected:
             self._wrong(event, f"parent, first and last batch are {recorded}, expected {expected}")
-        if event.version - 1 not in self._sequences and not self._is_cut:
-            self._found("phantom", event.at, f"batch {event.version - 1}, which made it, is not in batches")
+        if sequence not in self._sequences and not self._is_cut:
+            self._found("phantom", event.at, f"batch {sequence}, which made it, is not in batches")
 
     def _tuned(self, event: AdapterFact, partition: int, offsets: Iterable[int]) -> None:
         """Check that the groups exist which a version was tuned on; they may be another policy's."""

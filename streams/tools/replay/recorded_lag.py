@@ -2,9 +2,9 @@
 
     adapters[policy]: trained, by record time ──► newest version when the group was complete ──► lag, in its metadata
 
-In the source, batch s turns version s into s + 1, and the lag of a group is s - adapter_version. An experiment has
-other batches and other versions; what stays true is how many versions the sampler was behind the newest one when the
-group was complete. That is what is recorded, and `batches.max_policy_lag` applies to it.
+In the source, the lag of a group in batch s is s less the batches that its version had taken. An experiment has other
+batches and other versions; what stays true is how many batches the sampler was behind the newest version when the group
+was complete. That is what is recorded, and `batches.max_policy_lag` applies to it.
 
 How far the experiment's own adapter has moved from the one that sampled is not a count of versions; the importance
 ratios of the trainer measure it.
@@ -13,7 +13,7 @@ ratios of the trainer measure it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 
@@ -31,8 +31,9 @@ from streams.tools.replay.selection import bounds
 class Trained:
     """When each version of a policy was announced."""
 
-    def __init__(self, announced: Iterable[tuple[int, int]]) -> None:
-        """`announced`: (record timestamp, version) of each."""
+    def __init__(self, announced: Iterable[tuple[int, int]], batches: Mapping[int, int] | None = None) -> None:
+        """`announced`: (record timestamp, version) of each; `batches`: how many each had taken, if not its number."""
+        self._batches = batches or {}
         ordered = sorted(announced)
         self._times = [timestamp_ms for timestamp_ms, _ in ordered]
         self._newest = list(accumulate((version for _, version in ordered), max))
@@ -43,8 +44,9 @@ class Trained:
         return self._newest[announced - 1] if announced else 0
 
     def lag(self, version: int, at_ms: int) -> int:
-        """Return how many versions `version` was behind at a time; never below 0, even if clocks disagree."""
-        return max(0, self.newest(at_ms) - version)
+        """Return how many batches `version` was behind at a time; never below 0, even if clocks disagree."""
+        newest = self.newest(at_ms)
+        return max(0, self._batches.get(newest, newest) - self._batches.get(version, version))
 
     def note(self, close: EmitGroup) -> EmitGroup:
         """Return a group that leaves with its lag in its metadata; an unanswered one has none."""
@@ -70,4 +72,5 @@ def read(
         if after.take(event) and event.kind == "trained":
             first_events[event.version] = (record.timestamp_ms, event)
     announced = ((timestamp_ms, version) for version, (timestamp_ms, _) in first_events.items())
-    return Trained(announced), [event for _, event in first_events.values()]
+    batches = {number: version.trained_batches for number, version in after.state().versions.items()}
+    return Trained(announced, batches), [event for _, event in first_events.values()]

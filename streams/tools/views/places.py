@@ -27,7 +27,10 @@ WITH asked AS (
 ), cut AS (
     SELECT policy, sequence, groups_partition AS _partition, unnest(groups_offsets) AS _offset FROM whole.batches
 ), made AS (
-    SELECT policy, max(last_batch) AS last_batch FROM whole.adapters WHERE kind = 'trained' GROUP BY policy
+    SELECT policy, max(last_batch) AS last_batch FROM (
+        SELECT policy, last_batch FROM whole.adapters WHERE kind = 'trained'
+        QUALIFY row_number() OVER (PARTITION BY policy, version ORDER BY _offset) = 1
+    ) GROUP BY policy
 ), left_behind AS (
     SELECT policy, groups_partition AS _partition, unnest(dropped).offset AS _offset FROM whole.batches
 ), grouped AS (

@@ -17,6 +17,13 @@ SHORTEST_ID = 6
 """The fewest characters of an id that name a task, if no other id begins with them."""
 
 
+FIRST_TRAINED = """(
+    SELECT policy, version, last_batch FROM whole.adapters WHERE kind = 'trained'
+    QUALIFY row_number() OVER (PARTITION BY policy, version ORDER BY _offset) = 1
+)"""
+"""Each version once, by the event that made it: a trainer and a tuner may want one at once, and the first has it."""
+
+
 def outcomes_sql(condition: str = "true") -> str:
     """Return the statement of each group once, and what became of it: all, or those that a condition narrows it to.
 
@@ -33,7 +40,7 @@ passed AS (SELECT groups_partition AS _partition, d.offset AS _offset, d.reason 
     (SELECT groups_partition, unnest(dropped) AS d FROM whole.batches)),
 made AS (
     SELECT policy, last_batch, min(version) OVER (PARTITION BY policy ORDER BY last_batch DESC) AS trained
-    FROM whole.adapters WHERE kind = 'trained'
+    FROM {FIRST_TRAINED} WHERE last_batch IS NOT NULL
     QUALIFY row_number() OVER (PARTITION BY policy, last_batch ORDER BY version) = 1
 ),
 one AS (

@@ -1,0 +1,77 @@
+"""Continue training from a version that no batch made here: one that was tuned, or trained elsewhere.
+
+    adapters: trained ──► newest adopted ──► its files, from the store ──► Learner, at that version ──► the next batch
+                                                                            the optimizer's state is fresh
+
+The next batch is trained onto whatever version is the newest. There is no optimizer state for one that this trainer did
+not make, so the step after it begins with a fresh one, and the recipe of that step says so. An imported version took
+the place of a batch, a tuned one took none. A checkpoint of an earlier version is then of no use, and one of the same
+version is of a step that lost its number to the adopted one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from schemas.conventions import OPTIMIZER
+from streams.adapters import signing, store
+from streams.adapters.versions import Version
+from streams.errors import EventError, NotFoundError, RefusedError, SettingsError
+from streams.files import Scratch
+from streams.settings.model import Settings
+from trainer.versions.checkpoint import State
+from trainer.versions.learner import Learner
+
+log = logging.getLogger(__name__)
+
+
+def newest(versions: Mapping[int, Version]) -> Version | None:
+    """Return the newest version that no batch made here, if there is one."""
+    adopted = [version for version in versions.values() if origin(version) is not None]
+    return max(adopted, key=lambda version: version.version, default=None)
+
+
+def origin(version: Version) -> str | None:
+    """Return how a version came about that no batch made here; None for any other."""
+    if version.tuned_by is not None:
+        return f"tuned by {version.tuned_by}"
+    return None if version.trained_elsewhere is None else f"trained elsewhere ({version.trained_elsewhere})"
+
+
+def begin(settings: Settings, policy: str, learner: Learner, adopted: Version) -> None:
+    """Bring a learner at version 0 to a version that no batch made here.
+
+    Raises SettingsError if it is of another model or shape, NotFoundError if its files are deleted, RefusedError if the
+    store does not hold what the log says.
+    """
+    number = adopted.version
+    name = f"version {number} of {policy} was {origin(adopted)}"
+    if adopted.base_digest not in (None, learner.base_digest):
+        raise SettingsError(
+            f"{name} on base {(adopted.base_digest or '')[:12]}, but model.base={settings.model.base} has "
+            f"{learner.base_digest[:12]}; restore model.base and model.dtype, or train under another policy.name"
+        )
+    if adopted.uri is None or adopted.status == "retired":
+        raise NotFoundError(
+            f"{name}, and its files are no longer in the store: it is retired. Training cannot continue without "
+            "them; train under another policy.name"
+        )
+    with Scratch("adopt") as scratch:
+        try:
+            signed = signing.expected_signer(settings.adapters, policy, number)
+            folder = store.fetch(settings.adapters.store, adopted.uri, adopted.files, scratch, signed)
+        except EventError as exc:
+            raise RefusedError(f"{name}: {exc}") from exc
+        learner.begin(folder, number, adopted.trained_batches)
+    log.info("%s: training continues from it with batch %d and a fresh optimizer", name, adopted.trained_batches)
+
+
+def with_fresh_optimizer(state: State, adopted: Version | None) -> State:
+    """Return the state of a step with that in its recipe, if it is the first after an adopted version."""
+    if adopted is None or state.version != adopted.version + 1:
+        return state
+    how = "was trained elsewhere" if adopted.tuned_by is None else "was tuned"
+    words = f"fresh behind version {adopted.version}, which {how}"
+    return replace(state, recipe=state.recipe | {OPTIMIZER: words})
