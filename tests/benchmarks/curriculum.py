@@ -8,7 +8,7 @@ The score is the mean over cells of the share of right answers to held-out sums,
 Tokens are those that were sampled for training. Questions, their held-out half and the draws are the program's own; the
 model is a stand-in: characters, two layers, on one core.
 
-    python -m tests.benchmarks.curriculum [--seeds N]
+    python -m tests.benchmarks.curriculum [--seeds N] [--floor F]
 
 Not covered: language models, other generators, and whether the end is better: it is not, the way there is shorter.
 """
@@ -195,7 +195,7 @@ class Outcome(NamedTuple):
     """Before, after even draws, after the curriculum."""
 
 
-def compare(seed: int) -> Outcome:
+def compare(seed: int, floor: float = PART.floor) -> Outcome:
     """Return what both arms of a seed come to."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -205,7 +205,7 @@ def compare(seed: int) -> Outcome:
     start = SmallModel()
     imitate(start, pool, torch.Generator().manual_seed(seed))
     looks: dict[str, list[Look]] = {}
-    for arm, part in (("plain", EVEN), ("curriculum", PART)):
+    for arm, part in (("plain", EVEN), ("curriculum", PART.model_copy(update={"floor": floor}))):
         model = SmallModel()
         model.load_state_dict(start.state_dict())
         looks[arm] = []
@@ -245,6 +245,7 @@ def main(arguments: list[str]) -> int:
         prog="python -m tests.benchmarks.curriculum", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--floor", type=float, default=PART.floor, help="least weight of a cell")
     options = parser.parse_args(arguments)
     print(
         "| seed | before | even draws | its tokens, and to that score first | curriculum's to that | share | its end |"
@@ -252,7 +253,7 @@ def main(arguments: list[str]) -> int:
     print("|---|---|---|---|---|---|---|")
     for seed in range(options.seeds):
         began = time.monotonic()
-        outcome = compare(seed)
+        outcome = compare(seed, options.floor)
         to_it = "never" if outcome.tokens is None else f"{outcome.tokens:,}"
         tokens = f"{outcome.plain_tokens:,}, {outcome.own_tokens:,}"
         share = "" if outcome.tokens is None else f"{outcome.tokens / outcome.plain_tokens:.0%}"
