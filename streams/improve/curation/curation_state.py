@@ -48,8 +48,7 @@ class CurationState:
 
     def judges(self) -> MeasuredJudges:
         """Return how well judges agree with people now."""
-        by_judge = self.agreements()
-        return MeasuredJudges(of_judge=by_judge.get, counted=tuple(self._next))
+        return MeasuredJudges(of_judge=lambda judge: self.agreements().get(judge), counted=tuple(self._next))
 
     def review_queue(self) -> list[PlacedVerdict]:
         """Return the verdicts of machines whose runs wait for a person, the oldest first."""

@@ -218,7 +218,7 @@ class Curator:
         meter.add(catalog.CURATION_VERDICTS, event.policy, event.labeller, event.verdict)
         if event.judge is not None and event.judge.cost_usd is not None:
             meter.add(catalog.CURATION_JUDGE_COST, event.policy, by=event.judge.cost_usd)
-        for judge, agreement in self._state.agreements().items() if meter.on else ():
+        for judge, agreement in self._state.agreements().items() if meter.on and event.judge is not None else ():
             meter.set(catalog.CURATION_KAPPA, kappa_interval(agreement.table)[0], judge.model)
 
     def _bounds(self) -> dict[TopicPartition, tuple[int, int]]:
