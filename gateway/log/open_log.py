@@ -59,7 +59,7 @@ class OpenLog:
     def tasks(self) -> TaskIndex:
         """Every task by its id. Raises as `TaskIndex`, and CallError while the topic is read for the first time."""
         with self._lock:
-            if self._tasks is None or self._tasks.failed:
+            if self._tasks is None or self._tasks.is_broken:
                 self._tasks = self._stack.enter_context(TaskIndex(self._settings))
             tasks = self._tasks
         if not tasks.is_read(READ_S):
@@ -70,7 +70,7 @@ class OpenLog:
     def triggers(self) -> TriggerLog:
         """Every rule and catalogue. Raises as `TriggerLog`."""
         with self._lock:
-            if self._triggers is None or self._triggers.failed:
+            if self._triggers is None or self._triggers.is_broken:
                 self._triggers = self._stack.enter_context(TriggerLog(self._settings))
             return self._triggers
 

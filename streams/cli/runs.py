@@ -23,7 +23,7 @@ SHORT = 8
 
 @click.group()
 def runs() -> None:
-    """Look at runs: chats, agents' runs, answers to tasks, each as one row of figures."""
+    """Look at runs: chats, agents' runs and answers, a row each."""
 
 
 @runs.command("list")

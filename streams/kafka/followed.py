@@ -58,7 +58,7 @@ class FollowedTopic:
             self._producer.__exit__(None)
 
     @property
-    def failed(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether the topic could no longer be read; then it has to be followed again."""
         return self._error is not None
 

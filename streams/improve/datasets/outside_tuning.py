@@ -83,7 +83,7 @@ def submit(
     ended = next((event for event in events if event.kind != "submitted"), None)
     if ended is not None:
         return ended
-    submitted = events[0] if events else _announce(settings, order, "submitted", _ordered(order, contents, api))
+    submitted = events[0] if events else _announce(settings, order, "submitted", _order_job(order, contents, api))
     assert submitted.outside is not None  # noqa: S101 - a rule of its kind
     while not stop.is_set():
         job = api.read_job(submitted.outside.job)
@@ -97,7 +97,7 @@ def _is_of(event: DatasetEvent, order: OutsideOrder) -> bool:
     return event.outside is not None and event.metadata.get(SUBMISSION) == order.key
 
 
-def _ordered(order: OutsideOrder, contents: Callable[[], Mapping[str, bytes]], api: ProviderApi) -> ProviderJob:
+def _order_job(order: OutsideOrder, contents: Callable[[], Mapping[str, bytes]], api: ProviderApi) -> ProviderJob:
     """Return the job of a submission, found or ordered now."""
     if (job := api.find_job(order.key)) is not None:
         return job

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 from schemas import json_text
-from schemas.events import DatasetEvent, TriggerEvent
+from schemas.events import DatasetEvent, RewardSource, TriggerEvent
 from schemas.serde import Poison
 from streams.adapters.versions import read_state
-from streams.errors import NotFoundError, RefusedError
+from streams.errors import NotFoundError, RefusedError, SettingsError
 from streams.improve.triggers.rule import RetrainRule, TrainPart, TunePart
 from streams.improve.triggers.run_questions import questions_of
 from streams.jobs.request import JobConfig, JobOrder, RewardSourceConfig, digest_of, spec_of
@@ -46,12 +46,17 @@ def order_of(crossing: TriggerEvent, rule: RetrainRule, settings: Settings) -> J
     return order.with_metadata({TRIGGER: crossing.event_id, RULE: rule.name}, [rule.digest, crossing.event_id])
 
 
+def _source_config(source: RewardSource) -> RewardSourceConfig:
+    """Return a task's scorer as an order names it. Raises SettingsError if its settings are no JSON."""
+    try:
+        return RewardSourceConfig(name=source.name, weight=source.weight, settings=json_text.parse(source.settings))
+    except ValueError as exc:
+        raise SettingsError(f"scorer {source.name} of a run has settings that are no JSON object: {exc}") from exc
+
+
 def _training(crossing: TriggerEvent, rule: RetrainRule, part: TrainPart, settings: Settings) -> JobOrder:
     run_questions = questions_of(crossing, rule, settings, part.questions)
-    sources = tuple(
-        RewardSourceConfig(name=source.name, weight=source.weight, settings=json_text.parse(source.settings))
-        for source in run_questions.reward_sources
-    )
+    sources = tuple(map(_source_config, run_questions.reward_sources))
     changes: dict[str, Any] = {"reward_sources": sources}
     if part.max_budget_usd is None:
         changes["max_budget_usd"] = rule.budget_usd
