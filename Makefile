@@ -12,7 +12,7 @@ VERSION := $(shell sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml)
 .PHONY: demo test test-full pytest test-deploy test-strangers test-spark test-ray test-verl test-page check lint types bench load simulate chaos soak fuzz check-tokens setup setup-test setup-gym setup-environments setup-vllm setup-deploy setup-spark setup-ray setup-verl images release docs clients lock clean
 
 demo: .venv/ready
-	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
+	@$(BIN)/streamward demo $(if $(ENGINE),--engine $(ENGINE)) $(if $(TASK),--task $(TASK)) $(ARGS)
 
 # five workers for two cores: much of a test is waiting for other processes. mypy runs beside them, and both must pass
 WORKERS ?= 5

@@ -10,11 +10,13 @@ from typing import Any
 import click
 
 from streams.cli.runtime import AppContext, json_object, pass_call
-from streams.errors import StreamwardError
+from streams.errors import SettingsError, StreamwardError
+
+IMPROVE = "improve"
 
 
 @click.command()
-@click.option("--minutes", type=float, default=8.0, show_default=True, help="Stop after this many minutes.")
+@click.option("--minutes", type=float, help="Stop after this many minutes.  [default: 8; of improve: 15]")
 @click.option("--steps", type=int, default=20, show_default=True, help="Stop after this many adapter versions.")
 @click.option("--model", metavar="NAME", help="A known model, a hub id or a folder.  [default: model.base]")
 @click.option(
@@ -22,7 +24,8 @@ from streams.errors import StreamwardError
     default="sums",
     show_default=True,
     metavar="NAME",
-    help="Task family: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME.",
+    help="Task family: sums, an environment of several turns (calculator, lookup, guess), or reasoning-gym:NAME; or "
+    "improve: sums are served, judged by a rule and a person, and a version is tuned on the good runs and released.",
 )
 @click.option(
     "--options",
@@ -56,6 +59,7 @@ def demo(
     /,
     output: str,
     options: str,
+    minutes: float | None,
     **chosen: Any,
 ) -> None:
     """Watch a model learn from a real Kafka log.
@@ -68,10 +72,37 @@ def demo(
 
     from streams.demo import demo_options as loop
 
+    console = Console(stderr=output == "json")
+    if chosen["task"] == IMPROVE:
+        result = _improve(call, console, 15.0 if minutes is None else minutes, chosen)
+        if output == "json":
+            sys.stdout.write(json.dumps(result) + "\n")
+        return
     family_options = json_object(options, "--options")
-    plan = loop.DemoOptions(**chosen, options=family_options, config=call.config, overrides=call.overrides)
-    result = loop.run(plan, Console(stderr=output == "json"))
+    plan = loop.DemoOptions(
+        **chosen,
+        minutes=8.0 if minutes is None else minutes,
+        options=family_options,
+        config=call.config,
+        overrides=call.overrides,
+    )
+    result = loop.run(plan, console)
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
     if result["failure"] is not None:
         raise StreamwardError(result["failure"])
+
+
+def _improve(call: AppContext, console: Any, minutes: float, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Run the demo of improvement. Raises SettingsError for options that have no effect on it."""
+    from streams.demo import improve_demo
+
+    plain = {option.name: option.default for option in demo.params}
+    without_effect = [name for name in ("steps", "engine", "fresh") if chosen[name] != plain[name]]
+    if without_effect:
+        raise SettingsError(f"--{without_effect[0]} has no effect on --task {IMPROVE}, which always starts over")
+    folder = chosen["data_dir"] if chosen["data_dir"] != plain["data_dir"] else improve_demo.FOLDER
+    options = improve_demo.ImproveDemo(
+        minutes=minutes, seed=chosen["seed"], model=chosen["model"], folder=folder, overrides=call.overrides
+    )
+    return improve_demo.run(options, console)

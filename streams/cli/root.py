@@ -29,6 +29,7 @@ from streams.cli.evaluate import evaluate
 from streams.cli.events import events
 from streams.cli.experiments import experiments
 from streams.cli.export import export
+from streams.cli.improve import improve
 from streams.cli.jobs import costs, jobs
 from streams.cli.offsets import offsets
 from streams.cli.page import page
@@ -61,7 +62,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
-    "Improve by what was served": (curate, datasets, retrain, selfplay),
+    "Improve by what was served": (improve, curate, datasets, retrain, selfplay),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
     "Connect": (serve, access, agents, environments, export, schemas),
 }

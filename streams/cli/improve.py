@@ -1,0 +1,44 @@
+"""`streamward improve`: judge, curate, retrain and release what is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from streams.cli.runtime import AppContext, pass_call, until_stopped
+
+
+@click.command()
+@click.option(
+    "--rule",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="When to retrain, and how (retrain.toml).",
+)
+@click.option(
+    "--selfplay",
+    "catalogue",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Catalogue of scenarios to ask on a schedule.",
+)
+@click.option("--every", default="1h", show_default=True, metavar="TIME", help="How often to ask them.")
+@pass_call
+def improve(call: AppContext, /, rule: Path, catalogue: Path | None, every: str) -> None:
+    """Turn served runs into better versions until interrupted.
+
+    Starts one process for each step: verdicts on ended runs, data sets of the promoted ones, the rule that starts a
+    retraining, the jobs that it starts, and the stream worker, whose guard and canary release what they make
+    (rollouts.mode). Run the processes that answer with it: `streamward serve`, or `policy` and `scoring`.
+    """
+    call.working = True
+    with until_stopped() as stop:
+        from streams.demo import improve_run
+        from streams.improve.triggers.rule import read_rule
+        from streams.kafka import admin
+
+        order = improve_run.ImproveOrder.of(rule, read_rule(rule), catalogue=catalogue, every=every)
+        admin.check_topics(call.settings, patient=True)
+        improve_run.run(call.settings, order, stop=stop, say=lambda line: click.echo(line, err=True))
