@@ -54,7 +54,7 @@ ALONE = (
     "docs/jobs.md",
     "docs/gateway.md",
 )
-STOP = "kill $(jobs -p)"
+STOP = "kill $(jobs -p); wait"
 """The command with which the README's last block begins."""
 COLUMNS = 120
 LIMIT_S = 90.0
