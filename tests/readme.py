@@ -53,6 +53,7 @@ ALONE = (
     "docs/environments.md",
     "docs/jobs.md",
     "docs/gateway.md",
+    "docs/improve.md",
 )
 STOP = "kill $(jobs -p); wait"
 """The command with which the README's last block begins."""
@@ -70,7 +71,15 @@ MAKES = {
 """What a target must call."""
 SERVED = "8790"
 """The port of `streamward serve` on the pages."""
-OURS = ("streamward.toml", "release.toml", "agents.toml", "environments.toml", "jobs.toml", "gateway.toml")
+OURS = (
+    "streamward.toml",
+    "release.toml",
+    "agents.toml",
+    "environments.toml",
+    "jobs.toml",
+    "gateway.toml",
+    "improve.toml",
+)
 """Settings files of the node that the README starts."""
 LOOP = r"""
 exec < /dev/null
