@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streams.improve.selfplay.selfplay_runner import SelfPlayRunner
     from streams.scorers import entry_point
     from streams.tools.agent_manager import AgentManager, ConversationTracker
-    from streams.tools.query import connect
+    from streams.tools.query.session import connect
     from trainer.step.loss import loss
 
 __all__ = [

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from streams.output import Output
 
 
+LONGEST_VALUE = 50
+"""Characters of a value in the table; `config show KEY` prints it whole."""
+
+
 @click.group()
 def config() -> None:
     """Show the settings."""
@@ -36,7 +40,7 @@ def config_show(call: AppContext, only: str | None, output: Output) -> None:
         raise NotFoundError(f"no setting or section is called {only!r}; `streamward config show` lists all of them")
     columns = [
         show.Column("key", "key"),
-        show.Column("value", "value"),
+        show.Column("value", lambda row: _cut(row["value"])),
         show.Column("from", "from"),
         show.Column("about", "about", optional=True),
     ]
@@ -44,3 +48,8 @@ def config_show(call: AppContext, only: str | None, output: Output) -> None:
         show.record(rows[0], output)
     else:
         show.rows(rows, columns, output)
+
+
+def _cut(value: object) -> object:
+    text = str(value)
+    return value if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"

@@ -104,7 +104,7 @@ class ImproveDemo:
 
 
 @dataclass
-class _Run:
+class ImproveDemoRun:
     options: ImproveDemo
     settings: Settings
     producer: Producer
@@ -154,7 +154,7 @@ def run(options: ImproveDemo, console: Console) -> dict[str, Any]:
 
 
 @contextmanager
-def _demo(options: ImproveDemo, console: Console, began: float) -> Iterator[_Run]:
+def _demo(options: ImproveDemo, console: Console, began: float) -> Iterator[ImproveDemoRun]:
     """Start the node, what answers and what improves; end all of it afterwards."""
 
     def say(line: str) -> None:
@@ -185,10 +185,10 @@ def _demo(options: ImproveDemo, console: Console, began: float) -> Iterator[_Run
 
         producer = stack.enter_context(Producer(settings))
         watch = stack.enter_context(ImproveWatch(settings, check))
-        yield _Run(options, settings, producer, watch, improving, say, deadline=began + 60 * options.minutes)
+        yield ImproveDemoRun(options, settings, producer, watch, improving, say, deadline=began + 60 * options.minutes)
 
 
-def _serve_and_judge(demo: _Run) -> None:
+def _serve_and_judge(demo: ImproveDemoRun) -> None:
     """Ask until enough runs are promoted by the rule and by the person, and a data set is built of them."""
     watch = demo.watch
     while (watch.promotions(CHECKED) + watch.promotions(REVIEWED)) < ENOUGH:
@@ -203,7 +203,7 @@ def _serve_and_judge(demo: _Run) -> None:
     demo.say(f"data set {build.dataset}: {_in_words(build.counts)}; promoted by {_in_words(build.labellers)}")
 
 
-def _decide(demo: _Run, settings: Settings, scenario: str) -> int:
+def _decide(demo: ImproveDemoRun, settings: Settings, scenario: str) -> int:
     """Decide the first runs of a scenario that wait for a person, by the person's file; return how many those are."""
     answers = improve_tasks.read_persons_file(demo.options.folder)
     log = CurationLog(settings)
@@ -222,7 +222,7 @@ def _decide(demo: _Run, settings: Settings, scenario: str) -> int:
     return len(waiting)
 
 
-def _retrain_and_release(demo: _Run) -> None:
+def _retrain_and_release(demo: ImproveDemoRun) -> None:
     """Wait for the retraining, and ask on until its version is promoted."""
     watch = demo.watch
     demo.until(lambda: bool(watch.crossings), "a reason to retrain")
@@ -238,7 +238,7 @@ def _retrain_and_release(demo: _Run) -> None:
     demo.say(_decision_in_words(promoted))
 
 
-def _meet_collapsed_judge(demo: _Run) -> dict[str, Any]:
+def _meet_collapsed_judge(demo: ImproveDemoRun) -> dict[str, Any]:
     """Give the runs to a judge that promotes them all, and some to the person; return what came of it."""
     watch = demo.watch
     demo.improving.stop()
@@ -265,7 +265,7 @@ def _meet_collapsed_judge(demo: _Run) -> dict[str, Any]:
     return {"judge": {"runs": len(verdicts), "read": read, "kappa": evidence.kappa, "promoted": promoted}}
 
 
-def _report(demo: _Run) -> dict[str, Any]:
+def _report(demo: ImproveDemoRun) -> dict[str, Any]:
     """Return what came of the retraining."""
     watch = demo.watch
     build = watch.builds[0]

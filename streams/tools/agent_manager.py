@@ -201,11 +201,12 @@ class AgentManager:
         answered, too. Raises LogError if the broker does not answer, NotFoundError for a topic that is missing,
         EventError for a prompt that no task can hold.
         """
+        conversations = [_messages(prompt) for prompt in prompts]
         check_topics(self.settings)
         template = self._task(group_size, sampling or Sampling())
         tasks = [
-            replace(template, task_id=derive_id(self.agent_id, uuid.uuid4()), messages=_messages(prompt))
-            for prompt in prompts
+            replace(template, task_id=derive_id(self.agent_id, uuid.uuid4()), messages=messages)
+            for messages in conversations
         ]
         starts = {tp: end for tp, (_, end) in offsets(self.settings, ["responses", "turns"]).items()}
         submit(self.settings, tasks)

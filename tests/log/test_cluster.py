@@ -28,9 +28,9 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
     assert set(cluster.apply_topics(settings).values()) == {"unchanged"}
     existing = cluster.describe(settings)
     assert {label: existing[topic.name] for label, topic in topics(settings.topics).items()} == {
-        **dict.fromkeys(("tasks", "responses", "rewards", "group-control", "turns", "trajectories"), 2),
+        **dict.fromkeys(("tasks", "responses", "rewards", "group-control", "turns", "trajectories", "curation"), 2),
         **dict.fromkeys(("groups", "batches", "adapters", "dead-letters"), 1),
-        **dict.fromkeys(("experiments", "agents", "jobs", "access", "requests"), 1),
+        **dict.fromkeys(("experiments", "agents", "jobs", "access", "requests", "datasets", "triggers"), 1),
     }
 
 

@@ -134,6 +134,9 @@ def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: T
         "jobs": 0,
         "access": 0,
         "requests": 0,
+        "curation": 0,
+        "datasets": 0,
+        "triggers": 0,
     }  # fmt: skip
 
 

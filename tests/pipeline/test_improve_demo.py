@@ -1,4 +1,4 @@
-"""`streamward demo --task improve`: a version that learnt from served runs is released, a collapsed judge is stopped."""
+"""`demo --task improve`: a version that learnt from served runs is released, and a collapsed judge promotes nothing."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def test_up_names_a_scorer_that_fails_scores_again_once_it_is_mended_and_says_wh
     assert "scoring: 8 answers have no score and are scored again" in text
     assert "4 trained on, 4 of them taught nothing" not in text  # no version without weights
     assert "Error: nothing is learnt: none of the last 4 groups differed in reward, since no answer is right: " in text
-    assert "(expected '1')" in text
+    assert re.search(r"\(expected '[1-4]'\)", text)  # three of the four are shown
 
 
 def try_next(commands: list[list[str]], folder: Path) -> dict[str, str]:
@@ -504,4 +504,5 @@ def test_every_record_can_be_read_and_only_doubled_work_is_dead_lettered(history
 
 def _labels() -> list[str]:
     unused = ("group-control", "experiments", "turns", "trajectories", "agents", "jobs", "access", "requests")
+    unused += ("curation", "datasets", "triggers")
     return [label for label in LABELS if label not in unused]

@@ -33,7 +33,7 @@ from tests.support.documented import document
 
 TAKING_JSON = [route for route in ROUTES if route.takes_json]
 CALLS = {"create_chat_completion", "create_completion", "create_response", "create_message", "count_tokens"}
-LARGE = {"call_jsonrpc", "create_training_job", "submit_task", "upload_file"}
+LARGE = {"call_jsonrpc", "create_training_job", "submit_task", "upload_file", "start_selfplay"}
 """Routes that take many questions, a task, or a file."""
 
 

@@ -10,12 +10,13 @@ import pytest
 import streamward
 from streams import cli, scorers
 from streams.improve.runs import run_archive, run_tracker
-from streams.tools import agent_manager, query
+from streams.tools import agent_manager
+from streams.tools.query import session
 
 
 def test_the_package_gives_what_a_users_code_needs() -> None:
     given = (streamward.connect, streamward.entry_point, streamward.main)
-    assert given == (query.connect, scorers.entry_point, cli.main)
+    assert given == (session.connect, scorers.entry_point, cli.main)
     assert (streamward.AgentManager, streamward.ConversationTracker) == (
         agent_manager.AgentManager,
         agent_manager.ConversationTracker,

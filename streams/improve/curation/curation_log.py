@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from schemas.events import RATIONALE_CHARACTERS, Coordinates, CurationEvent, RunVerdict
 from streams.errors import NotFoundError, RefusedError
@@ -25,8 +25,9 @@ from streams.kafka.producer import Producer
 from streams.kafka.record import TopicPartition
 from streams.scorers.verdict import storable
 from streams.settings.model import Settings
-from streams.tools.archive import history
-from streams.tools.archive.history import Source
+
+if TYPE_CHECKING:
+    from streams.tools.archive.history import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,8 @@ class CurationLog:
         """Yield the fold of what is in the log now."""
         with self._reading:
             if self._history is None:
+                from streams.tools.archive import history  # needs deltalake, which a server without an archive has not
+
                 self._history = history.of(self.settings, self._source)
             bounds = self._bounds(self._history)
             starts = {tp: self._next.get(tp, low) for tp, (low, _) in bounds.items()}

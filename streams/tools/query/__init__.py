@@ -2,5 +2,3 @@
 
 For a notebook: `from streamward import connect`.
 """
-
-from streams.tools.query.session import connect as connect
