@@ -1,7 +1,7 @@
 """The public names of Streamward; other packages are internal.
 
     AgentManager         agents in place of a trainer's generate            streams.tools.agent_manager
-    connect              SQL over topics and archive, for a notebook        streams.tools.query
+    connect              SQL over topics and archive, for a notebook        streams.tools.query.session
     ConversationTracker  the messages between an agent and the policy       streams.tools.agent_manager
     DatasetCurationHostedService
                          builds a data set when enough runs were promoted   streams.improve.datasets
@@ -59,7 +59,7 @@ HOMES = {
     "RunTracker": "streams.improve.runs.run_tracker",
     "SelfPlayRunner": "streams.improve.selfplay.selfplay_runner",
     "VerifierAgent": "streams.improve.curation.verifier",
-    "connect": "streams.tools.query",
+    "connect": "streams.tools.query.session",
     "entry_point": "streams.scorers",
     "loss": "trainer.step.loss",
     "main": "streams.cli",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_VALUE = 50
-"""Characters of a value in the table; `config show KEY` prints it whole."""
+"""Characters of a default in the table; `config show KEY` prints it whole."""
 
 
 @click.group()
@@ -40,7 +40,7 @@ def config_show(call: AppContext, only: str | None, output: Output) -> None:
         raise NotFoundError(f"no setting or section is called {only!r}; `streamward config show` lists all of them")
     columns = [
         show.Column("key", "key"),
-        show.Column("value", lambda row: _cut(row["value"])),
+        show.Column("value", lambda row: _cut(row["value"]) if row["from"] == "default" else row["value"]),
         show.Column("from", "from"),
         show.Column("about", "about", optional=True),
     ]

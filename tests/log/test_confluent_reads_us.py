@@ -60,7 +60,7 @@ def test_confluents_serializer_finds_the_id_of_the_schema_it_is_given(client: Sc
     assert write(plain(event), where(event, Topics())) == encode(event)
     newest = versions.files().newest(AdapterEvent)
     found = client.lookup_schema("streamward.adapters-value", Schema(newest.text, "AVRO"))
-    assert (found.version, found.schema_id) == (2, newest.id)
+    assert (found.version, found.schema_id) == (newest.version, newest.id)
 
 
 @pytest.mark.parametrize(
