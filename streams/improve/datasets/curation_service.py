@@ -24,7 +24,7 @@ from streams.improve.datasets.dataset_rule import DatasetRule, check_name
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.history import History, LogHistory
 from streams.kafka.key_membership import KeyMembership
-from streams.kafka.record import Record
+from streams.kafka.record import Record, TopicPartition
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
@@ -54,6 +54,12 @@ class FollowedVerdicts(FollowedTopic):
         super().__init__(settings, "curation")
         self._fold, self._partitions = VerdictFold(), topics(settings.topics)["curation"].partitions
 
+    @property
+    def read_to(self) -> dict[TopicPartition, int]:
+        """The next offset that is read, per partition."""
+        with self._changed:
+            return dict(self._positions)
+
     def new_promotions(self, rule: DatasetRule, last: DatasetEvent | None) -> int:
         """Return as the function does, of what was read until now. Raises LogError once the log cannot be read."""
         with self._changed:
@@ -79,8 +85,10 @@ class DatasetCurationHostedService:
         self._stop = threading.Event() if stop is None else stop
         outage = BrokerOutage(settings.kafka, self._stop)
         self._history: History = LogHistory(settings, outage)
-        self._members = KeyMembership(settings, GROUP, "datasets", outage)
+        self._members = KeyMembership(settings, GROUP, "datasets", outage, self._look_again)
         self._verdicts = FollowedVerdicts(settings)
+        self._looked_at: dict[TopicPartition, int] | None = None
+        """How far verdicts had been read at the last look: without another one, nothing is due."""
 
     def __enter__(self) -> DatasetCurationHostedService:
         self._verdicts.__enter__()
@@ -99,12 +107,17 @@ class DatasetCurationHostedService:
         except StoppedWaiting as exc:
             log.warning("%s", exc)
 
+    def _look_again(self) -> None:
+        self._looked_at = None
+
     def step(self) -> DatasetEvent | None:
         """Build if it is due, and return the event; None if it is not. Raises LogError."""
         self._members.poll(timeout_s=0.0)
         name, rule = self._order.name, self._order.rule
-        if not self._members.has(name):
+        read_to = self._verdicts.read_to
+        if not self._members.has(name) or read_to == self._looked_at:
             return None
+        self._looked_at = read_to
         last = dataset_log.read(self._settings).newest(name)
         if (count := self._verdicts.new_promotions(rule, last)) < self._minimum:
             return None
