@@ -4,7 +4,7 @@
     each ──► its output in FOLDER/logs; one that ends is started again
 
 They meet at topics alone, so they may run elsewhere as well: members of a consumer group share the work. What answers
-the tasks runs beside them: `serve`, `policy`, `scoring`.
+the tasks has to run as well: `serve`, `policy`, `scoring`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from schemas.events import Purpose
 from streams.demo.players import child_env, command
 from streams.demo.restarts import RestartedProcesses
 from streams.improve.triggers.rule import RetrainRule
@@ -36,6 +37,9 @@ class ImproveOrder:
     dataset: str
     """The name of the data sets."""
     policy: str
+    tenant: str | None
+    """Whose runs make data sets; None: those of no tenant."""
+    purpose: Purpose
     least: int
     """Newly promoted runs that make a data set."""
     catalogue: Path | None = None
@@ -52,6 +56,8 @@ class ImproveOrder:
             rule=file,
             dataset=dataset or rule.policy,
             policy=rule.policy,
+            tenant=rule.tenant,
+            purpose=rule.purpose,
             least=rule.when.promotable or ENOUGH,
             catalogue=catalogue,
             every=every,
@@ -60,10 +66,12 @@ class ImproveOrder:
 
 def commands(order: ImproveOrder) -> dict[str, tuple[str, ...]]:
     """Return the arguments of `streamward` by process."""
+    policy = ("--policy", order.policy)
+    tenant = () if order.tenant is None else ("--tenant", order.tenant)
     steps: dict[str, tuple[str, ...]] = {
         "streams": ("streams",),
-        "curate": ("curate", "follow", "--policy", order.policy),
-        "datasets": ("datasets", "follow", order.dataset, "--policy", order.policy, "--new", str(order.least)),
+        "curate": ("curate", "follow", *policy, "--purpose", order.purpose),
+        "datasets": ("datasets", "follow", order.dataset, *policy, *tenant, "--new", str(order.least)),
         "retrain": ("retrain", "follow", "--rule", str(order.rule.resolve())),
         "jobs": ("jobs", "run"),
         "tune": ("tune", "--jobs"),
