@@ -74,7 +74,8 @@ def demo(
 
     console = Console(stderr=output == "json")
     if chosen["task"] == IMPROVE:
-        result = _improve(call, console, 15.0 if minutes is None else minutes, chosen)
+        chosen["minutes"] = 15.0 if minutes is None else minutes
+        result = _improve(call, console, chosen | {"options": options})
         if output == "json":
             sys.stdout.write(json.dumps(result) + "\n")
         return
@@ -93,16 +94,19 @@ def demo(
         raise StreamwardError(result["failure"])
 
 
-def _improve(call: AppContext, console: Any, minutes: float, chosen: dict[str, Any]) -> dict[str, Any]:
+def _improve(call: AppContext, console: Any, chosen: dict[str, Any]) -> dict[str, Any]:
     """Run the demo of improvement. Raises SettingsError for options that have no effect on it."""
     from streams.demo import improve_demo
 
     plain = {option.name: option.default for option in demo.params}
-    without_effect = [name for name in ("steps", "engine", "fresh") if chosen[name] != plain[name]]
+    without_effect = [name for name in ("steps", "engine", "options") if chosen[name] != plain[name]]
     if without_effect:
-        raise SettingsError(f"--{without_effect[0]} has no effect on --task {IMPROVE}, which always starts over")
+        raise SettingsError(f"--{without_effect[0]} has no effect on --task {IMPROVE}; leave it out")
     folder = chosen["data_dir"] if chosen["data_dir"] != plain["data_dir"] else improve_demo.FOLDER
     options = improve_demo.ImproveDemo(
-        minutes=minutes, seed=chosen["seed"], model=chosen["model"], folder=folder, overrides=call.overrides
+        folder=folder,
+        config=call.config,
+        overrides=call.overrides,
+        **{name: chosen[name] for name in ("minutes", "seed", "model", "fresh")},
     )
     return improve_demo.run(options, console)

@@ -149,10 +149,15 @@ def check(options: DemoOptions) -> None:
         raise SettingsError(f"--steps {options.steps}: at least one step is needed")
     if options.minutes <= 0:
         raise SettingsError(f"--minutes {options.minutes:g}: expected more than 0")
-    if Path.cwd().is_relative_to(options.data_dir.resolve()):  # --fresh deletes it
-        raise SettingsError(f"--data-dir {options.data_dir}: name a folder for the demo alone, not one you work in")
+    check_folder(options.data_dir)
     if options.engine == "vllm" and not options.names_servers:
         vllm_launch.python_with_vllm()  # raises, with what to do, if there is none
+
+
+def check_folder(folder: Path) -> None:
+    """Raise SettingsError for a folder that --fresh must not delete."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise SettingsError(f"--data-dir {folder}: name a folder for the demo alone, not one you work in")
 
 
 def run(options: DemoOptions, console: Console) -> dict[str, Any]:

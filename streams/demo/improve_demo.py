@@ -23,6 +23,7 @@ from rich.console import Console
 from schemas.events import AdapterEvent
 from streams.demo import improve_run, improve_tasks
 from streams.demo.collapsed_judge import MODEL, collapsed_judge
+from streams.demo.demo_options import check_folder
 from streams.demo.improve_tasks import CHECKED, JUDGED, REVIEWED, RoundSpec
 from streams.demo.improve_watch import ImproveWatch
 from streams.demo.loop_plan import THREADS
@@ -30,7 +31,7 @@ from streams.demo.players import child_env, command
 from streams.demo.restarts import RestartedProcesses
 from streams.demo.settings_file import leave_settings
 from streams.engines.base_model import folder_of
-from streams.errors import StreamwardError
+from streams.errors import SettingsError, StreamwardError
 from streams.improve.curation.curation_log import CurationLog, PersonDecision
 from streams.improve.curation.run_lookup import find_case
 from streams.improve.triggers.rule import read_rule
@@ -74,6 +75,10 @@ class ImproveDemo:
     seed: int = 0
     model: str | None = None
     folder: Path = FOLDER
+    fresh: bool = False
+    """Whether a folder of an earlier run may be deleted."""
+    config: Path | None = None
+    """The settings file named by --config."""
     overrides: tuple[str, ...] = ()
 
     def settings(self, bootstrap: str, *, judge_url: str | None = None) -> Settings:
@@ -100,11 +105,13 @@ class ImproveDemo:
             **({} if judge_url is None else {"scoring.judge_url": judge_url, "scoring.judge_model": MODEL}),
         }
         named = [f"{key}={value}" for key, value in chosen.items()]
-        return load(file=Path(os.devnull), overrides=[*named, *self.overrides])
+        return load(file=self.config or Path(os.devnull), overrides=[*named, *self.overrides])
 
 
 @dataclass
 class ImproveDemoRun:
+    """One run of the demo: what it asks with, and what it sees."""
+
     options: ImproveDemo
     settings: Settings
     producer: Producer
@@ -133,6 +140,15 @@ class ImproveDemoRun:
         self.until(lambda: self.watch.runs_judged() >= GROUP_SIZE * groups, "verdicts")
 
 
+def check(options: ImproveDemo) -> None:
+    """Raise SettingsError for impossible options, before anything is started or deleted."""
+    if options.minutes <= 0:
+        raise SettingsError(f"--minutes {options.minutes:g}: expected more than 0")
+    check_folder(options.folder)
+    if options.folder.exists() and not options.fresh:  # each run is a whole one
+        raise SettingsError(f"--data-dir {options.folder}: it has an earlier run; --fresh deletes it and starts over")
+
+
 def run(options: ImproveDemo, console: Console) -> dict[str, Any]:
     """Run the demo and return its report.
 
@@ -140,7 +156,8 @@ def run(options: ImproveDemo, console: Console) -> dict[str, Any]:
     the broker does not start.
     """
     folder, began = options.folder, time.monotonic()
-    if folder.exists():  # each run is a whole one
+    check(options)
+    if folder.exists():
         broker.stop(options.settings("127.0.0.1:0").broker)
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -206,7 +223,7 @@ def _serve_and_judge(demo: ImproveDemoRun) -> None:
 def _decide(demo: ImproveDemoRun, settings: Settings, scenario: str) -> int:
     """Decide the first runs of a scenario that wait for a person, by the person's file; return how many those are."""
     answers = improve_tasks.read_persons_file(demo.options.folder)
-    log = CurationLog(settings)
+    log, records = CurationLog(settings), history.of(settings)
     with closing(LogView(settings)) as view, view.snapshot() as snapshot:
         waiting = [placed.event for placed in log.review_queue() if placed.event.scenario == scenario][:READ]
         for event in waiting:
@@ -217,7 +234,7 @@ def _decide(demo: ImproveDemoRun, settings: Settings, scenario: str) -> int:
                 reason=f"{question} {answers[question]}",
                 expect=event.event_id,
             )
-            log.decide(find_case(snapshot, history.of(settings), event.answer_id), decision)
+            log.decide(find_case(snapshot, records, event.answer_id), decision)
     demo.until(lambda: all(demo.watch.verdicts.pair(event.answer_id)[0] for event in waiting), "the person's verdicts")
     return len(waiting)
 

@@ -15,7 +15,6 @@ from schemas.events import (
     AdvantagedGroup,
     CurationEvent,
     DatasetEvent,
-    JobEvent,
     Response,
     TriggerEvent,
 )
@@ -27,7 +26,7 @@ from streams.kafka.reader import PartitionReader
 from streams.kafka.topics import topics
 from streams.settings.model import Settings
 
-LABELS = ("responses", "groups", "curation", "datasets", "triggers", "jobs", "adapters")
+LABELS = ("responses", "groups", "curation", "datasets", "triggers", "adapters")
 TICK_S = 0.5
 
 
@@ -47,7 +46,6 @@ class ImproveWatch:
         self.verdicts = VerdictFold()
         self.builds: list[DatasetEvent] = []
         self.crossings: list[TriggerEvent] = []
-        self.jobs: dict[str, JobEvent] = {}
         self.adapters: list[AdapterEvent] = []
 
     def __enter__(self) -> ImproveWatch:
@@ -83,8 +81,6 @@ class ImproveWatch:
                 self.builds.append(event)
             case TriggerEvent(kind="crossed"):
                 self.crossings.append(event)
-            case JobEvent():
-                self.jobs[event.job_id] = event
             case AdapterEvent():
                 self.adapters.append(event)
 
