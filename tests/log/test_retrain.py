@@ -14,13 +14,16 @@ import pytest
 from click.testing import CliRunner
 
 from schemas.events import Event, JobEvent, Message, RewardSource, TriggerEvent, derive_id
+from schemas.serde import encode
 from streams.cli.root import cli
 from streams.improve.triggers.retrain_controller import RetrainController
 from streams.improve.triggers.rule import RetrainRule, rule_of
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.jobs.job_log import JobCommand, JobLog
-from streams.kafka import admin
+from streams.kafka import admin, times
 from streams.kafka.producer import Producer
+from streams.kafka.record import partition_of
+from streams.kafka.topics import topics
 from streams.settings.load import to_env
 from streams.settings.model import Batches, Kafka, Settings, Topics
 from tests.support.factories import T0, curation_event, group, member, task
@@ -151,6 +154,25 @@ def test_a_job_asks_the_questions_of_the_runs_of_its_crossing_with_their_verifie
     created = next(event for _, event in read(made, JobEvent))
     assert created.metadata == {"trigger": crossing.event_id, "rule": "five"}
     assert crossing.evidence["promoted"] == 6
+
+
+def test_a_promotion_in_another_partition_than_its_keys_counts_nowhere_and_gives_no_question(made: Settings) -> None:
+    shape = topics(made.topics)["curation"]
+    task_of_run, group_of_run, promotion = run_of(9)
+    write(made, task_of_run, group_of_run)
+    key = b"run-9"
+    with Producer(made) as producer:
+        elsewhere = (shape.name, 1 - partition_of("run-9", shape.partitions))
+        producer.send_bytes(elsewhere, key, encode(promotion), timestamp_ms=times.now_ms())
+    serve(made, 0, 4)
+    with Follower(made, rule()) as follower:
+        follower.steps()
+        assert crossings(made) == []
+        serve(made, 4, 1)
+        follower.steps()
+    (job,) = [event for _, event in read(made, JobEvent) if event.kind == "created"]
+    assert job.spec is not None
+    assert sorted(question.query for question in job.spec.questions) == [f"{number} + 1 =" for number in range(5)]
 
 
 def test_while_a_job_runs_no_other_starts_and_what_came_meanwhile_counts_afterwards(made: Settings) -> None:

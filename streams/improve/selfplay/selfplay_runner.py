@@ -156,7 +156,8 @@ class SelfPlayRunner:
         topic = topics(self._settings.topics)["groups"]
         tp = (topic.name, partition_of(self._policy, topic.partitions))
         low, end = offsets(self._settings, ["groups"])[tp]
-        groups = (record.decode(AdvantagedGroup) for record in read(self._settings, {tp: low}, {tp: end}))
+        records = read(self._settings, {tp: low}, {tp: end})
+        groups = (record.decode_placed(AdvantagedGroup, topic.partitions) for record in records)
         success = curriculum.success_after(
             self._catalogue.key,
             (group for group in groups if not isinstance(group, Poison) and group.policy == self._policy),

@@ -107,15 +107,17 @@ def _checks_something(verifier: str) -> bool:
 
 def _task_ids(crossing: TriggerEvent, rule: RetrainRule, settings: Settings) -> list[str]:
     """Return the tasks of the crossing's runs, the newest first."""
+    shapes = topics(settings.topics)
     if crossing.signal == "promotable":
         promoted = PromotedRuns({(part.topic, part.partition): part.first for part in crossing.ranges})
         for record in _records(crossing, settings, "curation"):
-            event = record.decode(CurationEvent)
+            event = record.decode_placed(CurationEvent, shapes["curation"].partitions)
             if isinstance(event, Poison) or event.policy != rule.policy or rule.tenant not in (None, event.tenant):
                 continue
             promoted.take(record.at, event)
         return promoted.task_ids()
-    groups = (record.decode(AdvantagedGroup) for record in _records(crossing, settings, "groups"))
+    partitions = shapes["groups"].partitions
+    groups = (record.decode_placed(AdvantagedGroup, partitions) for record in _records(crossing, settings, "groups"))
     task_ids = [
         group.task_id
         for group in groups
@@ -138,8 +140,9 @@ def _records(crossing: TriggerEvent, settings: Settings, label: str) -> Iterator
 
 def _tasks(settings: Settings, task_ids: list[str]) -> dict[str, Task]:
     tasks: dict[str, Task] = {}
+    partitions = topics(settings.topics)["tasks"].partitions
     for record in records_of(settings, task_ids):
-        task = record.decode(Task)
+        task = record.decode_placed(Task, partitions)
         if not isinstance(task, Poison):
             tasks.setdefault(task.task_id, task)
     return tasks

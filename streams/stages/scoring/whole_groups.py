@@ -123,7 +123,7 @@ class WholeGroups:
         first = offsets(self._settings, ["responses"])[tp][0]
         start = end if since < 0 else min(end, max(first, since))
         for record in read(self._settings, {tp: start}, {tp: end}):
-            response = record.decode(Response)
+            response = record.decode_placed(Response, self._settings.topics.partitions)
             if not isinstance(response, Poison):
                 yield record.at.offset, response
 
