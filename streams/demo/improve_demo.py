@@ -3,8 +3,8 @@
     rounds of sums ──► answers ──► half judged by a rule, half by a person ──► data set ──► retraining
         ──► guard, canary ──► promoted                     then a judge that says yes to everything, and is stopped
 
-Everything is stored in one folder, the Kafka node included, but for the data sets, which are under data/autoretrain. What is decided is decided by the processes that users run;
-this one asks, and is the person.
+Everything is stored in one folder, the Kafka node included, but for the data sets, which are under data/autoretrain.
+What is decided is decided by the processes that users run; this one asks, and is the person.
 """
 
 from __future__ import annotations
