@@ -1,4 +1,4 @@
-"""One line of versions, made by batches and by tuning: whoever is faster or dies, it is exact and made again."""
+"""One sequence of versions, made by batches and tuning: exact and reproducible whichever is faster or is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""View `runs` says of every finished run what `run_row` says of it, and of one that goes on what is known."""
+"""View `runs` and `run_row` give the same figures of every finished run, and of an open one those that are known."""
 
 from __future__ import annotations
 
