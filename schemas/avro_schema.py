@@ -5,10 +5,10 @@
     str, Literal -> string         int -> long, Int -> int, Millis -> long (timestamp-millis)
     float -> double                bool -> boolean                dataclass -> record
     dict[str, X] -> map            tuple[X, ...] -> array         X | None -> ["null", X], default null
-    TokenIds, Logprobs, LossMask -> bytes, with their layout in the attribute `layout` and in the doc
+    TokenIds, Logprobs, LossMask, Octets -> bytes, with their layout in the attribute `layout` and in the doc
 
-Bytes are only what is per token. Fixed, decimal, uuid and time types are not used: bulk decoders cannot be trusted with
-them.
+Bytes are only what is per token, and Octets. Fixed, decimal, uuid and time types are not used: bulk decoders cannot be
+trusted with them.
 
 Not covered: unions of two non-null types, and enums (a new symbol would break older readers; a Literal is a string
 whose values are checked on both ends).

@@ -1,4 +1,4 @@
-"""Per-token numbers as bytes: token ids, logprobs and loss masks.
+"""Per-token numbers as bytes: token ids, logprobs and loss masks; and bytes of any other kind.
 
     [1, 2, 256] ──► TokenIds.of ──► 01 00 00 00 02 00 00 00 00 01 00 00 ──► Avro bytes, numpy, a digest: never copied
                                     little-endian, whatever the machine
@@ -214,4 +214,24 @@ class LossMask(PerToken[bool]):
         return None if item in (0, 1) else "0 or 1"
 
 
-VIEWS: tuple[type[PerToken[Any]], ...] = (TokenIds, Logprobs, LossMask)
+class Octets(PerToken[int]):
+    """Bytes that mean something to their owner alone, e.g. a tensor's. All are sound.
+
+    >>> Octets.of([1, 255]).data
+    b'\\x01\\xff'
+    """
+
+    __slots__ = ()
+    CODE, BYTES, LAYOUT = "B", 1, "bytes of any kind"
+    TYPES = frozenset({int})
+
+    @classmethod
+    def _is_unsound(cls, data: bytes) -> bool:
+        return False
+
+    @classmethod
+    def _broken(cls, item: int) -> str | None:
+        return None if 0 <= item < 256 else "a byte, from 0 to 255"
+
+
+VIEWS: tuple[type[PerToken[Any]], ...] = (TokenIds, Logprobs, LossMask, Octets)

@@ -35,9 +35,11 @@ from schemas.events import (
     DatasetEvent,
     Event,
     JobEvent,
+    QueueEvent,
     RequestEvent,
     Response,
     Reward,
+    SampleEvent,
     Task,
     TrajectoryEvent,
     TriggerEvent,
@@ -69,7 +71,9 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _turns_hold(events)
     if event is TrajectoryEvent:
         return _trajectories_hold(events)
-    if event in (JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent):
+    if event is SampleEvent:
+        return _samples_hold(events)
+    if event in (JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent, QueueEvent):
         return False  # there are few, so serde judges them all
     return event is not Reward or _rewards_hold(events)
 
@@ -224,6 +228,17 @@ def _trajectories_hold(events: pa.StructArray) -> bool:
     return _ids_match(events.field("event_id"), trajectory, events.field("kind")) and _ids_match(
         trajectory.filter(of_task), sampling.filter(of_task), slot.filter(of_task).cast(pa.string())
     )
+
+
+def _samples_hold(samples: pa.StructArray) -> bool:
+    part, fields = samples.field("part"), pc.list_value_length(samples.field("fields"))
+    is_put, is_tagged = (pc.equal(samples.field("kind"), kind) for kind in ("put", "tagged"))
+    rules = (
+        pc.and_(pc.greater_equal(part, 0), pc.less(part, samples.field("parts"))),
+        pc.equal(is_put, pc.greater(fields, 0)),
+        pc.or_(pc.invert(is_tagged), samples.field("tags").is_valid()),
+    )
+    return all(map(_all_true, rules))
 
 
 def _adapters_hold(events: pa.StructArray) -> bool:

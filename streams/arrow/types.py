@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.avro_schema import LAYOUT
-from schemas.tokens import Logprobs, LossMask, TokenIds
+from schemas.tokens import Logprobs, LossMask, Octets, TokenIds
 
 TIME = pa.timestamp("ms", tz="UTC")
 _PRIMITIVES = {
@@ -29,7 +29,12 @@ _PRIMITIVES = {
     "double": pa.float64(),
     "boolean": pa.bool_(),
 }
-_ITEMS = {TokenIds.LAYOUT: pa.int32(), Logprobs.LAYOUT: pa.float32(), LossMask.LAYOUT: pa.bool_()}
+_ITEMS = {
+    TokenIds.LAYOUT: pa.int32(),
+    Logprobs.LAYOUT: pa.float32(),
+    LossMask.LAYOUT: pa.bool_(),
+    Octets.LAYOUT: pa.uint8(),
+}
 
 
 def inline(definition: dict[str, Any]) -> dict[str, Any]:

@@ -226,5 +226,19 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("job", lambda e: _short(e.job_id or ""), 10),
         Column("reason", lambda e: e.reason),
     ),
+    "SampleEvent": (
+        Column("sample", lambda e: e.sample_id, 20),
+        Column("kind", lambda e: e.kind, 7),
+        Column("partition", lambda e: e.partition, 10),
+        Column("key", lambda e: e.key or "", 12),
+        Column("fields", lambda e: ", ".join(one.name for one in e.fields)),
+    ),
+    "QueueEvent": (
+        Column("queue", lambda e: e.queue, 16),
+        Column("kind", lambda e: e.kind, 8),
+        Column("epoch", lambda e: e.epoch, 5),
+        Column("samples", lambda e: e.samples, 7),
+        Column("reason", lambda e: e.reason),
+    ),
 }
 """The columns of an event in a table, by its type."""

@@ -3,10 +3,12 @@
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
                 └─► curation ─► datasets ─► triggers
+    queues ─► samples                                                   of other trainers
 
 What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
-(experiments, agents, jobs, keys and what is asked with them by their name), so one policy's groups have one total
-order. None is compacted or written in transactions: both leave gaps in the offsets, and a batch is a list of offsets.
+(experiments, agents, jobs, keys and what is asked with them, samples and queues by their name), so one policy's groups
+have one total order. None is compacted or written in transactions: both leave gaps in the offsets, and a batch is a
+list of offsets.
 """
 
 from __future__ import annotations
@@ -70,8 +72,10 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("curation", events.CurationEvent, "task_id"),
     ("datasets", events.DatasetEvent, "dataset"),
     ("triggers", events.TriggerEvent, "rule"),
+    ("samples", events.SampleEvent, "sample_id"),
+    ("queues", events.QueueEvent, "queue"),
 )
-KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs", "access", "curation", "datasets", "triggers")
+KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs", "access", "curation", "datasets", "triggers", "queues")
 """Decisions and provenance: small, and needed long after the rest is gone."""
 _KEY_FIELDS: dict[Any, str] = {event: key for _, event, key in _SHAPES}
 LABELS = tuple(label for label, _, _ in _SHAPES)

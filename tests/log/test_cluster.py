@@ -30,7 +30,9 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
     assert {label: existing[topic.name] for label, topic in topics(settings.topics).items()} == {
         **dict.fromkeys(("tasks", "responses", "rewards", "group-control", "turns", "trajectories", "curation"), 2),
         **dict.fromkeys(("groups", "batches", "adapters", "dead-letters"), 1),
-        **dict.fromkeys(("experiments", "agents", "jobs", "access", "requests", "datasets", "triggers"), 1),
+        **dict.fromkeys(
+            ("experiments", "agents", "jobs", "access", "requests", "datasets", "triggers", "samples", "queues"), 1
+        ),
     }
 
 

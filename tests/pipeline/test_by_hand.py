@@ -137,6 +137,8 @@ def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: T
         "curation": 0,
         "datasets": 0,
         "triggers": 0,
+        "samples": 0,
+        "queues": 0,
     }  # fmt: skip
 
 

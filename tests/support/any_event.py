@@ -25,10 +25,12 @@ from schemas.events import (
     JobSpec,
     JobTuning,
     Message,
+    QueueEvent,
     RequestEvent,
     Response,
     Reward,
     RewardSource,
+    SampleEvent,
     Sampling,
     Task,
     TrajectoryEvent,
@@ -37,7 +39,7 @@ from schemas.events import (
     Turn,
     derive_id,
 )
-from schemas.tokens import Logprobs, LossMask, TokenIds
+from schemas.tokens import Logprobs, LossMask, Octets, TokenIds
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 MEASURED = ("success", "mean_reward", "success_gain", "gain")
@@ -47,6 +49,7 @@ ITEMS: dict[Any, st.SearchStrategy[Any]] = {
     TokenIds: st.integers(0, (1 << 31) - 1),
     Logprobs: st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32),
     LossMask: st.booleans(),
+    Octets: st.integers(0, 255),
 }
 
 
@@ -161,6 +164,13 @@ def _obeying(event: Any) -> Any:
             is_crossing = event.signal is not None and event.action is not None
             kind = {"kind": "crossed"} if is_crossing else ticked
             return dataclasses.replace(event, sequence=abs(event.sequence) % 2**31, **kind)
+        case SampleEvent():
+            fields = event.fields if event.kind == "put" else ()
+            kind = "put" if fields else "cleared"
+            return dataclasses.replace(event, kind=kind, fields=fields, parts=1 + abs(event.parts) % 9, part=0)
+        case QueueEvent():
+            closed = {"kind": "opened", "checkpoint": None} if event.digest is None else {"kind": "restored"}
+            return dataclasses.replace(event, epoch=1 + abs(event.epoch) % 9, **closed)
         case JobPrices():
             return JobPrices(**{name: abs(value) for name, value in dataclasses.asdict(event).items()})
         case JobSpec():

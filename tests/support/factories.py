@@ -38,10 +38,13 @@ from schemas.events import (
     JobSpec,
     Message,
     Outcome,
+    QueueEvent,
     RequestEvent,
     Response,
     Reward,
     RewardSource,
+    SampleEvent,
+    SampleField,
     Sampling,
     SourceRange,
     Task,
@@ -53,7 +56,7 @@ from schemas.events import (
     Turn,
     derive_id,
 )
-from schemas.tokens import Logprobs, LossMask, PerToken, TokenIds
+from schemas.tokens import Logprobs, LossMask, Octets, PerToken, TokenIds
 from streams.adapters.versions import AdapterState, empty, fold
 
 E = TypeVar("E")
@@ -472,7 +475,49 @@ def one_of_each() -> list[Event]:
             rule_digest="f" * 64,
             due_at=T0 + 40,
         ),
+        sample_event(),
+        queue_event(),
     ]
+
+
+def sample_event(**changes: Any) -> SampleEvent:
+    """Return the put of two fields of the sample `a` of the queue `q`."""
+    whole: dict[str, Any] = {
+        "event_id": "",
+        "sample_id": "q/1.0",
+        "created_at": T0 + 50,
+        "kind": "put",
+        "queue": "q",
+        "epoch": 1,
+        "writer": "w",
+        "sequence": 0,
+        "part": 0,
+        "partition": "train",
+        "key": "a",
+        "tags": '{"status":"success"}',
+        "fields": (
+            SampleField(name="text", encoding="json", data=Octets(b'"five"')),
+            SampleField(name="tokens", encoding="tensor", dtype="int64", shape=(1,), data=Octets(bytes(8))),
+        ),
+    }
+    whole |= changes
+    names = ("sample_id", "writer", "sequence", "part")
+    return SampleEvent(**whole | {"event_id": derive_id(*(whole[name] for name in names))})
+
+
+def queue_event(**changes: Any) -> QueueEvent:
+    """Return the first opening of the queue `q`."""
+    whole: dict[str, Any] = {
+        "queue": "q",
+        "created_at": T0 + 49,
+        "kind": "opened",
+        "epoch": 1,
+        "writer": "w",
+        "reason": "a program began",
+    }
+    whole |= changes
+    parts = (whole["queue"], whole["kind"], whole["epoch"], whole["writer"], *whole.get("ends", ()))
+    return QueueEvent(**whole | {"event_id": derive_id(*parts)})
 
 
 def curation_event(**changes: Any) -> CurationEvent:

@@ -52,6 +52,8 @@ UNREAD = (
     "curation",
     "datasets",
     "triggers",
+    "samples",
+    "queues",
 )
 """Topics of which `whole()` has nothing."""
 MISKEYED = next(record.at for record in whole() if record.key == b"another")

@@ -43,6 +43,8 @@ FIELDS = {
     "curation": ("verdict", "actor", "rationale"),
     "datasets": ("dataset", "kind", "reason"),
     "triggers": ("rule", "kind", "reason"),
+    "samples": ("queue", "kind", "partition", "key"),
+    "queues": ("queue", "kind", "reason"),
 }
 """By the label of a topic: the fields that `summary` reads, which are columns of its view; others: `kind`."""
 
@@ -164,6 +166,10 @@ def summary(label: str, event: Any) -> str:
             return f"data set {event.dataset} {event.kind}: {event.reason}"
         case "triggers":
             return f"rule {event.rule} {event.kind}: {event.reason}"
+        case "samples":
+            return f"sample {event.key or event.sample_id} {event.kind}: {event.partition} of {event.queue}"
+        case "queues":
+            return f"queue {event.queue} {event.kind}: {event.reason}"
     return str(getattr(event, "kind", ""))
 
 

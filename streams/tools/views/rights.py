@@ -94,6 +94,7 @@ def _tenant_definitions(tenant: str) -> str:
         f"ELSE {key} IN (FROM own_tasks) END",
     }
     invisible = ("agents", "experiments", "group_control", *ACCESS_TOPICS, "key_use", "lineage", "spans")
+    invisible += ("samples", "queues")
     conditions |= dict.fromkeys((*invisible, "group_responses"), "false")
     conditions |= {f"unique_{label}": conditions[label] for label in UNIQUE}
     return f"WITH own_tasks AS (SELECT task_id FROM ({first}) WHERE own), {_filters(conditions)}"  # noqa: S608
