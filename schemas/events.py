@@ -8,6 +8,7 @@
     CurationEvent, DatasetEvent, TriggerEvent: which runs are good enough to learn from, the data sets made of them, and
     what started a retraining
     SampleEvent, QueueEvent: samples of another trainer's queue, and who may write to it
+    PromptEvent: versions of a prompt, and which of them a name means
     AccessEvent, RequestEvent: who may call, and as what; who did, and what came of it
 
 These frozen dataclasses are the only definition of an event. The Avro files in `avro/` are derived from them
@@ -26,9 +27,11 @@ import math
 import re
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple
 
+from schemas import json_text, prompt_text
+from schemas.prompt_text import VariableType
 from schemas.tokens import Logprobs, LossMask, Octets, TokenIds
 
 NAMESPACE = uuid.UUID("b1f8a7c2-5d0e-5c1b-9a53-57e4a3d0c0de")
@@ -126,6 +129,8 @@ TurnFinish = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 TrajectoryKind = Literal["started", "ended"]
 Ending = Literal["completed", "failed", "timeout", "cancelled"]
 AgentKind = Literal["registered", "removed"]
+PromptKind = Literal["created", "activated", "shared", "reflected", "reported"]
+SearchMethod = Literal["pairs", "live", "reflection"]
 AgentType = Literal["PROMPT_BASED", "FINE_TUNED", "RL_TRAINED"]
 JobKind = Literal[
     "created",
@@ -214,6 +219,34 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptVariable:
+    """What is put into a prompt's messages, wherever they have {{name}}."""
+
+    name: str
+    type: VariableType = "string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptUse:
+    """The version of a prompt that messages begin with, whole: what they were rendered with stays with them."""
+
+    name: str
+    version: Int
+    alias: Annotated[str | None, "by which it was named; null: by its version"] = None
+    values: Annotated[str, "JSON object: the value of each variable"] = "{}"
+    variables: tuple[PromptVariable, ...] = ()
+    messages: Annotated[tuple[Message, ...], "of the version, with the names of its variables"] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    def rendered(self) -> tuple[Message, ...]:
+        """Return the messages with the values in place of the variables. Raises ValueError, KeyError."""
+        values = json_text.parse(self.values)
+        return tuple(replace(message, content=prompt_text.render(message.content, values)) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What an agent is asked, how often, and who judges the answers."""
 
@@ -236,6 +269,7 @@ class Task:
     max_turns: Annotated[Int | None, "most model calls of one attempt; null: the agent decides"] = None
     thread: Annotated[str | None, "the conversation that it continues"] = None
     environment: Annotated[EpisodeStart | None, "that the agent acts in; null: none is recorded"] = None
+    prompt_version: Annotated[PromptUse | None, "that its messages begin with; null: they are of no prompt"] = None
     tools: Annotated[tuple[Tool, ...], "what the agent may call"] = ()
     reward_sources: tuple[RewardSource, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -302,6 +336,7 @@ class Response:
     agent_id: Annotated[str | None, "the agent whose trajectory this is; null: the policy answered directly"] = None
     steps: Annotated[Int | None, "an agent's model calls in this response and its branches"] = None
     success: Annotated[bool | None, "whether its environment says that the goal was reached; null: not recorded"] = None
+    prompt_version: Annotated[str | None, "NAME@VERSION of the prompt that was sampled from; null: of none"] = None
     prompt_token_ids: TokenIds = TokenIds()
     completion_token_ids: TokenIds = TokenIds()
     logprobs: Annotated[Logprobs, "nats, one per completion token, under the distribution sampled from"] = Logprobs()
@@ -440,6 +475,7 @@ class AdvantagedGroup:
     trained_batches: Annotated[
         Int | None, "batches that the policy's line had taken by that version; null: as many as its number says"
     ] = None
+    prompt_version: Annotated[str | None, "NAME@VERSION of the prompt of every response; null: of none"] = None
     base_digest: str
     tokenizer_digest: str
     complete: Annotated[bool, "every slot answered or failed, every required source scored"]
@@ -664,6 +700,8 @@ class Turn:
     delivered: Annotated[bool, "false: the client had hung up before the answer was complete"] = True
     prompt_tokens: Annotated[Int, "of the whole prompt"]
     observed: Annotated[Observed | None, "what its environment showed before it; null: not recorded"] = None
+    prompt_version: Annotated[str | None, "NAME@VERSION of the prompt that its messages begin with"] = None
+    prompt_alias: Annotated[str | None, "by which it was named; null: by its version"] = None
     reply: Annotated[Message, "the answer as the client got it"]
     sampling: Annotated[Sampling, "as used"]
     prompt_token_ids: Annotated[TokenIds, "behind the parent's prompt and completion"] = TokenIds()
@@ -695,6 +733,7 @@ class TrajectoryEvent:
     ending: Annotated[Ending | None, "set exactly when it ended"] = None
     turns: Annotated[Int | None, "ended: how many turns were recorded; one with a higher number is late"] = None
     max_turns: Annotated[Int | None, "most calls; null: the agent decides"] = None
+    prompt_version: Annotated[str | None, "pin: NAME@VERSION that every call of the attempt begins with"] = None
     sampling: Annotated[Sampling | None, "how every call is answered, whatever it asks; null: as it asks"] = None
     observed: Annotated[Observed | None, "what its environment showed: started, at first; ended, at last"] = None
     success: Annotated[bool | None, "ended: whether the environment says that the goal was reached"] = None
@@ -715,6 +754,7 @@ class AgentEvent:
     type: AgentType
     model_id: Annotated[str, "the policy, or policy@version, that answers it"]
     memory_config: Annotated[str, "JSON object"] = "{}"
+    prompt: Annotated[str | None, "NAME@ALIAS or NAME@VERSION that its calls begin with; null: none"] = None
     capabilities: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
     reward_sources: Annotated[tuple[RewardSource, ...], "of its tasks and jobs that name none; empty: none"] = ()
@@ -796,8 +836,28 @@ class JobTuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSearch:
+    """A search for a better version of a prompt, by what answers earn."""
+
+    prompt: Annotated[str, "its name"]
+    method: SearchMethod
+    alias: Annotated[str | None, "that the best version gets; live: whose users are shared among the versions"] = None
+    max_answers: Annotated[Int, "most answers that are paid for"]
+    alpha: Annotated[float, "probability that a worse version is called better"]
+    min_gain: Annotated[float, "pairs: a smaller difference of mean rewards is not looked for"] = 0.0
+    validation_share: Annotated[float, "reflection: of the questions that are not held out, to pick the best by"] = 0.5
+    minibatch: Annotated[Int, "reflection: questions that a proposal is first tried on"] = 3
+    adapter_version: Annotated[Int | None, "that answers; null: the primary when the job starts"] = None
+    seed: int = 0
+    model: Annotated[str | None, "reflection: that proposes texts"] = None
+    endpoint: Annotated[str | None, "reflection: URL that it is asked at, or module:function"] = None
+    values: Annotated[str, "JSON object: the value of each variable"] = "{}"
+    versions: Annotated[tuple[Int, ...], "that are compared; reflection: the one that it begins with"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What somebody ordered: train a policy on these questions, so many iterations, within a budget; or tune it."""
+    """What somebody ordered: train a policy on these questions, within a budget; or tune it, or find it a prompt."""
 
     iterations: Annotated[Int, "adapter versions at most"]
     batch_size: Annotated[Int, "questions in one iteration"]
@@ -812,6 +872,8 @@ class JobSpec:
     max_turns: Annotated[Int | None, "most model calls of one attempt of the agent"] = None
     prices: JobPrices | None = None
     tuning: Annotated[JobTuning | None, "instead of questions: one version by tuning"] = None
+    prompt_version: Annotated[PromptUse | None, "that its tasks begin with until it ends; null: no prompt"] = None
+    search: Annotated[PromptSearch | None, "instead of training: a search for a better prompt"] = None
     sampling: Annotated[Sampling, "of train tasks"] = field(default_factory=Sampling)
     reward_sources: tuple[RewardSource, ...] = ()
     questions: tuple[JobQuestion, ...] = ()
@@ -1110,6 +1172,57 @@ class QueueEvent:
     checkpoint: Annotated[str | None, "restored: event_id of the saved state it went back to; null: the newest"] = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptArm:
+    """A version that a share of an alias's users gets."""
+
+    version: Int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptReflection:
+    """A model's answer about what is wrong with a prompt, and what that took."""
+
+    request_digest: Annotated[str, "sha256 over what it was asked; the same question is asked once"]
+    model: str
+    text: str
+    prompt_tokens: Int = 0
+    completion_tokens: Int = 0
+    cost_usd: Annotated[float | None, "null: no price is set"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptEvent:
+    """A version of a prompt, or what one of its names means. The state of a prompt is the fold of these.
+
+    A version never changes: its number, its text and its variables are those of its `created` for ever.
+    """
+
+    event_id: Annotated[str, "uuid5(prompt, kind, sequence)"]
+    prompt: Annotated[str, "key of the record: its name, which begins with its tenant's"]
+    created_at: Millis
+    traceparent: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    kind: PromptKind
+    sequence: Annotated[Int, "compare and swap: how many events of the prompt took effect before this one"]
+    actor: str
+    reason: str
+    version: Annotated[Int | None, "created, reported: which; activated: what the alias means from now on"] = None
+    alias: Annotated[str | None, "activated, shared: of the prompt"] = None
+    job_id: Annotated[str | None, "that decided it; null: a person"] = None
+    digest: Annotated[str | None, "created: sha256 over messages and variables; the same text is the same version"] = (
+        None
+    )
+    metrics: Annotated[dict[str, float], "activated by a job, reported: what answers earned"] = field(
+        default_factory=dict
+    )
+    reflection: Annotated[PromptReflection | None, "set exactly when it was reflected"] = None
+    variables: Annotated[tuple[PromptVariable, ...], "created"] = ()
+    messages: Annotated[tuple[Message, ...], "created: with {{name}} where a variable is put in"] = ()
+    arms: Annotated[tuple[PromptArm, ...], "shared: among whom the alias is until it is activated again"] = ()
+
+
 ANONYMOUS = "anonymous"
 """Who asks without a key that is valid."""
 
@@ -1134,6 +1247,7 @@ Event = (
     | TriggerEvent
     | SampleEvent
     | QueueEvent
+    | PromptEvent
 )
 EVENTS: tuple[type[Event], ...] = (
     Task,
@@ -1156,6 +1270,7 @@ EVENTS: tuple[type[Event], ...] = (
     TriggerEvent,
     SampleEvent,
     QueueEvent,
+    PromptEvent,
 )
 
 
@@ -1206,6 +1321,8 @@ def problems(event: Event) -> Iterator[str]:
             return _sample_problems(event)
         case QueueEvent():
             return _queue_problems(event)
+        case PromptEvent():
+            return _prompt_problems(event)
         case _:
             return iter(())
 
@@ -1238,6 +1355,11 @@ def _task_problems(task: Task) -> Iterator[str]:
         yield f"max_turns is {task.max_turns}; in an environment, expected 1 to {MAX_TURNS}: it need not end by itself"
     if task.environment is not None and task.agent is None:
         yield "environment is set and agent is not; name the agent that acts in it"
+    if (use := task.prompt_version) is not None:
+        wrong = list(prompt_use_problems(use))
+        yield from wrong
+        if not wrong and use.rendered() != task.messages[: len(use.messages)]:
+            yield f"prompt {use}: messages do not begin with its text; render it with these values, or leave it out"
 
 
 def _response_problems(response: Response) -> Iterator[str]:
@@ -1530,6 +1652,10 @@ def _job_spec_problems(spec: JobSpec) -> Iterator[str]:
             yield f"spec.{name} is empty; a job needs at least one"
     if spec.tuning is not None:
         yield from _job_tuning_problems(spec.tuning)
+    if spec.prompt_version is not None:
+        yield from prompt_use_problems(spec.prompt_version)
+    if spec.search is not None:
+        yield from _prompt_search_problems(spec.search, spec)
     if spec.max_budget_usd is not None and not spec.max_budget_usd > 0:
         yield f"spec.max_budget_usd is {spec.max_budget_usd}; expected more than 0, or null"
     prices = spec.prices
@@ -1599,3 +1725,105 @@ def _queue_problems(event: QueueEvent) -> Iterator[str]:
         yield f"kind is {event.kind} but digest is {event.digest!r}; what is restored or saved alone has one"
     if event.checkpoint is not None and event.kind != "restored":
         yield f"kind is {event.kind} but checkpoint is {event.checkpoint}; what is restored alone has one"
+
+
+PROMPT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+"""What a prompt may be called."""
+ALIAS = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+"""What an alias may be called; it is no number, since those are versions."""
+PROMPT_ROLES = ("system", "user", "assistant")
+MOST_VARIABLES = 100
+
+
+def prompt_digest(messages: tuple[Message, ...], variables: tuple[PromptVariable, ...]) -> str:
+    """Return the sha256 of a prompt's text: messages and variables."""
+    said = [[message.role, message.name, message.content] for message in messages]
+    return hashlib.sha256(
+        json_text.one_line([said, [[variable.name, variable.type] for variable in variables]]).encode()
+    ).hexdigest()
+
+
+def _prompt_problems(event: PromptEvent) -> Iterator[str]:
+    if PROMPT_NAME.fullmatch(event.prompt) is None:
+        yield f"prompt is {event.prompt[:140]!r}; expected a letter or digit, and then at most 127 of A-Z a-z 0-9 _ . -"
+    if event.sequence < 0:
+        yield f"sequence is {event.sequence}; expected 0 or more"
+    if event.kind in ("created", "activated", "reported") and (event.version or 0) < 1:
+        yield f"kind is {event.kind} and version {event.version}; versions are 1, 2, 3 and so on"
+    if (event.alias is not None) != (event.kind in ("activated", "shared")):
+        yield f"kind is {event.kind} and alias {event.alias!r}; activated and shared alone have one"
+    elif event.alias is not None and ALIAS.fullmatch(event.alias) is None:
+        yield f"alias is {event.alias[:80]!r}; expected a letter, and then at most 63 of A-Z a-z 0-9 _ . -"
+    if event.kind == "created":
+        yield from prompt_text_problems(event.messages, event.variables)
+        if event.digest != prompt_digest(event.messages, event.variables):
+            yield f"digest is {event.digest}, which is not that of its text; it is that of a created version"
+    elif event.messages or event.variables:
+        yield f"kind is {event.kind} and messages or variables are set; those of a version never change"
+    if (event.kind == "reflected") != (event.reflection is not None):
+        yield f"kind is {event.kind} and reflection {'null' if event.reflection is None else 'set'}; reflected has one"
+    if event.kind in ("shared", "reflected", "reported") and event.job_id is None:
+        yield f"kind is {event.kind} and job_id is null; a job decides it"
+    yield from _arm_problems(event)
+
+
+def _arm_problems(event: PromptEvent) -> Iterator[str]:
+    if event.kind != "shared":
+        if event.arms:
+            yield f"kind is {event.kind} and arms has {len(event.arms)}; only shared has any"
+        return
+    versions = [arm.version for arm in event.arms]
+    if len(versions) < 2 or len(set(versions)) < len(versions) or min(versions) < 1:
+        yield f"arms has versions {versions}; expected 2 or more, each once"
+    if not all(arm.share > 0 for arm in event.arms) or abs(math.fsum(arm.share for arm in event.arms) - 1) > 1e-9:
+        yield f"arms has shares {[arm.share for arm in event.arms]}; expected more than 0 each, and 1 together"
+
+
+def prompt_text_problems(messages: tuple[Message, ...], variables: tuple[PromptVariable, ...]) -> Iterator[str]:
+    """Yield what is wrong with the text of a prompt."""
+    if not messages:
+        yield "messages is empty; a prompt has at least one"
+    for number, message in enumerate(messages):
+        if message.role not in PROMPT_ROLES:
+            yield f"messages[{number}].role is {message.role[:40]!r}; expected {', '.join(PROMPT_ROLES)}"
+        if message.tool_calls or message.tool_call_id is not None:
+            yield f"messages[{number}] calls a tool, or is what one gave; a prompt has texts alone"
+        if message.role == "system" and number:
+            yield f"messages[{number}] is a system message; expected one at most, the first"
+    if not any(message.content.strip() for message in messages):
+        yield "every message is empty; a prompt has a text"
+    if len(variables) > MOST_VARIABLES:
+        yield f"there are {len(variables)} variables; expected at most {MOST_VARIABLES}"
+    yield from prompt_text.template_problems([message.content for message in messages], variables)
+
+
+def prompt_use_problems(use: PromptUse) -> Iterator[str]:
+    """Yield why a prompt cannot be rendered with its values."""
+    if use.version < 1:
+        yield f"prompt_version.version is {use.version}; versions are 1, 2, 3 and so on"
+    texts = list(prompt_text_problems(use.messages, use.variables))
+    try:
+        values = json_text.parse(use.values)
+    except ValueError as exc:
+        values, texts = None, [*texts, f"values is no JSON: {exc}"]
+    if isinstance(values, dict):
+        texts += prompt_text.value_problems(use.variables, values)
+    elif values is not None:
+        texts.append(f"values is {use.values[:80]}; expected a JSON object")
+    yield from (f"prompt {use}: {text}" for text in texts)
+
+
+def _prompt_search_problems(search: PromptSearch, spec: JobSpec) -> Iterator[str]:
+    if spec.tuning is not None:
+        yield "spec has tuning and search; a job does one of them"
+    if search.max_answers < 1:
+        yield f"spec.search.max_answers is {search.max_answers}; expected 1 or more"
+    if not 0 < search.alpha < 1:
+        yield f"spec.search.alpha is {search.alpha}; expected a probability above 0 and below 1"
+    least = 1 if search.method == "reflection" else 2
+    if len(set(search.versions)) < least or min(search.versions, default=0) < 1:
+        yield f"spec.search.versions is {list(search.versions)}; expected {least} or more, each 1 or more"
+    if search.method == "live" and search.alias is None:
+        yield "spec.search.method is live and alias is null; a share of an alias's users is asked with each version"
+    if search.method == "reflection" and search.endpoint is None:
+        yield "spec.search.method is reflection and endpoint is null; name who proposes texts"

@@ -56,6 +56,7 @@ class BeginBody(Body):
     metadata: dict[str, str] = Field({})
     traceparent: str | None = None
     observed: ObservedBody | None = None
+    prompt_version: str | None = Field(None, description="NAME@VERSION of the prompt that its messages begin with")
 
 
 class EndBody(Body):

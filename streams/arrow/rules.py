@@ -35,6 +35,7 @@ from schemas.events import (
     DatasetEvent,
     Event,
     JobEvent,
+    PromptEvent,
     QueueEvent,
     RequestEvent,
     Response,
@@ -73,7 +74,16 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _trajectories_hold(events)
     if event is SampleEvent:
         return _samples_hold(events)
-    if event in (JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent, QueueEvent):
+    if event in (
+        JobEvent,
+        AccessEvent,
+        RequestEvent,
+        CurationEvent,
+        DatasetEvent,
+        TriggerEvent,
+        QueueEvent,
+        PromptEvent,
+    ):
         return False  # there are few, so serde judges them all
     return event is not Reward or _rewards_hold(events)
 
@@ -134,6 +144,7 @@ def _tasks_hold(tasks: pa.StructArray) -> bool:
         pc.greater_equal(sampling.field("temperature"), 0),
         pc.and_(pc.greater(sampling.field("top_p"), 0), pc.less_equal(sampling.field("top_p"), 1)),
         pc.greater_equal(tasks.field("max_turns"), 1),
+        pc.is_null(tasks.field("prompt_version")),  # of one with a prompt serde judges what it was rendered with
     )
     acting = tasks.filter(tasks.field("environment").is_valid())
     turns = pc.fill_null(acting.field("max_turns"), 0)

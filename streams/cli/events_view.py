@@ -240,5 +240,12 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("samples", lambda e: e.samples, 7),
         Column("reason", lambda e: e.reason),
     ),
+    "PromptEvent": (
+        Column("prompt", lambda e: e.prompt, 16),
+        Column("kind", lambda e: e.kind, 9),
+        Column("version", lambda e: e.version, 7),
+        Column("alias", lambda e: e.alias, 12),
+        Column("reason", lambda e: e.reason),
+    ),
 }
 """The columns of an event in a table, by its type."""

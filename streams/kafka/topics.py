@@ -2,7 +2,7 @@
 
     tasks ─► responses ─► rewards ─► groups ─► batches ─► adapters      beside: group-control, dead-letters, experiments
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
-                └─► curation ─► datasets ─► triggers
+                └─► curation ─► datasets ─► triggers                     prompts
     queues ─► samples                                                   of other trainers
 
 What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
@@ -74,8 +74,11 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("triggers", events.TriggerEvent, "rule"),
     ("samples", events.SampleEvent, "sample_id"),
     ("queues", events.QueueEvent, "queue"),
+    ("prompts", events.PromptEvent, "prompt"),
 )
-KEPT_FOR_EVER = ("adapters", "experiments", "agents", "jobs", "access", "curation", "datasets", "triggers", "queues")
+KEPT_FOR_EVER = (
+    *("adapters", "experiments", "agents", "jobs", "access", "curation", "datasets", "triggers", "queues", "prompts"),
+)
 """Decisions and provenance: small, and needed long after the rest is gone."""
 _KEY_FIELDS: dict[Any, str] = {event: key for _, event, key in _SHAPES}
 LABELS = tuple(label for label, _, _ in _SHAPES)

@@ -33,6 +33,7 @@ def test_topics_are_made_once_in_their_shape(settings: Settings) -> None:
         **dict.fromkeys(
             ("experiments", "agents", "jobs", "access", "requests", "datasets", "triggers", "samples", "queues"), 1
         ),
+        "prompts": 1,
     }
 
 

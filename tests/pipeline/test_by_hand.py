@@ -139,6 +139,7 @@ def test_each_topic_holds_what_the_processes_wrote_and_no_dead_letter(session: T
         "triggers": 0,
         "samples": 0,
         "queues": 0,
+        "prompts": 0,
     }  # fmt: skip
 
 

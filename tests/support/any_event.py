@@ -25,6 +25,10 @@ from schemas.events import (
     JobSpec,
     JobTuning,
     Message,
+    PromptEvent,
+    PromptSearch,
+    PromptUse,
+    PromptVariable,
     QueueEvent,
     RequestEvent,
     Response,
@@ -38,6 +42,7 @@ from schemas.events import (
     Tuning,
     Turn,
     derive_id,
+    prompt_digest,
 )
 from schemas.tokens import Logprobs, LossMask, Octets, TokenIds
 
@@ -94,6 +99,10 @@ def _obeying(event: Any) -> Any:
             return dataclasses.replace(event, temperature=bent[0], top_p=bent[1], max_tokens=bent[2])
         case RewardSource():
             return dataclasses.replace(event, weight=event.weight % MAX_REWARD)
+        case PromptUse():
+            return PromptUse(name=event.name, version=1 + event.version % 9, alias=event.alias, **_GREETING)
+        case PromptEvent():
+            return _whole_prompt(event)
         case Task():
             sources = {source.name: source for source in (*event.reward_sources, RewardSource(name="exact"))}
             return dataclasses.replace(
@@ -101,7 +110,7 @@ def _obeying(event: Any) -> Any:
                 group_size=1 + event.group_size % MAX_GROUP_SIZE,
                 max_turns=None if event.max_turns is None else 1 + event.max_turns % 1000,
                 environment=None if event.max_turns is None or event.agent is None else event.environment,
-                messages=(*event.messages, Message(role="user", content="")),
+                messages=(*_rendered(event), *event.messages, Message(role="user", content="")),
                 reward_sources=tuple(sources.values()),
             )
         case Response():
@@ -244,6 +253,31 @@ def _whole_job(event: JobEvent) -> JobEvent:
     )
 
 
+_GREETING: dict[str, Any] = {
+    "values": '{"name": "{{name}}"}',
+    "variables": (PromptVariable(name="name"),),
+    "messages": (Message(role="system", content="Greet {{name}}."),),
+}
+
+
+def _rendered(task: Task) -> tuple[Message, ...]:
+    return () if task.prompt_version is None else task.prompt_version.rendered()
+
+
+def _whole_prompt(event: PromptEvent) -> PromptEvent:
+    """Make it a version that was created."""
+    text = {name: _GREETING[name] for name in ("variables", "messages")}
+    changes: dict[str, Any] = {"prompt": "greet", "sequence": abs(event.sequence) % 2**31, "kind": "created"}
+    changes |= {"version": 1, "alias": None, "reflection": None, "arms": (), "digest": prompt_digest(**text)}
+    return dataclasses.replace(event, **changes, **text)
+
+
+def _whole_search(search: PromptSearch) -> PromptSearch:
+    return dataclasses.replace(
+        search, method="pairs", max_answers=1 + abs(search.max_answers) % 2**30, alpha=0.05, versions=(1, 2)
+    )
+
+
 def _whole_spec(spec: JobSpec) -> JobSpec:
     """Give an order counts, a share, a budget, a question and somebody who judges."""
     counts = ("iterations", "batch_size", "group_size", "evaluate_every", "keep_best", "patience")
@@ -252,6 +286,7 @@ def _whole_spec(spec: JobSpec) -> JobSpec:
         **{name: 1 + abs(getattr(spec, name)) % 2**30 for name in counts},
         held_out_share=abs(spec.held_out_share) % 1.0,
         max_budget_usd=None if spec.max_budget_usd is None else 1 + abs(spec.max_budget_usd) % 1e9,
+        search=None if spec.search is None or spec.tuning is not None else _whole_search(spec.search),
         questions=spec.questions or (JobQuestion(query="4 + 7 ="),),
         reward_sources=spec.reward_sources[:1] or (RewardSource(name="exact"),),
     )

@@ -38,6 +38,9 @@ from schemas.events import (
     JobSpec,
     Message,
     Outcome,
+    PromptEvent,
+    PromptKind,
+    PromptVariable,
     QueueEvent,
     RequestEvent,
     Response,
@@ -55,6 +58,7 @@ from schemas.events import (
     TriggerKind,
     Turn,
     derive_id,
+    prompt_digest,
 )
 from schemas.tokens import Logprobs, LossMask, Octets, PerToken, TokenIds
 from streams.adapters.versions import AdapterState, empty, fold
@@ -477,6 +481,7 @@ def one_of_each() -> list[Event]:
         ),
         sample_event(),
         queue_event(),
+        prompt_event(),
     ]
 
 
@@ -559,6 +564,26 @@ def trigger_event(kind: TriggerKind, sequence: int = 0, **changes: Any) -> Trigg
     }
     crossing = {"signal": "promotable", "action": "train", "job_id": derive_id("job", "", event_id)}
     return TriggerEvent(**whole | ({"due_at": T0} if kind == "ticked" else crossing) | changes)
+
+
+def prompt_event(kind: PromptKind = "created", sequence: int = 0, **changes: Any) -> PromptEvent:
+    """Return an event of the prompt greet; created is its first version."""
+    whole: dict[str, Any] = {
+        "event_id": derive_id("greet", kind, sequence),
+        "prompt": "greet",
+        "created_at": T0 + sequence,
+        "kind": kind,
+        "sequence": sequence,
+        "actor": "ann",
+        "reason": "first try",
+    }
+    if kind == "created":
+        text = {
+            "messages": (Message(role="system", content="Greet {{name}}."),),
+            "variables": (PromptVariable(name="name"),),
+        } | {name: changes[name] for name in ("messages", "variables") if name in changes}
+        whole |= {"version": 1, "digest": prompt_digest(**text), **text}
+    return PromptEvent(**whole | changes)
 
 
 def request_event(**changes: Any) -> RequestEvent:

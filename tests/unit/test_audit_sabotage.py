@@ -54,6 +54,7 @@ UNREAD = (
     "triggers",
     "samples",
     "queues",
+    "prompts",
 )
 """Topics of which `whole()` has nothing."""
 MISKEYED = next(record.at for record in whole() if record.key == b"another")

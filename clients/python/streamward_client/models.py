@@ -1512,6 +1512,7 @@ class BeginBody(TypedDict):
     metadata: NotRequired[dict[str, str]]
     traceparent: NotRequired[str | None]
     observed: NotRequired[ObservedBody | None]
+    prompt_version: NotRequired[str | None]
 
 
 class CallIn(TypedDict):

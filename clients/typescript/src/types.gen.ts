@@ -135,6 +135,10 @@ export type BeginBody = {
     };
     traceparent?: string | null;
     observed?: ObservedBody | null;
+    /**
+     * NAME@VERSION of the prompt that its messages begin with
+     */
+    prompt_version?: string | null;
 };
 
 /**

@@ -54,8 +54,8 @@ def response_rejection(task: TaskInfo, sampling: SamplingState, response: Respon
     if response.shared_digest and sampling.shared_digest and response.shared_digest != sampling.shared_digest:
         return "contradictory", (
             f"slot {response.slot} of sampling {response.sampling_id} has another base model, tokenizer, "
-            "temperature, top_p, trained_batches or prompt tokens than the slots before it; one sampling shares them "
-            "all (runs of an agent may begin with other prompts). Check the policy agent"
+            "temperature, top_p, trained_batches, prompt version or prompt tokens than the slots before it; one "
+            "sampling shares them all (runs of an agent may begin with other messages). Check the policy agent"
         )
     return None
 

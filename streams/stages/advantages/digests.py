@@ -42,7 +42,7 @@ def response_digests(bodies: Sequence[ResponseBody], prompts: Sequence[bytes], *
     digests, sha256 = [], hashlib.sha256
     drawn = [repr(body.sampling) if 0.0 in body.sampling else _repr(body.sampling) for body in bodies]
     contents = map(str.encode, map("\x1f".join, zip(*texts, drawn, strict=True)))
-    for (_, _, _, _, completion, logprobs, mask, _, _, branches, _, _), prompt, words in zip(
+    for (_, _, _, _, completion, logprobs, mask, _, _, branches, *_), prompt, words in zip(
         bodies, prompts, contents, strict=True
     ):
         parts: tuple[bytes, ...] = (prompt, completion, logprobs, mask)
@@ -81,7 +81,8 @@ def shared_digest(body: ResponseBody, prompt: bytes) -> str:
     temperature, top_p, *_ = body.sampling
     drawn = (temperature + 0.0, top_p + 0.0)  # -0.0 becomes 0.0, which the cache takes for the same key
     of_line = () if body.trained_batches is None else (body.trained_batches,)
-    return _shared_digest(body.base_digest, body.tokenizer_digest, drawn, prompt, *of_line)
+    of_prompt = () if body.prompt_version is None else (body.prompt_version,)
+    return _shared_digest(body.base_digest, body.tokenizer_digest, drawn, prompt, *of_line, *of_prompt)
 
 
 @lru_cache(maxsize=256)  # the slots of a sampling come one after another, each with the whole prompt

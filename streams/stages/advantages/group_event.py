@@ -189,6 +189,7 @@ def assemble(
         "group_size": task.group_size,
         "adapter_version": effect.adapter_version,
         "trained_batches": first.trained_batches,
+        "prompt_version": first.prompt_version,
         "base_digest": first.base_digest,
         "tokenizer_digest": first.tokenizer_digest,
         "complete": effect.complete,

@@ -42,6 +42,7 @@ class ResponseBody(NamedTuple):
     branches: tuple[Branch, ...] = ()
     success: bool | None = None
     trained_batches: int | None = None
+    prompt_version: str | None = None
 
 
 FIELDS: dict[type[Event], tuple[str, ...]] = {
@@ -49,7 +50,7 @@ FIELDS: dict[type[Event], tuple[str, ...]] = {
         *("task_id", "response_id", "sampling_id", "slot", "adapter_version", "group_size", "policy"),
         *("error", "finish_reason", "text", "engine", "base_digest", "tokenizer_digest", "latency_ms"),
         *("prompt_token_ids.data", "completion_token_ids.data", "logprobs.data", "loss_mask.data", "turns"),
-        *("branches", "success", "trained_batches", "agent_id"),
+        *("branches", "success", "trained_batches", "prompt_version", "agent_id"),
         *(f"sampling.{name}" for name in SAMPLING_FIELDS),
     ),
     Reward: ("task_id", "reward_id", "response_id", "source", "value", "components", "steps"),
@@ -96,9 +97,9 @@ def incoming(kind: type[Event], columns: Columns, records: Sequence[Record]) -> 
 def _responses(columns: Columns, recorded: Columns) -> list[Incoming]:
     task_ids, response_ids, sampling_ids, slots, versions, sizes, policies, *rest = columns
     errors, reasons, texts, engines, bases, tokenizers, latencies, *rest = rest
-    prompts, completions, logprobs, masks, turns, branches, successes, batches, agents, *drawn = rest
+    prompts, completions, logprobs, masks, turns, branches, successes, batches, prompt_versions, agents, *drawn = rest
     per_token = (prompts, completions, logprobs, masks)
-    of_agents = (turns, branches, successes, batches)
+    of_agents = (turns, branches, successes, batches, prompt_versions)
     copied = zip(bases, tokenizers, latencies, *per_token, zip(*drawn, strict=True), *of_agents, strict=True)
     bodies = list(map(made_of(ResponseBody), copied))
     failed = [error is not None for error in errors]

@@ -64,6 +64,7 @@ def response(request: SamplingRequest, completion: Completion, served: ServedVer
         latency_ms=served.latency_ms,
         text=completion.text if good else "",
         sampling=task.sampling,
+        prompt_version=None if task.prompt_version is None else str(task.prompt_version),
         prompt_token_ids=TokenIds.of(completion.prompt_token_ids if good else ()),
         completion_token_ids=TokenIds.of(completion.completion_token_ids if good else ()),
         logprobs=Logprobs.of(completion.logprobs if good else ()),

@@ -108,14 +108,14 @@ def tokens_digest(of: Response | GroupResponse, common: TokenIds = TokenIds()) -
 
 
 @lru_cache(maxsize=256)
-def head_digest(base: str, tokenizer: str, sampling: Sampling, batches: int) -> int:
+def head_digest(base: str, tokenizer: str, sampling: Sampling, batches: int, prompt_version: str | None) -> int:
     """Return a digest of what a group says once of all its responses."""
-    return digest(base, tokenizer, sampling, batches)
+    return digest(base, tokenizer, sampling, batches, prompt_version)
 
 
 @lru_cache(maxsize=256)
-def _shared_digest(base: str, tokenizer: str, temperature: float, top_p: float, prompt: bytes, batches: int) -> int:
-    return digest(base, tokenizer, temperature, top_p, prompt, batches)
+def _shared_digest(*shared: object) -> int:
+    return digest(*shared)
 
 
 def _digest(*parts: Any) -> int:
@@ -156,8 +156,8 @@ def _response(record: Record, response: Response) -> ResponseFact:
     drawn, failed = response.sampling, response.error is not None
     prompt = response.prompt_token_ids.data if response.agent_id is None else b""
     where = (response.base_digest, response.tokenizer_digest)
-    prompted = (prompt, response.batches)
-    head = head_digest(*where, drawn, response.batches)
+    prompted = (prompt, response.batches, response.prompt_version)
+    head = head_digest(*where, drawn, response.batches, response.prompt_version)
     tokens = tokens_digest(response)
     masks = [response.loss_mask, *(branch.loss_mask for branch in response.branches)]
     plain = [getattr(response, name) for name in _SAID]
@@ -230,7 +230,9 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
         ddof=group.formula_ddof,
         mean=group.reward_mean,
         std=group.reward_std,
-        head=head_digest(group.base_digest, group.tokenizer_digest, group.sampling, group.batches),
+        head=head_digest(
+            group.base_digest, group.tokenizer_digest, group.sampling, group.batches, group.prompt_version
+        ),
         members=tuple(
             MemberFact(
                 slot=one.slot,

@@ -85,7 +85,7 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-ONLY_PLACED = ("experiments", "agents", "access", "samples", "queues")
+ONLY_PLACED = ("experiments", "agents", "access", "samples", "queues", "prompts")
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
 NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", *ONLY_PLACED)
@@ -103,6 +103,7 @@ UNLETTERED = {
     "triggers": "about a rule",
     "samples": "about a sample",
     "queues": "about a queue",
+    "prompts": "about a prompt",
 }
 """Topics about whose records no stage writes dead letters, and what their records are."""
 RANGE = 20

@@ -45,6 +45,7 @@ FIELDS = {
     "triggers": ("rule", "kind", "reason"),
     "samples": ("queue", "kind", "partition", "key"),
     "queues": ("queue", "kind", "reason"),
+    "prompts": ("prompt", "kind", "version", "reason"),
 }
 """By the label of a topic: the fields that `summary` reads, which are columns of its view; others: `kind`."""
 
@@ -170,6 +171,9 @@ def summary(label: str, event: Any) -> str:
             return f"sample {event.key or event.sample_id} {event.kind}: {event.partition} of {event.queue}"
         case "queues":
             return f"queue {event.queue} {event.kind}: {event.reason}"
+        case "prompts":
+            version = "" if event.version is None else f"@{event.version}"
+            return f"prompt {event.prompt}{version} {event.kind}: {event.reason}"
     return str(getattr(event, "kind", ""))
 
 

@@ -90,6 +90,7 @@ def _tenant_definitions(tenant: str) -> str:
         "rollout": own_policy,
         "policy_checkpoints": own_policy,
         **dict.fromkeys(("jobs", "training_jobs", "curation", "datasets", "triggers"), f"tenant = {name}"),
+        "prompts": f"starts_with(prompt, {prefix})",
         "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
     }

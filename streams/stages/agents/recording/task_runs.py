@@ -57,6 +57,8 @@ class RunOrder:
     traceparent: str | None
     observed: Observed | None = None
     """What its environment showed at first."""
+    prompt_version: str | None = None
+    """NAME@VERSION of the prompt that its task's messages begin with."""
 
     def began(self, version: int, now: int) -> TrajectoryEvent:
         """Return its beginning. Somebody may still read the answer to a `serve` task, so its agent decides how."""
@@ -76,6 +78,7 @@ class RunOrder:
             group_size=self.group_size,
             adapter_version=version,
             max_turns=self.max_turns,
+            prompt_version=self.prompt_version,
             sampling=None if self.purpose == "serve" else self.sampling,
             observed=self.observed,
             reason=f"slot {self.slot} of its task",

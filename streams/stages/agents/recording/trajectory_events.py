@@ -47,6 +47,7 @@ def end_of(conversation: Conversation, policy: str, end: RunEnd, now: int) -> Tr
         ending=end.ending,
         turns=conversation.number,
         max_turns=None if began is None else began.max_turns,
+        prompt_version=None if began is None else began.prompt_version,
         sampling=None if began is None else began.sampling,
         observed=end.observed,
         success=end.success,

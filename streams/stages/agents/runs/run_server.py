@@ -87,6 +87,7 @@ class RunServer:
             "metadata": metadata,
             "traceparent": task.traceparent,
             "observed": None if observed is None else asdict(observed),
+            "prompt_version": None if task.prompt_version is None else str(task.prompt_version),
         }
         return self._post(derive_id(sampling_id, slot), "begin", body)
 

@@ -87,6 +87,7 @@ def response_of(trajectory: Trajectory, ended: TrajectoryEvent, unusable: str | 
         agent_id=ended.agent_id,
         steps=trajectory.calls_in_chains,
         success=ended.success,
+        prompt_version=_prompt_version(turns, ended),
         prompt_token_ids=TokenIds(prompt),
         completion_token_ids=TokenIds(completion),
         logprobs=Logprobs(logprobs),
@@ -149,7 +150,15 @@ def _error(trajectory: Trajectory, ended: TrajectoryEvent) -> str | None:
         return "mixed_models: base model, tokenizer or template changed between its calls"
     if len({(turn.sampling.temperature, turn.sampling.top_p) for turn in turns if turn.constraint is None}) > 1:
         return "mixed_sampling: temperature or top_p changed between its calls"
+    if len(prompts := {turn.prompt_version for turn in turns}) > 1:
+        names = ", ".join(sorted(prompt or "none" for prompt in prompts))
+        return f"mixed_prompts: its calls began with different versions of a prompt: {names}"
     return None
+
+
+def _prompt_version(turns: Sequence[Turn], ended: TrajectoryEvent) -> str | None:
+    """Return the version of a prompt that a run is of: as it was pinned, else that of its calls."""
+    return ended.prompt_version or (turns[0].prompt_version if turns else None)
 
 
 def _finish(turn: Turn) -> FinishReason:

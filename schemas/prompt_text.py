@@ -1,0 +1,136 @@
+"""The text of a prompt: each {{variable}} becomes its value, once.
+
+    template, values ──► {{name}} ──► the value as text ──► message
+
+A value is data. It is put in and never looked at again: braces in it are braces, and nothing in it is run. The name of
+a control token in it stays text, as in every message (streams/engines/rendering/chat_template.py).
+
+A text has as many bytes in any process and any year: numbers are written as JSON writes them, objects in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+VariableType = Literal["string", "integer", "number", "boolean", "json"]
+"""What a value may be; json: anything that JSON can say."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+"""What a variable may be called."""
+_PLACE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+
+
+class Variable(Protocol):
+    """A variable of a prompt."""
+
+    @property
+    def name(self) -> str:
+        """The name between the braces."""
+
+    @property
+    def type(self) -> VariableType:
+        """What its value may be."""
+
+
+def names_in(template: str) -> list[str]:
+    """Return the names of the variables in a text, each once, in order.
+
+    >>> names_in("{{city}} in {{ year }}, {not} this")
+    ['city', 'year']
+    """
+    return list(dict.fromkeys(match[1].strip() for match in _PLACE.finditer(template)))
+
+
+def template_problems(texts: Sequence[str], variables: Sequence[Variable]) -> Iterator[str]:
+    """Yield what is wrong with the texts of a prompt and the variables that it declares."""
+    declared = [variable.name for variable in variables]
+    for name in declared:
+        if NAME.fullmatch(name) is None:
+            yield f"variable {name[:80]!r} has no usable name; expected letters, digits and _, at most 64 of them"
+    if repeated := sorted({name for name in declared if declared.count(name) > 1}):
+        yield f"variable {repeated[0]} is declared twice; declare it once"
+    used = list(dict.fromkeys(name for text in texts for name in names_in(text)))
+    for name in used:
+        if NAME.fullmatch(name) is None:
+            yield (
+                f"{{{{{name[:80]}}}}} is no variable: nothing is computed in a prompt. Expected a name between the "
+                "braces; a text that has such braces can be the value of a variable"
+            )
+        elif name not in declared:
+            yield f"{{{{{name}}}}} is not declared; add {name} to variables, with its type"
+    for name in declared:
+        if name not in used:
+            yield f"variable {name} is declared, and no message has {{{{{name}}}}}; use it, or leave it out"
+
+
+def value_problems(variables: Sequence[Variable], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the values of a prompt's variables."""
+    declared = {variable.name: variable.type for variable in variables}
+    for name, kind in declared.items():
+        if name not in values:
+            yield f"variable {name} ({kind}) has no value; give it one"
+        elif (wrong := _why_not(kind, values[name])) is not None:
+            yield f"variable {name} is {wrong}; expected {_EXPECTED[kind]}"
+    for name in values:
+        if name not in declared:
+            names = ", ".join(declared) or "none"
+            yield f"there is no variable {str(name)[:80]!r}; the variables of the prompt: {names}. Leave it out"
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Return a text with the values in place of its variables. Raises KeyError without one.
+
+    >>> render("{{a}} + {{b}}", {"a": "{{b}}", "b": 2})
+    '{{b}} + 2'
+    """
+    return _PLACE.sub(lambda match: value_text(values[match[1].strip()]), template)
+
+
+def value_text(value: Any) -> str:
+    """Return the text of a value.
+
+    >>> [value_text(value) for value in ("a", 2, 0.5, True, {"b": ["ä"]})]
+    ['a', '2', '0.5', 'true', '{"b": ["ä"]}']
+    """
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def types_of(template: Iterable[str]) -> dict[str, VariableType]:
+    """Return the variables of texts for which no type was declared: each is a string."""
+    return {name: "string" for text in template for name in names_in(text)}
+
+
+_EXPECTED: dict[VariableType, str] = {
+    "string": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "json": "what JSON can say",
+}
+
+
+def _why_not(kind: VariableType, value: Any) -> str | None:
+    """Return what a value is, if it is none of this type."""
+    match kind:
+        case "string":
+            fits = isinstance(value, str)
+        case "integer":
+            fits = isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        case "boolean":
+            fits = isinstance(value, bool)
+        case "json":
+            fits = _is_json(value)
+    return None if fits else repr(value)[:80]
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
