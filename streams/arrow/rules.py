@@ -42,6 +42,8 @@ from schemas.events import (
     Reward,
     SampleEvent,
     Task,
+    TrainingCall,
+    TrainingResult,
     TrajectoryEvent,
     TriggerEvent,
     Turn,
@@ -53,6 +55,11 @@ _GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
 _VARIANT = np.zeros(256, np.uint8)
 """For each hexadecimal digit that SHA-1 may give, the one with RFC 9562's two upper bits."""
 _VARIANT[list(b"0123456789abcdef")] = list(b"89ab89ab89ab89ab")
+_JUDGED_SINGLY = (
+    *(JobEvent, AccessEvent, RequestEvent, CurationEvent, DatasetEvent, TriggerEvent),
+    *(QueueEvent, PromptEvent, TrainingCall, TrainingResult),
+)
+"""There are few, so serde judges them all."""
 
 
 def hold(event: type[Event], events: pa.StructArray) -> bool:
@@ -74,17 +81,8 @@ def hold(event: type[Event], events: pa.StructArray) -> bool:
         return _trajectories_hold(events)
     if event is SampleEvent:
         return _samples_hold(events)
-    if event in (
-        JobEvent,
-        AccessEvent,
-        RequestEvent,
-        CurationEvent,
-        DatasetEvent,
-        TriggerEvent,
-        QueueEvent,
-        PromptEvent,
-    ):
-        return False  # there are few, so serde judges them all
+    if event in _JUDGED_SINGLY:
+        return False
     return event is not Reward or _rewards_hold(events)
 
 
@@ -253,7 +251,7 @@ def _samples_hold(samples: pa.StructArray) -> bool:
 
 
 def _adapters_hold(events: pa.StructArray) -> bool:
-    if events.field("tuning").null_count < len(events):
+    if any(events.field(name).null_count < len(events) for name in ("tuning", "origin")):
         return False  # there are few, so serde judges them
     version, parent, first, last = (
         events.field(name) for name in ("version", "parent_version", "first_batch", "last_batch")

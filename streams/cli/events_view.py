@@ -247,5 +247,21 @@ EVENT_COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("alias", lambda e: e.alias, 12),
         Column("reason", lambda e: e.reason),
     ),
+    "TrainingCall": (
+        Column("call", lambda e: _short(e.call_id), 10),
+        Column("model", lambda e: e.model, 24),
+        Column("seq", lambda e: e.seq_id, 5, right=True),
+        Column("kind", lambda e: e.kind, 24),
+        Column("tokens", lambda e: e.tokens, 7, right=True),
+        Column("path", lambda e: e.path),
+    ),
+    "TrainingResult": (
+        Column("call", lambda e: _short(e.call_id), 10),
+        Column("model", lambda e: e.model, 24),
+        Column("seq", lambda e: e.seq_id, 5, right=True),
+        Column("kind", lambda e: e.kind, 24),
+        Column("seconds", lambda e: f"{e.seconds:.2f}", 7, right=True),
+        Column("path", lambda e: e.error or e.path),
+    ),
 }
 """The columns of an event in a table, by its type."""

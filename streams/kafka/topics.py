@@ -4,6 +4,7 @@
       └─► turns, trajectories ─┘                                        agents, jobs, access, requests
                 └─► curation ─► datasets ─► triggers                     prompts
     queues ─► samples                                                   of other trainers
+    training-calls ─► training-results ─► adapters                      of other people's training loops
 
 What is keyed by task has equal partition counts, so one worker sees a whole task; the rest are keyed by policy
 (experiments, agents, jobs, keys and what is asked with them, samples and queues by their name), so one policy's groups
@@ -75,6 +76,8 @@ _SHAPES: tuple[tuple[str, type[events.Event], str], ...] = (
     ("samples", events.SampleEvent, "sample_id"),
     ("queues", events.QueueEvent, "queue"),
     ("prompts", events.PromptEvent, "prompt"),
+    ("training-calls", events.TrainingCall, "model"),
+    ("training-results", events.TrainingResult, "model"),
 )
 KEPT_FOR_EVER = (
     *("adapters", "experiments", "agents", "jobs", "access", "curation", "datasets", "triggers", "queues", "prompts"),

@@ -16,6 +16,8 @@ from schemas.events import (
     AccessEvent,
     AdapterEvent,
     Branch,
+    CallAdam,
+    CallLora,
     CurationEvent,
     DatasetEvent,
     GroupResponse,
@@ -37,6 +39,8 @@ from schemas.events import (
     SampleEvent,
     Sampling,
     Task,
+    TrainingCall,
+    TrainingResult,
     TrajectoryEvent,
     TriggerEvent,
     Tuning,
@@ -180,6 +184,21 @@ def _obeying(event: Any) -> Any:
         case QueueEvent():
             closed = {"kind": "opened", "checkpoint": None} if event.digest is None else {"kind": "restored"}
             return dataclasses.replace(event, epoch=1 + abs(event.epoch) % 9, **closed)
+        case CallLora():
+            return dataclasses.replace(event, rank=1 + abs(event.rank) % 1024)
+        case TrainingCall():
+            return _whole_call(event)
+        case TrainingResult():
+            counts = {name: abs(getattr(event, name)) for name in ("prompt_tokens", "completion_tokens")}
+            spent = {name: abs(getattr(event, name) or 0.0) for name in ("seconds", "trainer_s", "cost_usd")}
+            return dataclasses.replace(
+                event,
+                category="server" if event.error is not None else None,
+                outputs_uri=None,
+                outputs_sha256=None,
+                **{name: count % 2**62 for name, count in counts.items()},
+                **spent,
+            )
         case JobPrices():
             return JobPrices(**{name: abs(value) for name, value in dataclasses.asdict(event).items()})
         case JobSpec():
@@ -203,8 +222,9 @@ def _obeying(event: Any) -> Any:
                 last %= version
                 first %= last + 1
             parent = None if event.parent_version is None else event.parent_version % version
+            origin = event.origin if event.kind == "trained" and first is None and event.tuning is None else None
             whole = dataclasses.replace(
-                event, version=version, parent_version=parent, first_batch=first, last_batch=last
+                event, version=version, parent_version=parent, first_batch=first, last_batch=last, origin=origin
             )
             return whole if event.tuning is None else _whole_tuning(whole, event.tuning)
         case _:
@@ -213,6 +233,21 @@ def _obeying(event: Any) -> Any:
 
 _SENT = {"kind": "submitted", "manifest_sha256": None}
 """What a data set has that was sent elsewhere."""
+
+
+def _whole_call(call: TrainingCall) -> TrainingCall:
+    """Give a call what its kind needs, and nothing that is another kind's."""
+    adam = CallAdam(learning_rate=1e-4, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0)
+    return dataclasses.replace(
+        call,
+        lora=(call.lora or CallLora(rank=8)) if call.kind == "create_model" else None,
+        optimizer=(call.optimizer or adam) if call.kind == "optim_step" else None,
+        loss=(call.loss or "ppo") if call.kind in ("forward", "forward_backward") else None,
+        examples=abs(call.examples) % 2**31,
+        tokens=abs(call.tokens) % 2**62,
+        data_uri=None,
+        data_sha256=None,
+    )
 
 
 def _whole_tuning(event: AdapterEvent, tuning: Tuning) -> AdapterEvent:

@@ -24,6 +24,7 @@ from schemas.events import (
     AdvantagedGroup,
     AgentEvent,
     Batch,
+    CallLora,
     CurationEvent,
     DatasetEvent,
     DeadLetter,
@@ -52,6 +53,8 @@ from schemas.events import (
     SourceRange,
     Task,
     Tool,
+    TrainingCall,
+    TrainingResult,
     TrajectoryEvent,
     TrajectoryKind,
     TriggerEvent,
@@ -482,7 +485,41 @@ def one_of_each() -> list[Event]:
         sample_event(),
         queue_event(),
         prompt_event(),
+        training_call(),
+        training_result(),
     ]
+
+
+def training_call(**changes: Any) -> TrainingCall:
+    """Return the call that makes model 0 of session s1."""
+    whole: dict[str, Any] = {
+        "call_id": derive_id("training-call", "s1:train:0", "create_model"),
+        "model": "s1:train:0",
+        "created_at": T0,
+        "kind": "create_model",
+        "session_id": "s1",
+        "seq_id": 0,
+        "request_digest": "a" * 64,
+        "base_model": "tiny",
+        "lora": CallLora(rank=8),
+    }
+    return TrainingCall(**whole | changes)
+
+
+def training_result(**changes: Any) -> TrainingResult:
+    """Return what became of `training_call()`."""
+    whole: dict[str, Any] = {
+        "call_id": derive_id("training-call", "s1:train:0", "create_model"),
+        "model": "s1:train:0",
+        "created_at": T0 + 10,
+        "kind": "create_model",
+        "session_id": "s1",
+        "seq_id": 0,
+        "source_partition": 0,
+        "source_offset": 7,
+        "state_sha256": "b" * 64,
+    }
+    return TrainingResult(**whole | changes)
 
 
 def sample_event(**changes: Any) -> SampleEvent:

@@ -55,6 +55,8 @@ UNREAD = (
     "samples",
     "queues",
     "prompts",
+    "training-calls",
+    "training-results",
 )
 """Topics of which `whole()` has nothing."""
 MISKEYED = next(record.at for record in whole() if record.key == b"another")

@@ -12,8 +12,11 @@ from schemas.events import (
     EVENTS,
     NAMESPACE,
     AdapterEvent,
+    CallLora,
+    CallOrigin,
     Coordinates,
     EpisodeStart,
+    Event,
     RewardSource,
     Sampling,
     TunedGroup,
@@ -21,7 +24,7 @@ from schemas.events import (
     derive_id,
     problems,
 )
-from tests.support.factories import one_of_each, response, reward, task, trained
+from tests.support.factories import one_of_each, response, reward, task, trained, training_call, training_result
 
 EPISODE = {"agent": "environment", "environment": EpisodeStart(name="guess", seed=1), "max_turns": 4}
 
@@ -157,6 +160,7 @@ def tuned(made: Tuning, **changes: Any) -> AdapterEvent:
     return replace(trained(2), **{"first_batch": None, "last_batch": None, "tuning": made} | changes)
 
 
+ORIGIN = CallOrigin(call_id="c1", model="s1:train:0", seq_id=3, path="tinker://s1:train:0/weights/a", optimizer=True)
 FILE: dict[str, Any] = {
     "file": "f.jsonl", "file_sha256": "f" * 64, "groups_policy": None, "groups_partition": None, "groups": ()
 }  # fmt: skip
@@ -188,3 +192,23 @@ def test_a_version_is_tuned_on_groups_or_a_file_from_a_version_of_its_own_or_ano
 def test_a_tuning_that_cannot_be_is_no_event(changes: dict[str, Any], of_event: dict[str, Any], says: str) -> None:
     (problem,) = problems(tuned(tuning(**changes), **{"parent_version": 1} | of_event))
     assert says in problem
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (training_call(lora=None), "kind is create_model and lora is missing; create_model alone need it"),
+        (training_call(kind="optim_step", lora=None), "optimizer is missing"),
+        (training_call(kind="sample"), "kind is sample and lora is set"),
+        (training_call(lora=CallLora(rank=0)), "lora.rank is 0"),
+        (training_call(examples=-1), "examples is -1"),
+        (training_call(data_uri="calls/1"), "expected bytes, or the other two"),
+        (training_call(data_uri="calls/1", data_sha256="A"), "data_sha256 is no SHA-256"),
+        (training_result(error="out of memory"), "category is None and error 'out of memory'; set both or neither"),
+        (training_result(prompt_tokens=-1), "prompt_tokens is -1"),
+        (training_result(outputs_sha256="a" * 64), "outputs has 0 bytes"),
+        (tuned(tuning(), parent_version=1, origin=ORIGIN), "what a call saved is trained by it alone"),
+    ],
+)
+def test_a_call_or_a_result_that_cannot_be_is_no_event(broken: Event, says: str) -> None:
+    assert says in next(problems(broken))

@@ -23,7 +23,7 @@ LAYERS = [
     ["streams.processes"],
     ["streams.observability"],
     ["streams.kafka"],
-    ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker"],
+    ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker", "streams.calls"],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.jobs", "streams.access"],

@@ -85,7 +85,9 @@ READERS = {
 }
 """By topic: who must write a dead letter about a record that is unreadable. Consumer group, or how its name begins,
 and stage."""
-ONLY_PLACED = ("experiments", "agents", "access", "samples", "queues", "prompts")
+ONLY_PLACED = (
+    *("experiments", "agents", "access", "samples", "queues", "prompts", "training-results", "training-calls"),
+)
 """Topics about other logs, programs, keys and decisions: of their records only this is checked, that each is where its
 key belongs."""
 NO_HORIZON = ("tasks", "adapters", "turns", "trajectories", "jobs", "triggers", "curation", "datasets", *ONLY_PLACED)
@@ -104,6 +106,8 @@ UNLETTERED = {
     "samples": "about a sample",
     "queues": "about a queue",
     "prompts": "about a prompt",
+    "training-calls": "a training call",
+    "training-results": "the result of a training call",
 }
 """Topics about whose records no stage writes dead letters, and what their records are."""
 RANGE = 20

@@ -46,6 +46,8 @@ FIELDS = {
     "samples": ("queue", "kind", "partition", "key"),
     "queues": ("queue", "kind", "reason"),
     "prompts": ("prompt", "kind", "version", "reason"),
+    "training-calls": ("kind", "model", "seq_id"),
+    "training-results": ("kind", "model", "seq_id", "error"),
 }
 """By the label of a topic: the fields that `summary` reads, which are columns of its view; others: `kind`."""
 
@@ -174,6 +176,10 @@ def summary(label: str, event: Any) -> str:
         case "prompts":
             version = "" if event.version is None else f"@{event.version}"
             return f"prompt {event.prompt}{version} {event.kind}: {event.reason}"
+        case "training-calls":
+            return f"{event.kind} {event.seq_id} of {event.model}"
+        case "training-results":
+            return f"{event.kind} {event.seq_id} of {event.model}: {event.error or 'done'}"
     return str(getattr(event, "kind", ""))
 
 

@@ -24,6 +24,8 @@ from streams.tools.query.views import UNIQUE, literal, name_of
 ACCESS_TOPICS = ("access", "requests")
 """Keys, people and their requests, with hashes of passwords: for admins alone."""
 KEYED_BY_POLICY = ("adapters", "batches", "groups")
+OF_TENANT = ("jobs", "curation", "datasets", "triggers", "training_calls", "training_results")
+"""Views whose rows say whose they are."""
 WITHOUT_TENANT: frozenset[Action] = frozenset({"letters.decide"})
 """What no principal of a tenant does: a dead letter names its record, and not for certain its tenant."""
 
@@ -89,7 +91,7 @@ def _tenant_definitions(tenant: str) -> str:
         "adapters": own_policy,
         "rollout": own_policy,
         "policy_checkpoints": own_policy,
-        **dict.fromkeys(("jobs", "training_jobs", "curation", "datasets", "triggers"), f"tenant = {name}"),
+        **dict.fromkeys((*OF_TENANT, "training_jobs"), f"tenant = {name}"),
         "prompts": f"starts_with(prompt, {prefix})",
         "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
