@@ -126,8 +126,10 @@ QueueKind = Literal["opened", "restored", "saved"]
 TuningMethod = Literal["sft", "dpo"]
 CallKind = Literal[
     "create_session",
+    "finish_session",
     "create_model",
     "create_sampling_session",
+    "join_sampling_session",
     "create_custom_loss",
     "forward",
     "forward_backward",
