@@ -33,6 +33,12 @@ FAILED_TOOLS = "failed_tools"
 UNCHANGED = "unchanged"
 """The metric of a `trained` event that is 1 if the version answers as its parent does: none of its weights changed."""
 
+OUTSIDE = "outside_model"
+"""Why a batch leaves out a group that an outside model answered: there are no tokens of it to train on."""
+
+OUTSIDE_ENGINE = "outside"
+"""The `engine` of a response that an outside model gave: it has a text, and counts of tokens that its server made."""
+
 UNSCORED = ("response_failed", "score_failed", "unanswered", "unscored")
 """Reasons to leave out a slot that has no score; any other reason is that of a whole dropped group."""
 

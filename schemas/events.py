@@ -423,10 +423,14 @@ class CreditSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensElsewhere:
-    """What a group says of tokens that it would be too large with: they are in the response, and nowhere else."""
+    """What a group says of tokens that it does not have: it would be too large with them, and they are in the response
+    alone; or an outside model wrote them, and the log has none."""
 
     completion_tokens: Annotated[Int, "of the response and its branches"]
     loss_tokens: Annotated[Int, "how many of those the policy wrote"]
+    prompt_tokens: Annotated[
+        Int | None, "of an outside model, whose server counts tokens and shows none; null: they are in the response"
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,6 +472,12 @@ class GroupResponse:
         if self.elsewhere is not None:
             return self.elsewhere.loss_tokens
         return self.loss_mask.trained_tokens + sum(branch.loss_mask.trained_tokens for branch in self.branches)
+
+    @property
+    def tokens_written(self) -> int:
+        """How many of them the policy wrote, or the outside model that answered."""
+        is_outside = self.elsewhere is not None and self.elsewhere.prompt_tokens is not None
+        return self.completion_tokens if is_outside else self.loss_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -519,6 +529,19 @@ class AdvantagedGroup:
     def batches(self) -> int:
         """How many batches its version's line had taken: its lag is counted from here; -1 if nothing was sampled."""
         return self.adapter_version if self.trained_batches is None else self.trained_batches
+
+    def tokens_read(self, response: GroupResponse) -> int:
+        """Return how many tokens were read for a response of the group: its prompt, and what tools answered."""
+        if response.elsewhere is not None and response.elsewhere.prompt_tokens is not None:
+            return response.elsewhere.prompt_tokens
+        own = len(self.prompt_token_ids) + len(response.prompt_token_ids)
+        return own + response.completion_tokens - response.loss_tokens
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether an outside model answered: its tokens are known by number alone, so nothing is trained on them."""
+        members = self.responses
+        return any(one.elsewhere is not None and one.elsewhere.prompt_tokens is not None for one in members)
 
     @property
     def flat(self) -> bool:
@@ -634,6 +657,18 @@ class CallOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideModel:
+    """A model that another server answers for: a version by its address, without weights here."""
+
+    url: Annotated[str, "OpenAI-compatible API, up to /v1; no user, password or query"]
+    model: Annotated[str, "its name there"]
+    dataset: Annotated[str | None, "NAME@DIGEST of the data set that it was tuned on; null: not recorded"] = None
+    job: Annotated[str | None, "that made it, by the provider's id; null: not recorded"] = None
+    prompt_usd: Annotated[float | None, "USD per million prompt tokens; null: not known"] = None
+    completion_usd: Annotated[float | None, "USD per million tokens that it writes; null: not known"] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEvent:
     """A step in the life of an adapter version. The state of a policy is the fold of these, in order."""
 
@@ -659,6 +694,9 @@ class AdapterEvent:
     verdict: Annotated[Verdict | None, "judged: what the guard, or the canary's test, found"] = None
     tuning: Annotated[Tuning | None, "trained: what it was tuned on; null: batches"] = None
     origin: Annotated[CallOrigin | None, "trained: the call that saved it; null: batches, or tuned"] = None
+    outside: Annotated[OutsideModel | None, "trained: the model that answers elsewhere; null: it has weights here"] = (
+        None
+    )
     gate: Annotated[
         dict[str, str], "judged, and decisions that follow from it: the rule in force, setting by setting"
     ] = field(default_factory=dict)
@@ -668,6 +706,11 @@ class AdapterEvent:
     metrics: dict[str, float] = field(default_factory=dict)
     files: Annotated[tuple[AdapterFile, ...], "the manifest"] = ()
     outcomes: Annotated[tuple[Outcome, ...], "evaluated: one per task of the suite, by index"] = ()
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether the version that it makes took a batch of its policy's line, or the place of one."""
+        return self.tuning is None and self.origin is None and self.outside is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1597,6 +1640,26 @@ def _adapter_problems(event: AdapterEvent) -> Iterator[str]:
         yield from _tuning_problems(event, event.tuning)
     if event.origin is not None and (event.kind != "trained" or event.tuning is not None or first is not None):
         yield f"kind is {event.kind}, with tuning or batches, and origin set; what a call saved is trained by it alone"
+    if event.outside is not None:
+        yield from _outside_problems(event, event.outside)
+
+
+def _outside_problems(event: AdapterEvent, outside: OutsideModel) -> Iterator[str]:
+    if event.kind != "trained":
+        yield f"kind is {event.kind} and outside is set; expected trained, which makes a version"
+    weights = ("uri", "files", "base_digest", "tuning", "origin", "parent_version", "first_batch")
+    if named := [name for name in weights if getattr(event, name) not in (None, ())]:
+        yield f"outside is set, and so are {', '.join(named)}; a model elsewhere has no weights here, nor a parent"
+    if not _OUTSIDE_URL.fullmatch(outside.url):
+        yield f"outside.url is {outside.url!r}; expected http:// or https://, a host and a path, up to /v1, no key"
+    if not outside.model.strip():
+        yield "outside.model is empty; expected the name by which the server knows it"
+    prices = (outside.prompt_usd, outside.completion_usd)
+    if (None in prices) != (prices == (None, None)) or any(price is not None and not price >= 0 for price in prices):
+        yield f"outside has the prices {prices}; expected two numbers from 0, or none"
+
+
+_OUTSIDE_URL = re.compile(r"https?://[^\s/?#@]+(?:/[^\s?#@]*)?")
 
 
 def _tuning_problems(event: AdapterEvent, tuning: Tuning) -> Iterator[str]:

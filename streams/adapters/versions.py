@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from schemas.conventions import UNCHANGED, trained_elsewhere
-from schemas.events import AdapterEvent, AdapterFile, Outcome, TuningMethod, Verdict
+from schemas.events import AdapterEvent, AdapterFile, Outcome, OutsideModel, TuningMethod, Verdict
 from schemas.serde import Poison
 from streams.adapters.lora_shape import LoraShape
 from streams.adapters.serving import DECISIONS, SWAPS, Serving, Status, newest, refusal, step_in_place
@@ -40,13 +40,15 @@ class Version:
     first_batch: int | None = None
     last_batch: int | None = None
     trained_batches: int = 0
-    """How many batches the line of its policy had taken by this version: every version that was not tuned took one."""
+    """How many batches the line of its policy had taken by this version: a tuned one took none, nor did one outside."""
     lora: LoraShape | None = None
     """The shape of its adapter, as its recipe has it; None for the base model."""
     tuned_by: TuningMethod | None = None
     """How it was tuned; None: batches made it, or somebody else."""
     trained_elsewhere: str | None = None
     """By which framework, and by whom, if it was imported; None: it was trained here."""
+    outside: OutsideModel | None = None
+    """The model that answers for it on another server; None: its weights are here."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     evaluated: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Metrics by suite."""
@@ -61,6 +63,11 @@ class Version:
     def recorded_batches(self) -> int | None:
         """What an answer of this version records: `trained_batches`, where its number does not say the same."""
         return None if self.trained_batches == self.version else self.trained_batches
+
+    @property
+    def took_batch(self) -> bool:
+        """Whether a batch made it, or it took the place of one."""
+        return self.version > 0 and self.tuned_by is None and self.outside is None
 
     @property
     def is_unchanged(self) -> bool:
@@ -117,8 +124,8 @@ class AdapterState:
 
     @property
     def newest_base(self) -> str | None:
-        """The digest of the base model of the newest version; None if it is not known."""
-        return self.versions[self.newest].base_digest
+        """The digest of the base model of the newest version with weights; None if it is not known."""
+        return weights_of(self.versions, self.newest).base_digest
 
     @property
     def strays(self) -> dict[int, RefusedEvent]:
@@ -133,6 +140,13 @@ class AdapterState:
             if version not in unusable and statuses.get(version) != "retired":
                 return version
         return 0
+
+
+def weights_of(versions: Mapping[int, Version], number: int) -> Version:
+    """Return the version whose weights a version has; for an outside model, those that training continues from."""
+    while versions[number].outside is not None:
+        number -= 1
+    return versions[number]
 
 
 def manifest_digest(files: Iterable[AdapterFile]) -> str:
@@ -229,10 +243,11 @@ def version_of(event: AdapterEvent, batches_before: int, status: Status = "train
         base_digest=event.base_digest,
         first_batch=event.first_batch,
         last_batch=event.last_batch,
-        trained_batches=batches_before + (event.tuning is None),
+        trained_batches=batches_before + event.takes_batch,
         lora=LoraShape.of_recipe(event.recipe),
         tuned_by=None if event.tuning is None else event.tuning.method,
         trained_elsewhere=trained_elsewhere(event.recipe),
+        outside=event.outside,
         metrics=event.metrics,
     )
 

@@ -251,7 +251,7 @@ def _samples_hold(samples: pa.StructArray) -> bool:
 
 
 def _adapters_hold(events: pa.StructArray) -> bool:
-    if any(events.field(name).null_count < len(events) for name in ("tuning", "origin")):
+    if any(events.field(name).null_count < len(events) for name in ("tuning", "origin", "outside")):
         return False  # there are few, so serde judges them
     version, parent, first, last = (
         events.field(name) for name in ("version", "parent_version", "first_batch", "last_batch")

@@ -300,7 +300,7 @@ class Progress:
         if event.kind == "trained":
             if event.version == self.versions + 1:
                 self.versions += 1
-                self.trained_batches += event.tuning is None
+                self.trained_batches += event.takes_batch
         elif event.kind in ("promoted", "rolled_back"):
             self.primary = event.version
         elif event.kind == "evaluated" and event.suite is not None:

@@ -121,19 +121,17 @@ def _task_result(group: AdvantagedGroup) -> TaskResult:
     mismatch = group.adapter_version not in (-1, _version_of(group))
     responses = () if mismatch else group.responses
     least = _least_reward(group)
-    tokens, sampled = (sum(getattr(one, name) for one in responses) for name in ("completion_tokens", "loss_tokens"))
-    prompts = len(responses) * len(group.prompt_token_ids) + sum(len(one.prompt_token_ids) for one in responses)
     return TaskResult(
         scenario=group.scenario,
         slots=group.group_size,
         n=len(responses),
         right=sum(is_right(response, least) for response in responses),
         reward=math.fsum(response.reward for response in responses),
-        tokens=tokens,
+        tokens=sum(response.completion_tokens for response in responses),
         # rounded, or this measurement would take more of the row than everything else
         latency_ms=round(math.fsum(response.latency_ms for response in responses), 1),
-        prompt_tokens=prompts + tokens - sampled,
-        sampled_tokens=sampled,
+        prompt_tokens=sum(group.tokens_read(response) for response in responses),
+        sampled_tokens=sum(response.tokens_written for response in responses),
         failed_tools=sum(response.failed_tools for response in responses),
         recoveries=sum(response.recoveries for response in responses),
     )

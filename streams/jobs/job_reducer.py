@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from schemas.conventions import OUTSIDE
 from schemas.events import AdapterEvent, AdvantagedGroup, JobEvent, JobKind, Task, derive_id
 from streams.adapters.learning import learning_in
 from streams.adapters.serving import TRANSITIONS as ADAPTER_TRANSITIONS
@@ -123,11 +124,8 @@ def after_group(state: OpenJob, group: AdvantagedGroup, offset: int) -> OpenJob:
 def _tokens(group: AdvantagedGroup) -> tuple[int, int]:
     """Return the tokens that a group's answers read and wrote."""
     shared = len(group.prompt_token_ids)
-    read = sum(
-        shared + len(response.prompt_token_ids) + response.completion_tokens - response.loss_tokens
-        for response in group.responses
-    )
-    wrote = sum(response.loss_tokens for response in group.responses)
+    read = sum(group.tokens_read(response) for response in group.responses)
+    wrote = sum(response.tokens_written for response in group.responses)
     if group.sampling_id is not None:
         unknown = [slot for slot in group.left_out if slot.reason not in ("response_failed", "unanswered")]
         read, wrote = read + shared * len(unknown), wrote + group.sampling.max_tokens * len(unknown)
@@ -138,6 +136,8 @@ def _why_useless(group: AdvantagedGroup, sequence: int, rule: Batches) -> str:
     """Return why the batch stage drops a group that it reads for batch `sequence`; `` if it does not."""
     if group.dropped_reason is not None:
         return group.dropped_reason
+    if group.is_outside:
+        return OUTSIDE
     if rule.zero_variance == "drop" and group.flat:
         return "zero_variance"
     return "stale" if sequence - group.batches > rule.max_policy_lag else ""
@@ -181,7 +181,7 @@ def due(state: OpenJob, adapters: AdapterState, month: MonthBudget | None = None
         return _evaluation(state, adapters)
     if (end := _end(state, adapters)) is not None:
         return end
-    made = (number for number in range(newest + 1, adapters.newest + 1) if adapters.versions[number].tuned_by is None)
+    made = (number for number in range(newest + 1, adapters.newest + 1) if adapters.versions[number].took_batch)
     if (version := next(made, None)) is not None:
         return (_iteration(state, adapters, version),)
     return tuple(_tasks(state))

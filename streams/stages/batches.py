@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
-from schemas.conventions import POLICY_LAG
+from schemas.conventions import OUTSIDE, POLICY_LAG
 from schemas.events import AdvantagedGroup, Batch, Coordinates, DroppedGroup, LagCount, derive_id
 from schemas.serde import Poison
 from streams.errors import EventError
@@ -111,6 +111,8 @@ class Cutter:
     def _why_dropped(self, window: BatchWindow, group: AdvantagedGroup) -> str | None:
         if group.dropped_reason is not None:
             return group.dropped_reason
+        if group.is_outside:
+            return OUTSIDE
         if self.rule.zero_variance == "drop" and group.flat:
             return "zero_variance"
         lag = self._lag(window, group)

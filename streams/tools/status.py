@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from schemas.conventions import OUTSIDE
 from schemas.events import AdapterEvent, AdvantagedGroup, Batch, DeadLetter, Event, Task
 from schemas.serde import Poison
 from streams.adapters.admission.admission import Admission
@@ -50,7 +51,7 @@ LETTERS_READ = 250
 TASKS_READ = 250
 """Newest tasks of each partition that are read: a task may be all there is of a policy. What waits before them counts
 for every policy."""
-BATCH_REASONS = ("duplicate", "stale", "zero_variance", "unknown_version")
+BATCH_REASONS = ("duplicate", "stale", "zero_variance", "unknown_version", OUTSIDE)
 """Why the batch stage itself leaves a group out; other reasons in a batch are the group's own."""
 READS = {
     "streams": ("tasks", "responses", "rewards", "group-control", "groups", "adapters"),

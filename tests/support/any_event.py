@@ -27,6 +27,7 @@ from schemas.events import (
     JobSpec,
     JobTuning,
     Message,
+    OutsideModel,
     PromptEvent,
     PromptSearch,
     PromptUse,
@@ -226,6 +227,8 @@ def _obeying(event: Any) -> Any:
             whole = dataclasses.replace(
                 event, version=version, parent_version=parent, first_batch=first, last_batch=last, origin=origin
             )
+            if event.outside is not None:
+                return _whole_outside(whole, event.outside)
             return whole if event.tuning is None else _whole_tuning(whole, event.tuning)
         case _:
             return event
@@ -267,6 +270,16 @@ def _whole_tuning(event: AdapterEvent, tuning: Tuning) -> AdapterEvent:
     return dataclasses.replace(
         event, kind="trained", parent_version=parent, first_batch=None, last_batch=None, tuning=made
     )
+
+
+def _whole_outside(event: AdapterEvent, outside: OutsideModel) -> AdapterEvent:
+    """Make it a version that another server answers for, without weights here."""
+    weights = {"uri": None, "files": (), "base_digest": None, "tuning": None, "origin": None, "parent_version": None}
+    batches = {"first_batch": None, "last_batch": None}
+    model = dataclasses.replace(
+        outside, url="http://127.0.0.1:8000/v1", model="m", prompt_usd=None, completion_usd=None
+    )
+    return dataclasses.replace(event, kind="trained", outside=model, **weights, **batches)
 
 
 def _whole_job(event: JobEvent) -> JobEvent:

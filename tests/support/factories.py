@@ -39,6 +39,7 @@ from schemas.events import (
     JobSpec,
     Message,
     Outcome,
+    OutsideModel,
     PromptEvent,
     PromptKind,
     PromptVariable,
@@ -52,6 +53,7 @@ from schemas.events import (
     Sampling,
     SourceRange,
     Task,
+    TokensElsewhere,
     Tool,
     TrainingCall,
     TrainingResult,
@@ -270,6 +272,18 @@ def trained(version: int, **changes: Any) -> AdapterEvent:
         "last_batch": version - 1,
     }
     return adapter_event("trained", version, **whole | changes)
+
+
+def outside(version: int, **changes: Any) -> AdapterEvent:
+    """Return that `version` is a model that another server answers for, at prices of its own."""
+    model = OutsideModel(url="http://127.0.0.1:9/v1", model="theirs", prompt_usd=1.0, completion_usd=4.0)
+    return adapter_event("trained", version, **{"reason": "an outside model", "outside": model} | changes)
+
+
+def counted_outside(slot: int = 0, *, prompt: int = 3, completion: int = 2, **changes: Any) -> GroupResponse:
+    """Return a response of an outside model in its group, of which numbers of tokens are known alone."""
+    counts = TokensElsewhere(completion_tokens=completion, loss_tokens=0, prompt_tokens=prompt)
+    return member(slot, **{"elsewhere": counts, **dict.fromkeys(PER_TOKEN, ())} | changes)
 
 
 def promoted(version: int, **changes: Any) -> AdapterEvent:

@@ -12,7 +12,7 @@ from schemas.events import AdvantagedGroup, Batch, Coordinates, LagCount, derive
 from schemas.serde import encode
 from streams.settings.model import Batches
 from streams.stages.batches import MAX_NAMED, BatchWindow, Cutter, dump, load
-from tests.support.factories import T0, group, member
+from tests.support.factories import T0, counted_outside, group, member
 
 
 class Line:
@@ -105,6 +105,11 @@ def test_a_group_without_spread_takes_its_place_where_the_rule_keeps_it() -> Non
 def test_a_group_that_the_join_dropped_keeps_its_reason() -> None:
     empty = numbered(0, dropped_reason="too_few_scored", responses=())
     assert drop_of(Line(), empty) == [(empty.group_id, 0, "too_few_scored")]
+
+
+def test_a_group_that_an_outside_model_answered_is_dropped_by_that_name() -> None:
+    theirs = [counted_outside(slot, reward=float(slot), advantage=slot - 0.5) for slot in (0, 1)]
+    assert drop_of(Line(), numbered(0, responses=tuple(theirs))) == [(numbered(0).group_id, 0, "outside_model")]
 
 
 def test_a_group_that_came_before_is_dropped_as_duplicate() -> None:

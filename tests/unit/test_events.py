@@ -17,6 +17,7 @@ from schemas.events import (
     Coordinates,
     EpisodeStart,
     Event,
+    OutsideModel,
     RewardSource,
     Sampling,
     TunedGroup,
@@ -24,7 +25,18 @@ from schemas.events import (
     derive_id,
     problems,
 )
-from tests.support.factories import one_of_each, response, reward, task, trained, training_call, training_result
+from tests.support.factories import (
+    counted_outside,
+    group,
+    one_of_each,
+    outside,
+    response,
+    reward,
+    task,
+    trained,
+    training_call,
+    training_result,
+)
 
 EPISODE = {"agent": "environment", "environment": EpisodeStart(name="guess", seed=1), "max_turns": 4}
 
@@ -212,3 +224,39 @@ def test_a_tuning_that_cannot_be_is_no_event(changes: dict[str, Any], of_event: 
 )
 def test_a_call_or_a_result_that_cannot_be_is_no_event(broken: Event, says: str) -> None:
     assert says in next(problems(broken))
+
+
+# --- outside models ---------------------------------------------------------------------------------------------------
+
+
+def test_an_outside_model_is_a_version_without_weights_or_parent() -> None:
+    assert not list(problems(outside(2)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"kind": "promoted"}, "kind is promoted and outside is set"),
+        ({"uri": "/store/default/2"}, "and so are uri"),
+        ({"parent_version": 1, "first_batch": 0, "last_batch": 1}, "parent_version, first_batch"),
+        ({"outside": OutsideModel(url="http://key@host/v1", model="m")}, "outside.url is 'http://key@host/v1'"),
+        ({"outside": OutsideModel(url="https://host/v1?key=1", model="m")}, "outside.url is"),
+        ({"outside": OutsideModel(url="file:///etc/passwd", model="m")}, "outside.url is"),
+        ({"outside": OutsideModel(url="https://host/v1", model=" ")}, "outside.model is empty"),
+        ({"outside": OutsideModel(url="https://host/v1", model="m", prompt_usd=1.0)}, "outside has the prices"),
+        (
+            {"outside": OutsideModel(url="https://host/v1", model="m", prompt_usd=-1.0, completion_usd=1.0)},
+            "outside has the prices",
+        ),
+    ],
+)
+def test_an_outside_model_that_cannot_be_is_no_event(changes: dict[str, Any], says: str) -> None:
+    (problem,) = problems(replace(outside(2), **changes))
+    assert says in problem
+
+
+def test_a_group_counts_what_an_outside_model_read_and_wrote() -> None:
+    theirs = group(prompt_token_ids=(), responses=(counted_outside(0, prompt=7, completion=5),))
+    assert theirs.is_outside and not group().is_outside
+    assert (theirs.tokens_read(theirs.responses[0]), theirs.responses[0].tokens_written) == (7, 5)
+    assert (group().tokens_read(group().responses[0]), group().responses[0].tokens_written) == (3, 2)

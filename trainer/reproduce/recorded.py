@@ -121,7 +121,7 @@ def recorded_events(settings: Settings, policy: str, history: History) -> dict[i
 
 def taken_batches(events: Mapping[int, AdapterEvent], version: int) -> int:
     """Return how many batches the line of a policy had taken by a version; see `Version.trained_batches`."""
-    return sum(event.tuning is None for number, event in events.items() if number <= version)
+    return sum(event.takes_batch for number, event in events.items() if number <= version)
 
 
 class RecordedSetup:

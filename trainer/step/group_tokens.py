@@ -23,7 +23,7 @@ def fetch(groups: Iterable[AdvantagedGroup], topic: str, history: History) -> Ma
     Raises RefusedError if retention has deleted one, LogError if the log cannot be read.
     """
     coordinates = [
-        _at(topic, response) for group in groups for response in group.responses if response.elsewhere is not None
+        _at(topic, response) for group in groups for response in group.responses if _has_tokens_elsewhere(response)
     ]
     if not coordinates:
         return {}
@@ -42,7 +42,7 @@ def fetch(groups: Iterable[AdvantagedGroup], topic: str, history: History) -> Ma
 
 def whole(group: AdvantagedGroup, topic: str, responses: Mapping[Coordinates, Record]) -> AdvantagedGroup:
     """Return the group with all its tokens. Raises ContradictoryEvent if a response is not the one that it names."""
-    if all(response.elsewhere is None for response in group.responses):
+    if not any(map(_has_tokens_elsewhere, group.responses)):
         return group
     completed = replace(
         group, responses=tuple(_with_tokens(group, response, topic, responses) for response in group.responses)
@@ -55,7 +55,7 @@ def whole(group: AdvantagedGroup, topic: str, responses: Mapping[Coordinates, Re
 def _with_tokens(
     group: AdvantagedGroup, member: GroupResponse, topic: str, responses: Mapping[Coordinates, Record]
 ) -> GroupResponse:
-    if member.elsewhere is None:
+    if not _has_tokens_elsewhere(member):
         return member
     coordinates = _at(topic, member)
     place = f"group {group.group_id} of task {group.task_id}, slot {member.slot}"
@@ -88,6 +88,11 @@ def _with_tokens(
     ) != (member.elsewhere):
         raise ContradictoryEvent(f"{complaint}, where there are {counts}, expected {member.elsewhere}")
     return completed
+
+
+def _has_tokens_elsewhere(member: GroupResponse) -> bool:
+    """Return whether its tokens are in its response alone; those of an outside model are nowhere."""
+    return member.elsewhere is not None and member.elsewhere.prompt_tokens is None
 
 
 def _at(topic: str, member: GroupResponse) -> Coordinates:

@@ -144,6 +144,8 @@ def _examples(
     """Return the slots of a group and their examples, or why there are none."""
     if isinstance(slots := curation.choose(group), str):
         return slots
+    if group.is_outside:
+        return "of an outside model"
     if group.tokenizer_digest != limits.tokenizer_digest:
         return "of another tokenizer"
     try:

@@ -107,7 +107,8 @@ class Admission:
         doubled = group.group_id in self._seen
         self._seen[group.group_id] = group.batches
         counts = self._rule.zero_variance == "keep" or not group.flat
-        if not doubled and group.dropped_reason is None and counts and offset > self._settled:
+        usable = group.dropped_reason is None and not group.is_outside
+        if not doubled and usable and counts and offset > self._settled:
             self._pending[offset] = group.batches
 
     def start(self, task_id: str, *, give_up_ms: int | None) -> None:

@@ -220,7 +220,7 @@ def _check_shape(tuning: JobTuning, settings: Settings, adapters: AdapterState) 
             "config.lora_rank",
         )
     shape = LoraShape.of_settings(settings)
-    by_batches = next((made for made in adapters.versions.values() if made.version and made.tuned_by is None), None)
+    by_batches = next((made for made in adapters.versions.values() if made.took_batch), None)
     if by_batches is not None and choice.over(shape) != shape:
         raise JobRequestError(
             f"config: version {by_batches.version} of {adapters.policy} was trained on batches, and the trainer "

@@ -205,7 +205,9 @@ def assemble(
         "prompt_token_ids": prompt,
         "responses": [
             _member(member, bodies[member.at], spans.get(member.slot, []))
-            | (_elsewhere if member.slot in elsewhere else _here)(bodies[member.at], len(prompt))
+            | (_elsewhere if member.slot in elsewhere or bodies[member.at].outside else _here)(
+                bodies[member.at], len(prompt)
+            )
             for member in effect.members
         ],
         "left_out": [
@@ -270,9 +272,15 @@ def _here(body: ResponseBody, common: int) -> dict[str, Any]:
 
 
 def _elsewhere(body: ResponseBody, _: int) -> dict[str, Any]:
-    """Return what a member says of tokens that stay in its response."""
+    """Return what a member says of tokens that stay in its response, or that an outside model has alone."""
     masks = [body.loss_mask, *(branch.loss_mask.data for branch in body.branches)]
-    counts = {"completion_tokens": sum(map(len, masks)), "loss_tokens": sum(mask.count(1) for mask in masks)}
+    counts: dict[str, int | None] = {
+        "completion_tokens": sum(map(len, masks)),
+        "loss_tokens": sum(mask.count(1) for mask in masks),
+    }
+    counts["prompt_tokens"] = None
+    if body.outside is not None:
+        counts["prompt_tokens"], counts["completion_tokens"] = body.outside
     nothing = {"prompt_token_ids": b"", "completion_token_ids": b"", "logprobs": b"", "loss_mask": b"", "branches": []}
     return {"elsewhere": counts, **nothing}
 

@@ -118,6 +118,8 @@ class MemberFact(NamedTuple):
     tokens: int
     elsewhere: tuple[int, int] | None
     """What the group says of tokens that it has not, as ResponseFact.counted; None: it has them."""
+    is_outside: bool = False
+    """Whether an outside model wrote it, whose tokens are not in the log."""
 
 
 class GroupFact(NamedTuple):
@@ -157,6 +159,11 @@ class GroupFact(NamedTuple):
     def is_train(self) -> bool:
         """Whether it is meant for a batch."""
         return self.about[1] == "train"
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether an outside model answered."""
+        return any(member.is_outside for member in self.members)
 
     @property
     def is_flat(self) -> bool:
@@ -199,6 +206,13 @@ class AdapterFact(NamedTuple):
     files: int
     tuned_on: tuple[int, tuple[int, ...]] | None = None
     """Of a tuned version: the partition and the offsets of its groups, none for a file; None: it was not tuned."""
+    is_outside: bool = False
+    """Whether the version is a model that another server answers for."""
+
+    @property
+    def takes_batch(self) -> bool:
+        """Whether a batch made it, or it took the place of one."""
+        return self.tuned_on is None and not self.is_outside
 
 
 class TurnFact(NamedTuple):

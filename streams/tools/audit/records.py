@@ -14,7 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b, sha256
 from typing import Any
 
-from schemas.conventions import task_time_ms
+from schemas.conventions import OUTSIDE_ENGINE, task_time_ms
 from schemas.events import (
     AdapterEvent,
     AdvantagedGroup,
@@ -159,7 +159,6 @@ def _response(record: Record, response: Response) -> ResponseFact:
     prompted = (prompt, response.batches, response.prompt_version)
     head = head_digest(*where, drawn, response.batches, response.prompt_version)
     tokens = tokens_digest(response)
-    masks = [response.loss_mask, *(branch.loss_mask for branch in response.branches)]
     plain = [getattr(response, name) for name in _SAID]
     return ResponseFact(
         at=record.at,
@@ -179,10 +178,18 @@ def _response(record: Record, response: Response) -> ResponseFact:
         shared=0 if failed else _shared_digest(*where, drawn.temperature + 0.0, drawn.top_p, *prompted),  # not -0.0
         head=head,
         tokens=tokens,
-        counted=(sum(map(len, masks)), sum(mask.trained_tokens for mask in masks)),
+        counted=_counted(response),
         calls=response.steps,
         turns=tuple((turn.number, turn.end - turn.start, turn.observation) for turn in response.turns),
     )
+
+
+def _counted(response: Response) -> tuple[int, int]:
+    """Return how many tokens a response has, and how many the policy wrote: an outside model's are counted by it."""
+    if response.engine == OUTSIDE_ENGINE:
+        return response.completion_tokens, 0
+    masks = [response.loss_mask, *(branch.loss_mask for branch in response.branches)]
+    return sum(map(len, masks)), sum(mask.trained_tokens for mask in masks)
 
 
 def _whole(number: float) -> int:
@@ -245,6 +252,7 @@ def _group(record: Record, group: AdvantagedGroup) -> GroupFact:
                 components=tuple(sorted(one.components.items())),
                 tokens=tokens_digest(one, group.prompt_token_ids),
                 elsewhere=None if one.elsewhere is None else (one.completion_tokens, one.loss_tokens),
+                is_outside=one.elsewhere is not None and one.elsewhere.prompt_tokens is not None,
             )
             for one in group.responses
         ),
@@ -285,6 +293,7 @@ def _adapter(record: Record, event: AdapterEvent) -> AdapterFact:
         batches=(event.first_batch, event.last_batch),
         files=digest(event.files),
         tuned_on=None if event.tuning is None else _tuned_on(event.tuning),
+        is_outside=event.outside is not None,
     )
 
 

@@ -74,7 +74,7 @@ class _PolicyRecount:
         """Batches that the line had taken by each version."""
         for event in ledger.adapters:
             if event.kind == "trained" and event.version == len(self._taken):
-                self._taken[event.version] = self._taken[event.version - 1] + (event.tuned_on is None)
+                self._taken[event.version] = self._taken[event.version - 1] + event.takes_batch
 
     def _distinct(self, facts: Iterable[M], name: Callable[[M], Hashable]) -> list[M]:
         """Return the first fact of each name, in order; copies of it are repeated, others doubled."""
@@ -174,6 +174,7 @@ class _PolicyRecount:
             "zero_variance": group.is_flat,
             "stale": lag > batch.max_policy_lag,
             "unknown_version": lag < 0,
+            "outside_model": group.is_outside,
         }.get(reason, reason == group.dropped_reason)
         if group.group_id != group_id or not group.is_train or not holds:
             self._wrong(
@@ -217,6 +218,7 @@ class _PolicyRecount:
                 group.dropped_reason is None
                 and group.created_at >= (view.reach.since_ms or 0)  # else a copy of one from before, perhaps
                 and self._first[group.group_id] is group
+                and not group.is_outside
                 and (not is_known or 0 <= view.lag(group, sequence) <= rule.max_policy_lag)
                 and not (rule.zero_variance == "drop" and group.is_flat)
             )
@@ -267,7 +269,7 @@ class _PolicyRecount:
             self._trained(event)
         self._decisions(trained)
         self.out.counts["adapters"] += len(trained)
-        of_batches = {event.batches[1]: event for event in trained.values() if event.tuned_on is None}
+        of_batches = {event.batches[1]: event for event in trained.values() if event.takes_batch}
         for batch in self._batches:
             if batch.sequence in of_batches:
                 continue
@@ -288,7 +290,7 @@ class _PolicyRecount:
         """
         if first.files == event.files:
             self._found("repeated", event.at, f"it repeats {first.at}", accounted=True)
-        elif first.tuned_on is not None or event.tuned_on is not None:
+        elif not (first.takes_batch and event.takes_batch):
             self._found("superseded", event.at, f"{first.at} was announced before it, as this version", accounted=True)
         else:
             self._found("doubled", event.at, f"{first.at} is the same version with other files")
@@ -298,6 +300,7 @@ class _PolicyRecount:
             self._wrong(event, "its event_id is not that of its policy and version")
         if event.tuned_on is not None:
             self._tuned(event, *event.tuned_on)
+        if not event.takes_batch:
             return
         sequence = self._taken[event.version - 1]
         recorded, expected = (event.parent, *event.batches), (event.version - 1, 0, sequence)

@@ -224,8 +224,8 @@ CHECKPOINTS = """, newest AS (
 )
 SELECT t.policy, t.version, s.statuses[t.version] AS status, CASE s.statuses[t.version] WHEN 'canary' THEN s.share END
     AS share, t.parent_version,
-    CASE WHEN t.tuning IS NOT NULL THEN t.tuning.method WHEN t.recipe['imported.framework'] IS NOT NULL THEN 'imported'
-        ELSE 'batches' END AS made_by,
+    CASE WHEN t.tuning IS NOT NULL THEN t.tuning.method WHEN t.outside IS NOT NULL THEN 'outside'
+        WHEN t.recipe['imported.framework'] IS NOT NULL THEN 'imported' ELSE 'batches' END AS made_by,
     t.tuning.dataset AS dataset, t.first_batch, t.last_batch, m.suite, m.success, m.held_out_reward,
     t.metrics['reward'] AS reward, t.uri, CAST(list_sum(list_transform(t.files, lambda f: f.bytes)) AS BIGINT) AS bytes,
     t.base_digest, t.actor, t.created_at, t._partition, t._offset, t._timestamp

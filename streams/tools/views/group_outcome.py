@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from schemas.conventions import OUTSIDE
+
 Verdict = Literal["taught", "nothing", "measured", "waits"]
 
 FLAT = "zero_variance"
@@ -28,6 +30,7 @@ LEFT_OUT_OF_BATCH = {
     FLAT: "its batch left it out, as all of its rewards are equal (batches.zero_variance)",
     "stale": "it came too late: its answers are by a version too many steps before the batch (batches.max_policy_lag)",
     "duplicate": "its batch left it out, as the same group was read before",
+    OUTSIDE: "its batch left it out, as an outside model answered, whose tokens are not in the log",
     "unknown_version": "its batch left it out, as no batch can have made the version that answered",
 }
 """Why batches leave groups out, in words."""
