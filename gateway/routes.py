@@ -16,6 +16,7 @@ from gateway.http.application import DESCRIPTION
 from gateway.http.body import Answer
 from gateway.http.route import PLAIN, Route, RouteTable, routes_of
 from gateway.jobs.fine_tuning import FineTuning
+from gateway.jobs.job_costs import JobCosts
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.uploaded_files import UploadedFiles
@@ -29,6 +30,7 @@ from gateway.log.scores import ScorerTrials
 from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
+from gateway.mcp.mcp_paths import MCP_ROUTES
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import PAGE_ROUTES
 from gateway.people.oidc_login import OidcLogins
@@ -51,11 +53,11 @@ class Health:
 
 ROOMS: tuple[type, ...] = (
     *(AgentProtocols, FeedbackBox, Health, AgentRuns),
-    *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs),
+    *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs, JobCosts),
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(RunVerdictRoutes, BuiltDatasets),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))
 """In the order of the description."""
-TABLE = RouteTable([*ROUTES, DESCRIPTION, *PAGE_ROUTES])
+TABLE = RouteTable([*ROUTES, DESCRIPTION, *PAGE_ROUTES, *MCP_ROUTES])

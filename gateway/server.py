@@ -29,6 +29,7 @@ from gateway.http.connection import OpenConnections
 from gateway.http.limits import KeyLimits, TimeLimits
 from gateway.http.uvicorn_server import QuietServer, TlsFiles, allow_open_files, bound, quiet_server
 from gateway.jobs.fine_tuning import FineTuning
+from gateway.jobs.job_costs import JobCosts
 from gateway.jobs.rest import TrainingJobs
 from gateway.jobs.rpc import JsonRpc
 from gateway.jobs.uploaded_files import UploadedFiles
@@ -43,6 +44,7 @@ from gateway.log.scores import ScorerTrials
 from gateway.log.selfplay_runs import SelfPlayRuns
 from gateway.log.statements import Statements
 from gateway.log.tasks import SentTasks
+from gateway.mcp.mcp_mount import McpMount
 from gateway.page.mount import PageMount, mount
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import LoginCookie, PageEntrance
@@ -106,7 +108,10 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 _requests(settings) as requests,
                 contextlib.closing(PageMount(settings, _logins(settings, keys), rendering)) as page,
             ):
-                parts = ServerParts(recorder=recorder, jobs=jobs, log=log_view, keys=keys, requests=requests, page=page)
+                mcp = McpMount(keys=keys is not None)
+                parts = ServerParts(
+                    recorder=recorder, jobs=jobs, log=log_view, keys=keys, requests=requests, page=page, mcp=mcp
+                )
                 meter.ready("kafka")
                 meter.begin("answering")
                 garbage.settle()
@@ -115,6 +120,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     app = build_application(settings, parts)
                     answering = quiet_server(app, grace_s=GRACE_S, tls=tls, open_connections=connections)
                     runner.run(_serve(settings, recorder, answering, listening, stop, meter))
+                    runner.run(mcp.close())
         finally:
             engine.close()
 
@@ -157,6 +163,7 @@ class ServerParts:
     """None: the server asks for none."""
     requests: RequestLog | None
     page: PageMount
+    mcp: McpMount
 
 
 def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
@@ -171,9 +178,12 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
         rooms += people_rooms(settings, parts.page.logins)
     app = make_application(settings, rooms, keys=keys is not None)
     mount(app, parts.page)
+    parts.mcp.add_to(app)
     if keys is None:
+        parts.mcp.server = app
         return TimeLimits(app, TABLE, rule)
     door = Door(app, TABLE, keys, KeyLimits(rule), parts.requests)
+    parts.mcp.server = door
     return TimeLimits(PageEntrance(door, keys, parts.page.logins, LoginCookie.of(settings)), TABLE, rule)
 
 
@@ -197,6 +207,7 @@ def job_rooms(settings: Settings, jobs: JobLog, *, fleet: bool = False) -> list[
         UploadedFiles(settings.adapters.store),
         FineTuning(settings, jobs, fleet=fleet),
         TrainingJobs(settings, jobs),
+        JobCosts(jobs),
     ]
 
 

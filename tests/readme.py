@@ -54,6 +54,7 @@ ALONE = (
     "docs/jobs.md",
     "docs/gateway.md",
     "docs/improve.md",
+    "docs/mcp.md",
 )
 STOP = "kill $(jobs -p); wait"
 """The command with which the README's last block begins."""

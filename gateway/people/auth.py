@@ -24,6 +24,7 @@ from gateway.http.errors import UNAUTHORIZED, ErrorAnswer, ErrorDetails, apart, 
 from gateway.http.principal import principal_of
 from gateway.http.request_record import record_of
 from gateway.http.route import ANYWHERE, PLAIN, Reply
+from gateway.people.door import decide_at_door
 from schemas.events import AccessRole
 from streams.access import passwords, roles, users
 from streams.access.logins import Logins, TokenPair
@@ -200,7 +201,7 @@ def _refusal(error: LoginRefused) -> Response:
 
 
 def _permissions(principal: roles.Principal) -> PermissionsAnswer:
-    allowed = roles.actions_of(principal)
+    allowed = {action for action in roles.ACTIONS if decide_at_door(principal, action, principal.agent_id).allowed}
     return PermissionsAnswer(
         who=principal.who,
         roles=list(principal.roles),

@@ -113,11 +113,5 @@ def decide(principal: Principal, action: Action, *, tenant: str | None = None, a
     return Decision(True, f"{description}, which may {action}")
 
 
-def actions_of(principal: Principal) -> frozenset[Action]:
-    """Return every action that a principal may do."""
-    allowed = _actions_of_roles(principal)
-    return allowed if principal.agent_id is None else allowed & OF_AN_AGENT
-
-
 def _actions_of_roles(principal: Principal) -> frozenset[Action]:
     return frozenset().union(*(ALLOWED[role] for role in principal.roles))

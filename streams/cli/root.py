@@ -31,6 +31,7 @@ from streams.cli.experiments import experiments
 from streams.cli.export import export
 from streams.cli.improve import improve
 from streams.cli.jobs import costs, jobs
+from streams.cli.mcp import mcp
 from streams.cli.offsets import offsets
 from streams.cli.page import page
 from streams.cli.policy import policy
@@ -64,7 +65,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
     "Improve by what was served": (improve, curate, datasets, retrain, selfplay),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
-    "Connect": (serve, access, agents, environments, export, schemas),
+    "Connect": (serve, mcp, access, agents, environments, export, schemas),
 }
 """The commands by what a user wants, in the order in which --help lists them."""
 COMPLETION = """\b

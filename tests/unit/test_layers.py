@@ -125,7 +125,8 @@ def test_only_trainer_and_engines_know_torch() -> None:
 
 
 def test_only_the_gateway_knows_fastapi_and_only_the_command_imports_the_gateway() -> None:
-    http, commands = ("fastapi", "starlette", "uvicorn", "jinja2"), ("streams.cli.serve", "streams.cli.page")
+    http = ("fastapi", "starlette", "uvicorn", "jinja2")
+    commands = ("streams.cli.serve", "streams.cli.page", "streams.cli.mcp")
     wrong = [
         f"{module} -> {name}"
         for module in modules()

@@ -1,0 +1,109 @@
+"""/mcp on the server of agents: our MCP server, behind the same door as every route.
+
+    /mcp, /mcp/policy, /mcp/scoring, /mcp/control ──► made for the first request ──► the SDK's transport ──► ToolBox
+    its tools ──► the whole server again, in memory, with the caller's key
+
+Until then nothing of the SDK is imported; a server without the extra `mcp` says so. A call passes the door twice, as a
+request to /mcp and as what its tool asks: both are recorded, and both count for the limits of its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import httpx
+from fastapi import FastAPI
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.http import errors
+from gateway.mcp.mcp_paths import MCP_PATHS, Toolset
+from streams.errors import CallError
+
+if TYPE_CHECKING:
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+"""Hosts of a server without keys: another name, which a web page makes point here, is refused (DNS rebinding)."""
+MAX_BODY_BYTES = 4 * 1024 * 1024
+MISSING = "this server offers no MCP: the extra is not installed; run `pip install 'streamward[mcp]'`"
+
+
+class McpMount:
+    """The MCP servers of a server, one for each set of tools. Close it in the event loop that answered."""
+
+    def __init__(self, *, keys: bool) -> None:
+        """`keys`: whether the server asks for keys."""
+        self._keys = keys
+        self.server: ASGIApp | None = None
+        """Where tools send their requests: the whole server, with its door."""
+        self._making, self._closing = asyncio.Lock(), asyncio.Event()
+        self._running: list[asyncio.Task[None]] = []
+        self._managers: dict[Toolset, StreamableHTTPSessionManager] = {}
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the paths to an application."""
+        for path, toolset in MCP_PATHS.items():
+            app.router.routes.append(Route(path, McpPath(self, toolset)))
+
+    async def answer(self, toolset: Toolset, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        async with self._making:
+            if toolset not in self._managers:
+                try:
+                    await self._start(toolset)
+                except ImportError:
+                    await errors.response(CallError("unsupported", MISSING), errors.REST)(scope, receive, send)
+                    return
+        await self._managers[toolset].handle_request(scope, receive, send)
+
+    async def close(self) -> None:
+        """End every MCP server."""
+        self._closing.set()
+        await asyncio.gather(*self._running)
+
+    async def _start(self, toolset: Toolset) -> None:
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+        from mcp.server.transport_security import TransportSecuritySettings
+
+        from gateway.mcp.mcp_server import build_server
+        from gateway.mcp.toolbox import ToolBox
+
+        assert self.server is not None  # noqa: S101 - set before anything is answered
+        transport = httpx.ASGITransport(self.server)
+        client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None)  # noqa: S113 - the server's own limits hold
+        manager = StreamableHTTPSessionManager(
+            build_server(ToolBox(client, toolset)),
+            json_response=True,
+            stateless=True,
+            max_request_body_size=MAX_BODY_BYTES,
+            security_settings=TransportSecuritySettings(
+                enable_dns_rebinding_protection=not self._keys,
+                allowed_hosts=[*LOOPBACK, *(f"{host}:*" for host in LOOPBACK)],
+                allowed_origins=[f"http://{host}:*" for host in LOOPBACK],
+            ),
+        )
+        started = asyncio.Event()
+        self._running.append(asyncio.create_task(self._run(manager, client, started)))
+        await started.wait()
+        self._managers[toolset] = manager
+
+    async def _run(
+        self, manager: StreamableHTTPSessionManager, client: httpx.AsyncClient, started: asyncio.Event
+    ) -> None:
+        """Keep the SDK's tasks and the client in one task of their own: they end where they began."""
+        async with client, manager.run():
+            started.set()
+            await self._closing.wait()
+
+
+class McpPath:
+    """The application at one path."""
+
+    def __init__(self, mount: McpMount, toolset: Toolset) -> None:
+        self._mount, self._toolset = mount, toolset
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._mount.answer(self._toolset, scope, receive, send)

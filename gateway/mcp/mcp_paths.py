@@ -1,0 +1,17 @@
+"""The paths of our MCP servers on `serve`, as the door knows them; mcp_mount.py answers them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from gateway.http.route import PLAIN, Route
+
+Toolset = Literal["log", "policy", "scoring", "control"]
+"""What a server offers: the log and what is done with it, answers of a policy, scores, or jobs and versions."""
+TOOLSETS: tuple[Toolset, ...] = get_args(Toolset)
+MCP_PATHS: dict[str, Toolset] = {"/mcp": "log", **{f"/mcp/{toolset}": toolset for toolset in TOOLSETS[1:]}}
+MCP_ROUTES = tuple(
+    Route(method, path, PLAIN, may="models.read")  # what every role may; each tool is decided for itself
+    for path in MCP_PATHS
+    for method in ("POST", "GET", "DELETE")
+)

@@ -1,0 +1,87 @@
+"""The tools of our MCP server: each is a route, with its arguments, and docs/mcp.md has them all."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from gateway.mcp.mcp_paths import MCP_PATHS, TOOLSETS
+from gateway.mcp.toolbox import MOST_CHARACTERS, cut
+from gateway.mcp.tools import MOST_TASKS, NOT_FOR_TOOLS, TOOLS, LogTool, RpcTool, ToolRequest
+from gateway.routes import TABLE
+from streams.errors import CallError
+
+PAGE = Path(__file__).parents[2] / "docs" / "mcp.md"
+NAMED = {tool.name: tool for tool in TOOLS}
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_the_arguments_of_a_tool_are_a_schema_that_the_example_of_its_route_meets(tool: LogTool) -> None:
+    Draft202012Validator.check_schema(tool.input_schema)
+    properties = tool.input_schema["properties"]
+    assert not NOT_FOR_TOOLS & set(properties) and set(tool.input_schema["required"]) <= set(properties)
+    if tool.route.takes_json and not isinstance(tool, RpcTool):
+        path = {name: "x" for name in tool.route.path.split("/") if name.startswith("{")}
+        sent = {name.strip("{}"): text for name, text in path.items()} | tool.route.sends
+        arguments = {tool.list_name: [sent]} if tool.list_name else sent
+        Draft202012Validator(tool.input_schema).validate(arguments)
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_a_call_is_a_request_that_the_door_knows_with_the_same_action(tool: LogTool) -> None:
+    arguments = dict.fromkeys(tool.input_schema["required"], "a b/c")
+    [request] = tool.requests({tool.list_name: [{}]} if tool.list_name else arguments)
+    match = TABLE.find(request.method, request.path.replace("%2F", "").replace("%20", ""))
+    assert match is not None and match.route is tool.route
+    assert isinstance(tool, RpcTool) or match.route.may == tool.may
+
+
+def test_parameters_of_path_and_query_and_fields_of_the_body_go_where_the_route_has_them() -> None:
+    promote = {"policy": "sums/../x", "version": 3, "expected": 2, "reason": "better"}
+    [request] = NAMED["promote"].requests(promote)
+    del promote["policy"]
+    assert request == ToolRequest("POST", "/adapters/sums%2F..%2Fx/promote", {}, json.dumps(promote).encode())
+    [request] = NAMED["list_runs"].requests({"limit": 5, "failed_tools": True, "agent": "calc", "version": None})
+    assert request == ToolRequest("GET", "/runs", {"limit": "5", "failed_tools": "true", "agent": "calc"}, None)
+    [request] = NAMED["evaluate"].requests({"job_id": "j"})
+    assert request.body is not None
+    assert json.loads(request.body)["params"] == {"job_id": "j"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("show_group", {}, "tool show_group needs task_id"),
+        ("show_group", {"task_id": 3}, "tool show_group needs task_id, a text"),
+        ("show_group", {"task_id": "x", "taskid": "x"}, "has no argument 'taskid', only task_id"),
+        ("ask", {"stream": True}, "has no argument 'stream'"),
+        ("submit_tasks", {"tasks": []}, f"a list of 1 to {MOST_TASKS} objects"),
+        ("submit_tasks", {"tasks": [{}] * (MOST_TASKS + 1)}, f"a list of 1 to {MOST_TASKS} objects"),
+        ("submit_tasks", {"tasks": ["4 + 7 ="]}, "each of tasks is an object"),
+    ],
+)
+def test_arguments_that_a_tool_does_not_have_are_refused_with_those_that_it_has(
+    name: str, arguments: dict[str, object], words: str
+) -> None:
+    with pytest.raises(CallError, match=re.escape(words)):
+        NAMED[name].requests(arguments)
+
+
+def test_a_result_is_cut_where_it_is_too_long_and_says_how_much_is_missing() -> None:
+    assert cut("x" * MOST_CHARACTERS) == ["x" * MOST_CHARACTERS]
+    beginning, count = cut("x" * (MOST_CHARACTERS + 1234))
+    assert len(beginning) == MOST_CHARACTERS and count.startswith("Cut: 1,234 of 101,234 characters")
+
+
+def test_the_page_names_every_tool_with_its_route_its_action_and_its_sets() -> None:
+    row = re.compile(r"^\| `(\w+)` \| (?:`[\w.]+` of )?`([^`]+)` \| `([\w.]+)` \| ([\w, ]+) \|$", re.MULTILINE)
+    rows = row.findall(PAGE.read_text())
+    expected = [
+        (tool.name, f"{tool.route.method} {tool.route.path}", tool.may, ", ".join(tool.toolsets)) for tool in TOOLS
+    ]
+    assert rows == expected
+    assert {toolset for tool in TOOLS for toolset in tool.toolsets} == set(TOOLSETS) == set(MCP_PATHS.values())
