@@ -119,15 +119,14 @@ def datasets_follow(call: AppContext, /, name: str, minimum: int, **options: Any
 
     SIGTERM or Ctrl-C ends it. Of several processes one builds each data set.
     """
-    from streams.improve.datasets.curation_service import DatasetCurationHostedService
+    from streams.improve.datasets import curation_service
     from streams.kafka import admin
 
     call.working = True
     settings = call.settings_to_write
     with until_stopped() as stop:
         admin.check_topics(settings, patient=True)
-        with DatasetCurationHostedService(settings, _order(call, name, **options), minimum, stop=stop) as service:
-            service.run()
+        curation_service.follow(settings, _order(call, name, **options), minimum, stop=stop)
 
 
 @datasets.command("list")

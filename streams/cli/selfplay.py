@@ -36,8 +36,8 @@ def selfplay_run(call: AppContext, /, catalogue: Path, every: str | None, daily:
     """
     from streams import output as show
     from streams.errors import SettingsError
+    from streams.improve.selfplay import selfplay_runner
     from streams.improve.selfplay.catalogue import read_catalogue
-    from streams.improve.selfplay.selfplay_runner import SelfPlayRunner
     from streams.improve.triggers.tick_schedule import TickSchedule
     from streams.improve.triggers.trigger_log import TriggerLog
 
@@ -48,15 +48,14 @@ def selfplay_run(call: AppContext, /, catalogue: Path, every: str | None, daily:
         raise SettingsError(f"--{exc}") from exc
     if schedule is None:
         with TriggerLog(call.settings_to_write) as trigger_log:
-            started = SelfPlayRunner(call.settings, asked, trigger_log).ask_once(user_name())
+            started = selfplay_runner.SelfPlayRunner(call.settings, asked, trigger_log).ask_once(user_name())
         row = {"catalogue": asked.name, "run": started.crossing.event_id, "questions": len(started.tasks)}
         show.record(row, output)
         return
     call.working = True
     with until_stopped() as stop:
         begin(call, "selfplay", "triggers")
-        with TriggerLog(call.settings_to_write) as trigger_log:
-            SelfPlayRunner(call.settings, asked, trigger_log).run(schedule, stop=stop)
+        selfplay_runner.follow(call.settings_to_write, asked, schedule, stop=stop)
 
 
 @selfplay.command("show")

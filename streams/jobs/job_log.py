@@ -30,6 +30,7 @@ from streams.kafka.admin import read_topic
 from streams.kafka.client import POLL_S
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record
+from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
 JobCommandKind = Literal["paused", "resumed", "cancelled"]
@@ -51,9 +52,9 @@ class JobCommand:
 class JobLog(FollowedTopic):
     """Every job, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "jobs")
+        super().__init__(settings, "jobs", outage)
         self._all = AllJobs(settings.topics.policy_partitions)
         self._events: dict[str, list[JobEvent]] = {}
 

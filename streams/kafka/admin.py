@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import confluent_kafka as ck
 from confluent_kafka import admin
@@ -23,7 +23,7 @@ from streams.errors import LogError, NotFoundError
 from streams.kafka.client import admin_client, unreachable
 from streams.kafka.reader import read
 from streams.kafka.record import Record, TopicPartition
-from streams.kafka.retry import ANSWER_S, BrokerOutage
+from streams.kafka.retry import ANSWER_S, BrokerOutage, BrokerUnreachable
 from streams.kafka.topics import LABELS, topics, wrong_partitions
 from streams.settings.model import Settings
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from streams.kafka.transactions import OpenTransaction
 
 log = logging.getLogger("streamward.kafka")
+
+T = TypeVar("T")
 
 
 def offsets(settings: Settings, labels: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
@@ -194,6 +196,20 @@ EMPTY_S = 2.0
 def connected(settings: Settings) -> admin.AdminClient:
     """Return a client that the cluster has answered. Raises LogError if it does not."""
     return _connect(settings)[0]
+
+
+def outlast(settings: Settings, outage: BrokerOutage, step: Callable[[], T]) -> T:
+    """Return what `step` returns. If the broker does not answer it, wait until it answers again, and repeat the step.
+
+    For steps that bear it: what they write has ids that follow from what they read. Raises as `BrokerOutage.silent`,
+    and any other error of `step`.
+    """
+    while True:
+        try:
+            return step()
+        except BrokerUnreachable as exc:
+            log.debug("tried again once the broker answers: %s", exc)
+            outage.ask(lambda: connected(settings), "to a request")
 
 
 def _connect(

@@ -3,6 +3,9 @@
     topic ──► a thread ──► `_take` of each record, in order
     _write(event) ──► topic ──► that record was taken ──► answer
 
+A process that outlives its broker gives a BrokerOutage: reading and writing then wait as long as that does. Without one
+a write fails after a minute.
+
 Not covered: a group. Each follower reads every partition from its first record.
 """
 
@@ -15,11 +18,12 @@ from typing import Self
 
 from schemas.events import Coordinates, Event
 from streams.errors import LogError, StreamwardError
-from streams.kafka.admin import offsets
 from streams.kafka.client import POLL_S
+from streams.kafka.history import LogHistory
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PartitionReader
 from streams.kafka.record import Record
+from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
 CATCH_UP_S = 60.0
@@ -29,13 +33,16 @@ CATCH_UP_S = 60.0
 class FollowedTopic:
     """A base class. Use as a context manager; methods may be called from any thread."""
 
-    def __init__(self, settings: Settings, label: str) -> None:
-        """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        self._settings = settings
-        bounds = offsets(settings, [label])
+    def __init__(self, settings: Settings, label: str, outage: BrokerOutage | None = None) -> None:
+        """`outage` is that of the one thread that then writes.
+
+        Raises NotFoundError without the topic, LogError if the broker does not answer.
+        """
+        self._settings, self._outage = settings, outage
+        bounds = LogHistory(settings, outage).bounds([label])
         starts = {tp: low for tp, (low, _) in bounds.items()}
         self._ends = {tp: end for tp, (_, end) in bounds.items()}
-        self._reader = PartitionReader(settings, starts)
+        self._reader = PartitionReader(settings, starts, outage=None if outage is None else outage.of_another_thread())
         self._positions = dict(starts)
         self._changed = threading.Condition()
         """Held while records are taken; notified afterwards."""
@@ -49,6 +56,8 @@ class FollowedTopic:
         self._thread.start()
         for tp, end in self._ends.items():
             self._wait_for(Coordinates(*tp, end - 1))
+        if self._outage is not None:
+            self._outage.meter.ready("kafka")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,7 +79,7 @@ class FollowedTopic:
         """Write an event, and return where it is once it was taken in. Raises LogError."""
         with self._writing:
             if self._producer is None:
-                self._producer = Producer(self._settings, linger_ms=0)
+                self._producer = Producer(self._settings, linger_ms=0, outage=self._outage)
             written: list[Coordinates] = []
             self._producer.send(event, on_ack=written.append, headers=headers)
             self._producer.flush()
@@ -78,12 +87,15 @@ class FollowedTopic:
         return written[0]
 
     def _wait_for(self, coordinates: Coordinates) -> None:
-        """Return once the record at `coordinates` was taken in. Raises LogError if it does not come."""
+        """Return once the record at `coordinates` was taken in. Raises LogError if it does not come.
+
+        With an outage the thread that reads waits for the broker, and gives up where that does.
+        """
         deadline = time.monotonic() + CATCH_UP_S
         with self._changed:
             while self._positions[coordinates.topic, coordinates.partition] <= coordinates.offset:
                 self._raise_error()
-                if time.monotonic() > deadline:
+                if self._outage is None and time.monotonic() > deadline:
                     raise LogError(
                         f"{coordinates} was not read within {CATCH_UP_S:g} s; check Kafka with `streamward doctor`"
                     )

@@ -26,7 +26,7 @@ from streams.errors import LogError
 from streams.kafka import client
 from streams.kafka.reader import locate
 from streams.kafka.record import TopicPartition, check_size, encoded, trace_of
-from streams.kafka.retry import BrokerOutage
+from streams.kafka.retry import BrokerOutage, BrokerUnreachable
 from streams.kafka.topics import FRAMING_BYTES, topics
 from streams.observability import catalog
 from streams.observability.metrics import OFF
@@ -42,6 +42,11 @@ def _reason(error: ck.KafkaError) -> str:
         clock = "Is this machine's clock right? A topic takes no record older than its retention, or from the future"
         return f"{error.str()}. {clock}"
     return str(error.str())
+
+
+def _failure(sent: _Sent, error: ck.KafkaError) -> _Failure:
+    is_unanswered = error.code() == ck.KafkaError._MSG_TIMED_OUT
+    return _Failure(f"{sent.topic}, key {sent.key!r}: {_reason(error)}", is_unanswered)
 
 
 GIVE_UP_S = 60.0
@@ -71,6 +76,14 @@ class _Sent(NamedTuple):
     timestamp_ms: int
     """0: now."""
     on_ack: Callable[[Coordinates], None] | None
+
+
+class _Failure(NamedTuple):
+    """A record that was not written."""
+
+    text: str
+    is_unanswered: bool
+    """Whether the broker said nothing: it may be there later."""
 
 
 class _Unplaced(NamedTuple):
@@ -106,7 +119,7 @@ class Producer:
         self._meter, self._stage = outage.meter if outage is not None and stage else OFF, stage
         self._topics = {topic.event: topic for topic in topics(settings.topics).values()}
         self._by_name = {topic.name: topic for topic in self._topics.values()}
-        self._failed: list[str] = []
+        self._failed: list[_Failure] = []
         self._unplaced: list[_Unplaced] = []
         self._unanswered = 0
         self._counting = Lock()  # on_ack may be called in another thread than `send`
@@ -194,14 +207,14 @@ class Producer:
             except ck.KafkaException as exc:  # refused on the spot: the topic is missing, or the client is dead
                 if exc.args[0].code() == ck.KafkaError._FATAL:
                     self._raise_fatal()
-                self._failed.append(f"{sent.topic}, key {sent.key!r}: {_reason(exc.args[0])}")
+                self._failed.append(_failure(sent, exc.args[0]))
                 break
 
     def _delivered(self, sent: _Sent, error: ck.KafkaError | None, message: Any) -> None:
         with self._counting:
             self._unanswered -= 1
         if error is not None:
-            self._failed.append(f"{sent.topic}, key {sent.key!r}: {_reason(error)}")
+            self._failed.append(_failure(sent, error))
         elif message.offset() is None:
             timestamp_ms = message.timestamp()[1]
             self._unplaced.append(_Unplaced(sent, (message.topic(), message.partition()), timestamp_ms))
@@ -252,7 +265,7 @@ class Producer:
             left = self._served(self._producer.flush, min(SLICE_S, remaining_s))
         self._raise_failures()
         if left and (records := self._unanswered + len(self._unplaced)):  # `left` also counts errors of the client
-            raise LogError(
+            raise BrokerUnreachable(
                 f"{records} records were not acknowledged by {self._settings.kafka.bootstrap} within {timeout_s:g} s. "
                 "They may or may not be in the log; sending them again is safe, since ids say what a record is about"
             )
@@ -298,4 +311,7 @@ class Producer:
         if self._failed:
             failed, self._failed = self._failed, []
             rest = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-            raise LogError(f"the log refused a record for {failed[0]}{rest}. Check the topics with `streamward doctor`")
+            kind = BrokerUnreachable if all(failure.is_unanswered for failure in failed) else LogError
+            raise kind(
+                f"the log refused a record for {failed[0].text}{rest}. Check the topics with `streamward doctor`"
+            )

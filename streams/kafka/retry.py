@@ -5,9 +5,10 @@
                                                                       └──► kafka.outage_s is over: LogError
 
 A running process outlives its broker: what it has sent stays in librdkafka's bounded queue, calls are retried, and
-nothing is committed before it was acknowledged. One BrokerOutage belongs to one thread and to all its clients, so that
-an outage is logged once. It also ends a long read when the process should stop. Commands have none, nor has the first
-request of a process that starts: they fail within kafka.request_timeout_s. Faust's client waits by itself and has none
+nothing is committed before it was acknowledged. One BrokerOutage belongs to one thread and to all its clients, and
+those of further threads are made from it, so that an outage is logged once. It also ends a long read when the process
+should stop. Commands have none, nor has the first request of a process that starts: they fail within
+kafka.request_timeout_s. Faust's client waits by itself and has none
 either.
 """
 
@@ -92,11 +93,20 @@ class BrokerOutage:
         self._heard_at = self._asked_at = time.monotonic()
         self._silent_s: float | None = None  # None: it answers
         self._warned = False
+        self._warnings: set[BrokerOutage] = set()
+        """Those of this process that have noticed the outage: the first says so, and the last that it is over."""
         self._abandoned: threading.Thread | None = None
+
+    def of_another_thread(self) -> BrokerOutage:
+        """Return one for another thread of the same process."""
+        outage = BrokerOutage(self._kafka, self._stop, self.meter)
+        outage._warnings = self._warnings
+        return outage
 
     def answered(self) -> None:
         """Take note that the broker answered."""
-        if self._warned:
+        self._warnings.discard(self)
+        if self._warned and not self._warnings:
             log.info("Kafka at %s answers again, after %.0f s", self._kafka.bootstrap, self._silent_s)
             self.meter.ready("kafka")
         self._silent_s, self._warned, self._heard_at = None, False, time.monotonic()
@@ -124,8 +134,10 @@ class BrokerOutage:
                 "again when the broker runs (`streamward doctor`), or set kafka.outage_s higher"
             )
         if not self._warned:
-            log.warning("%s: waiting, %g s at most", problem, self._kafka.outage_s)
-            self.meter.not_ready("kafka", problem)
+            if not self._warnings:
+                log.warning("%s: waiting, %g s at most", problem, self._kafka.outage_s)
+                self.meter.not_ready("kafka", problem)
+            self._warnings.add(self)
             self._warned = True
 
     def read_on(self, topic: str) -> None:

@@ -26,15 +26,30 @@ CREDITS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """… of advantages, which are of the order of 1 where they are divided by a group's spread."""
 
 Process = Literal[
-    "streams", "policy", "scoring", "train", "audit", "archive", "serve", "agents", "jobs", "tune", "curate"
+    "streams",
+    "policy",
+    "scoring",
+    "train",
+    "audit",
+    "archive",
+    "serve",
+    "agents",
+    "jobs",
+    "tune",
+    "curate",
+    "datasets",
+    "retrain",
+    "selfplay",
 ]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
 READERS: tuple[Process, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
-SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs", "tune", "curate")
-"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs,
-`tune --jobs`, and `curate follow`."""
+IMPROVERS: tuple[Process, ...] = ("curate", "datasets", "retrain", "selfplay")
+"""Those that learn from what was served: `curate follow`, `datasets follow`, `retrain follow`, `selfplay run`."""
+SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs", "tune", *IMPROVERS)
+"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, and
+`tune --jobs`."""
 
 
 class Metric(NamedTuple):
@@ -127,7 +142,7 @@ REBALANCES = Metric(
     "counter",
     ("stage",),
     "Assignments of partitions.",
-    ("streams", "policy", "scoring", "agents", "jobs", "tune"),
+    ("streams", "policy", "scoring", "agents", "jobs", "tune", "curate", "datasets"),
 )
 
 SPANS_DROPPED = Metric(
@@ -637,6 +652,50 @@ CURATION_KAPPA = Metric(
     "verdicts of people",
 )
 
+# --- datasets follow --------------------------------------------------------------------------------------------------
+
+DATASET_DUE = Metric(
+    "streamward_dataset_due_ratio",
+    "gauge",
+    ("dataset",),
+    "Runs that were promoted since the newest build, as a share of what the next one needs.",
+    ("datasets",),
+)
+DATASET_BUILDS = Metric(
+    "streamward_dataset_builds_total", "counter", ("dataset",), "Builds.", ("datasets",), "enough promoted runs"
+)
+
+# --- retrain follow ---------------------------------------------------------------------------------------------------
+
+RETRAIN_DUE = Metric(
+    "streamward_retrain_due_ratio",
+    "gauge",
+    ("rule", "signal"),
+    "Evidence since the last crossing, as a share of what the next one needs: newly promoted runs, or the e-value of a "
+    "fall.",
+    ("retrain",),
+    "a rule with more than a schedule",
+)
+RETRAIN_CROSSINGS = Metric(
+    "streamward_retrain_crossings_total",
+    "counter",
+    ("rule", "signal", "action"),
+    "Crossings: reasons that started a job.",
+    ("retrain",),
+    "a crossing",
+)
+
+# --- selfplay run -----------------------------------------------------------------------------------------------------
+
+SELFPLAY_QUESTIONS = Metric(
+    "streamward_selfplay_questions_total",
+    "counter",
+    ("catalogue",),
+    "Questions that this process asked.",
+    ("selfplay",),
+    "a run",
+)
+
 # --- archive sync --follow --------------------------------------------------------------------------------------------
 
 ARCHIVE_LAG_RECORDS = Metric(
@@ -686,8 +745,9 @@ server of agents `engine` (loaded, and its last request did not fail), of `agent
 last asked), and with `schemas.registry_url` everywhere
 `schema_registry` (its ids are known; [schemas.md](schemas.md)). The 503 names missing conditions. `streamward audit
 --follow` has its own address (`--listen`) and no `/readyz`; `streamward archive sync --follow` and
-`streamward jobs run` are watched as the loop is, and so are `streamward curate follow` and `streamward tune --jobs`,
-which may take an hour until the first step of a job.
+`streamward jobs run` are watched as the loop is, and so are `streamward tune --jobs`, which may take an hour until the
+first step of a job, and `curate follow`, `datasets follow` (a build may take an hour), `retrain follow` and
+`selfplay run` with a schedule.
 
 Dashboards, alerts and runbooks: [operations.md](operations.md).
 
@@ -716,6 +776,9 @@ def _sections() -> Iterator[str]:
         ("jobs",): "Jobs",
         ("tune",): "Fine-tuning jobs",
         ("curate",): "Verdicts on runs",
+        ("datasets",): "Data sets",
+        ("retrain",): "Rules of retraining",
+        ("selfplay",): "Self-play",
         ("archive",): "The archive",
     }
     rest = [metric for metric in all_metrics() if metric.processes not in titles]

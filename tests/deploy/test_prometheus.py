@@ -34,6 +34,7 @@ from tests.support.processes import running, until
 OPT_IN = "TEST_CLUSTER"
 NEVER = "sum(streamward_score_failures_total)"
 """What has no answer in this run, because no score fails."""
+RULE, CATALOGUE = "retrain.toml", "catalogue.yaml"
 COMMANDS = {
     "archive": "archive sync --follow",
     "agents": "agents run guide --command true",
@@ -41,8 +42,14 @@ COMMANDS = {
     "train": "train --fleet",
     "jobs": "jobs run",
     "tune": "tune --jobs",
+    "curate": "curate follow",
+    "datasets": "datasets follow good",
+    "retrain": f"retrain follow --rule {RULE}",
+    "selfplay": f"selfplay run {CATALOGUE} --every 1h",
 }
 """Where that is not the name of the process."""
+ON_PROMOTION = 'name = "r"\npolicy = "default"\nactions = ["tune"]\n[when]\npromotable = 9\n[tune]\nmethod = "sft"\n'
+SUMS = {"name": "sums", "scenarios": [{"name": "s", "questions": [{"question": "1 + 1 =", "expected": 2}]}]}
 pytestmark = [
     pytest.mark.kafka,
     pytest.mark.skipif(os.environ.get(OPT_IN) != "1", reason=skips.ASKED_FOR),
@@ -100,9 +107,11 @@ def ask_all(server: Prometheus) -> dict[str, Answer]:
 def seen(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     folder = tmp_path_factory.mktemp("watched")
     settings = tiny_loop(folder, kafka_bootstrap)
+    (folder / RULE).write_text(ON_PROMOTION)
+    (folder / CATALOGUE).write_text(json.dumps(SUMS))
     of_agent: dict[str, object] = {"agent": "guide", "purpose": "eval"}
     *ports, audit_port = free_ports(len(SERVED) + 1)
-    targets = {name: f"127.0.0.1:{port}" for name, port in zip(SERVED, ports, strict=True)}
+    targets: dict[str, str] = {name: f"127.0.0.1:{port}" for name, port in zip(SERVED, ports, strict=True)}
     targets["audit"] = f"127.0.0.1:{audit_port}"
     audit = f"audit --follow --every 2 --listen {targets['audit']}"
     with ExitStack() as outer:

@@ -5,7 +5,8 @@
 
 What a process has to know is in the two topics: a build says up to which offset it read verdicts, and what was promoted
 from there on is new. One that is killed while it builds has written no event, and the next builds what is there then.
-Members of one consumer group share the names of data sets, so of two processes one builds.
+Members of one consumer group share the names of data sets, so of two processes one builds. While the broker is
+unreachable it waits.
 """
 
 from __future__ import annotations
@@ -21,19 +22,40 @@ from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.datasets import dataset_log
 from streams.improve.datasets.dataset_build import DatasetOrder, build
 from streams.improve.datasets.dataset_rule import DatasetRule, check_name
+from streams.kafka.admin import outlast
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.history import History, LogHistory
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import Record, TopicPartition
+from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
+from streams.observability import catalog, metrics
+from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 
 GROUP = "datasets"
 LOOK_S = 0.5
 """How long it waits until it looks again."""
+BUILD_S = 3600.0
+"""What a build may take until the process counts as stuck, seconds: it reads every run that was promoted."""
 
 log = logging.getLogger("streamward.datasets")
+
+
+def follow(settings: Settings, order: DatasetOrder, minimum: int, *, stop: threading.Event) -> None:
+    """Build a data set whenever `minimum` runs were newly promoted, until `stop` is set.
+
+    Raises NotFoundError for a missing topic, LogError if the broker refuses, SettingsError for an unusable order, or
+    if metrics.port is taken.
+    """
+    try:
+        with metrics.serve_meter(settings, "datasets") as meter:
+            schema_registry.wait(settings, meter, stop)
+            with DatasetCurationHostedService(settings, order, minimum, stop=stop, meter=meter) as service:
+                service.run()
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
 
 
 def new_promotions(verdicts: Iterable[PlacedVerdict], rule: DatasetRule, last: DatasetEvent | None) -> int:
@@ -50,8 +72,8 @@ def new_promotions(verdicts: Iterable[PlacedVerdict], rule: DatasetRule, last: D
 class FollowedVerdicts(FollowedTopic):
     """Every verdict, followed in a thread. Use as a context manager."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, "curation")
+    def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
+        super().__init__(settings, "curation", outage)
         self._fold, self._partitions = VerdictFold(), topics(settings.topics)["curation"].partitions
 
     @property
@@ -76,17 +98,24 @@ class DatasetCurationHostedService:
     """Builds one data set again and again. Use as a context manager, and call `step` from one thread, or `run`."""
 
     def __init__(
-        self, settings: Settings, order: DatasetOrder, minimum: int, *, stop: threading.Event | None = None
+        self,
+        settings: Settings,
+        order: DatasetOrder,
+        minimum: int,
+        *,
+        stop: threading.Event | None = None,
+        meter: Meter = OFF,
     ) -> None:
         """`minimum`: how many newly promoted runs it waits for. Raises SettingsError for an unusable order."""
         check_name(order.name)
         order.rule.check()
         self._settings, self._order, self._minimum = settings, order, minimum
         self._stop = threading.Event() if stop is None else stop
-        outage = BrokerOutage(settings.kafka, self._stop)
-        self._history: History = LogHistory(settings, outage)
-        self._members = KeyMembership(settings, GROUP, "datasets", outage, self._look_again)
-        self._verdicts = FollowedVerdicts(settings)
+        self._meter = meter
+        self._outage = BrokerOutage(settings.kafka, self._stop, meter)
+        self._history: History = LogHistory(settings, self._outage)
+        self._members = KeyMembership(settings, GROUP, "datasets", self._outage, self._look_again)
+        self._verdicts = FollowedVerdicts(settings, self._outage)
         self._looked_at: dict[TopicPartition, int] | None = None
         """How far verdicts had been read at the last look: without another one, nothing is due."""
 
@@ -99,13 +128,10 @@ class DatasetCurationHostedService:
         self._members.close()
 
     def run(self) -> None:
-        """Build until `stop` is set. Raises LogError."""
-        try:
-            while not self._stop.is_set():
-                if self.step() is None:
-                    self._stop.wait(LOOK_S)
-        except StoppedWaiting as exc:
-            log.warning("%s", exc)
+        """Build until `stop` is set. Raises LogError, StoppedWaiting if the broker was unreachable then."""
+        while not self._stop.is_set():
+            if outlast(self._settings, self._outage, self.step) is None:
+                self._stop.wait(LOOK_S)
 
     def _look_again(self) -> None:
         self._looked_at = None
@@ -113,20 +139,32 @@ class DatasetCurationHostedService:
     def step(self) -> DatasetEvent | None:
         """Build if it is due, and return the event; None if it is not. Raises LogError."""
         self._members.poll(timeout_s=0.0)
-        name, rule = self._order.name, self._order.rule
         read_to = self._verdicts.read_to
-        if not self._members.has(name) or read_to == self._looked_at:
+        if not self._members.has(self._order.name) or read_to == self._looked_at:
             return None
+        event = self._build()
         self._looked_at = read_to
+        return event
+
+    def _build(self) -> DatasetEvent | None:
+        """Build if enough runs were promoted, and return the event; None if they were not."""
+        name, rule = self._order.name, self._order.rule
         last = dataset_log.read(self._settings).newest(name)
-        if (count := self._verdicts.new_promotions(rule, last)) < self._minimum:
+        count = self._verdicts.new_promotions(rule, last)
+        self._meter.set(catalog.DATASET_DUE, count / self._minimum, name)
+        if count < self._minimum:
             return None
+        self._meter.begin(f"builds data set {name}", within_s=BUILD_S)
         try:
             event, is_new = build(self._settings, self._order, self._history)
         except NotFoundError as exc:  # nothing that was promoted fits
             log.warning("%s", exc)
             return None
+        finally:
+            self._meter.begin("waits for promoted runs")
         if not is_new:
             return None
         log.info("data set %s: built of %d new runs: %s", name, count, event.folder)
+        self._meter.add(catalog.DATASET_BUILDS, name)
+        self._meter.set(catalog.DATASET_DUE, 0.0, name)
         return event

@@ -6,7 +6,8 @@
 
 The log is the only state. Of several schedulers each writes the tick that is due; the first in the log counts, and the
 process whose crossing took effect asks. If that one is killed before it has, the others, or the next one, ask what is
-missing after GRACE_MS; tasks have ids of their own, so nothing is asked twice.
+missing after GRACE_MS; tasks have ids of their own, so nothing is asked twice. While the broker is unreachable a
+scheduler waits.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ from streams.improve.triggers.rule_state import RuleState
 from streams.improve.triggers.tick_schedule import TickSchedule
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.kafka import times
-from streams.kafka.admin import offsets
+from streams.kafka.admin import outlast
 from streams.kafka.client import POLL_S
-from streams.kafka.reader import read
+from streams.kafka.history import LogHistory
 from streams.kafka.record import partition_of
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
+from streams.observability import catalog, metrics
+from streams.observability.metrics import OFF
 from streams.output import moment
 from streams.settings.model import Settings
 from streams.stages.tasks.submit import submit
@@ -45,6 +50,25 @@ KEY = "idempotency_key"
 log = logging.getLogger("streamward.selfplay")
 
 
+def follow(settings: Settings, catalogue: Catalogue, schedule: TickSchedule, *, stop: threading.Event) -> None:
+    """Ask a catalogue by schedule until `stop` is set, the first time at once.
+
+    Raises NotFoundError for a missing topic, LogError if the broker refuses, SettingsError if metrics.port is taken.
+    """
+    try:
+        with metrics.serve_meter(settings, "selfplay") as meter:
+            schema_registry.wait(settings, meter, stop)
+            outage = BrokerOutage(settings.kafka, stop, meter)
+            meter.begin(f"asks catalogue {catalogue.name}")
+            with TriggerLog(settings, outage) as trigger_log:
+                runner = SelfPlayRunner(settings, catalogue, trigger_log, outage)
+                while not stop.is_set():
+                    outlast(settings, outage, lambda: runner.step(schedule, times.now_ms()))
+                    stop.wait(POLL_S)
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
+
+
 class StartedRun(NamedTuple):
     """A run of a catalogue."""
 
@@ -57,8 +81,11 @@ class StartedRun(NamedTuple):
 class SelfPlayRunner:
     """Asks one catalogue. Call it from one thread; `trigger_log` is open as long as it is used."""
 
-    def __init__(self, settings: Settings, catalogue: Catalogue, trigger_log: TriggerLog) -> None:
+    def __init__(
+        self, settings: Settings, catalogue: Catalogue, trigger_log: TriggerLog, outage: BrokerOutage | None = None
+    ) -> None:
         self._settings, self._catalogue, self._triggers = settings, catalogue, trigger_log
+        self._history, self._meter = LogHistory(settings, outage), OFF if outage is None else outage.meter
         self._policy = catalogue.policy or settings.policy.name
         self._finished: set[str] = set()
         """Crossings whose tasks are all in the log."""
@@ -68,14 +95,9 @@ class SelfPlayRunner:
         """The catalogue's events as the log has them."""
         return self._triggers.state(self._catalogue.rule)
 
-    def run(self, schedule: TickSchedule, *, stop: threading.Event) -> None:
-        """Ask by schedule until `stop` is set, the first time at once. Raises LogError."""
-        while not stop.is_set():
-            self.step(schedule, times.now_ms())
-            stop.wait(POLL_S)
-
     def step(self, schedule: TickSchedule, now_ms: int) -> None:
         """Write what is due, and ask what the newest run is missing."""
+        self._meter.heartbeat()
         state = self.state
         about = {"policy": self._policy, "tenant": self._catalogue.tenant, "digest": self._catalogue.digest}
         tick = tick_event(state, schedule, now_ms, **about)  # type: ignore[arg-type]
@@ -114,13 +136,15 @@ class SelfPlayRunner:
         """Send the tasks of a run that are not in the log; return all of them."""
         if crossing.event_id in self._finished:
             return ()
-        self._finished.add(crossing.event_id)
         if crossing.rule_digest != self._catalogue.digest:
             log.warning("%s: the run of event %d had another catalogue", crossing.rule, crossing.sequence)
+            self._finished.add(crossing.event_id)
             return ()
         tasks = catalogue_tasks.tasks_of(crossing, self._catalogue)
         catalogue_tasks.check(tasks, self._settings)
         submitted = submit(self._settings, tasks)
+        self._finished.add(crossing.event_id)
+        self._meter.add(catalog.SELFPLAY_QUESTIONS, self._catalogue.name, by=len(submitted.sent))
         if submitted.sent:
             log.info("%s: %d of %d questions are asked", crossing.rule, len(submitted.sent), len(tasks))
         return tasks
@@ -155,8 +179,8 @@ class SelfPlayRunner:
             return {}, ()
         topic = topics(self._settings.topics)["groups"]
         tp = (topic.name, partition_of(self._policy, topic.partitions))
-        low, end = offsets(self._settings, ["groups"])[tp]
-        records = read(self._settings, {tp: low}, {tp: end})
+        low, end = self._history.bounds(["groups"])[tp]
+        records = self._history.read({tp: low}, {tp: end})
         groups = (record.decode_placed(AdvantagedGroup, topic.partitions) for record in records)
         success = curriculum.success_after(
             self._catalogue.key,

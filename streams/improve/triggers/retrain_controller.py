@@ -9,7 +9,7 @@ not there, and makes the same one: its id and its questions follow from the cros
 one rule each decides by itself; the event that the log has first takes effect.
 
 A crossing whose job cannot be ordered (no question with a verifier, no build of the data set, a month that is spent) is
-not written; it is tried again every RETRY_S, and evidence is still taken in.
+not written; it is tried again every RETRY_S, and evidence is still taken in. While the broker is unreachable it waits.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Self
 
 from schemas.events import TriggerEvent
 from streams.errors import JobRequestError, NotFoundError, RefusedError, StreamwardError
+from streams.improve.triggers.detector import THRESHOLD
 from streams.improve.triggers.evidence import RuleEvidence
 from streams.improve.triggers.retrain_orders import order_of
 from streams.improve.triggers.retrain_reducer import STAGE, due
@@ -29,10 +30,15 @@ from streams.improve.triggers.rule_state import RuleState
 from streams.improve.triggers.trigger_log import TriggerLog
 from streams.jobs.job_log import JobLog
 from streams.kafka import times
-from streams.kafka.admin import offsets
+from streams.kafka.admin import outlast
 from streams.kafka.client import POLL_S
-from streams.kafka.reader import PartitionReader, read
+from streams.kafka.history import LogHistory
+from streams.kafka.reader import PartitionReader
 from streams.kafka.record import TopicPartition
+from streams.kafka.registry import client as schema_registry
+from streams.kafka.retry import BrokerOutage, StoppedWaiting
+from streams.observability import catalog, metrics
+from streams.observability.metrics import OFF
 from streams.settings.model import Settings
 
 RETRY_S = 10.0
@@ -42,29 +48,47 @@ log = logging.getLogger("streamward.triggers")
 
 
 def run(settings: Settings, rule: RetrainRule, *, stop: threading.Event) -> None:
-    """Follow a rule until `stop` is set. Raises NotFoundError for a missing topic, LogError."""
-    with (
-        TriggerLog(settings) as trigger_log,
-        JobLog(settings) as job_log,
-        RetrainController(settings, rule, trigger_log, job_log) as controller,
-    ):
-        while not stop.is_set():
-            controller.step()
+    """Follow a rule until `stop` is set.
+
+    Raises NotFoundError for a missing topic, LogError if the broker refuses, SettingsError if metrics.port is taken.
+    """
+    try:
+        with metrics.serve_meter(settings, "retrain") as meter:
+            schema_registry.wait(settings, meter, stop)
+            outage = BrokerOutage(settings.kafka, stop, meter)
+            meter.begin(f"follows rule {rule.name}")
+            with (
+                TriggerLog(settings, outage) as trigger_log,
+                JobLog(settings, outage) as job_log,
+                RetrainController(settings, rule, trigger_log, job_log, outage) as controller,
+            ):
+                while not stop.is_set():
+                    outlast(settings, outage, controller.step)
+    except StoppedWaiting as exc:
+        log.warning("%s", exc)
 
 
 class RetrainController:
     """One process that follows a rule. Use as a context manager, and call `step` from one thread."""
 
-    def __init__(self, settings: Settings, rule: RetrainRule, trigger_log: TriggerLog, job_log: JobLog) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rule: RetrainRule,
+        trigger_log: TriggerLog,
+        job_log: JobLog,
+        outage: BrokerOutage | None = None,
+    ) -> None:
         self._settings, self._rule = settings, rule
         self._triggers, self._jobs = trigger_log, job_log
+        self._history, self._meter = LogHistory(settings, outage), OFF if outage is None else outage.meter
         self._crossing_id: str | None = None
         """The crossing after which the evidence begins."""
         self._retry_at = 0.0
         self._why_not = ""
         """Why the last order could not be given."""
         self._ends: dict[TopicPartition, int] = {}
-        self._reader = PartitionReader(settings, self._begin(trigger_log.state(rule.name)))
+        self._reader = PartitionReader(settings, self._begin(trigger_log.state(rule.name)), outage=outage)
 
     def __enter__(self) -> Self:
         return self
@@ -105,17 +129,18 @@ class RetrainController:
         Which groups count depends on the primary, so versions come before them.
         """
         crossing = state.crossing
-        self._crossing_id = None if crossing is None else crossing.event_id
         self.evidence = RuleEvidence(self._rule, self._settings, () if crossing is None else crossing.ranges)
-        starts = self.evidence.starts(offsets(self._settings, self.evidence.sources()))
-        versions = {tp: end for tp, (_, end) in offsets(self._settings, ["adapters"]).items() if tp in starts}
-        for record in read(self._settings, {tp: starts[tp] for tp in versions}, versions):
+        starts = self.evidence.starts(self._history.bounds(self.evidence.sources()))
+        versions = {tp: end for tp, (_, end) in self._history.bounds(["adapters"]).items() if tp in starts}
+        for record in self._history.read({tp: starts[tp] for tp in versions}, versions):
             self.evidence.take(record)
-        self._ends = {tp: end for tp, (_, end) in offsets(self._settings, self.evidence.sources()).items()}
+        self._ends = {tp: end for tp, (_, end) in self._history.bounds(self.evidence.sources()).items()}
+        self._crossing_id = None if crossing is None else crossing.event_id
         return starts | versions
 
     def _take_in(self) -> bool:
         """Read on; return whether everything was read that was there when it began."""
+        self._meter.heartbeat()
         state = self.state
         if (None if state.crossing is None else state.crossing.event_id) != self._crossing_id:
             self._reader.assign(self._begin(state))
@@ -127,6 +152,7 @@ class RetrainController:
 
     def _act(self, now_ms: int) -> None:
         state = self.state
+        self._report()
         crossing = state.crossing
         if crossing is not None and crossing.job_id is not None and self._jobs.find(crossing.job_id) is None:
             self._try_to_start(crossing)
@@ -137,7 +163,16 @@ class RetrainController:
             if not self._can_order(event):
                 return
             log.info("rule %s: %s: %s", event.rule, event.action, event.reason)
-        self._triggers.append(event)
+        if self._triggers.append(event) and event.kind == "crossed":
+            self._meter.add(catalog.RETRAIN_CROSSINGS, event.rule, event.signal or "", event.action or "")
+
+    def _report(self) -> None:
+        """Report how far the rule is from a crossing."""
+        if self._rule.when.promotable is not None:
+            share = len(self.evidence.promoted) / self._rule.when.promotable
+            self._meter.set(catalog.RETRAIN_DUE, share, self._rule.name, "promotable")
+        for signal, detector in self.evidence.detectors.items():
+            self._meter.set(catalog.RETRAIN_DUE, detector.peak / THRESHOLD, self._rule.name, signal)
 
     def _can_order(self, event: TriggerEvent) -> bool:
         """Return whether the job of a crossing can be ordered; if not, say why, and not again for a while."""

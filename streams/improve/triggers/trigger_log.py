@@ -13,6 +13,7 @@ from schemas.serde import Poison
 from streams.improve.triggers.rule_state import RuleState, fold
 from streams.kafka.followed import FollowedTopic
 from streams.kafka.record import Record, cut
+from streams.kafka.retry import BrokerOutage
 from streams.settings.model import Settings
 
 log = logging.getLogger("streamward.triggers")
@@ -21,9 +22,9 @@ log = logging.getLogger("streamward.triggers")
 class TriggerLog(FollowedTopic):
     """Every rule, followed in a thread. Use as a context manager; methods may be called from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "triggers")
+        super().__init__(settings, "triggers", outage)
         self._partitions = settings.topics.policy_partitions
         self._states: dict[str, RuleState] = {}
         self._events: dict[str, list[TriggerEvent]] = {}

@@ -37,7 +37,7 @@ from streams.jobs.tuning.tuning_metrics import TuningMetrics, TuningOutcome
 from streams.jobs.tuning.tuning_reducer import NO_EXAMPLES, NOT_TUNED
 from streams.jobs.tuning.tuning_request import BETA
 from streams.kafka import times
-from streams.kafka.admin import offsets
+from streams.kafka.admin import offsets, outlast
 from streams.kafka.history import LogHistory
 from streams.kafka.key_membership import KeyMembership
 from streams.kafka.record import cut, partition_of
@@ -45,7 +45,6 @@ from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.kafka.topics import topics
 from streams.observability import metrics
-from streams.observability.metrics import OFF, Meter
 from streams.settings.model import Settings
 from trainer.tuning.curation import Curation
 from trainer.tuning.from_dataset import DatasetExamples, DatasetReader
@@ -82,9 +81,10 @@ def run(settings: Settings, *, stop: threading.Event, datasets: DatasetReader | 
     try:
         with metrics.serve_meter(settings, "tune") as meter:
             schema_registry.wait(settings, meter, stop)
-            with JobLog(settings) as job_log, TuningWorker(settings, job_log, stop, meter, datasets) as worker:
+            outage = BrokerOutage(settings.kafka, stop, meter)
+            with JobLog(settings, outage) as job_log, TuningWorker(settings, job_log, stop, outage, datasets) as worker:
                 while not stop.is_set():
-                    if not worker.step():
+                    if not outlast(settings, outage, worker.step):
                         stop.wait(LOOK_S)
     except StoppedWaiting as exc:
         log.warning("%s", exc)
@@ -98,12 +98,13 @@ class TuningWorker:
         settings: Settings,
         job_log: JobLog,
         stop: threading.Event,
-        meter: Meter = OFF,
+        outage: BrokerOutage | None = None,
         datasets: DatasetReader | None = None,
     ) -> None:
         self._settings, self._log, self._stop, self._datasets = settings, job_log, stop, datasets
-        self._members = KeyMembership(settings, GROUP, "jobs", BrokerOutage(settings.kafka, stop, meter))
-        self.metrics = TuningMetrics(meter)
+        outage = outage or BrokerOutage(settings.kafka, stop)
+        self._members = KeyMembership(settings, GROUP, "jobs", outage)
+        self.metrics = TuningMetrics(outage.meter)
 
     def __enter__(self) -> Self:
         return self
