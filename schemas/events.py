@@ -1342,7 +1342,7 @@ class TrainingCall:
     tenant: str | None = None
     request_digest: Annotated[str, "sha256 over the canonical request: the same call sent again has the same"]
     base_model: str | None = None
-    lora: Annotated[CallLora | None, "create_model"] = None
+    lora: Annotated[CallLora | None, "create_model; load, copy: of the saved weights"] = None
     loss: Annotated[str | None, "forward, forward_backward: name of the loss"] = None
     loss_config: Annotated[str, "JSON object: its settings"] = "{}"
     optimizer: Annotated[CallAdam | None, "optim_step"] = None
@@ -2034,12 +2034,14 @@ def _prompt_search_problems(search: PromptSearch, spec: JobSpec) -> Iterator[str
 
 _CALL_FIELDS = {"create_model": "lora", "optim_step": "optimizer", "forward": "loss", "forward_backward": "loss"}
 """The field that calls of a kind have, and others have not."""
+_CALL_MAY = (("load_weights", "lora"), ("copy_weights", "lora"))
+"""The kinds that may have another kind's field."""
 
 
 def _call_problems(call: TrainingCall) -> Iterator[str]:
     for name in set(_CALL_FIELDS.values()):
-        is_needed = _CALL_FIELDS.get(call.kind) == name
-        if is_needed != (getattr(call, name) is not None):
+        is_needed, may = _CALL_FIELDS.get(call.kind) == name, (call.kind, name) in _CALL_MAY
+        if not may and is_needed != (getattr(call, name) is not None):
             kinds = " and ".join(kind for kind, needed in _CALL_FIELDS.items() if needed == name)
             yield f"kind is {call.kind} and {name} is {'missing' if is_needed else 'set'}; {kinds} alone need it"
     if call.lora is not None and call.lora.rank < 1:
