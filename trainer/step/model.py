@@ -100,9 +100,9 @@ def save_adapter(model: PeftModel, folder: Path, base: str) -> None:
     (folder / CONFIG_FILE).write_text(config_text(model, base))
 
 
-def config_text(model: PeftModel, base: str) -> str:
+def config_text(model: PeftModel, base: str, adapter: str = "default") -> str:
     """Return the content of the adapter's config file. `base` is the value of model.base."""
-    config = model.peft_config["default"].to_dict() | {"base_model_name_or_path": base, "inference_mode": True}
+    config = model.peft_config[adapter].to_dict() | {"base_model_name_or_path": base, "inference_mode": True}
     return json.dumps(config, indent=2, sort_keys=True, default=_plain) + "\n"
 
 

@@ -22,8 +22,8 @@ trainer then runs TRL's plain pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -50,10 +50,40 @@ class PrefixTrees(NamedTuple):
     target_heads: Tensor  # [M] int64 into heads
     target_ids: Tensor  # [M] int64, vocabulary
     target_places: Tensor  # [M] int64 into the flat [B * T] output
+    moving: Tensor | None  # [U] bool, heads that a gradient may reach; None: all
 
     def to(self, device: torch.device) -> PrefixTrees:
         """Return the same on `device`."""
-        return PrefixTrees(*(part.to(device) for part in self))
+        return PrefixTrees(*(None if part is None else part.to(device) for part in self))  # type: ignore[arg-type]
+
+
+class NeededToken(NamedTuple):
+    """A logprob that is needed."""
+
+    position: int
+    """In the tokens that are run: the one that predicts it."""
+    token: int
+    place: int
+    """In the flat output."""
+    moves: bool = True
+    """Whether a gradient may reach it."""
+
+
+class TokenRow(Protocol):
+    """One sequence, and the logprobs that are needed of it."""
+
+    @property
+    def run(self) -> Sequence[int]:
+        """The tokens that go through the model."""
+        ...
+
+    @property
+    def targets(self) -> Iterator[NeededToken]:
+        """What is needed, in the order of its places."""
+        ...
+
+
+R = TypeVar("R", bound=TokenRow)
 
 
 class Row(NamedTuple):
@@ -72,21 +102,36 @@ class Row(NamedTuple):
         """The tokens that go through the model: those before the last needed one."""
         return self.tokens[: self.prompt + self.needed[-1]] if self.needed else ()
 
+    @property
+    def targets(self) -> Iterator[NeededToken]:
+        """The needed tokens of the row itself, each predicted by the one before it."""
+        for needed in self.needed:
+            yield NeededToken(self.prompt + needed - 1, self.tokens[self.prompt + needed], self.place + needed)
 
-def grow(rows: Sequence[Row], nodes: int = NODES) -> list[PrefixTrees]:
+
+def grow(rows: Sequence[TokenRow], nodes: int = NODES) -> list[PrefixTrees]:
     """Return the prefix trees of `rows`.
 
     Rows stay in order; the next trees begin where one more row would exceed `nodes`. A row of which nothing is needed
     is in none.
     """
-    grown = []
-    trees = _Builder()
+    return [trees.build() for trees, _ in _planted(rows, nodes) if trees.tokens]
+
+
+def cut(rows: Sequence[R], nodes: int) -> list[list[R]]:
+    """Return `rows` as `grow` puts them into trees: runs of neighbours of at most `nodes` nodes; a longer row alone."""
+    return [members for _, members in _planted(rows, nodes)]
+
+
+def _planted(rows: Sequence[R], nodes: int) -> Iterator[tuple[_Builder, list[R]]]:
+    trees, members = _Builder(), cast(list[R], [])
     for row in rows:
         if trees.tokens and trees.missing(row.run) + len(trees.tokens) > nodes:
-            grown.append(trees.build())
-            trees = _Builder()
+            yield trees, members
+            trees, members = _Builder(), []
         trees.add(row)
-    return [*grown, trees.build()] if trees.tokens else grown
+        members.append(row)
+    yield trees, members
 
 
 class _Builder:
@@ -95,12 +140,12 @@ class _Builder:
         self.depths: list[int] = []
         self.children: dict[tuple[int, int], int] = {}
         self.runs: list[Run] = []
-        self.targets: list[tuple[int, int, int]] = []  # node, token, place
+        self.targets: list[tuple[int, int, int, bool]] = []  # node, token, place, moves
 
     def missing(self, tokens: Sequence[int]) -> int:
         return len(tokens) - len(self._path_of(tokens))
 
-    def add(self, row: Row) -> None:
+    def add(self, row: TokenRow) -> None:
         tokens = row.run
         path = self._path_of(tokens)
         new = len(tokens) - len(path)
@@ -112,10 +157,7 @@ class _Builder:
             path.append(node)
         if new:
             self.runs.append(Run(np.array(path), new))
-        self.targets += [
-            (path[row.prompt + needed - 1], row.tokens[row.prompt + needed], row.place + needed)
-            for needed in row.needed
-        ]
+        self.targets += [(path[target.position], target.token, target.place, target.moves) for target in row.targets]
 
     def _path_of(self, tokens: Sequence[int]) -> list[int]:
         """Return the nodes of the longest prefix of `tokens` that is in the tree."""
@@ -129,8 +171,9 @@ class _Builder:
         return path
 
     def build(self) -> PrefixTrees:
-        targets = np.array(self.targets, dtype=np.int64).reshape(-1, 3)
+        targets = np.array(self.targets, dtype=np.int64).reshape(-1, 4)
         heads, target_heads = np.unique(targets[:, 0], return_inverse=True)
+        moving = np.bincount(target_heads.reshape(-1), targets[:, 3], len(heads)) > 0
         return PrefixTrees(
             tokens=torch.tensor(self.tokens),
             positions=torch.tensor(self.depths),
@@ -139,6 +182,7 @@ class _Builder:
             target_heads=torch.from_numpy(target_heads.reshape(-1)),
             target_ids=torch.from_numpy(targets[:, 1].copy()),
             target_places=torch.from_numpy(targets[:, 2].copy()),
+            moving=None if moving.all() else torch.from_numpy(moving),
         )
 
 
@@ -154,6 +198,7 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
         entropy_u = log sum_v exp(...) - h_u · E_v[W[v]] / t
 
     The expectation E_v[W[v]] = softmax(h_u W^T / t) W is all that the backward pass needs; the head gets no gradient.
+    Heads that are not `moving` have no expectation, so no gradient may reach them, and their entropy is 0.
     """
 
     @staticmethod
@@ -161,13 +206,14 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any,
         hidden: Tensor,  # [U, D] after the final norm
         output: WholeHead,
-        heads: Tensor,  # [M] int64 into hidden
-        ids: Tensor,  # [M] int64, vocabulary
+        trees: PrefixTrees,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:  # [M] and [U] float32, nats
         """Return logprob per target and entropy per head."""
         weight, bias = output
-        expected = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
+        heads, ids, moving = trees.target_heads, trees.target_ids, trees.moving
+        blank = torch.empty if moving is None else torch.zeros
+        expected = blank(hidden.shape, dtype=torch.float32, device=hidden.device)
         normalizer = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         alive = max(1, LOGITS // len(weight))
         for start in range(0, len(hidden), alive):
@@ -175,13 +221,19 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
             logits = (hidden[part] @ weight.T).float()
             logits = (logits if bias is None else logits.add_(bias)).div_(temperature)
             normalizer[part] = logits.logsumexp(-1)
-            probabilities = logits.sub_(normalizer[part, None]).exp_()
-            expected[part] = (probabilities.to(weight.dtype) @ weight).float()
+            if moving is None:
+                probabilities = logits.sub_(normalizer[part, None]).exp_()
+                expected[part] = (probabilities.to(weight.dtype) @ weight).float()
+            elif len(places := moving[part].nonzero()[:, 0]):
+                probabilities = logits[places].sub_(normalizer[part][places, None]).exp_()
+                expected[part.start + places] = (probabilities.to(weight.dtype) @ weight).float()
         rows = weight[
             ids
         ]  # kept in place of the weight, which may be here for this pass only (trainer/step/sharded.py)
         chosen = (hidden[heads].float() * rows.float()).sum(-1) / temperature
         entropy = normalizer - (hidden.float() * expected).sum(-1) / temperature
+        if moving is not None:
+            entropy = entropy * moving
         ctx.save_for_backward(expected, rows, heads)
         ctx.temperature, ctx.dtype = temperature, hidden.dtype
         ctx.mark_non_differentiable(entropy)
@@ -193,12 +245,12 @@ class NextToken(torch.autograd.Function):  # type: ignore[misc]
         expected, rows, heads = ctx.saved_tensors
         pulled = grads[0][:, None] / ctx.temperature
         hidden = torch.zeros_like(expected).index_add_(0, heads, pulled * (rows.float() - expected[heads]))
-        return hidden.to(ctx.dtype), None, None, None, None
+        return hidden.to(ctx.dtype), None, None, None
 
 
 def logprobs(
     model: PreTrainedModel,
-    rows: Sequence[Row],
+    rows: Sequence[TokenRow],
     shape: tuple[int, int],
     temperature: float,
     nodes: int = NODES,
@@ -216,7 +268,7 @@ def logprobs(
     idle = [_hidden_states(model, one_token) for _ in range(len(forest), passes)]
     with whole_head(model) as output:
         for trees, hidden in zip(forest, states, strict=True):
-            logps, entropy = NextToken.apply(hidden, output, trees.target_heads, trees.target_ids, temperature)
+            logps, entropy = NextToken.apply(hidden, output, trees, temperature)
             flat = flat.scatter(0, trees.target_places, logps)
             entropies = entropies.scatter(0, trees.target_places, entropy[trees.target_heads])
     for hidden in idle:

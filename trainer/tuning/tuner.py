@@ -28,7 +28,7 @@ from schemas.events import TuningMethod
 from streams.engines.base_model import Base
 from streams.errors import SettingsError, StreamwardError
 from streams.settings.model import Settings
-from trainer.step import prefix_tree
+from trainer.step import plain_pass, prefix_tree
 from trainer.step.collate import MICRO_TOKENS
 from trainer.step.model import load_adapter, recipe, save_adapter, wrap
 from trainer.step.prefix_tree import Row
@@ -195,7 +195,7 @@ class Tuner:
         if self.plain_because is None:
             flat = prefix_tree.logprobs(base, rows, (1, place), 1.0)[0][0]
         else:
-            flat = self._plain(rows, place)
+            flat = plain_pass.logprobs(self._model, rows, [row.tokens for row in rows], place, self._pad)
         owner = torch.tensor(owners, device=flat.device)
         return flat.new_zeros(len(answers)).index_add(0, owner, flat)
 
@@ -213,28 +213,6 @@ class Tuner:
                 self.logps([answer for pair in examples[part] for answer in pair]) for part in _micro_batches(examples)
             ]
         return torch.cat(logps).view(-1, 2)
-
-    def _plain(self, rows: Sequence[Row], places: int) -> Tensor:  # [places] float32, nats; 0 where there is no loss
-        """Return logprobs by one pass of whole rows, for a model whose prefixes cannot be shared."""
-        device = self._model.device
-        ids = torch.nn.utils.rnn.pad_sequence(
-            [torch.tensor(row.tokens) for row in rows], batch_first=True, padding_value=self._pad
-        ).to(device)
-        lengths = torch.tensor([len(row.tokens) for row in rows], device=device)
-        mask = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()
-        logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        logps = [
-            logits[number, row.prompt - 1 + torch.tensor(row.needed, device=device)]
-            .float()
-            .log_softmax(-1)
-            .gather(-1, ids[number, row.prompt + torch.tensor(row.needed, device=device), None])[:, 0]
-            for number, row in enumerate(rows)
-            if row.needed
-        ]
-        places_of_tokens = [row.place + needed for row in rows for needed in row.needed]
-        return torch.zeros(places, device=device).index_add(
-            0, torch.tensor(places_of_tokens, device=device), torch.cat(logps)
-        )
 
     def _metrics(
         self, examples: Sequence[TunedExample], steps: Sequence[TuningStep], last: Sequence[TuningStep]
