@@ -37,6 +37,7 @@ from gateway.log.adapters import PublishedAdapters
 from gateway.log.dataset_list import BuiltDatasets
 from gateway.log.groups import TaskGroups
 from gateway.log.open_log import OpenLog
+from gateway.log.prompt_templates import PromptTemplates
 from gateway.log.recorded_runs import RecordedRuns
 from gateway.log.rewards import OutsideRewards
 from gateway.log.run_verdicts import RunVerdictRoutes
@@ -224,6 +225,7 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         PublishedAdapters(settings),
         RunVerdictRoutes(settings, log),
         BuiltDatasets(settings),
+        PromptTemplates(settings, log),
     ]
 
 

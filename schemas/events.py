@@ -263,7 +263,7 @@ class PromptUse:
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
 
-    def rendered(self) -> tuple[Message, ...]:
+    def render(self) -> tuple[Message, ...]:
         """Return the messages with the values in place of the variables. Raises ValueError, KeyError."""
         values = json_text.parse(self.values)
         return tuple(replace(message, content=prompt_text.render(message.content, values)) for message in self.messages)
@@ -1539,7 +1539,7 @@ def _task_problems(task: Task) -> Iterator[str]:
     if (use := task.prompt_version) is not None:
         wrong = list(prompt_use_problems(use))
         yield from wrong
-        if not wrong and use.rendered() != task.messages[: len(use.messages)]:
+        if not wrong and use.render() != task.messages[: len(use.messages)]:
             yield f"prompt {use}: messages do not begin with its text; render it with these values, or leave it out"
 
 

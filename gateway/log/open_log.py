@@ -1,6 +1,7 @@
 """What the routes read of the log, opened when a request first needs it.
 
 rows ──► LogOverHttp, which needs DuckDB        ids of tasks ──► TaskIndex        rules ──► TriggerLog
+prompts ──► PromptLog
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from gateway.http.principal import no_task, principal_of, sees_task, task_names
 from streams.errors import CallError, NotFoundError
 from streams.improve.triggers.trigger_log import TriggerLog
+from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.tasks.task_index import SubmittedTask, TaskIndex
 
@@ -36,6 +38,7 @@ class OpenLog:
         self._tasks: TaskIndex | None = None
         self._view: LogOverHttp | None = None
         self._triggers: TriggerLog | None = None
+        self._prompts: PromptLog | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +76,14 @@ class OpenLog:
             if self._triggers is None or self._triggers.is_broken:
                 self._triggers = self._stack.enter_context(TriggerLog(self._settings))
             return self._triggers
+
+    @property
+    def prompts(self) -> PromptLog:
+        """Every prompt. Raises as `PromptLog`."""
+        with self._lock:
+            if self._prompts is None or self._prompts.is_broken:
+                self._prompts = self._stack.enter_context(PromptLog(self._settings))
+            return self._prompts
 
     def find_task(self, request: Request, task_id: str) -> SubmittedTask:
         """Return a task that a request may see. Raises NotFoundError, and as `tasks`."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
@@ -30,6 +30,7 @@ from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import CallError, EventError
 from streams.kafka import times
 from streams.observability import trace_context
+from streams.prompts.prompt_use import Resolver, no_prompts
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent, known_agents
@@ -60,9 +61,20 @@ class TaskBody(TaskLine, Body):
     @model_validator(mode="after")
     def _says_each_thing_once(self) -> TaskBody:
         questions = [name for name in ("input", "prompt", "messages") if getattr(self, name) is not None]
-        if len(questions) != 1:
+        if len(questions) != 1 and (questions or self.prompt_version is None):
             raise ValueError(f"give one of input, prompt and messages, not {' and '.join(questions) or 'none'}")
         return self
+
+
+class LogNames(NamedTuple):
+    """Names of the log that a task may use."""
+
+    agents: Mapping[str, KnownAgent] = MappingProxyType({})
+    """Those that are registered."""
+    prompts: Resolver = no_prompts
+
+
+NO_NAMES = LogNames()
 
 
 def task_of(
@@ -72,9 +84,9 @@ def task_of(
     tenant: str | None,
     actor: str,
     now_ms: int,
-    agents: Mapping[str, KnownAgent] = MappingProxyType({}),
+    names: LogNames = NO_NAMES,
 ) -> Task:
-    """Return the task in a TaskBody as the log gets it; `agents` are those that are registered.
+    """Return the task in a TaskBody as the log gets it; `names`: of agents that are registered, and of prompts.
 
     Raises CallError that says what is wrong with it.
     """
@@ -87,11 +99,13 @@ def task_of(
                 "invalid", f"tenant is {fields['tenant'][:80]!r}, and the key is of {tenant}: leave it out", "tenant"
             )
         fields["tenant"] = tenant
-        shared = {name for name, agent in agents.items() if may_train(settings, tenant, agent.policy)}
+        shared = {name for name, agent in names.agents.items() if may_train(settings, tenant, agent.policy)}
         for name in TENANTS_OWN:
             if name in fields and fields[name] not in (shared if name == "agent" else ()):
                 fields[name] = named(tenant, fields[name])
-    agent = agents.get(fields.get("agent", ""), NO_AGENT)
+        if "prompt_version" in fields:
+            fields["prompt_version"] = _own_prompt(tenant, fields["prompt_version"])
+    agent = names.agents.get(fields.get("agent", ""), NO_AGENT)
     if (question := fields.pop("input", None)) is not None:
         fields["prompt" if isinstance(question, str) else "messages"] = question
         is_scored = fields.keys() & {"purpose", "answer", "reward_sources"} or agent.reward_sources
@@ -104,6 +118,7 @@ def task_of(
         min_group=settings.advantages.min_group,
         offers_map=False,
         rewards_of_agent=lambda _: agent.reward_sources,
+        prompts=names.prompts,
     )
     checked = check_rows([(1, fields)], actor, reading)
     if checked.problems:
@@ -113,6 +128,13 @@ def task_of(
         raise CallError("invalid", f"model.base {settings.model.base} cannot answer it: {problem}")
     source = {} if "source" in fields.get("metadata", {}) else {"source": actor}
     return replace(task, task_id=named(tenant, task.task_id), metadata={**task.metadata, **source})
+
+
+def _own_prompt(tenant: str, prompt: Any) -> Any:
+    """Return the prompt that a tenant names, by its name in the log."""
+    if isinstance(prompt, str):
+        return named(tenant, prompt)
+    return prompt | {"name": named(tenant, prompt["name"])}
 
 
 class TaskAnswer(Answer):
@@ -161,7 +183,8 @@ class SentTasks:
         sent = read_fields(TaskBody, raw)
         tenant, actor = tenant_of(request), actor_of(request)
         agents = known_agents(self._settings) if sent.get("agent") is not None else {}
-        task = task_of(sent, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), agents=agents)
+        names = LogNames(agents, no_prompts if sent.get("prompt_version") is None else self._log.prompts.resolve)
+        task = task_of(sent, self._settings, tenant=tenant, actor=actor, now_ms=times.now_ms(), names=names)
         if not may_train(self._settings, tenant, task.policy):
             problem = f"there is no policy {task.policy[:80]!r} that {tenant} may train"
             raise CallError("not_found", problem, "policy")

@@ -35,6 +35,7 @@ from streams.cli.mcp import mcp
 from streams.cli.offsets import offsets
 from streams.cli.page import page
 from streams.cli.policy import policy
+from streams.cli.prompt_versions import prompts
 from streams.cli.query import query
 from streams.cli.release import adapters
 from streams.cli.replay import replay
@@ -63,7 +64,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Ask and reward": (tasks, ask, chat, reward),
     "Look at the log": (events, runs, adapters, rollout, query, page, audit, costs),
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
-    "Improve by what was served": (improve, curate, datasets, retrain, selfplay),
+    "Improve by what was served": (improve, curate, datasets, retrain, selfplay, prompts),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
     "Connect": (serve, mcp, access, agents, environments, export, schemas),
 }

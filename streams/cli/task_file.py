@@ -50,6 +50,13 @@ OPTIONS = (
     ),
     click.option("--group-size", type=click.IntRange(min=1), help="Responses per task.  [default: 8]"),
     click.option("--system", default=None, metavar="TEXT", help="System message before each prompt."),
+    click.option(
+        "--prompt",
+        "prompt_version",
+        default=None,
+        metavar="NAME[@ALIAS]",
+        help="Prompt of the log before each task's messages; NAME alone is NAME@production.",
+    ),
     click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum tokens of a response.  [default: 256]"),
     click.option(
         "--scorer",
@@ -74,6 +81,7 @@ class TaskFileOptions:
     purpose: str | None = None
     group_size: int | None = None
     system: str | None = None
+    prompt_version: str | None = None
     max_tokens: int | None = None
     scorers: tuple[str, ...] = ()
 
@@ -87,6 +95,7 @@ class TaskFileOptions:
             "purpose": self.purpose,
             "group_size": self.group_size,
             "system": self.system,
+            "prompt_version": self.prompt_version,
             "sampling.max_tokens": self.max_tokens,
             "reward_sources": sources or None,
         }
@@ -145,6 +154,7 @@ def read_tasks(
     from schemas.faults import names_in_quotes
     from streams.arrow import file_rows
     from streams.kafka.times import now_ms
+    from streams.prompts.prompt_log import resolver
     from streams.stages.tasks import lines
 
     reading = lines.Reading(
@@ -154,6 +164,7 @@ def read_tasks(
         defaults=options.defaults(settings) | ({} if agent is None else {"agent": agent}),
         names=options.fields_of_columns(),
         rewards_of_agent=rewards_of_agent,
+        prompts=resolver(settings),
     )
     stdin = str(file) == "-"
     entries = file_rows.json_lines(click.get_binary_stream("stdin")) if stdin else file_rows.rows(file, options.split)

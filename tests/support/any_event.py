@@ -309,7 +309,7 @@ _GREETING: dict[str, Any] = {
 
 
 def _rendered(task: Task) -> tuple[Message, ...]:
-    return () if task.prompt_version is None else task.prompt_version.rendered()
+    return () if task.prompt_version is None else task.prompt_version.render()
 
 
 def _whole_prompt(event: PromptEvent) -> PromptEvent:

@@ -111,7 +111,7 @@ def application() -> Application:
 
 def posted(app: Application, route: Route, raw: bytes) -> httpx.Response:
     path = route.paths[0].format(
-        **dict.fromkeys(("agent_id", "trajectory_id", "job_id", "policy", "task_id", "run_id"), "x")
+        **dict.fromkeys(("agent_id", "trajectory_id", "job_id", "policy", "task_id", "run_id", "name"), "x")
     )
 
     async def post() -> httpx.Response:

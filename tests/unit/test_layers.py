@@ -23,7 +23,10 @@ LAYERS = [
     ["streams.processes"],
     ["streams.observability"],
     ["streams.kafka"],
-    ["streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.worker", "streams.calls"],
+    [
+        *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow"),
+        *("streams.worker", "streams.calls", "streams.prompts"),
+    ],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
     ["streams.jobs", "streams.access"],

@@ -25,7 +25,7 @@ from gateway.log.group_answer import GroupAnswer
 from gateway.log.query_body import QueryAnswer, QueryBody
 from gateway.log.rewards import RewardBody
 from gateway.log.sql_rows import LogOverHttp, run_query
-from gateway.log.tasks import TaskBody, task_of
+from gateway.log.tasks import LogNames, TaskBody, task_of
 from gateway.people.door import Door
 from gateway.routes import TABLE
 from gateway.server import log_rooms
@@ -48,7 +48,7 @@ SETTINGS = Settings(policy=Policy(name="sums"))
 
 def made(body: dict[str, Any], tenant: str | None = None, agents: Mapping[str, KnownAgent] | None = None) -> Task:
     sent = read_fields(TaskBody, json.dumps(body).encode())
-    return task_of(sent, SETTINGS, tenant=tenant, actor="key k1", now_ms=T0, agents=agents or {})
+    return task_of(sent, SETTINGS, tenant=tenant, actor="key k1", now_ms=T0, names=LogNames(agents or {}))
 
 
 def refused(body: dict[str, Any], tenant: str | None = None) -> CallError:

@@ -6,6 +6,17 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 
+class ActivateBody(TypedDict):
+    """
+    An alias that is to mean a version.
+    """
+
+    alias: str
+    version: int
+    expected: NotRequired[int | None]
+    reason: NotRequired[str]
+
+
 class AgentTool(TypedDict):
     """
     A function that an agent calls.
@@ -14,6 +25,17 @@ class AgentTool(TypedDict):
     name: str
     description: NotRequired[str | None]
     parameters: NotRequired[dict[str, Any] | None]
+
+
+class AliasAnswer(TypedDict):
+    """
+    An alias, and the version that it means.
+    """
+
+    object: Literal["prompt_alias"]
+    name: str
+    alias: str
+    version: int
 
 
 class CachedTokens(TypedDict):
@@ -54,6 +76,22 @@ class CheckpointFigures(TypedDict):
     """
 
     step: int | None
+
+
+class CostRow(TypedDict):
+    """
+    Jobs that have all these names in common; null: not summed by that.
+    """
+
+    policy: str | None
+    tenant: str | None
+    job: str | None
+    month: str | None
+    closed: bool | None
+    prompt_tokens: int
+    completion_tokens: int
+    trainer_s: float
+    cost_usd: float
 
 
 class CustomTool(TypedDict):
@@ -651,6 +689,25 @@ class PromoteBody(TypedDict):
     reason: str
 
 
+class PromptLine(TypedDict):
+    """
+    A prompt that a task's messages begin with; a text alone is NAME, NAME@3 or NAME@ALIAS.
+    """
+
+    name: str
+    variables: NotRequired[dict[str, Any]]
+
+
+class PromptMessageBody(TypedDict):
+    """
+    A message of a prompt.
+    """
+
+    role: str
+    content: str
+    name: NotRequired[str | None]
+
+
 class QueryAnswer(TypedDict):
     """
     Rows of a statement; `more`: there are others beyond the limit.
@@ -1161,6 +1218,29 @@ class TaskAnswer(TypedDict):
     recorded_at: str
 
 
+class TemplateBody(TypedDict):
+    """
+    A version of a prompt: its text, with {{name}} where the value of a variable goes.
+    """
+
+    name: str
+    template: NotRequired[str | None]
+    messages: NotRequired[list[PromptMessageBody] | None]
+    variables: NotRequired[dict[str, Literal["string", "integer", "number", "boolean", "json"]] | None]
+    alias: NotRequired[str | None]
+    reason: NotRequired[str]
+
+
+class TemplateMessage(TypedDict):
+    """
+    A message of a prompt.
+    """
+
+    role: str
+    content: str
+    name: NotRequired[str | None]
+
+
 class TextBlock(TypedDict):
     """
     Text.
@@ -1433,6 +1513,20 @@ class VerdictBody(TypedDict):
     expected: NotRequired[str | None]
 
 
+class VersionEarnings(TypedDict):
+    """
+    What one version earned.
+    """
+
+    version: int
+    tasks: int
+    questions: int
+    mean_reward: float
+    low: float
+    high: float
+    tokens: float
+
+
 class AdapterDecisionAnswer(TypedDict):
     """
     A decision that took effect; `before`: the primary until then.
@@ -1570,6 +1664,15 @@ class CompletionsBody(TypedDict):
     logprobs: NotRequired[int | None]
     stream: NotRequired[bool | None]
     stream_options: NotRequired[StreamOptions | None]
+
+
+class CostList(TypedDict):
+    """
+    Usage and cost.
+    """
+
+    object: Literal["list"]
+    data: list[CostRow]
 
 
 class CountTokensBody(TypedDict):
@@ -1837,6 +1940,17 @@ class PolicyAdapters(TypedDict):
     versions: list[AdapterVersion]
 
 
+class PromptEvaluation(TypedDict):
+    """
+    What a prompt earned, the best version first.
+    """
+
+    object: Literal["prompt_evaluation"]
+    name: str
+    versions: list[VersionEarnings]
+    comparison: dict[str, float] | None
+
+
 class RecordedRun(TypedDict):
     """
     One run, with its turns; `text`: the answer of a run without turns.
@@ -1975,10 +2089,38 @@ class TaskBody(TypedDict):
     max_turns: NotRequired[int | None]
     thread: NotRequired[str | None]
     environment: NotRequired[EnvironmentLine | None]
+    prompt_version: NotRequired[PromptLine | None]
     tools: NotRequired[list[ToolIn]]
     reward_sources: NotRequired[list[RewardSourceLine] | None]
     messages: NotRequired[list[MessageIn] | None]
     input: NotRequired[str | list[MessageIn] | None]
+
+
+class TemplateAnswer(TypedDict):
+    """
+    A version of a prompt.
+    """
+
+    object: Literal["prompt_version"]
+    name: str
+    version: int
+    aliases: dict[str, float]
+    digest: str
+    messages: list[TemplateMessage]
+    variables: dict[str, str]
+    created_at: str
+    actor: str
+    reason: str
+    job_id: str | None
+
+
+class TemplateList(TypedDict):
+    """
+    Every version of every prompt that one may know of.
+    """
+
+    object: Literal["list"]
+    data: list[TemplateAnswer]
 
 
 class TextChoice(TypedDict):

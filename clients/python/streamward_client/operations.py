@@ -166,6 +166,11 @@ class Operations(Sender):
         answer: models.TrainingMetrics = self.send("GET", f"/rl/training/{part(job_id)}/metrics")
         return answer
 
+    def list_costs(self, *, by: str | None = None) -> models.CostList:
+        """Sum the usage and cost of jobs; a key of a tenant sees its own."""
+        answer: models.CostList = self.send("GET", "/costs", params={"by": by})
+        return answer
+
     def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
         """Write a task. The same task again is the same; another one of its id is refused."""
         answer: models.TaskAnswer = self.send("POST", "/tasks", json=body)
@@ -239,6 +244,26 @@ class Operations(Sender):
     def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
         """List the builds of data sets, and where they were sent."""
         answer: models.DatasetListAnswer = self.send("GET", "/datasets", params={"dataset": dataset})
+        return answer
+
+    def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
+        """Create a version of a prompt. A text that a version has already is that version."""
+        answer: models.TemplateAnswer = self.send("POST", "/prompts/templates", json=body)
+        return answer
+
+    def list_templates(self, *, name: str | None = None) -> models.TemplateList:
+        """List versions of prompts."""
+        answer: models.TemplateList = self.send("GET", "/prompts/templates", params={"name": name})
+        return answer
+
+    def activate_template(self, name: str, body: models.ActivateBody) -> models.AliasAnswer:
+        """Let an alias of a prompt mean a version."""
+        answer: models.AliasAnswer = self.send("POST", f"/prompts/templates/{part(name)}/activate", json=body)
+        return answer
+
+    def evaluate_prompt(self, *, name: str | None = None, version: int | None = None, against: int | None = None, policy: str | None = None, scenario: str | None = None) -> models.PromptEvaluation:
+        """Return what the tasks with each version of a prompt earned, and one version against another."""
+        answer: models.PromptEvaluation = self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
         return answer
 
     def get_permissions(self) -> models.PermissionsAnswer:
@@ -424,6 +449,11 @@ class AsyncOperations(AsyncSender):
         answer: models.TrainingMetrics = await self.send("GET", f"/rl/training/{part(job_id)}/metrics")
         return answer
 
+    async def list_costs(self, *, by: str | None = None) -> models.CostList:
+        """Sum the usage and cost of jobs; a key of a tenant sees its own."""
+        answer: models.CostList = await self.send("GET", "/costs", params={"by": by})
+        return answer
+
     async def submit_task(self, body: models.TaskBody) -> models.TaskAnswer:
         """Write a task. The same task again is the same; another one of its id is refused."""
         answer: models.TaskAnswer = await self.send("POST", "/tasks", json=body)
@@ -497,6 +527,26 @@ class AsyncOperations(AsyncSender):
     async def list_datasets(self, *, dataset: str | None = None) -> models.DatasetListAnswer:
         """List the builds of data sets, and where they were sent."""
         answer: models.DatasetListAnswer = await self.send("GET", "/datasets", params={"dataset": dataset})
+        return answer
+
+    async def create_template(self, body: models.TemplateBody) -> models.TemplateAnswer:
+        """Create a version of a prompt. A text that a version has already is that version."""
+        answer: models.TemplateAnswer = await self.send("POST", "/prompts/templates", json=body)
+        return answer
+
+    async def list_templates(self, *, name: str | None = None) -> models.TemplateList:
+        """List versions of prompts."""
+        answer: models.TemplateList = await self.send("GET", "/prompts/templates", params={"name": name})
+        return answer
+
+    async def activate_template(self, name: str, body: models.ActivateBody) -> models.AliasAnswer:
+        """Let an alias of a prompt mean a version."""
+        answer: models.AliasAnswer = await self.send("POST", f"/prompts/templates/{part(name)}/activate", json=body)
+        return answer
+
+    async def evaluate_prompt(self, *, name: str | None = None, version: int | None = None, against: int | None = None, policy: str | None = None, scenario: str | None = None) -> models.PromptEvaluation:
+        """Return what the tasks with each version of a prompt earned, and one version against another."""
+        answer: models.PromptEvaluation = await self.send("GET", "/prompts/evaluate", params={"name": name, "version": version, "against": against, "policy": policy, "scenario": scenario})
         return answer
 
     async def get_permissions(self) -> models.PermissionsAnswer:

@@ -5,6 +5,22 @@ export type ClientOptions = {
 };
 
 /**
+ * An alias that is to mean a version.
+ */
+export type ActivateBody = {
+    alias: string;
+    version: number;
+    /**
+     * only if the alias means this version now; 0: none yet
+     */
+    expected?: number | null;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
+};
+
+/**
  * A decision that took effect; `before`: the primary until then.
  */
 export type AdapterDecisionAnswer = {
@@ -103,6 +119,16 @@ export type AgentTool = {
     parameters?: {
         [key: string]: unknown;
     } | null;
+};
+
+/**
+ * An alias, and the version that it means.
+ */
+export type AliasAnswer = {
+    object: 'prompt_alias';
+    name: string;
+    alias: string;
+    version: number;
 };
 
 /**
@@ -387,6 +413,32 @@ export type CompletionsBody = {
      * `include_usage`
      */
     stream_options?: StreamOptions | null;
+};
+
+/**
+ * Usage and cost.
+ */
+export type CostList = {
+    object: 'list';
+    data: Array<CostRow>;
+};
+
+/**
+ * Jobs that have all these names in common; null: not summed by that.
+ */
+export type CostRow = {
+    policy: string | null;
+    tenant: string | null;
+    job: string | null;
+    month: string | null;
+    /**
+     * by tenant and month: whether the sum is final
+     */
+    closed: boolean | null;
+    prompt_tokens: number;
+    completion_tokens: number;
+    trainer_s: number;
+    cost_usd: number;
 };
 
 /**
@@ -1443,6 +1495,46 @@ export type PromoteBody = {
 };
 
 /**
+ * What a prompt earned, the best version first.
+ */
+export type PromptEvaluation = {
+    object: 'prompt_evaluation';
+    name: string;
+    versions: Array<VersionEarnings>;
+    /**
+     * version against the other, on the questions of both
+     */
+    comparison: {
+        [key: string]: number;
+    } | null;
+};
+
+/**
+ * A prompt that a task's messages begin with; a text alone is NAME, NAME@3 or NAME@ALIAS.
+ */
+export type PromptLine = {
+    /**
+     * NAME, NAME@3 or NAME@ALIAS; NAME alone is NAME@production
+     */
+    name: string;
+    /**
+     * the value of each variable: data, never run
+     */
+    variables?: {
+        [key: string]: unknown;
+    };
+};
+
+/**
+ * A message of a prompt.
+ */
+export type PromptMessageBody = {
+    role: string;
+    content: string;
+    name?: string | null;
+};
+
+/**
  * Rows of a statement; `more`: there are others beyond the limit.
  */
 export type QueryAnswer = {
@@ -2282,6 +2374,10 @@ export type TaskBody = {
     max_turns?: number | null;
     thread?: string | null;
     environment?: EnvironmentLine | null;
+    /**
+     * a prompt of the log, before the task's own messages
+     */
+    prompt_version?: PromptLine | null;
     tools?: Array<ToolIn>;
     reward_sources?: Array<RewardSourceLine> | null;
     messages?: Array<MessageIn> | null;
@@ -2289,6 +2385,79 @@ export type TaskBody = {
      * the question: a text, or messages; without anybody who scores it, it is asked once (serve)
      */
     input?: string | Array<MessageIn> | null;
+};
+
+/**
+ * A version of a prompt.
+ */
+export type TemplateAnswer = {
+    object: 'prompt_version';
+    name: string;
+    version: number;
+    /**
+     * the share of the users of each alias that get this version
+     */
+    aliases: {
+        [key: string]: number;
+    };
+    digest: string;
+    messages: Array<TemplateMessage>;
+    variables: {
+        [key: string]: string;
+    };
+    created_at: string;
+    actor: string;
+    reason: string;
+    /**
+     * the search that proposed it
+     */
+    job_id: string | null;
+};
+
+/**
+ * A version of a prompt: its text, with {{name}} where the value of a variable goes.
+ */
+export type TemplateBody = {
+    name: string;
+    /**
+     * a system message
+     */
+    template?: string | null;
+    /**
+     * or several, of system, user and assistant
+     */
+    messages?: Array<PromptMessageBody> | null;
+    /**
+     * types by name; default: each is a string
+     */
+    variables?: {
+        [key: string]: 'string' | 'integer' | 'number' | 'boolean' | 'json';
+    } | null;
+    /**
+     * let this alias mean the version, e.g. production
+     */
+    alias?: string | null;
+    /**
+     * why; it is recorded
+     */
+    reason?: string;
+};
+
+/**
+ * Every version of every prompt that one may know of.
+ */
+export type TemplateList = {
+    object: 'list';
+    data: Array<TemplateAnswer>;
+};
+
+/**
+ * A message of a prompt.
+ */
+export type TemplateMessage = {
+    role: string;
+    content: string;
+    name?: string | null;
 };
 
 /**
@@ -2628,6 +2797,19 @@ export type VerdictBody = {
      * `verdict_id` that counted when the run was shown; default: whichever does
      */
     expected?: string | null;
+};
+
+/**
+ * What one version earned.
+ */
+export type VersionEarnings = {
+    version: number;
+    tasks: number;
+    questions: number;
+    mean_reward: number;
+    low: number;
+    high: number;
+    tokens: number;
 };
 
 /**
@@ -3551,6 +3733,36 @@ export type GetTrainingMetricsResponses = {
 
 export type GetTrainingMetricsResponse = GetTrainingMetricsResponses[keyof GetTrainingMetricsResponses];
 
+export type ListCostsData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * comma separated: policy, tenant, job, month
+         */
+        by?: string;
+    };
+    url: '/costs';
+};
+
+export type ListCostsErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListCostsError = ListCostsErrors[keyof ListCostsErrors];
+
+export type ListCostsResponses = {
+    /**
+     * Done
+     */
+    200: CostList;
+};
+
+export type ListCostsResponse = ListCostsResponses[keyof ListCostsResponses];
+
 export type SubmitTaskData = {
     body: TaskBody;
     path?: never;
@@ -3981,6 +4193,122 @@ export type ListDatasetsResponses = {
 };
 
 export type ListDatasetsResponse = ListDatasetsResponses[keyof ListDatasetsResponses];
+
+export type ListTemplatesData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * default: all of them
+         */
+        name?: string | null;
+    };
+    url: '/prompts/templates';
+};
+
+export type ListTemplatesErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ListTemplatesError = ListTemplatesErrors[keyof ListTemplatesErrors];
+
+export type ListTemplatesResponses = {
+    /**
+     * Done
+     */
+    200: TemplateList;
+};
+
+export type ListTemplatesResponse = ListTemplatesResponses[keyof ListTemplatesResponses];
+
+export type CreateTemplateData = {
+    body: TemplateBody;
+    path?: never;
+    query?: never;
+    url: '/prompts/templates';
+};
+
+export type CreateTemplateErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type CreateTemplateError = CreateTemplateErrors[keyof CreateTemplateErrors];
+
+export type CreateTemplateResponses = {
+    /**
+     * Done
+     */
+    201: TemplateAnswer;
+};
+
+export type CreateTemplateResponse = CreateTemplateResponses[keyof CreateTemplateResponses];
+
+export type ActivateTemplateData = {
+    body: ActivateBody;
+    path: {
+        name: string;
+    };
+    query?: never;
+    url: '/prompts/templates/{name}/activate';
+};
+
+export type ActivateTemplateErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type ActivateTemplateError = ActivateTemplateErrors[keyof ActivateTemplateErrors];
+
+export type ActivateTemplateResponses = {
+    /**
+     * Done
+     */
+    200: AliasAnswer;
+};
+
+export type ActivateTemplateResponse = ActivateTemplateResponses[keyof ActivateTemplateResponses];
+
+export type EvaluatePromptData = {
+    body?: never;
+    path?: never;
+    query?: {
+        name?: string;
+        version?: number | null;
+        /**
+         * compare with this version on equal questions
+         */
+        against?: number | null;
+        policy?: string | null;
+        scenario?: string | null;
+    };
+    url: '/prompts/evaluate';
+};
+
+export type EvaluatePromptErrors = {
+    /**
+     * There is no answer after serve.answer_s
+     */
+    default: RestErrorAnswer;
+};
+
+export type EvaluatePromptError = EvaluatePromptErrors[keyof EvaluatePromptErrors];
+
+export type EvaluatePromptResponses = {
+    /**
+     * Done
+     */
+    200: PromptEvaluation;
+};
+
+export type EvaluatePromptResponse = EvaluatePromptResponses[keyof EvaluatePromptResponses];
 
 export type GetPermissionsData = {
     body?: never;

@@ -26,9 +26,12 @@ from pydantic_core import PydanticCustomError
 
 from schemas import serde
 from schemas.conversation import Conversation, ToolIn
-from schemas.events import EpisodeStart, Message, Purpose, RewardSource, Sampling, Task, derive_id
+from schemas.events import EpisodeStart, Message, PromptUse, Purpose, RewardSource, Sampling, Task, derive_id
 from schemas.faults import OutsideObject, ValueFault, faults, names_in_quotes, nearest
 from streams.arrow.file_rows import Row, fields_of
+from streams.errors import EventError, NotFoundError
+from streams.prompts import prompt_use
+from streams.prompts.prompt_use import PromptReference, Resolver, no_prompts
 from streams.scorers import source_problems
 from streams.settings.model import Topics
 from streams.stages.tasks.column_paths import (
@@ -121,6 +124,18 @@ class RewardSourceLine(OutsideObject):
         return RewardSource(name=self.name, weight=self.weight, settings=_json(self.settings))
 
 
+class PromptLine(OutsideObject):
+    """A prompt that a task's messages begin with; a text alone is NAME, NAME@3 or NAME@ALIAS."""
+
+    name: str = Field(min_length=1, description="NAME, NAME@3 or NAME@ALIAS; NAME alone is NAME@production")
+    variables: dict[str, Any] = Field(default_factory=dict, description="the value of each variable: data, never run")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+
 class TaskLine(OutsideObject):
     """One line of a submission."""
 
@@ -144,13 +159,14 @@ class TaskLine(OutsideObject):
     max_turns: int | None = None
     thread: Text | None = None
     environment: EnvironmentLine | None = None
+    prompt_version: PromptLine | None = Field(None, description="a prompt of the log, before the task's own messages")
     tools: list[ToolIn] = Field(default_factory=list)
     reward_sources: list[RewardSourceLine] | None = None
     messages: Conversation | None = None
 
     @model_validator(mode="after")
     def _says_each_thing_once(self) -> TaskLine:
-        if (self.prompt is None) == (self.messages is None):
+        if (self.prompt is None) == (self.messages is None) and (self.prompt or self.prompt_version is None):
             raise ValueError("give either prompt or messages")
         if self.system is not None and self.prompt is None:
             raise ValueError("system goes with prompt; write it as the first of messages")
@@ -195,6 +211,8 @@ class Reading:
     """Whether the caller has --map, which messages may then offer."""
     rewards_of_agent: Callable[[str], tuple[RewardSource, ...]] = lambda _: ()
     """Of tasks that name an agent and no reward sources."""
+    prompts: Resolver = no_prompts
+    """Of tasks that name a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,8 +439,12 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
         raise _WrongFields(list(faults(exc, TaskLine, fields))) from exc
     except (TypeError, ValueError, RecursionError) as exc:  # a number too long to be text, or a value of no JSON type
         raise ValueError(f"not usable as JSON: {exc}") from exc
+    task_id = line.task_id or _derived_id(fields, line)
+    prompt = None if line.prompt_version is None else _prompt_use(line, line.prompt_version, task_id, reading)
+    if prompt is not None and line.task_id is None:  # asked with another version it is another task
+        task_id = derive_id("line", task_id, prompt)
     return Task(
-        task_id=line.task_id or _derived_id(fields, line),
+        task_id=task_id,
         created_at=reading.now_ms if line.created_at is None else line.created_at,
         traceparent=line.traceparent,
         metadata={"source": place, **line.metadata},
@@ -439,10 +461,28 @@ def _task(fields: dict[str, Any], place: str, reading: Reading) -> Task:
         max_turns=line.max_turns,
         thread=line.thread,
         environment=_environment(line.environment),
+        prompt_version=prompt,
         tools=tuple(tool.tool for tool in line.tools),
         reward_sources=_sources(line, reading),
-        messages=_messages(line),
+        messages=_messages(line) if prompt is None else _after_prompt(prompt, _messages(line)),
     )
+
+
+def _prompt_use(line: TaskLine, named: PromptLine, task_id: str, reading: Reading) -> PromptUse:
+    """Return the version that a line's prompt means for its thread, or itself, with its values. Raises ValueError."""
+    try:
+        reference = PromptReference.parse(named.name)
+        return prompt_use.use(reading.prompts(reference, line.thread or task_id), reference, named.variables)
+    except (EventError, NotFoundError) as exc:
+        raise ValueError(f"prompt_version: {exc}") from exc
+
+
+def _after_prompt(prompt: PromptUse, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return messages with those of the prompt before them. Raises ValueError if they do not go together."""
+    try:
+        return prompt_use.before(prompt, messages)
+    except EventError as exc:
+        raise ValueError(f"prompt_version: {exc}") from exc
 
 
 def _derived_id(fields: dict[str, Any], line: TaskLine) -> str:
@@ -493,6 +533,8 @@ def _environment(given: EnvironmentLine | None) -> EpisodeStart | None:
 
 
 def _messages(line: TaskLine) -> tuple[Message, ...]:
+    if line.messages is None and line.prompt is None:
+        return ()  # the prompt has the question
     if line.messages is None:
         system = () if line.system is None else (Message(role="system", content=line.system),)
         return (*system, Message(role="user", content=line.prompt or ""))

@@ -6,6 +6,7 @@
                                                        jobs, folded              ──► training_jobs
                                                        answers, turns, and more  ──► runs (runs_view.py)
                                                        groups + responses        ──► spans
+                                                       groups, turns             ──► prompt_rewards (prompts_view.py)
                                                        tasks                     ──► unique_tasks, and others of UNIQUE
 
 A view has a leading topic: `--since`, `--key` and the like choose records of that one, and a join looks up the others
@@ -30,6 +31,7 @@ from streams.kafka.topics import topics
 from streams.settings.model import Settings
 from streams.tools.archive.columns import MEMBERS, PER_TOKEN
 from streams.tools.query.jobs_view import TRAINING_JOBS
+from streams.tools.query.prompts_view import PROMPT_REWARDS
 from streams.tools.query.runs_view import runs_sql
 
 WHOLE = "whole"
@@ -285,6 +287,13 @@ JOINS = (
         KNOWN_VERSIONS + FOLDED + CHECKPOINTS,
     ),
     SqlView("training_jobs", "jobs", "one row per job: what was ordered, how far it is, and its cost", TRAINING_JOBS),
+    SqlView(
+        "prompt_rewards",
+        "groups",
+        "one row per task or rated call with a prompt: its version, and what it earned",
+        PROMPT_REWARDS,
+        ("tasks", "responses", "turns", "rewards"),
+    ),
     *(_unique(label, key) for label, key in UNIQUE.items()),
     SqlView("key_use", "requests", "one row per key: what it asked, was refused, and used", KEY_USE, ("access",)),
 )

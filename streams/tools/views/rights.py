@@ -92,7 +92,7 @@ def _tenant_definitions(tenant: str) -> str:
         "rollout": own_policy,
         "policy_checkpoints": own_policy,
         **dict.fromkeys((*OF_TENANT, "training_jobs"), f"tenant = {name}"),
-        "prompts": f"starts_with(prompt, {prefix})",
+        **dict.fromkeys(("prompts", "prompt_rewards"), f"starts_with(prompt, {prefix})"),
         "dead_letters": f"CASE WHEN {keyed_by_policy} THEN starts_with({key}, {prefix}) "
         f"ELSE {key} IN (FROM own_tasks) END",
     }

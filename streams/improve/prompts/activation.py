@@ -1,0 +1,46 @@
+"""Let an alias mean another version, unless a policy is in training with the one that it means.
+
+    jobs that have not ended ──► with this prompt, by this alias? ──► refused by name
+                                                              no ──► PromptLog.activate
+
+A policy that is trained with one prompt and asked with another is measured with neither. Its tasks keep the version
+that the job was ordered with in any case; this keeps the answers that people get in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from streams.errors import RefusedError
+from streams.jobs.job_log import JobLog
+from streams.jobs.state import JobState
+from streams.prompts.prompt_log import Activation, PromptLog
+from streams.prompts.prompt_state import AliasTarget
+from streams.settings.model import Settings
+
+
+def activate(settings: Settings, prompts: PromptLog, order: Activation) -> AliasTarget:
+    """Let an alias mean a version. Raises RefusedError while a policy is in training with another, and as the log."""
+    target = prompts.get(order.prompt).aliases.get(order.alias)
+    if target is not None and target.version != order.version:
+        with JobLog(settings) as jobs:
+            check_not_in_training(jobs.jobs.values(), order)
+    return prompts.activate(order)
+
+
+def check_not_in_training(jobs: Iterable[JobState], order: Activation) -> None:
+    """Raise RefusedError if a job that has not ended trains with the prompt that the alias means, or searches by it."""
+    for job in jobs:
+        if job.has_ended or job.job_id == order.job_id:
+            continue
+        trained, search = job.spec.prompt_version, job.spec.search
+        if trained is not None and (trained.name, trained.alias) == (order.prompt, order.alias):
+            raise RefusedError(
+                f"policy {job.policy} is in training with {trained} until job {job.job_id} ends ({job.status}): "
+                f"{order.alias} cannot mean version {order.version} before; wait for it, or cancel it"
+            )
+        if search is not None and (search.prompt, search.alias) == (order.prompt, order.alias):
+            raise RefusedError(
+                f"job {job.job_id} decides what {order.alias} of {order.prompt} means ({job.status}); wait for it, or "
+                "cancel it"
+            )

@@ -1,0 +1,62 @@
+"""A prompt as people write it: a text, or messages in JSON, with the types of its variables.
+
+    {"template": "Answer in {{language}}."}                                     ─┐
+    {"messages": [{"role": "system", "content": …}, …], "variables": {"n": …}}  ─┴─► PromptBody ──► PromptText
+
+The same fields in a file, in a command and in a request; what is wrong with them is said in the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from schemas.events import Message, PromptVariable
+from schemas.faults import OutsideObject, faults
+from schemas.prompt_text import VariableType, types_of
+from streams.errors import EventError
+from streams.prompts.prompt_log import PromptText
+
+
+class PromptMessageBody(OutsideObject):
+    """A message of a prompt."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+class PromptBody(OutsideObject):
+    """The text of a version."""
+
+    template: str | None = Field(None, description="a system message; {{name}} is where the value of a variable goes")
+    messages: list[PromptMessageBody] | None = Field(None, description="or several, of system, user and assistant")
+    variables: dict[str, VariableType] | None = Field(
+        None, description="types of variables, by name; default: every {{name}} is a string"
+    )
+
+    @model_validator(mode="after")
+    def _says_it_once(self) -> PromptBody:
+        if (self.template is None) == (self.messages is None):
+            raise ValueError("give either template or messages")
+        return self
+
+    def text(self, prompt: str, *, actor: str, reason: str) -> PromptText:
+        """Return what is to be a version of `prompt`."""
+        if self.messages is None:
+            messages: tuple[Message, ...] = (Message(role="system", content=self.template or ""),)
+        else:
+            messages = tuple(Message(**message.model_dump()) for message in self.messages)
+        types = types_of(message.content for message in messages) if self.variables is None else self.variables
+        variables = tuple(PromptVariable(name=name, type=kind) for name, kind in types.items())
+        return PromptText(prompt=prompt, messages=messages, variables=variables, actor=actor, reason=reason)
+
+
+def read_body(fields: Mapping[str, Any]) -> PromptBody:
+    """Return a body. Raises EventError that names its first fault."""
+    try:
+        return PromptBody.model_validate(fields)
+    except ValidationError as exc:
+        raise EventError(next(faults(exc, PromptBody, fields)).text) from exc

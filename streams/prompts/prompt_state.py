@@ -1,0 +1,180 @@
+"""A prompt, as the fold of its events.
+
+    prompts[name]: created, activated, shared, reflected, reported ──► fold, compare and swap ──► PromptState
+
+Versions are 1, 2, 3 and so on, and none ever changes or goes. An alias means one version, or while a live comparison
+lasts a share of its users each of several. Each event names how many events of its prompt took effect before it: of two
+that were decided against the same state the first in the partition takes effect, and the second changes nothing. The
+same text is one version, however often it is proposed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from schemas.events import (
+    Coordinates,
+    Message,
+    PromptArm,
+    PromptEvent,
+    PromptReflection,
+    PromptVariable,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptVersion:
+    """A version of a prompt: its text for ever."""
+
+    name: str
+    number: int
+    messages: tuple[Message, ...]
+    variables: tuple[PromptVariable, ...]
+    digest: str
+    created_at: int
+    actor: str
+    reason: str
+    job_id: str | None = None
+    """The search that proposed it."""
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class AliasTarget:
+    """The versions that an alias means, by share."""
+
+    arms: tuple[PromptArm, ...]
+    event: PromptEvent
+    """That said so."""
+
+    @property
+    def version(self) -> int | None:
+        """The one version that it means; None while its users are shared among several."""
+        return self.arms[0].version if len(self.arms) == 1 else None
+
+    def version_for(self, unit: str) -> int:
+        """Return the version for a thread or a task: the same one as long as the shares are as they are."""
+        if len(self.arms) == 1:
+            return self.arms[0].version
+        drawn, reached = place(self.event.prompt, self.event.alias or "", self.event.event_id, unit), 0.0
+        for arm in self.arms:
+            reached += arm.share
+            if drawn < reached:
+                return arm.version
+        return self.arms[-1].version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptState:
+    """Everything that the events of one prompt say."""
+
+    prompt: str
+    sequence: int = 0
+    """How many events took effect: what the next one has to name."""
+    versions: tuple[PromptVersion, ...] = ()
+    """In order; version n is the one at n - 1."""
+    aliases: Mapping[str, AliasTarget] = field(default_factory=dict)
+    reflections: Mapping[str, PromptReflection] = field(default_factory=dict)
+    """By the digest of their request."""
+    reports: Mapping[str, PromptEvent] = field(default_factory=dict)
+    """The figures of each search on questions that it did not use, by job."""
+    effective: Mapping[str, Coordinates] = field(default_factory=dict)
+    """Where each event is that took effect, by its id."""
+    refused: Mapping[Coordinates, str] = field(default_factory=dict)
+    """Reasons, by place of an event that changed nothing."""
+
+    def version(self, number: int) -> PromptVersion | None:
+        """Return a version; None if there is none of this number."""
+        return self.versions[number - 1] if 1 <= number <= len(self.versions) else None
+
+    def with_text(self, digest: str) -> PromptVersion | None:
+        """Return the version with this text; None if there is none."""
+        return next((version for version in self.versions if version.digest == digest), None)
+
+
+def refusal(state: PromptState, event: PromptEvent) -> str | None:
+    """Return why an event changes nothing about a prompt in this state; None if it takes effect."""
+    if event.sequence != state.sequence:
+        return (
+            f"it was decided when {event.sequence} events of the prompt had taken effect, and there are "
+            f"{state.sequence}; look at it and decide again"
+        )
+    named = [event.version] if event.kind in ("activated", "reported") else [arm.version for arm in event.arms]
+    for number in named:
+        if number is None or state.version(number) is None:
+            return f"there is no version {number}; the prompt has {_count(len(state.versions))}"
+    if event.kind == "created":
+        if (same := state.with_text(event.digest or "")) is not None:
+            return f"version {same.number} has the same text; use that one"
+        if event.version != len(state.versions) + 1:
+            return f"version is {event.version}; the next one is {len(state.versions) + 1}"
+    if event.reflection is not None and event.reflection.request_digest in state.reflections:
+        return "the same was asked before; its answer counts"
+    return None
+
+
+def fold(state: PromptState, event: PromptEvent, at: Coordinates) -> PromptState:
+    """Return a prompt after a record; one that is refused changes nothing but the list of those."""
+    if state.effective.get(event.event_id) == at:
+        return state
+    if (reason := refusal(state, event)) is not None:
+        return replace(state, refused={**state.refused, at: reason})
+    after = replace(state, sequence=state.sequence + 1, effective={**state.effective, event.event_id: at})
+    return _APPLY[event.kind](after, event)
+
+
+def _add_version(state: PromptState, event: PromptEvent) -> PromptState:
+    version = PromptVersion(
+        name=event.prompt,
+        number=len(state.versions) + 1,
+        messages=event.messages,
+        variables=event.variables,
+        digest=event.digest or "",
+        created_at=event.created_at,
+        actor=event.actor,
+        reason=event.reason,
+        job_id=event.job_id,
+    )
+    return replace(state, versions=(*state.versions, version))
+
+
+def _set_alias(state: PromptState, event: PromptEvent) -> PromptState:
+    arms = (PromptArm(version=event.version or 0, share=1.0),)
+    return replace(state, aliases={**state.aliases, event.alias or "": AliasTarget(arms, event)})
+
+
+def _share_alias(state: PromptState, event: PromptEvent) -> PromptState:
+    return replace(state, aliases={**state.aliases, event.alias or "": AliasTarget(event.arms, event)})
+
+
+def _add_reflection(state: PromptState, event: PromptEvent) -> PromptState:
+    if event.reflection is None:
+        return state
+    return replace(state, reflections={**state.reflections, event.reflection.request_digest: event.reflection})
+
+
+def _add_report(state: PromptState, event: PromptEvent) -> PromptState:
+    return replace(state, reports={**state.reports, event.job_id or "": event})
+
+
+_APPLY = {
+    "created": _add_version,
+    "activated": _set_alias,
+    "shared": _share_alias,
+    "reflected": _add_reflection,
+    "reported": _add_report,
+}
+
+
+def place(*parts: str) -> float:
+    """Return the position in [0, 1) of a thread or a task among the users of an alias."""
+    name = "\x1f".join(parts).encode()
+    return (int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 11) / 2**53
+
+
+def _count(number: int) -> str:
+    return {0: "none", 1: "version 1"}.get(number, f"versions 1 to {number}")

@@ -1,0 +1,96 @@
+"""A prompt that a task, a call, an agent or a job names: the version, its values, and the messages before it.
+
+    NAME@3, NAME@production, NAME ──► PromptReference ──► resolve ──► PromptVersion ──► with values ──► PromptUse
+    PromptUse ──► rendered ──► its messages, before those of the task
+
+NAME alone is NAME@production. The version is chosen once, when a task is written or a call begins, and is recorded with
+it: an alias that moves afterwards changes nothing that was rendered before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from schemas.events import ALIAS, PROMPT_NAME, Message, PromptUse, prompt_use_problems
+from schemas.faults import nearest
+from streams.errors import EventError, NotFoundError
+from streams.prompts.prompt_state import PromptState, PromptVersion
+
+DEFAULT_ALIAS = "production"
+
+
+class PromptReference(NamedTuple):
+    """A prompt by its name, and a version of it by number or alias."""
+
+    name: str
+    version: int | None = None
+    alias: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version if self.alias is None else self.alias}"
+
+    @classmethod
+    def parse(cls, text: str) -> PromptReference:
+        """Return what NAME, NAME@3 or NAME@ALIAS says. Raises EventError."""
+        name, at, rest = text.partition("@")
+        if PROMPT_NAME.fullmatch(name) is None or (at and not (rest.isdecimal() or ALIAS.fullmatch(rest))):
+            raise EventError(f"{text[:140]!r} names no prompt; expected NAME, NAME@3 or NAME@ALIAS")
+        if rest.isdecimal():
+            return cls(name, version=int(rest[:9]))
+        return cls(name, alias=rest or DEFAULT_ALIAS)
+
+
+Resolver = Callable[[PromptReference, str], PromptVersion]
+"""Returns the version for a thread or a task. Raises NotFoundError."""
+
+
+def no_prompts(reference: PromptReference, unit: str) -> PromptVersion:
+    """Raise NotFoundError: no log is read here."""
+    raise NotFoundError(f"{reference} for {unit}: prompts are not read here; submit the task to the log that has it")
+
+
+def resolve(states: Mapping[str, PromptState], reference: PromptReference, unit: str) -> PromptVersion:
+    """Return the version that a reference means for a thread or a task. Raises NotFoundError."""
+    state = states.get(reference.name)
+    if state is None or not state.versions:
+        raise NotFoundError(f"there is no prompt {reference.name[:80]!r}; {nearest(reference.name, states)}")
+    number = reference.version
+    if reference.alias is not None:
+        target = state.aliases.get(reference.alias)
+        if target is None:
+            raise NotFoundError(
+                f"prompt {reference.name} has no alias {reference.alias[:80]!r}; "
+                f"{nearest(reference.alias, state.aliases)}. `streamward prompts activate` sets one"
+            )
+        number = target.version_for(unit)
+    version = state.version(number or 0)
+    if version is None:
+        raise NotFoundError(f"prompt {reference.name} has no version {number}; its newest is {len(state.versions)}")
+    return version
+
+
+def use(version: PromptVersion, reference: PromptReference, values: Mapping[str, Any]) -> PromptUse:
+    """Return a version with the values of its variables. Raises EventError that names what is missing or extra."""
+    prompt = PromptUse(
+        name=version.name,
+        version=version.number,
+        alias=reference.alias,
+        values=json.dumps(dict(values), ensure_ascii=False),
+        variables=version.variables,
+        messages=version.messages,
+    )
+    if problem := next(prompt_use_problems(prompt), None):
+        raise EventError(problem)
+    return prompt
+
+
+def before(prompt: PromptUse, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages with those of a prompt before them. Raises EventError for a second system message."""
+    rendered = prompt.render()
+    if any(message.role == "system" for message in rendered) and any(message.role == "system" for message in messages):
+        raise EventError(f"prompt {prompt} has a system message, and so have the messages after it; leave one out")
+    if not any(message.role == "user" for message in (*rendered, *messages)):
+        raise EventError(f"prompt {prompt} has no message of a user, and none is after it; add the question")
+    return (*rendered, *messages)

@@ -1,0 +1,204 @@
+"""Prompts on a real log: commands, tasks and HTTP say the same, and a task keeps the version it was rendered with."""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import Message, PromptEvent, PromptVariable, Task
+from streams.access.access_log import AccessLog
+from streams.cli.root import cli
+from streams.errors import RefusedError
+from streams.kafka import admin
+from streams.kafka.producer import Producer
+from streams.prompts import prompt_log, prompt_use
+from streams.prompts.prompt_log import Activation, PromptLog, PromptText
+from streams.prompts.prompt_use import PromptReference
+from streams.settings.load import to_env
+from streams.settings.model import Settings
+from tests.support.agent_server import serving, settings_of
+from tests.support.documented import HOOKS
+from tests.support.factories import group, job_event, job_spec, member, prompt_event
+from tests.support.log.unchecked import write_unchecked
+from tests.support.processes import read
+
+pytestmark = pytest.mark.kafka
+
+
+def command(settings: Settings, *words: str) -> Result:
+    return CliRunner(env=to_env(settings)).invoke(cli, list(words))
+
+
+def texts(*contents: str) -> list[PromptText]:
+    return [
+        PromptText(prompt="greet", messages=(Message(role="system", content=text),), actor="ann", reason="try")
+        for text in contents
+    ]
+
+
+def activation(version: int, **changes: Any) -> Activation:
+    whole: dict[str, Any] = {"prompt": "greet", "alias": "production", "actor": "ann", "reason": "try"}
+    return Activation(version=version, **whole | changes)
+
+
+def test_writers_at_once_number_their_versions_without_a_gap_and_the_same_text_once(made: Settings) -> None:
+    with PromptLog(made) as one, PromptLog(made) as other, ThreadPoolExecutor(8) as pool:
+        wanted = texts(*(f"Say {number % 6}." for number in range(12)))
+        list(pool.map(lambda pair: (one, other)[pair[0] % 2].create(pair[1]), enumerate(wanted)))
+    [state] = prompt_log.read(made).values()
+    assert [version.number for version in state.versions] == list(range(1, 7))
+    assert {version.messages[0].content for version in state.versions} == {f"Say {number}." for number in range(6)}
+
+
+def test_an_alias_moves_only_from_the_version_that_was_expected(made: Settings) -> None:
+    with PromptLog(made) as log:
+        for text in texts("One.", "Two.", "Three."):
+            log.create(text)
+        assert log.activate(activation(1, expect=0)).version == 1
+        with pytest.raises(RefusedError, match="production means version 1, and version 0 was expected"):
+            log.activate(activation(2, expect=0))
+        assert log.activate(activation(2, expect=1)).version == 2
+        assert log.activate(activation(2, expect=1)).version == 2  # a repetition
+    assert sum(event.kind == "activated" for _, event in read(made, PromptEvent)) == 2
+
+
+def test_a_bad_prompt_gets_the_same_words_from_the_command_the_server_and_the_log(
+    kafka_bootstrap: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
+    bad = {"messages": [{"role": "system", "content": "{{a}} and {{b}}"}], "variables": {"a": "string"}}
+    words = "prompt greet: {{b}} is not declared; add b to variables, with its type"
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
+        file = tmp_path / "greet.json"
+        file.write_text(json.dumps(bad), encoding="utf-8")
+        typed = command(settings, "prompts", "create", "greet", str(file))
+        assert (typed.exit_code, typed.stderr.strip().splitlines()[-1]) == (1, f"Error: {words}")
+        sent = client.post(f"{url}/prompts/templates", json={"name": "greet", **bad})
+        assert (sent.status_code, sent.json()["error"]["message"]) == (400, words)
+    text = {"messages": (Message(role="system", content="{{a}} and {{b}}"),), "variables": (PromptVariable(name="a"),)}
+    event = prompt_event(**text)
+    write_unchecked(settings, event)
+    with caplog.at_level(logging.WARNING, "streamward.prompts"), PromptLog(settings) as log:
+        assert log.states == {}
+    assert "{{b}} is not declared; add b to variables, with its type" in caplog.text
+
+
+def test_a_task_keeps_the_version_that_its_prompt_meant_when_it_was_written(made: Settings, tmp_path: Path) -> None:
+    with PromptLog(made) as log:
+        for text in texts("Answer in {{language}}.", "Reply in {{language}}, in one word."):
+            log.create(replace(text, variables=(PromptVariable(name="language"),)))
+        log.activate(activation(1))
+        lines = [
+            {
+                "prompt": f"{n} + 1 =",
+                "answer": n + 1,
+                "prompt_version": {"name": "greet", "variables": {"language": "a {{b}}"}},
+            }
+            for n in range(3)
+        ]
+        file = tmp_path / "tasks.jsonl"
+        file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        assert command(made, "tasks", "submit", str(file)).exit_code == 0
+        log.activate(activation(2))
+        assert command(made, "tasks", "submit", str(file)).exit_code == 0
+        assert command(made, "tasks", "submit", str(file)).exit_code == 0  # adds nothing
+    tasks = [task for _, task in read(made, Task)]
+    assert [str(task.prompt_version) for task in tasks] == ["greet@1"] * 3 + ["greet@2"] * 3
+    assert {task.messages[0].content for task in tasks} == {"Answer in a {{b}}.", "Reply in a {{b}}, in one word."}
+    assert [task.messages[1].content for task in tasks[:3]] == ["0 + 1 =", "1 + 1 =", "2 + 1 ="]
+
+
+def test_a_missing_or_extra_variable_is_named_alike_in_a_file_and_over_http(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []})
+    line = {"prompt": "Hi.", "answer": "x", "prompt_version": {"name": "greet@1", "variables": {"nome": "Ann"}}}
+    words = "prompt_version: prompt greet@1: variable name (string) has no value; give it one"
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
+        with Producer(settings) as producer:
+            producer.send(prompt_event())
+        file = tmp_path / "tasks.jsonl"
+        file.write_text(json.dumps(line), encoding="utf-8")
+        typed = command(settings, "tasks", "submit", str(file))
+        assert words in typed.stderr and typed.exit_code == 1
+        sent = client.post(f"{url}/tasks", json=line)
+        assert (sent.status_code, sent.json()["error"]["message"]) == (400, words)
+
+
+def test_what_each_version_earned_is_one_query_and_two_are_compared_on_equal_questions(
+    made: Settings, tmp_path: Path
+) -> None:
+    with PromptLog(made) as log:
+        for text in texts("One.", "Two."):
+            log.create(text)
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(
+        "\n".join(json.dumps({"prompt": f"{n} + 1 =", "answer": n + 1}) for n in range(4)), encoding="utf-8"
+    )
+    for version in (1, 2):
+        assert command(made, "tasks", "submit", str(file), "--prompt", f"greet@{version}").exit_code == 0
+    with Producer(made) as producer:
+        for _, task in read(made, Task):
+            assert task.prompt_version is not None
+            value = float(task.prompt_version.version - 1)
+            answer = member(0, reward=value, components={"exact": value}, response_id=task.task_id)
+            about = {"task_id": task.task_id, "metadata": dict(task.metadata), "reward_mean": value}
+            producer.send(group(responses=(answer,), prompt_version=str(task.prompt_version), **about))
+    sql = (
+        "SELECT version, count(*) AS tasks, avg(reward) AS reward FROM prompt_rewards GROUP BY version ORDER BY version"
+    )
+    shown = command(made, "query", sql, "--output", "jsonl")
+    assert shown.exit_code == 0, shown.stderr
+    assert [json.loads(row) for row in shown.stdout.splitlines()] == [
+        {"version": 1, "tasks": 4, "reward": 0.0},
+        {"version": 2, "tasks": 4, "reward": 1.0},
+    ]
+    against = json.loads(command(made, "prompts", "compare", "greet", "2", "1", "--output", "jsonl").stdout)
+    assert (against["n"], against["gain"], against["mean_reward"]) == (4, 1.0, 1.0)
+
+
+def test_a_policy_in_training_keeps_its_prompt_until_its_job_ends(made: Settings) -> None:
+    with PromptLog(made) as log:
+        for text in texts("One.", "Two."):
+            log.create(text)
+        log.activate(activation(1))
+        version = log.get("greet").versions[0]
+    spec = job_spec(prompt_version=prompt_use.use(version, PromptReference.parse("greet@production"), {}))
+    with Producer(made) as producer:
+        producer.send(job_event("created", spec=spec))
+    refused = command(made, "prompts", "activate", "greet@2", "production")
+    assert (refused.exit_code, "policy default is in training with greet@1 until job job-1 ends" in refused.stderr) == (
+        4,
+        True,
+    )
+    with Producer(made) as producer:
+        producer.send(job_event("cancelled", 1))
+    assert command(made, "prompts", "activate", "greet@2", "production").exit_code == 0
+
+
+def test_a_tenant_sees_and_names_prompts_of_its_own_alone(kafka_bootstrap: str, tmp_path: Path) -> None:
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": []}, auth="keys")
+    admin.apply_topics(settings)
+    with AccessLog(settings) as person:
+        keys = {tenant: person.create(role="trainer", actor="ann", tenant=tenant).text for tenant in ("red", "blue")}
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client:
+
+        def ask(tenant: str, method: str, path: str, body: Any = None) -> httpx.Response:
+            return client.request(method, url + path, headers={"Authorization": f"Bearer {keys[tenant]}"}, json=body)
+
+        made = ask("red", "POST", "/prompts/templates", {"name": "greet", "template": "The plan is secret."})
+        assert (made.status_code, made.json()["name"]) == (201, "red.greet")
+        assert ask("blue", "GET", "/prompts/templates").json()["data"] == []
+        line = {"input": "?", "prompt_version": "red.greet@1"}
+        stolen = ask("blue", "POST", "/tasks", line)
+        assert (stolen.status_code, "there is no prompt 'blue.red.greet'" in stolen.text) == (400, True)
+        assert "secret" not in stolen.text
+        assert ask("red", "POST", "/tasks", line | {"prompt_version": "greet@1"}).status_code == 201

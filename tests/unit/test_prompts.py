@@ -1,0 +1,166 @@
+"""Prompts are versions that never change, a value in one is data, and slots of one sampling share the version."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from schemas.events import Coordinates, Message, PromptArm, PromptUse, PromptVariable, problems
+from streams.errors import EventError, NotFoundError
+from streams.prompts import prompt_use
+from streams.prompts.prompt_state import PromptState, fold, refusal
+from streams.prompts.prompt_use import PromptReference
+from streams.stages.agents.trajectories.fold import fold as fold_run
+from streams.stages.agents.trajectories.response import response_of
+from tests.support.factories import prompt_event, task, trajectory, turn
+from tests.support.log.join_partition import Log, answers, scores
+
+FIRST = prompt_event()
+SECOND = prompt_event("created", 1, version=2, messages=(Message(role="system", content="Say hello to {{name}}."),))
+
+
+def folded(*events: Any) -> PromptState:
+    state = PromptState(prompt="greet")
+    for offset, event in enumerate(events):
+        state = fold(state, event, Coordinates("prompts", 0, offset))
+    return state
+
+
+def uses(values: str = '{"name": "Ann"}', **changes: Any) -> PromptUse:
+    variables = (PromptVariable(name="name"),)
+    whole: dict[str, Any] = {"name": "greet", "version": 1, "variables": variables, "messages": FIRST.messages}
+    return PromptUse(**whole | {"values": values} | changes)
+
+
+# --- versions and aliases ---------------------------------------------------------------------------------------------
+
+
+def test_the_same_text_is_one_version_however_often_it_is_proposed() -> None:
+    again = replace(SECOND, messages=FIRST.messages, digest=FIRST.digest)
+    state = folded(FIRST, again)
+    assert len(state.versions) == 1 and list(state.refused.values()) == ["version 1 has the same text; use that one"]
+
+
+def test_of_two_versions_that_were_decided_at_once_the_first_takes_effect() -> None:
+    late = replace(SECOND, sequence=0, version=1)
+    state = folded(FIRST, late, SECOND)
+    assert [version.messages for version in state.versions] == [FIRST.messages, SECOND.messages]
+    assert "decided when 0 events" in next(iter(state.refused.values()))
+
+
+def test_an_alias_moves_by_compare_and_swap_and_means_only_what_there_is() -> None:
+    moved = prompt_event("activated", 2, version=2, alias="production")
+    state = folded(FIRST, SECOND, moved, replace(moved, version=1))
+    assert state.aliases["production"].version == 2
+    assert refusal(state, prompt_event("activated", 3, version=3, alias="production")) is not None
+
+
+def test_a_share_of_an_alias_s_users_is_sticky_by_thread() -> None:
+    arms = (PromptArm(version=1, share=0.75), PromptArm(version=2, share=0.25))
+    shared = prompt_event("shared", 2, alias="production", job_id="j", arms=arms)
+    target = folded(FIRST, SECOND, shared).aliases["production"]
+    threads = [f"thread {number}" for number in range(4000)]
+    versions = [target.version_for(thread) for thread in threads]
+    assert versions == [target.version_for(thread) for thread in threads]
+    assert abs(versions.count(2) / len(versions) - 0.25) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("event", "problem"),
+    [
+        (replace(FIRST, digest="0" * 64), "not that of its text"),
+        (prompt_event(variables=()), "{{name}} is not declared"),
+        (prompt_event(messages=(Message(role="system", content="Greet."),)), "no message has {{name}}"),
+        (prompt_event(messages=(Message(role="user", content="{{name}} {{ 7 * 7 }}"),)), "nothing is computed"),
+        (prompt_event(messages=(Message(role="tool", content="{{name}}"),)), "expected system, user, assistant"),
+        (prompt_event("activated", 1, version=1, alias="2"), "expected a letter"),
+        (prompt_event("shared", 1, alias="a", job_id="j", arms=(PromptArm(version=1, share=1.0),)), "2 or more"),
+        (prompt_event(prompt="a b"), "expected a letter or digit"),
+    ],
+)
+def test_an_event_that_breaks_a_rule_is_named(event: Any, problem: str) -> None:
+    assert problem in " ".join(problems(event))
+
+
+# --- values are data --------------------------------------------------------------------------------------------------
+
+
+@given(st.text(), st.text())
+def test_a_value_is_put_in_once_and_never_looked_at_again(first: str, second: str) -> None:
+    text = Message(role="user", content="<{{a}}|{{b}}>")
+    variables = (PromptVariable(name="a"), PromptVariable(name="b"))
+    version = folded(prompt_event(messages=(text,), variables=variables)).versions[0]
+    values = {"a": "{{b}}" + first, "b": second}
+    use = prompt_use.use(version, PromptReference("greet", version=1), values)
+    assert use.render()[0].content == f"<{{{{b}}}}{first}|{second}>"
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, "prompt greet@1: variable name (string) has no value; give it one"),
+        ({"name": "Ann", "age": 3}, "prompt greet@1: there is no variable 'age'; the variables of the prompt: name"),
+        ({"name": 7}, "prompt greet@1: variable name is 7; expected a text"),
+    ],
+)
+def test_a_missing_or_extra_variable_is_named_in_the_same_words_before_and_after_the_log(
+    values: dict[str, Any], problem: str
+) -> None:
+    version = folded(FIRST).versions[0]
+    with pytest.raises(EventError, match="variable") as refused:
+        prompt_use.use(version, PromptReference("greet", version=1), values)
+    assert str(refused.value).startswith(problem)
+    written = task(prompt_version=uses(json.dumps(values)), messages=(Message(role="user", content="?"),))
+    assert str(refused.value) in list(problems(written))
+
+
+def test_a_task_that_does_not_begin_with_its_prompt_is_refused_by_whoever_reads_it() -> None:
+    question = Message(role="user", content="Hello?")
+    right = task(prompt_version=uses(), messages=(Message(role="system", content="Greet Ann."), question))
+    assert list(problems(right)) == []
+    wrong = replace(right, messages=(Message(role="system", content="Greet Bob."), question))
+    assert list(problems(wrong)) == [
+        "prompt greet@1: messages do not begin with its text; render it with these values, or leave it out"
+    ]
+
+
+def test_a_prompt_and_a_task_with_a_system_message_each_are_refused_together() -> None:
+    system = Message(role="system", content="Be brief.")
+    with pytest.raises(EventError, match="leave one out"):
+        prompt_use.before(uses(), (system, Message(role="user", content="?")))
+
+
+def test_a_reference_names_a_version_an_alias_or_production() -> None:
+    assert [str(PromptReference.parse(text)) for text in ("greet", "greet@3", "greet@next")] == [
+        "greet@production",
+        "greet@3",
+        "greet@next",
+    ]
+    with pytest.raises(EventError, match="names no prompt"):
+        PromptReference.parse("{{greet}}")
+    with pytest.raises(NotFoundError, match="has no alias 'production'"):
+        prompt_use.resolve({"greet": folded(FIRST)}, PromptReference.parse("greet"), "")
+
+
+# --- a sampling has one version ---------------------------------------------------------------------------------------
+
+
+def test_a_group_has_one_prompt_version_and_a_slot_with_another_is_contradictory() -> None:
+    log = Log()
+    slots = [replace(one, prompt_version="greet@1") for one in answers()]
+    log.read_all([task(), slots[0], replace(slots[1], prompt_version="greet@2")])
+    assert log.reasons() == [("responses@1", "contradictory")]
+    whole = Log()
+    whole.read_all([task(), *slots, *scores(slots)])
+    assert whole.group().prompt_version == "greet@1"
+
+
+def test_a_run_whose_calls_began_with_two_versions_is_no_answer_to_learn_from() -> None:
+    turns = [turn(0, prompt_version="greet@1"), turn(1, prompt_version="greet@2")]
+    ended = trajectory("ended", turns=2)
+    failed = response_of(fold_run(turns, ended), ended)
+    assert failed.error == "mixed_prompts: its calls began with different versions of a prompt: greet@1, greet@2"
