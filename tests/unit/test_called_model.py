@@ -11,28 +11,35 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 
+from schemas.events import CallAdam, CallLora
+from streams.calls.call_forms import adam_of
 from streams.engines.base_model import Base
 from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
 from tests.support.models.tiny import tiny_model
 from trainer.calls.called_model import CalledModel, CalledState, CallExample
-from trainer.calls.call_rules import AdamStep, CalledLora
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
-SHAPE = CalledLora(rank=4, seed=7)
-STEP = AdamStep(learning_rate=1e-2)
+SHAPE, SEED = CallLora(rank=4), 7
+
+
+def step_of(**parameters: float) -> CallAdam:
+    return adam_of(parameters)
+
+
+STEP = step_of(learning_rate=1e-2)
 
 
 def model(base: Base | None = None) -> CalledModel:
     return CalledModel(Settings(), base or chat_base())
 
 
-def entered(lora: CalledLora = SHAPE, *, moved: bool = True) -> tuple[CalledModel, CalledState]:
+def entered(lora: CallLora = SHAPE, *, moved: bool = True) -> tuple[CalledModel, CalledState]:
     """A model in its only state, whose B is not 0 if it is `moved`."""
     called = model()
-    state = called.fresh(lora)
+    state = called.fresh(lora, SEED)
     called.enter(state)
     if moved:
         move(state)
@@ -126,7 +133,7 @@ def test_gradients_of_two_calls_add_up_to_that_of_one() -> None:
     examples = [example(seed) for seed in range(4)]
     called.forward_backward(examples, "cross_entropy")
     of_one = gradient(state)
-    called.optim_step(AdamStep(learning_rate=0.0))
+    called.optim_step(step_of(learning_rate=0.0))
     assert not state.has_gradient()
     called.forward_backward(examples[:1], "cross_entropy")
     called.forward_backward(examples[1:], "cross_entropy")
@@ -138,7 +145,7 @@ def test_a_long_batch_is_run_in_parts_that_give_the_same(monkeypatch: pytest.Mon
     examples = [example(seed) for seed in range(4)]
     whole = called.forward_backward(examples, "cross_entropy")
     of_whole = gradient(state)
-    called.optim_step(AdamStep(learning_rate=0.0))
+    called.optim_step(step_of(learning_rate=0.0))
     monkeypatch.setattr("trainer.calls.called_model.MICRO_TOKENS", 15)
     parts = called.forward_backward(examples, "cross_entropy")
     assert close(gradient(state), of_whole)
@@ -150,7 +157,7 @@ def test_a_model_that_cannot_share_prefixes_gives_the_same() -> None:
     examples = [example(0, 12), example(1, 9), example(2, 10, 3)]
     shared = called.forward_backward(examples, "cross_entropy")
     of_shared = gradient(state)
-    called.optim_step(AdamStep(learning_rate=0.0))
+    called.optim_step(step_of(learning_rate=0.0))
     called.plain_because = "the test says so"
     plain = called.forward_backward(examples, "cross_entropy")
     assert close([out["logprobs"] for out in plain.outputs], [out["logprobs"] for out in shared.outputs])
@@ -183,9 +190,9 @@ def test_steps_are_those_of_adamw_with_the_parameters_of_each() -> None:
     """The second implementation: Adam's formula by hand, arXiv:1711.05101 algorithm 2, in float64."""
     called, state = entered()
     steps = [
-        AdamStep(learning_rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-8, weight_decay=0.1, grad_clip_norm=0.5),
-        AdamStep(learning_rate=3e-3, weight_decay=0.2),
-        AdamStep(learning_rate=1e-3, grad_clip_norm=1e6),
+        step_of(learning_rate=1e-2, beta1=0.8, beta2=0.9, eps=1e-8, weight_decay=0.1, grad_clip_norm=0.5),
+        step_of(learning_rate=3e-3, weight_decay=0.2),
+        step_of(learning_rate=1e-3, grad_clip_norm=1e6),
     ]
     expected = [each.double() for each in weights(state)]
     first, second = ([torch.zeros_like(each) for each in expected] for _ in range(2))
@@ -230,17 +237,17 @@ def test_a_fresh_model_answers_as_the_base_and_is_drawn_from_its_seed() -> None:
     passed = called.forward_backward([example(0)], "cross_entropy", backward=False)
     logits = tiny_model()(input_ids=tokens[None]).logits[0].log_softmax(-1)
     assert torch.allclose(passed.outputs[0]["logprobs"], logits.gather(1, targets[:, None])[:, 0], atol=1e-5)
-    assert called.fresh(SHAPE).digest() == state.digest()
-    assert called.fresh(CalledLora(rank=4, seed=8)).digest() != state.digest()
+    assert called.fresh(SHAPE, SEED).digest() == state.digest()
+    assert called.fresh(SHAPE, SEED + 1).digest() != state.digest()
 
 
 def test_many_models_on_one_base_have_the_bytes_that_each_has_alone() -> None:
     """Two of one shape, one of another rank and one without MLP take turns in the middle of their steps."""
     shapes = [
-        SHAPE,
-        CalledLora(rank=4, seed=8),
-        CalledLora(rank=2, seed=7),
-        CalledLora(rank=4, seed=7, train_mlp=False),
+        (SHAPE, SEED),
+        (SHAPE, 8),
+        (CallLora(rank=2), SEED),
+        (CallLora(rank=4, train_mlp=False), SEED),
     ]
 
     def train(called: CalledModel, states: Sequence[CalledState]) -> list[str]:
@@ -255,11 +262,11 @@ def test_many_models_on_one_base_have_the_bytes_that_each_has_alone() -> None:
         return [state.digest() for state in states]
 
     shared = model()
-    together = train(shared, [shared.fresh(shape) for shape in shapes])
+    together = train(shared, [shared.fresh(*shape) for shape in shapes])
     alone = []
     for shape in shapes:
         own = model()
-        alone += train(own, [own.fresh(shape)])
+        alone += train(own, [own.fresh(*shape)])
     assert together == alone
     assert len(set(together)) == len(shapes)
 
@@ -267,7 +274,7 @@ def test_many_models_on_one_base_have_the_bytes_that_each_has_alone() -> None:
 def test_a_new_shape_does_not_disturb_the_model_that_is_in_training() -> None:
     called, state = entered()
     before = called.forward_backward([example(0)], "cross_entropy", backward=False).outputs
-    called.fresh(CalledLora(rank=2, seed=1, train_attn=False))
+    called.fresh(CallLora(rank=2, train_attn=False), SEED)
     after = called.forward_backward([example(0)], "cross_entropy").outputs
     assert same([out["logprobs"] for out in before], [out["logprobs"] for out in after])
     assert state.has_gradient()
@@ -277,11 +284,11 @@ def test_a_new_shape_does_not_disturb_the_model_that_is_in_training() -> None:
     ("shape", "layers"),
     [
         (SHAPE, {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}),
-        (CalledLora(rank=4, seed=7, train_mlp=False), {"q_proj", "k_proj", "v_proj", "o_proj"}),
-        (CalledLora(rank=4, seed=7, train_attn=False), {"gate_proj", "up_proj", "down_proj"}),
+        (CallLora(rank=4, train_mlp=False), {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        (CallLora(rank=4, train_attn=False), {"gate_proj", "up_proj", "down_proj"}),
     ],
 )
-def test_only_the_layers_that_the_call_names_are_trained(shape: CalledLora, layers: set[str]) -> None:
+def test_only_the_layers_that_the_call_names_are_trained(shape: CallLora, layers: set[str]) -> None:
     _, state = entered(shape)
     assert {name.split(".")[-3] for name in state.parameters} == layers
 
@@ -303,7 +310,7 @@ def test_a_state_that_was_saved_in_the_middle_of_a_step_ends_with_the_same_bytes
 
     undisturbed = finish(called, state)
     other = model()
-    loaded = other.fresh(CalledLora(rank=4, seed=99))
+    loaded = other.fresh(SHAPE, 99)
     other.enter(loaded)
     other.load(tmp_path, optimizer=True, gradient=True)
     assert finish(other, loaded) == undisturbed
@@ -334,13 +341,13 @@ def test_the_file_is_the_digest_and_says_its_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        (CalledLora(rank=8, seed=7), "these weights have r=4, but this model was created with 8"),
-        (CalledLora(rank=4, seed=7, train_mlp=False), "of other layers than this model trains"),
+        (CallLora(rank=8), "these weights have r=4, but this model was created with 8"),
+        (CallLora(rank=4, train_mlp=False), "of other layers than this model trains"),
     ],
 )
-def test_weights_of_another_shape_are_refused(shape: CalledLora, said: str, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_refused(shape: CallLora, said: str, tmp_path: Path) -> None:
     called, _ = entered()
     called.save(tmp_path, optimizer=False)
-    called.enter(called.fresh(shape))
+    called.enter(called.fresh(shape, SEED))
     with pytest.raises(CallError, match=said):
         called.load(tmp_path, optimizer=False)

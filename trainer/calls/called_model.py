@@ -14,7 +14,7 @@ Logprobs come back for every target, also where weight or advantage is 0; there 
 
 Files are those of every other adapter here (trainer/step/model.py): peft and the engines read them.
 
-Not covered: the unembedding (call_rules.py says why), the load-balancing loss of mixtures of experts, gradient
+Not covered: the unembedding (call_forms.py says why), the load-balancing loss of mixtures of experts, gradient
 checkpointing, several processes.
 """
 
@@ -37,11 +37,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from schemas.events import CallAdam, CallLora
+from streams.calls.call_forms import LORA_ALPHA, PROVENANCE, loss_config
 from streams.engines.base_model import Base
 from streams.errors import CallError
 from streams.settings.model import Settings
 from trainer.calls.call_losses import LOSS_OF, moving
-from trainer.calls.call_rules import LORA_ALPHA, PROVENANCE, AdamStep, CalledLora, loss_config
 from trainer.calls.custom_loss import CustomLoss
 from trainer.step import plain_pass, prefix_tree
 from trainer.step.collate import MICRO_TOKENS
@@ -86,7 +87,7 @@ class Passed(NamedTuple):
 class CalledState:
     """One model between two of its calls."""
 
-    lora: CalledLora
+    lora: CallLora
     parameters: dict[str, nn.Parameter]
     """By the name that its weights have in the file; their `grad` is what was accumulated since the last step."""
     optimizer: torch.optim.AdamW
@@ -146,11 +147,11 @@ class CalledModel:
 
     # --- states -------------------------------------------------------------------------------------------------------
 
-    def fresh(self, lora: CalledLora) -> CalledState:
-        """Return a model that answers as the base does: A drawn from the seed, B zero. It is not entered."""
+    def fresh(self, lora: CallLora, seed: int) -> CalledState:
+        """Return a model that answers as the base does: A drawn from `seed`, B zero. It is not entered."""
         slot = self._slot(lora)
         parameters = {}
-        generator = torch.Generator().manual_seed(lora.seed)
+        generator = torch.Generator().manual_seed(seed)
         for name, module in slot.modules.items():
             weight = module.get_parameter("weight")
             drawn = torch.zeros(weight.shape, dtype=torch.float32)
@@ -245,7 +246,7 @@ class CalledModel:
                 parameter.grad = sum_before if parameter.grad is None else sum_before.add_(parameter.grad)
         return Passed(outputs, metrics.by_name())
 
-    def optim_step(self, step: AdamStep) -> dict[str, float]:
+    def optim_step(self, step: CallAdam) -> dict[str, float]:
         """Take one step of AdamW with the gradient accumulated since the last, and clear it; return its metrics.
 
         Without a gradient it is 0, as for any step. One that is not finite changes nothing, and shows as skipped.
@@ -352,7 +353,7 @@ class CalledModel:
         assert self._state is not None, "enter a state first"  # noqa: S101
         return self._state
 
-    def _slot(self, lora: CalledLora) -> _Slot:
+    def _slot(self, lora: CallLora) -> _Slot:
         """Return the LoRA layers of this shape, which are added to the base if it has none yet."""
         shape = (lora.rank, lora.train_attn, lora.train_mlp)
         if (slot := self._slots.get(shape)) is not None:
@@ -439,7 +440,7 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
     ]
 
 
-def _target_modules(linear: Sequence[str], lora: CalledLora) -> list[str]:
+def _target_modules(linear: Sequence[str], lora: CallLora) -> list[str]:
     """Return which of the linear maps are trained, as peft takes it.
 
     Raises CallError if the names of the layers do not say their kind.

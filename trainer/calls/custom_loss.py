@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from streams.calls.loss_graph import LossGraph, LossNode, output_of
 from streams.errors import CallError
-from trainer.calls.loss_graph import LossGraph, LossNode, output_of
 
 MAX_ELEMENTS = 2**26
 """Numbers that the operations of one example may make: 256 MiB of float32."""

@@ -1,6 +1,6 @@
 """What a call of the Tinker API may ask for, and what is refused, by name. Without torch: gateway and worker share it.
 
-    create_model    ──► lora_of            LoRA's shape; what cannot be trained is refused
+    create_model    ──► lora_of            LoRA's rank and layers; an order that trains nothing is refused
     forward(_backward) ──► check_loss      a loss, its config's keys, the inputs of each example and their shapes
     optim_step      ──► adam_of            AdamW's parameters
 
@@ -8,8 +8,8 @@ Each raises CallError with the path of what is wrong, what is there and what is 
 key that the loss does not read is refused, since its sender expects an effect.
 
 The unembedding is never trained, though `train_unembed` is the SDK's default and is taken: logprobs are computed from
-the head's own weight, and no engine applies an adapter there. `CalledLora.layers` says what is trained, and so do the
-answers of get_info and weights_info.
+the head's own weight, and no engine applies an adapter there. `trained_layers` says what is trained, and so does
+the answer of weights_info.
 
 Not covered: token ids beyond the vocabulary and rows beyond the context, which only the worker, with its
 model, can judge (trainer/calls/called_model.py).
@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from schemas.events import CallAdam, CallLora
 from streams.errors import CallError
 
 LORA_ALPHA = 32
@@ -75,37 +76,24 @@ LOSSES: Mapping[str, LossForm] = {
 """`custom` is not one of them: its inputs are those that its graph names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalledLora:
-    """The LoRA layers of a model that are trained."""
-
-    rank: int
-    seed: int
-    """Of the first weights."""
-    train_attn: bool = True
-    train_mlp: bool = True
-
-    @property
-    def layers(self) -> dict[str, bool]:
-        """The kinds of layers that are trained, by the names of Tinker's weights_info."""
-        return {"train_attn": self.train_attn, "train_mlp": self.train_mlp, "train_unembed": False}
+_ADAM = {
+    "learning_rate": 1e-4,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-12,
+    "weight_decay": 0.0,
+    "grad_clip_norm": 0.0,
+}
+"""The SDK's defaults."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdamStep:
-    """One step of AdamW with decoupled weight decay. The defaults are the SDK's."""
-
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
-    """The largest norm of the whole gradient; 0 or less: not clipped."""
+def trained_layers(lora: CallLora) -> dict[str, bool]:
+    """Return the kinds of layers that are trained, by the names of Tinker's weights_info."""
+    return {"train_attn": lora.train_attn, "train_mlp": lora.train_mlp, "train_unembed": False}
 
 
-def lora_of(lora: Mapping[str, Any] | None, seed: int) -> CalledLora:
-    """Return the shape that a lora_config of create_model asks for; `seed` is used if it has none."""
+def lora_of(lora: Mapping[str, Any] | None) -> CallLora:
+    """Return the adapter that a lora_config of create_model asks for."""
     if lora is None:
         raise CallError(
             "unsupported",
@@ -125,8 +113,11 @@ def lora_of(lora: Mapping[str, Any] | None, seed: int) -> CalledLora:
             "lora_config",
             way_out="set train_attn or train_mlp to true",
         )
-    sent = lora.get("seed")
-    return CalledLora(rank=rank, seed=seed if sent is None else int(sent), train_attn=attn, train_mlp=mlp)
+    seed = lora.get("seed")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63):
+        raise CallError("invalid", f"the seed is {seed!r}, expected 0 to 2^63 - 1", "lora_config.seed")
+    unembed = bool(lora.get("train_unembed", True))
+    return CallLora(rank=rank, seed=seed, train_attn=attn, train_mlp=mlp, train_unembed=unembed)
 
 
 def check_optimizer(config: Mapping[str, Any] | None, parameter: str = "optimizer_config") -> None:
@@ -142,16 +133,16 @@ def check_optimizer(config: Mapping[str, Any] | None, parameter: str = "optimize
     _check_keys(config or {}, ("type",), parameter, "'adamw'")
 
 
-def adam_of(parameters: Mapping[str, Any], parameter: str = "adam_params") -> AdamStep:
+def adam_of(parameters: Mapping[str, Any], parameter: str = "adam_params") -> CallAdam:
     """Return the step that an optim_step's parameters ask for."""
-    names = tuple(attribute.name for attribute in fields(AdamStep))
     if parameters.get("type", "adamw") != "adamw":
         check_optimizer({"type": parameters["type"]}, parameter)
-    _check_keys({name: value for name, value in parameters.items() if name != "type"}, names, parameter, "AdamW")
-    for name, value in parameters.items():
-        if name != "type" and not _is_finite(value):
+    sent = {name: value for name, value in parameters.items() if name != "type"}
+    _check_keys(sent, tuple(_ADAM), parameter, "AdamW")
+    for name, value in sent.items():
+        if not _is_finite(value):
             raise CallError("invalid", f"{name} is {value!r}, expected a finite number", f"{parameter}.{name}")
-    step = AdamStep(**{name: float(parameters[name]) for name in names if name in parameters})
+    step = CallAdam(**{name: float(sent.get(name, default)) for name, default in _ADAM.items()})
     for name, value, is_good, expected in (
         ("learning_rate", step.learning_rate, step.learning_rate >= 0, "0 or more"),
         ("beta1", step.beta1, 0 <= step.beta1 < 1, "at least 0 and less than 1"),
