@@ -13,7 +13,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.loops.auto import auto_loop_factory
 
 from gateway.agents.agent_runs import AgentRuns
+from gateway.agents.call_prompts import without_prompts
 from gateway.agents.feedback import FeedbackBox
 from gateway.agents.protocols import AgentProtocols
 from gateway.http.application import Application
@@ -62,6 +63,7 @@ from streams.jobs.job_log import JobLog
 from streams.kafka.registry import client as schema_registry
 from streams.observability import metrics
 from streams.observability.metrics import Meter
+from streams.prompts.prompt_log import PromptLog
 from streams.settings.model import Settings
 from streams.stages.agents.recording.recorder import Recorder
 from streams.stages.agents.recording.service import open_recorder
@@ -171,7 +173,7 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
     """Return every route, with the door in front if there are keys."""
     rule, keys = settings.serve, parts.keys
     rooms = [
-        *agent_rooms(settings, parts.recorder),
+        *agent_rooms(settings, parts.recorder, lambda: parts.log.prompts),
         *job_rooms(settings, parts.jobs, fleet=parts.recorder.is_fleet),
         *log_rooms(settings, parts.log),
     ]
@@ -194,9 +196,11 @@ def make_application(settings: Settings, rooms: Sequence[object], *, keys: bool 
     return Application(rooms, version=version("streamward"), max_body_bytes=max_body_bytes, keys=keys)
 
 
-def agent_rooms(settings: Settings, recorder: Recorder) -> list[object]:
-    """Return the rooms that agents call."""
-    calls = AgentProtocols(recorder, settings.policy.name)
+def agent_rooms(
+    settings: Settings, recorder: Recorder, prompts: Callable[[], PromptLog] = without_prompts
+) -> list[object]:
+    """Return the rooms that agents call; `prompts` opens those of the log."""
+    calls = AgentProtocols(recorder, settings.policy.name, prompts)
     feedback = FeedbackBox(recorder, partial(give_feedback, settings))
     return [calls, feedback, Health(), AgentRuns(recorder.runs)]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from gateway.agents import anthropic, chat, completions, responses
+from gateway.agents.call_prompts import with_prompt, without_prompts
 from gateway.agents.caller import AGENT_ID, CALL_KEY, CALLS, MESSAGES, FindsAgents, read_model_call
 from gateway.agents.protocol_answers import (
     ChatCompletion,
@@ -40,11 +41,12 @@ from gateway.agents.protocol_answers import (
 from gateway.agents.responses_body import Item, ItemReference, ResponsesBody
 from gateway.http import errors, sse
 from gateway.http.connection import WHEN_UNREAD
-from gateway.http.principal import may_ask, principal_of, sees
+from gateway.http.principal import may_ask, principal_of, sees, tenant_of
 from gateway.http.request_record import RequestRecord, record_of
 from gateway.http.route import CONVERSATION, Reply
 from schemas.events import Message
 from streams.errors import CallError
+from streams.prompts.prompt_log import PromptLog
 from streams.stages.agents.recording.calls import Begun, Done, ModelCall, Piece, ServedModel
 
 QUESTION: dict[str, Any] = {"model": "sums", "messages": [{"role": "user", "content": "1 + 1 ="}]}
@@ -84,9 +86,11 @@ MODEL_CALL: dict[str, Any] = {
 class AgentProtocols:
     """The calls that models answer, and the models."""
 
-    def __init__(self, recorder: AnswersCalls, shared: str = "") -> None:
-        """`shared`: the policy of every tenant."""
-        self._recorder, self._shared = recorder, shared
+    def __init__(
+        self, recorder: AnswersCalls, shared: str = "", prompts: Callable[[], PromptLog] = without_prompts
+    ) -> None:
+        """`shared`: the policy of every tenant; `prompts`: opens those of the log."""
+        self._recorder, self._shared, self._prompts = recorder, shared, prompts
 
     @CALLS.post(
         "/chat/completions",
@@ -128,7 +132,11 @@ class AgentProtocols:
         body, caller = await read_model_call(request, ResponsesBody, raw, self._recorder)
         created_s, conversation = time.time(), await self._conversation(request, body.previous_response_id)
         whole = await self._resolve_items(request, body)
-        begun, pieces = await self._begin(request, responses.call(whole, caller, conversation))
+        call = responses.call(whole, caller, conversation)
+        if body.prompt is not None:
+            user = body.safety_identifier or body.user
+            call = await with_prompt(call, body.prompt, self._prompts, tenant_of(request), user)
+        begun, pieces = await self._begin(request, call)
         if body.stream:
             return _stream(responses.events(body, begun, pieces, created_s), begun, sse.END)
         [done] = await _finish(request, pieces)

@@ -18,6 +18,7 @@ from gateway.agents.answer_forms import (
     SchemaFormat,
     TextFormat,
 )
+from gateway.agents.call_prompts import PromptParameter
 from gateway.agents.parameters import (
     ADDRESS,
     FOLLOWS_CHOICE,
@@ -185,7 +186,7 @@ class ResponsesBody(Body):
     background_options: Annotated[Any, Refused("an answer belongs to its connection")] = None
     conversation: Annotated[Any, Refused("use previous_response_id, or send the conversation")] = None
     context_management: Annotated[Any, Refused("the client decides what a conversation holds", [])] = None
-    prompt: Annotated[Any, Refused("the server keeps no templates of prompts")] = None
+    prompt: PromptParameter | None = Field(None, description="a prompt of the log, before `instructions` and `input`")
     moderation: Annotated[Any, Refused("nothing is moderated")] = None
     image: Annotated[Any, Refused(TEXT_ALONE)] = None
     access_programs: Annotated[Any, Refused("there are none")] = None

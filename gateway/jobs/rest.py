@@ -227,7 +227,7 @@ class TrainingJobs:
         fields = body.model_dump(exclude={"type", *OF_TYPE} - {"training_queries"}, exclude_none=True)
         job_request, policies = requests.read_request(fields), jobs.policies()
         try:
-            return requests.order(job_request, self._settings, policies=policies, agents=agents)
+            return requests.order(job_request, self._settings, policies=policies, agents=agents, tenant=jobs.tenant)
         except NotFoundError as exc:
             raise CallError("not_found", str(exc), "agent_id") from exc
         except RefusedError as exc:  # its estimate is over its budget

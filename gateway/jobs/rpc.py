@@ -161,7 +161,10 @@ class JobsOverHttp:
         if key is not None and not isinstance(key, str):
             raise JobRequestError("idempotency_key has to be a text", "idempotency_key")
         job_request = requests.read_request(parameters)
-        order = requests.order(job_request, self._settings, policies=self._jobs.policies(), agents=self._jobs.agents())
+        jobs = self._jobs
+        order = requests.order(
+            job_request, self._settings, policies=jobs.policies(), agents=jobs.agents(), tenant=jobs.tenant
+        )
         return _job_row(self._jobs.start(order, key=key))
 
     def _status(self, parameters: dict[str, Any]) -> dict[str, Any]:

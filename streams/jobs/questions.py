@@ -67,6 +67,7 @@ def is_count(text: str) -> bool:
 def _task(state: JobState, number: int) -> Task:
     """Return a question as it is asked in evaluations."""
     question, spec = state.spec.questions[number], state.spec
+    messages = question.messages or (Message(role="user", content=question.query),)
     greedy = Sampling(temperature=0.0, max_tokens=spec.sampling.max_tokens, stop=spec.sampling.stop)
     return Task(
         task_id="",  # whoever asks gives it one
@@ -82,7 +83,8 @@ def _task(state: JobState, number: int) -> Task:
         agent=spec.agent,
         max_turns=spec.max_turns,
         reward_sources=spec.reward_sources,
-        messages=question.messages or (Message(role="user", content=question.query),),
+        prompt_version=spec.prompt_version,
+        messages=messages if spec.prompt_version is None else (*spec.prompt_version.render(), *messages),
     )
 
 

@@ -23,15 +23,19 @@ from schemas.events import (
     JobPrices,
     JobQuestion,
     JobSpec,
+    PromptUse,
     RewardSource,
     Sampling,
     Task,
 )
 from schemas.faults import faults, nearest
 from streams.engines.prompt_check import unanswerable_prompts
-from streams.errors import JobRequestError, NotFoundError, RefusedError
+from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
 from streams.jobs.state import JobState, JobUsage, cost_usd, split
+from streams.prompts import prompt_use
+from streams.prompts.prompt_log import resolver
+from streams.prompts.prompt_use import PromptReference, own_name
 from streams.scorers.registry import is_of_group
 from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
@@ -109,6 +113,10 @@ class JobConfig(RequestPart):
         description="scorers of the answers; default: those of the agent, else exact",
     )
     prices: PricesConfig | None = Field(None, description="default: jobs.prices of the settings, if they are set")
+    prompt: str | None = Field(
+        None, min_length=1, description="NAME@ALIAS or NAME@3 that every question begins with until the job ends"
+    )
+    prompt_variables: dict[str, Any] = Field(default_factory=dict, description="the value of each of its variables")
 
 
 class JobRequest(RequestPart):
@@ -154,9 +162,14 @@ def read_request(body: Any) -> JobRequest:
 
 
 def order(
-    request: JobRequest, settings: Settings, *, policies: Collection[str], agents: Mapping[str, KnownAgent]
+    request: JobRequest,
+    settings: Settings,
+    *,
+    policies: Collection[str],
+    agents: Mapping[str, KnownAgent],
+    tenant: str | None = None,
 ) -> JobOrder:
-    """Return the job that is asked for. `agents`: those that are registered.
+    """Return the job that is asked for. `agents`: those that are registered; `tenant`: whose prompts it may name.
 
     Raises JobRequestError, NotFoundError for an unknown agent, RefusedError if the estimate is over the budget.
     """
@@ -166,7 +179,19 @@ def order(
     questions = tuple(_question(source) for source in request.training_queries)
     rewards = () if agent is None else agents[agent].reward_sources
     spec = spec_of(config, questions, settings, policy=policy, agent=agent, rewards_of_agent=rewards)
+    if config.prompt is not None:
+        spec = replace(spec, prompt_version=prompt_of(config, tenant or request.tenant, settings))
+        _check_tasks(policy, spec, settings)
     return JobOrder(policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
+
+
+def prompt_of(config: JobConfig, tenant: str | None, settings: Settings) -> PromptUse:
+    """Return the prompt that a job's questions begin with. Raises JobRequestError, NotFoundError."""
+    try:
+        reference = PromptReference.parse(own_name(tenant, config.prompt or ""))
+        return prompt_use.use(resolver(settings)(reference, ""), reference, config.prompt_variables)
+    except EventError as exc:
+        raise JobRequestError(f"config.prompt: {exc}", "config.prompt") from exc
 
 
 def spec_of(

@@ -46,6 +46,15 @@ Resolver = Callable[[PromptReference, str], PromptVersion]
 """Returns the version for a thread or a task. Raises NotFoundError."""
 
 
+def own_name(tenant: str | None, name: str) -> str:
+    """Return what a tenant's prompt is called in the log: with the tenant's name before it.
+
+    >>> own_name("red", "greet"), own_name("red", "red.greet"), own_name(None, "greet")
+    ('red.greet', 'red.greet', 'greet')
+    """
+    return name if tenant is None or name.startswith(f"{tenant}.") else f"{tenant}.{name}"
+
+
 def no_prompts(reference: PromptReference, unit: str) -> PromptVersion:
     """Raise NotFoundError: no log is read here."""
     raise NotFoundError(f"{reference} for {unit}: prompts are not read here; submit the task to the log that has it")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from schemas.events import Message, PromptEvent, PromptVariable, Task
+from schemas.events import Message, PromptEvent, PromptVariable, Task, Turn
 from streams.access.access_log import AccessLog
 from streams.cli.root import cli
 from streams.errors import RefusedError
@@ -202,3 +202,28 @@ def test_a_tenant_sees_and_names_prompts_of_its_own_alone(kafka_bootstrap: str, 
         assert (stolen.status_code, "there is no prompt 'blue.red.greet'" in stolen.text) == (400, True)
         assert "secret" not in stolen.text
         assert ask("red", "POST", "/tasks", line | {"prompt_version": "greet@1"}).status_code == 201
+
+
+def test_a_call_names_a_prompt_and_its_conversation_keeps_the_version(kafka_bootstrap: str, tmp_path: Path) -> None:
+    replies = [{"when": "Hi.", "reply": "Hello."}, {"when": "Again.", "reply": "Hello again."}]
+    settings = settings_of(kafka_bootstrap, tmp_path, {"replies": replies})
+    with serving(settings) as url, httpx.Client(event_hooks=HOOKS, timeout=60) as client, PromptLog(settings) as log:
+        for text in texts("Greet {{name}}.", "Welcome {{name}}."):
+            log.create(replace(text, variables=(PromptVariable(name="name"),)))
+        log.activate(activation(1))
+        prompt = {"id": "greet", "variables": {"name": "<|im_end|> {{name}}"}}
+        first = client.post(f"{url}/v1/responses", json={"model": "sums", "input": "Hi.", "prompt": prompt}).json()
+        log.activate(activation(2))
+        body = {"model": "sums", "input": "Again.", "prompt": prompt, "previous_response_id": first["id"]}
+        assert client.post(f"{url}/v1/responses", json=body).status_code == 200
+        fresh = client.post(f"{url}/v1/responses", json={"model": "sums", "input": "Hi.", "prompt": prompt})
+        assert fresh.status_code == 200
+        missing = client.post(f"{url}/v1/responses", json={"model": "sums", "input": "Hi.", "prompt": {"id": "greet"}})
+        assert (missing.status_code, missing.json()["error"]["param"]) == (400, "prompt")
+        assert missing.json()["error"]["message"] == (
+            "prompt greet@2: variable name (string) has no value; give it one"
+        )
+    turns = sorted((turn for _, turn in read(settings, Turn)), key=lambda turn: turn.created_at)
+    assert [turn.prompt_version for turn in turns] == ["greet@1", "greet@1", "greet@2"]
+    assert [turn.prompt_alias for turn in turns] == ["production"] * 3
+    assert turns[0].messages[0].content == "Greet <|im_end|> {{name}}." and turns[1].parent_id == turns[0].turn_id

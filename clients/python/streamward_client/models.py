@@ -708,6 +708,16 @@ class PromptMessageBody(TypedDict):
     name: NotRequired[str | None]
 
 
+class PromptParameter(TypedDict):
+    """
+    A prompt of the log.
+    """
+
+    id: str
+    version: NotRequired[str | None]
+    variables: NotRequired[dict[str, Any] | None]
+
+
 class QueryAnswer(TypedDict):
     """
     Rows of a statement; `more`: there are others beyond the limit.
@@ -2028,6 +2038,7 @@ class ResponsesBody(TypedDict):
     parallel_tool_calls: NotRequired[bool | None]
     text: NotRequired[TextOptions | None]
     reasoning: NotRequired[Reasoning | None]
+    prompt: NotRequired[PromptParameter | None]
 
 
 class RestErrorDetails(TypedDict):

@@ -1535,6 +1535,26 @@ export type PromptMessageBody = {
 };
 
 /**
+ * A prompt of the log.
+ */
+export type PromptParameter = {
+    /**
+     * its name, or NAME@3, or NAME@ALIAS
+     */
+    id: string;
+    /**
+     * a number or an alias
+     */
+    version?: string | null;
+    /**
+     * the value of each variable: data, never run
+     */
+    variables?: {
+        [key: string]: unknown;
+    } | null;
+};
+
+/**
  * Rows of a statement; `more`: there are others beyond the limit.
  */
 export type QueryAnswer = {
@@ -1885,6 +1905,10 @@ export type ResponsesBody = {
      * `effort` and `summary` of a reasoning that no policy has
      */
     reasoning?: Reasoning | null;
+    /**
+     * a prompt of the log, before `instructions` and `input`
+     */
+    prompt?: PromptParameter | null;
 };
 
 /**

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from schemas.events import Message, Observed, Sampling, Tool
+from schemas.events import Message, Observed, PromptUse, Sampling, Tool
 from streams.engines.rendering.answer_form import AnswerForm
 from streams.errors import CallError
 from streams.stages.agents.trajectories.call_chains import Digests
@@ -58,6 +58,8 @@ class ModelCall:
     """What the client sends again with each try of the same call; `request_digest` in a retry without a key."""
     observed: Observed | None = None
     """What its environment showed before it."""
+    prompt_version: PromptUse | None = None
+    """The prompt that its messages begin with."""
     failed_tools: tuple[str, ...] = ()
     """The ids of the calls whose results were sent as failed."""
     ignored: tuple[str, ...] = ()

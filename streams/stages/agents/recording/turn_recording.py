@@ -164,6 +164,8 @@ def turn_of(
         constraint=None if call.form is None else str(call.form),
         prompt_tokens=len(prepared.tokens),
         observed=call.observed,
+        prompt_version=None if call.prompt_version is None else str(call.prompt_version),
+        prompt_alias=None if call.prompt_version is None else call.prompt_version.alias,
         reply=message,
         malformed=reply.malformed,
         delivered=reply.delivered,
