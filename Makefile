@@ -127,6 +127,7 @@ release:
 # suites and clients that others wrote, against the server for agents; npm, pip, Go and jgo fetch them once. Aider, and what
 # needs openai 2, have environments of their own. ARGS=--write records what they find
 OPENAI = $(shell sed -n 's/^openai==//p' requirements.lock)
+MCP = $(shell sed -n 's/^mcp==//p' requirements.lock)
 test-strangers: .venv/ready-test .venv-strangers/ready
 	$(BIN)/python -m tests.strangers $(ARGS)
 
@@ -137,8 +138,8 @@ clients: .venv-strangers/ready
 .venv-strangers/ready: requirements.lock $(wildcard tests/strangers/requirements.* tests/strangers/frameworks/openai_go/*) clients/requirements.txt clients/requirements.node
 	@test -x .venv-strangers/bin/python || $(PYTHON) -m venv .venv-strangers
 	.venv-strangers/bin/python -m pip --disable-pip-version-check install --quiet 'openai[aiohttp]==$(OPENAI)' --requirement tests/strangers/requirements.txt --requirement clients/requirements.txt
-	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI)
-	tar -xzf .venv-strangers/openai-$(OPENAI).tar.gz -C .venv-strangers
+	.venv-strangers/bin/python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary :all: --dest .venv-strangers openai==$(OPENAI) mcp==$(MCP)
+	for each in openai-$(OPENAI) mcp-$(MCP); do tar -xzf .venv-strangers/$$each.tar.gz -C .venv-strangers || exit; done
 	for each in aider openai2; do \
 	    test -x .venv-strangers/$$each/bin/python || $(PYTHON) -m venv .venv-strangers/$$each || exit; \
 	    .venv-strangers/$$each/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/strangers/requirements.$$each || exit; done

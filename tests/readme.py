@@ -80,6 +80,7 @@ OURS = (
     "jobs.toml",
     "gateway.toml",
     "improve.toml",
+    "mcp.toml",
 )
 """Settings files of the node that the README starts."""
 LOOP = r"""

@@ -23,6 +23,7 @@ from streams.errors import CallError
 
 if TYPE_CHECKING:
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+    from mcp.server.transport_security import TransportSecuritySettings
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """Hosts of a server without keys: another name, which a web page makes point here, is refused (DNS rebinding)."""
@@ -64,30 +65,38 @@ class McpMount:
         await asyncio.gather(*self._running)
 
     async def _start(self, toolset: Toolset) -> None:
+        assert self.server is not None  # noqa: S101 - set before anything is answered
+        transport = httpx.ASGITransport(self.server)
+        client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None)  # noqa: S113 - the server's own limits hold
+        manager, started = self.manager(toolset, client), asyncio.Event()
+        self._running.append(asyncio.create_task(self._run(manager, client, started)))
+        await started.wait()
+        self._managers[toolset] = manager
+
+    def manager(self, toolset: Toolset, client: httpx.AsyncClient) -> StreamableHTTPSessionManager:
+        """Return the SDK's transport of a set of tools, which ask `client`."""
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-        from mcp.server.transport_security import TransportSecuritySettings
 
         from gateway.mcp.mcp_server import build_server
         from gateway.mcp.toolbox import ToolBox
 
-        assert self.server is not None  # noqa: S101 - set before anything is answered
-        transport = httpx.ASGITransport(self.server)
-        client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=None)  # noqa: S113 - the server's own limits hold
-        manager = StreamableHTTPSessionManager(
+        return StreamableHTTPSessionManager(
             build_server(ToolBox(client, toolset)),
             json_response=True,
             stateless=True,
             max_request_body_size=MAX_BODY_BYTES,
-            security_settings=TransportSecuritySettings(
-                enable_dns_rebinding_protection=not self._keys,
-                allowed_hosts=[*LOOPBACK, *(f"{host}:*" for host in LOOPBACK)],
-                allowed_origins=[f"http://{host}:*" for host in LOOPBACK],
-            ),
+            security_settings=self.security(),
         )
-        started = asyncio.Event()
-        self._running.append(asyncio.create_task(self._run(manager, client, started)))
-        await started.wait()
-        self._managers[toolset] = manager
+
+    def security(self) -> TransportSecuritySettings:
+        """Return which hosts and origins may ask: with keys all, as a browser has no key to send."""
+        from mcp.server.transport_security import TransportSecuritySettings
+
+        return TransportSecuritySettings(
+            enable_dns_rebinding_protection=not self._keys,
+            allowed_hosts=[*LOOPBACK, *(f"{host}:*" for host in LOOPBACK)],
+            allowed_origins=[f"http://{host}:*" for host in LOOPBACK],
+        )
 
     async def _run(
         self, manager: StreamableHTTPSessionManager, client: httpx.AsyncClient, started: asyncio.Event

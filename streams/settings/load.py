@@ -33,7 +33,7 @@ ENV_PREFIX = "STREAMWARD_"
 CONFIG_FILE = "streamward.toml"
 ENV_CONFIG = "STREAMWARD_CONFIG"
 """Names the file to read instead of `streamward.toml`; not a setting itself."""
-NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT")
+NOT_SETTINGS = (ENV_CONFIG, "STREAMWARD_OUTPUT", "STREAMWARD_KEY")
 """Variables with our prefix that are no settings; the second is for streams/output.py."""
 NODE_FILE = "node.json"
 """In `broker.data_dir`: the recorded state of the embedded node, such as its port."""

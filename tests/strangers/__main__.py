@@ -9,8 +9,9 @@ scripted engine with a Kafka node of its own. Between it and the first two suite
 What a suite finds is in findings.json: for llmprobe its scores and each check that did not pass, for openai-python's
 own tests how many passed and what the others were told, for schemathesis each check that failed, for each agent of a
 framework what it said and what its calls are to each other (agents_of_others.py), and for the clients in clients/ what
-would change if they are generated again, and what the example prints (described.py). While schemathesis runs, another
-caller is answered within a second (latency.py).
+would change if they are generated again, and what the example prints (described.py). Of MCP's conformance suite it has
+each scenario that fails, with why, and how many pass on the SDK's own server in our mount (mcp_conformance.py). While
+schemathesis runs, another caller is answered within a second (latency.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from xml.etree import ElementTree
 
 from streams.kafka.node import process as broker
 from streams.settings.model import Settings
-from tests.strangers import agents_of_others, described, exchanges, latency
+from tests.strangers import agents_of_others, described, exchanges, latency, mcp_conformance
 from tests.strangers.described import HOME, run
 from tests.strangers.proxy import Exchange, between
 from tests.strangers.stand_ins import mended
@@ -116,7 +117,10 @@ def main() -> int:
         with ExitStack() as stack:
             bootstrap = stack.enter_context(broker.embedded(folder / "kafka")).bootstrap
             found["frameworks"], of_frameworks = frameworks(agents_of_others.settings(bootstrap, folder), folder)
-            server = stack.enter_context(serving(settings_of(bootstrap, folder)))
+            settings = settings_of(bootstrap, folder)
+            server = stack.enter_context(serving(settings))
+            found["mcp"] = mcp_conformance.conformance(server, folder)
+            found["mcp, every feature in our mount"] = mcp_conformance.of_our_mount(settings, folder)
             with between(server) as (url, spoken):
                 found["llmprobe"] = llmprobe(url, folder)
                 said += spoken
