@@ -42,13 +42,13 @@ class LogHandlers:
     async def list_tools(self, context: Context, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         """List the tools that the caller may call."""
         with _protocol_errors(INTERNAL):
-            allowed = await self._tools.tools(self._sent(context))
+            allowed = await self._tools.tools(self._caller_headers(context))
         return types.ListToolsResult(tools=[_tool(tool) for tool in allowed])
 
     async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         """Call a tool. What its route refuses is a result that says so."""
         with _protocol_errors(INVALID_PARAMS):
-            outcome = await self._tools.call(params.name, params.arguments or {}, self._sent(context))
+            outcome = await self._tools.call(params.name, params.arguments or {}, self._caller_headers(context))
         content = [types.TextContent(type="text", text=text) for text in outcome.texts]
         return types.CallToolResult(content=content, is_error=outcome.is_error)
 
@@ -79,7 +79,7 @@ class LogHandlers:
     ) -> types.ReadResourceResult:
         """Read one."""
         with _protocol_errors(INVALID_PARAMS):
-            mime_type, text = await mcp_resources.read(self._tools, params.uri, self._sent(context))
+            mime_type, text = await mcp_resources.read(self._tools, params.uri, self._caller_headers(context))
         contents = types.TextResourceContents(uri=params.uri, mime_type=mime_type, text=text)
         return types.ReadResourceResult(contents=[contents])
 
@@ -96,7 +96,7 @@ class LogHandlers:
         message = types.PromptMessage(role="user", content=types.TextContent(type="text", text=text))
         return types.GetPromptResult(description=diagnose_prompt.DESCRIPTION, messages=[message])
 
-    def _sent(self, context: Context) -> Mapping[str, str]:
+    def _caller_headers(self, context: Context) -> Mapping[str, str]:
         """Return the headers with the caller's key."""
         if self._credentials is not None:
             return self._credentials
