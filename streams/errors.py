@@ -7,6 +7,7 @@
     ├── NotFoundError        what was named does not exist                  exit 3
     ├── RefusedError         a rule forbids it: a lock, a stale expectation exit 4
     │   ├── OtherBaseError       the policy is of another base model        a fleet leaves it alone
+    │   ├── ContaminatedError    rows have questions that a suite holds out leave them out, or say who lets them in
     │   └── LoginRefused         nobody is let in by this                   say why, or when to try again
     ├── LogError             the broker did not answer, or refused          retry, then stop: exit 5
     │   ├── BrokerUnreachable    it did not answer in time; it may later
@@ -86,6 +87,10 @@ class RefusedError(StreamwardError):
 
 class OtherBaseError(RefusedError):
     """The policy is of another base model than this process has."""
+
+
+class ContaminatedError(RefusedError):
+    """Rows that would be trained on have questions that a suite holds out."""
 
 
 class LoginRefused(RefusedError):

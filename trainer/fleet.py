@@ -27,7 +27,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -44,7 +44,7 @@ from streams.observability.tracing import tracer as tracing
 from streams.settings.model import Settings
 from trainer.batch_source import STAGE, BatchSource, FleetBatches, PolicyBatches, WaitingBatch, partition_for
 from trainer.policy_states import ResidentPolicies
-from trainer.policy_trainer import OvertakenError, PolicyTrainer, TrainerIO, other_base
+from trainer.policy_trainer import BatchCheck, OvertakenError, PolicyTrainer, TrainerIO, check_nothing, other_base
 from trainer.ranks import exchange
 from trainer.ranks.launcher import Place
 from trainer.step.model import pin
@@ -68,6 +68,7 @@ def run(
     steps: int | None = None,
     stop: threading.Event,
     place: Place | None = None,
+    check: BatchCheck = check_nothing,
 ) -> None:
     """Train the batches of policy.name, or of every policy of the fleet, until `stop` is set or `steps` are trained.
 
@@ -76,12 +77,13 @@ def run(
     then is announced later, by the next process if necessary.
 
     Raises SettingsError if the base model or the signing key cannot be used, or the checkpoint of policy.name is of
-    another model; RefusedError if another process trains policy.name, if a batch of it is missing, or if a version has
-    other bytes than in the log; LogError if the log fails; LostProcessError if another rank is lost; StreamwardError if
-    a disk is full.
+    another model; RefusedError if another process trains policy.name, if a batch of it is missing or refused by
+    `check`, or if a version has other bytes than in the log; LogError if the log fails; LostProcessError if another
+    rank is lost; StreamwardError if a disk is full.
     """
     batches = FleetBatches if is_fleet else PolicyBatches
     with connect(settings, stop, place, is_fleet=is_fleet) as io, ExitStack() as stack:
+        io = replace(io, check=check)
         source = batches(settings, io.producer, io.outage, stack)
         schema_registry.wait(settings, io.meter, stop)
         io.meter.begin("loading the base model", within_s=START_S)

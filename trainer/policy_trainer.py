@@ -63,6 +63,15 @@ from trainer.versions.learner import BatchGroups, Learner, coordinates_of, cut, 
 log = logging.getLogger(__name__)
 
 
+BatchCheck = Callable[[str, Sequence[AdvantagedGroup]], Mapping[str, str]]
+"""Of a policy and the groups of a batch: what `trained` records of them. Raises RefusedError if none may be trained."""
+
+
+def check_nothing(_: str, __: Sequence[AdvantagedGroup]) -> Mapping[str, str]:
+    """Check nothing, and record nothing."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerIO:
     """The clients of a trainer."""
@@ -75,6 +84,7 @@ class TrainerIO:
     """The other ranks, if any."""
     is_fleet: bool = False
     """Whether this process trains other policies, too: one of another base model is then left to another fleet."""
+    check: BatchCheck = check_nothing
 
 
 class OvertakenError(Exception):
@@ -164,7 +174,9 @@ class PolicyTrainer:
         metrics.version(self._io.meter, state.policy, state.version)
         log.info("policy %s: version %d, next batch at offset %d", state.policy, state.version, state.next_offset)
         if state.version not in self._announced:
-            self._announce(path, state, self._trace_of(state))
+            record = self._record_of(state)
+            trace = None if record is None else trace_context.of_headers(record.headers)
+            self._announce(path, state, self._recorded(record), trace)
 
     def batches_before(self, end: int) -> Iterator[Record]:
         """Yield the records of `batches` from our next batch on, below `end`, as far as retention has left them."""
@@ -191,13 +203,14 @@ class PolicyTrainer:
         """Turn the newest version into the next: step, checkpoint, publish, announce.
 
         `trace` is that of the batch's record. Raises OvertakenError if another process makes the next version, before
-        the step or during it.
+        the step or during it; RefusedError if a group of the batch may not be trained on.
         """
         meter, began_ms = self._io.meter, time.time() * 1000
         self._refuse_overtaken()
         meter.begin(f"trains version {self.version + 1}")
         marks = [self._waited_since, started := time.perf_counter()]
         groups = self._groups_of(batch)
+        recorded = self._io.check(batch.policy, groups.good)
         marks.append(time.perf_counter())
         state, measured = self._learner.step(
             coordinates, batch, groups, {"fetch_s": marks[2] - started}, meter.heartbeat
@@ -206,7 +219,7 @@ class PolicyTrainer:
         marks.append(time.perf_counter())
         path = self._learner.save(self._folder, state, self._settings.trainer.keep_checkpoints)
         marks.append(time.perf_counter())
-        self._announce(path, state, trace, began_ms)
+        self._announce(path, state, recorded, trace, began_ms)
         marks.append(time.perf_counter())
         metrics.step(meter, state, measured, groups.good, marks)
         self._waited_since = time.perf_counter()
@@ -248,17 +261,33 @@ class PolicyTrainer:
         if bases and self._learner.base_digest not in bases:
             raise other_base(batch.policy, min(bases), self._learner.base_digest)
 
-    def _trace_of(self, state: State) -> Context | None:
-        """Return the trace of the batch that made a checkpoint, if its record is still there."""
+    def _record_of(self, state: State) -> Record | None:
+        """Return the record of the batch that made a checkpoint, if it is still there."""
         coordinates = Coordinates(*self._tp, state.next_offset - 1)
         first, end = self.bounds("batches")
         if not first <= coordinates.offset < end:
             return None
-        return trace_context.of_headers(
-            fetch(self._settings, [coordinates], outage=self._io.outage)[coordinates].headers
-        )
+        return fetch(self._settings, [coordinates], outage=self._io.outage)[coordinates]
 
-    def _announce(self, path: Path, state: State, trace: Context | None, began_ms: float | None = None) -> None:
+    def _recorded(self, record: Record | None) -> Mapping[str, str]:
+        """Return what `trained` records of a batch whose step was taken before this process began."""
+        batch = None if record is None else record.decode(Batch)
+        if not isinstance(batch, Batch) or self._io.check is check_nothing:
+            return {}
+        places = coordinates_of(batch, topics(self._settings.topics)["groups"].name)
+        groups = [
+            record.decode(AdvantagedGroup) for record in fetch(self._settings, places, outage=self._io.outage).values()
+        ]
+        return self._io.check(batch.policy, [group for group in groups if isinstance(group, AdvantagedGroup)])
+
+    def _announce(
+        self,
+        path: Path,
+        state: State,
+        recorded: Mapping[str, str],
+        trace: Context | None,
+        began_ms: float | None = None,
+    ) -> None:
         """Publish the adapter in checkpoint `path`, and write its event. Each is a no-op the second time.
 
         Raises OvertakenError if another process has announced the version before.
@@ -276,6 +305,7 @@ class PolicyTrainer:
                 event_id=derive_id(state.policy, state.version, "trained"),
                 policy=state.policy,
                 created_at=times.now_ms(),
+                metadata=dict(recorded),
                 version=state.version,
                 kind="trained",
                 actor=STAGE,

@@ -82,13 +82,21 @@ def adapters_list(call: AppContext, policy: str | None, registry: Path | None, o
 
 @adapters.command("show")
 @click.argument("version", type=click.IntRange(min=0))
+@click.option(
+    "--suite",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    metavar="FILE",
+    help="Look for its questions, too, in what the version was trained on.",
+)
 @policy_option
 @output_option
 @pass_call
-def adapters_show(call: AppContext, version: int, policy: str | None, output: Output) -> None:
+def adapters_show(call: AppContext, version: int, suite: Path | None, policy: str | None, output: Output) -> None:
     """Print what the log records about a version.
 
-    Its recipe, metrics, held-out scores, files and events, and whether an agent refused to load it.
+    Its recipe, metrics, held-out scores, files and events, whether an agent refused to load it, and how many questions
+    of guard.suite, of the suites that versions of its policy were asked and of --suite it was trained on.
     """
     from streams import output as show
     from streams.adapters.version_row import row_of
@@ -99,6 +107,7 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
     refusals = Refusals(call.settings, history.state.policy).look(history.state)
     row["refused"] = next((refusal._asdict() for refusal in refusals if refusal.version == version), None)
     trained = history.trained_event(version)
+    row["contamination"] = _contamination(call, history, version, suite)
     row |= {
         "recipe": dict(trained.recipe) if trained else {},
         "files": [
@@ -125,6 +134,19 @@ def adapters_show(call: AppContext, version: int, policy: str | None, output: Ou
         print(show.json_line(row))
         return
     _show_version(row)
+
+
+def _contamination(call: AppContext, adapters: AdapterHistory, version: int, suite: Path | None) -> dict[str, Any]:
+    """Return which held-out questions a version was trained on."""
+    from streams.data.contamination.known_suites import KnownSuites
+    from streams.improve.datasets import dataset_rebuild as rebuild
+    from streams.kafka.history import LogHistory
+    from streams.tools.training_exposure import find_exposure
+
+    settings, log = call.settings, LogHistory(call.settings)
+    index = KnownSuites(settings, log, file=suite).index(adapters.state.policy)
+    read_dataset = rebuild.reader(settings, log)
+    return find_exposure(settings, adapters, version, index, log, lambda *build: read_dataset(*build).texts).plain()
 
 
 @adapters.command("lineage")
@@ -299,12 +321,16 @@ def _tensors(call: AppContext, versions: list[Version], policy: str) -> list[dic
 
 def _show_version(row: dict[str, Any]) -> None:
     from streams import output as show
+    from streams.tools.training_exposure import sentences
 
     row["refused"] = refused_text(row["refused"])
+    contamination = row.pop("contamination")
     parts = {name: row.pop(name) for name in ("metrics", "held_out", "recipe", "files", "events")}
     for name in ("created_at", "promoted_at"):
         row[name] = show.moment(row[name]) if row[name] else ""
     show.record({name: value for name, value in row.items() if value not in (None, "")}, "table")
+    for sentence in sentences(contamination):
+        print(f"\n{sentence}")
     for title, part in parts.items():
         if not part:
             continue

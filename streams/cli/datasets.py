@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from streams.cli.runtime import AppContext, output_option, pass_call, source_option, until_stopped, user_name
+from streams.cli.runtime import (
+    AppContext,
+    allow_option,
+    output_option,
+    pass_call,
+    source_option,
+    until_stopped,
+    user_name,
+)
 
 if TYPE_CHECKING:
     from schemas.events import DatasetEvent
@@ -67,6 +75,7 @@ def rule_options(command: F) -> F:
                 metavar="DIR",
                 help="Write into a folder here that is named by the newest verdict.",
             ),
+            allow_option,
             click.option("--reason", default="ordered", show_default=True, help="Why; it is recorded."),
         )
     ):
@@ -326,6 +335,7 @@ def _order(
     until: str | None,
     root: Path,
     reason: str,
+    allow_contaminated: bool,
     **rule: Any,
 ) -> DatasetOrder:
     from streams.improve.datasets.dataset_build import DatasetOrder
@@ -335,4 +345,6 @@ def _order(
     since_ms = None if since is None else parse_time(since, "--since")
     until_ms = None if until is None else parse_time(until, "--until")
     chosen = DatasetRule(policy=policy or call.settings.policy.name, since_ms=since_ms, until_ms=until_ms, **rule)
-    return DatasetOrder(name=name, rule=chosen, actor=user_name(), reason=reason, root=root)
+    return DatasetOrder(
+        name=name, rule=chosen, actor=user_name(), reason=reason, root=root, allow_contaminated=allow_contaminated
+    )

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from streams.cli.runtime import AppContext, json_object, json_option, output_option, pass_call, until_stopped, user_name
+from streams.cli.runtime import (
+    AppContext,
+    allow_option,
+    json_object,
+    json_option,
+    output_option,
+    pass_call,
+    until_stopped,
+    user_name,
+)
 
 if TYPE_CHECKING:
     from schemas.events import DatasetEvent
@@ -76,6 +85,7 @@ def jobs_run(call: AppContext, /) -> None:
 @click.option("--budget", type=float, metavar="USD", help="Stop when this much is spent.")
 @click.option("--config", "in_json", default="{}", metavar="JSON", help="Further fields of the order (docs/jobs.md).")
 @click.option("--tenant", help="Tenant that pays.")
+@allow_option
 @key_option
 @output_option
 @pass_call
@@ -90,6 +100,7 @@ def jobs_start(
     budget: float | None,
     in_json: str,
     tenant: str | None,
+    allow_contaminated: bool,
     key: str | None,
     output: Output,
 ) -> None:
@@ -109,6 +120,8 @@ def jobs_start(
     config: dict[str, Any] = json_object(in_json, "--config")
     if budget is not None:
         config["max_budget_usd"] = budget
+    if allow_contaminated:
+        config["allow_contaminated"] = True
     if method != "grpo":
         if file is not None or iterations is not None:
             raise click.UsageError(f"--queries and --iterations are for grpo; {method} takes --examples")

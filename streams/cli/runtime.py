@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 DEMO = Path(".streamward/demo")
 """Default folder of `streamward demo`."""
+ALLOW_CONTAMINATED = "--allow-contaminated"
 INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 
@@ -267,6 +268,13 @@ def _output_option(machine: str, description: str) -> Callable[[F], F]:
         callback=settle,
         help=f"Output format.  [default: table on a terminal, {description} in a pipe]",
     )
+
+
+def allow_option(command: F) -> F:
+    """Add `--allow-contaminated`; the command gets `allow_contaminated`."""
+    return click.option(
+        ALLOW_CONTAMINATED, is_flag=True, help="Train on questions that a suite holds out; your name is recorded."
+    )(command)
 
 
 def source_option(command: F) -> F:

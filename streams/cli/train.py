@@ -5,7 +5,16 @@ from __future__ import annotations
 import click
 
 from streams.cli import on_ray
-from streams.cli.runtime import AppContext, begin, importing, pass_call, until_stopped
+from streams.cli.runtime import (
+    ALLOW_CONTAMINATED,
+    AppContext,
+    allow_option,
+    begin,
+    importing,
+    pass_call,
+    until_stopped,
+    user_name,
+)
 
 
 @click.command()
@@ -17,9 +26,12 @@ from streams.cli.runtime import AppContext, begin, importing, pass_call, until_s
     default=None,
     help="Run the trainer's processes on the nodes of the Ray cluster in RAY_ADDRESS (docs/scale.md).",
 )
+@allow_option
 @click.pass_context
 @pass_call
-def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, launcher: str | None) -> None:
+def train(
+    call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, launcher: str | None, allow_contaminated: bool
+) -> None:
     """Run the trainer: batches in, adapter versions out.
 
     It trains policy.name, resuming from its newest checkpoint. SIGTERM or Ctrl-C ends it, once the current step is
@@ -27,6 +39,9 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, 
 
     With --fleet it trains all policies in turn: one base model, and fleet.states adapters in memory. Several such
     processes share the policies (docs/fleet.md).
+
+    A batch with a question that a suite holds out from the policy is refused: one of guard.suite, or of a suite that
+    its versions were asked (docs/data.md).
 
     With trainer.processes above 1, that many processes share every batch, each on its own device if
     model.device=cuda. If one of them dies, all end with exit code 75: start the command again.
@@ -37,7 +52,8 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, 
     if fleet:
         call.refuse_one_policy("train")
     place = place_from_env(call.settings)
-    arguments = ["train", *(["--fleet"] if fleet else []), *([] if steps is None else ["--steps", str(steps)])]
+    flags = [name for name, is_set in (("--fleet", fleet), (ALLOW_CONTAMINATED, allow_contaminated)) if is_set]
+    arguments = ["train", *flags, *([] if steps is None else ["--steps", str(steps)])]
     if launcher == "ray":
         ctx.exit(on_ray.trainer(call, arguments, place))
     processes = call.settings.trainer.processes
@@ -52,6 +68,10 @@ def train(call: AppContext, ctx: click.Context, steps: int | None, fleet: bool, 
     with until_stopped() as stop:
         begin(call, f"trainer of {'every policy' if fleet else call.settings.policy.name}", "batches")
         with importing():
+            from streams.data.contamination.training_gate import TrainingGate
+            from streams.kafka.retry import BrokerOutage
             from trainer.fleet import run
 
-        run(call.settings, is_fleet=fleet, steps=steps, stop=stop, place=place)
+        allowed_by = user_name() if allow_contaminated else None
+        gate = TrainingGate(call.settings, allowed_by=allowed_by, outage=BrokerOutage(call.settings.kafka, stop))
+        run(call.settings, is_fleet=fleet, steps=steps, stop=stop, place=place, check=gate.check_batch)

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from streams.cli.runtime import AppContext, importing, output_option, pass_call, source_option, until_stopped
+from streams.cli.runtime import (
+    AppContext,
+    allow_option,
+    importing,
+    output_option,
+    pass_call,
+    source_option,
+    until_stopped,
+    user_name,
+)
 
 if TYPE_CHECKING:
     from schemas.events import TuningMethod
@@ -20,8 +29,9 @@ if TYPE_CHECKING:
     from streams.output import Output
     from streams.settings.model import Settings
     from streams.tools.archive.history import Source
+    from trainer.tuning.curation import Curation
     from trainer.tuning.from_dataset import DatasetExamples
-    from trainer.tuning.tuned_version import TunedVersion
+    from trainer.tuning.tuned_version import SourceCheck, TunedVersion
 
 
 @click.command()
@@ -66,6 +76,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="KL strength (DPO's beta): how close to stay to the start model.",
 )
+@allow_option
 @click.option("--jobs", "for_jobs", is_flag=True, help="Serve fine-tuning jobs until interrupted.")
 @source_option
 @output_option
@@ -87,6 +98,7 @@ def tune(
     batch: int,
     beta: float,
     for_jobs: bool,
+    allow_contaminated: bool,
     **rule: Any,
 ) -> None:
     """Train a version by supervised fine-tuning or DPO.
@@ -95,6 +107,7 @@ def tune(
     each group, for dpo the best against the worst, with the sampled tokens. FILE is JSON lines, or CSV or
     Parquet with these columns: {"messages": [...]} for sft; {"prompt": [...], "chosen": [...], "rejected": [...]}, or
     OpenAI's preference format, for dpo. `streamward export` and `streamward datasets build` write such files.
+    An example with a question that a suite holds out from the policy is refused (docs/data.md).
 
     Adapter, optimizer, clipping, learning rate and seed are those of the settings (trainer.*). The version is announced
     like any other, and `reproduce` can remake it. The next batch is trained onto it: a trainer on this machine waits
@@ -109,27 +122,39 @@ def tune(
     if method is None:
         raise click.UsageError("expected sft or dpo, or --jobs alone")
     from streams import output as show
-    from streams.kafka.times import parse_time
     from streams.tools.archive import history
 
     settings, name = call.settings_to_write, policy or call.settings.policy.name
     reader = history.of(settings, source)
-    rule["since_ms"] = None if since is None else parse_time(since, "--since")
-    rule["until_ms"] = None if until is None else parse_time(until, "--until")
     with importing():
         from trainer.tuning import tuned_version as tuning
-        from trainer.tuning.curation import Curation
         from trainer.tuning.tuner import TuningSteps
     order = tuning.TuningOrder(
         policy=name,
         steps=TuningSteps(method=method, epochs=epochs, batch=batch, beta=beta),
-        curation=Curation(method=method, **rule),
+        curation=_curation(method, since, until, rule),
         groups_policy=groups_of or name,
         file=file,
         dataset=None if dataset is None else _examples(settings, dataset, method, reader),
         start=None if start is None else tuning.StartVersion.parse(start, name),
+        check=_check(settings, allow_contaminated),
     )
     show.record(_row(tuning.tune(settings, order, reader)), output)
+
+
+def _curation(method: TuningMethod, since: str | None, until: str | None, rule: dict[str, Any]) -> Curation:
+    from streams.kafka.times import parse_time
+    from trainer.tuning.curation import Curation
+
+    for key, option, text in (("since_ms", "--since", since), ("until_ms", "--until", until)):
+        rule[key] = None if text is None else parse_time(text, option)
+    return Curation(method=method, **rule)
+
+
+def _check(settings: Settings, allow_contaminated: bool) -> SourceCheck:
+    from streams.data.contamination.training_gate import TrainingGate
+
+    return TrainingGate(settings, allowed_by=user_name() if allow_contaminated else None).check_source
 
 
 def _examples(settings: Settings, reference: str, method: TuningMethod, history: History) -> DatasetExamples:
@@ -160,7 +185,8 @@ def _serve_jobs(call: AppContext) -> None:
             from streams.improve.datasets import dataset_rebuild as rebuild
             from streams.jobs.tuning import job_tuner as tuner
             from streams.kafka.history import LogHistory
-        tuner.run(call.settings, stop=stop, datasets=rebuild.reader(call.settings, LogHistory(call.settings)))
+        datasets = rebuild.reader(call.settings, LogHistory(call.settings))
+        tuner.run(call.settings, stop=stop, datasets=datasets)
 
 
 def _row(version: TunedVersion) -> dict[str, Any]:

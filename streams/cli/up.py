@@ -106,6 +106,7 @@ def up(
         plan = replace(plan, held_out=_read(settings, held_out, replace(reading, epochs=1, purpose="eval")))
     _check_scorers(settings, plan, reading)
     _check_prompts(settings, plan, reading)
+    _check_contamination(plan)
     result = loop.run(plan, Console(stderr=output == "json"))
     if output == "json":
         sys.stdout.write(json.dumps(result) + "\n")
@@ -139,6 +140,21 @@ def _check_prompts(settings: Settings, plan: UpPlan, reading: TaskFileOptions) -
     if problem := unanswerable(settings, (*(plan.train or ()), *plan.held_out)):
         left_out = "them" if reading.system is None else "them or --system"
         raise SettingsError(f"{problem}. Correct them, leave {left_out} out, or take another --model")
+
+
+def _check_contamination(plan: UpPlan) -> None:
+    """Raise ContaminatedError if a task gives a held-out question away: the trainer would refuse its batch."""
+    from streams.data.contamination.contamination_report import check_rows
+    from streams.data.contamination.suite_index import SuiteIndex, questions_of, row_of_task
+
+    suite = plan.suite()
+    if suite is None or plan.train is None:
+        return
+    train = (
+        row_of_task(task, f"task {number}") for number, task in enumerate(plan.train, 1) if task.purpose == "train"
+    )
+    report = check_rows(SuiteIndex(questions_of(suite)), train)
+    report.refuse("nothing was started", "Leave these tasks out, or the questions that they give away")
 
 
 def _episodes(

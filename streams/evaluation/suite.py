@@ -9,6 +9,8 @@ from typing import Any
 
 from schemas.events import Task
 
+JOB_SUITE = "job/"
+"""Prefix of the suites of jobs, whose questions the job itself holds out."""
 SUCCESS_REWARD = "success_reward"
 """Metadata of a task: the least reward of a right answer, where that is not for the source `exact` to say."""
 

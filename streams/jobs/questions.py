@@ -14,13 +14,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from schemas.events import AdvantagedGroup, Message, Sampling, Task, derive_id
-from streams.evaluation.suite import Suite
+from streams.data.contamination.contamination_report import ALLOWED_BY
+from streams.evaluation.suite import JOB_SUITE, Suite
 from streams.jobs.state import JobState
 
 JOB, ITERATION, DRAW = "job", "job_iteration", "job_draw"
 """Metadata of a job's tasks, which their groups have too."""
-JOB_SUITE = "job/"
-"""Prefix of the suites of jobs."""
 EVALUATION_SLOTS = 1
 """Responses to a held-out question: the likeliest answer, so one is enough."""
 
@@ -44,7 +43,7 @@ def train_task(state: JobState, iteration: int, draw: int, created_at: int) -> T
         task,
         task_id=derive_id("job", state.job_id, iteration, draw, number),
         created_at=created_at,
-        metadata={**task.metadata, ITERATION: str(iteration), DRAW: str(draw)},
+        metadata={**task.metadata, ITERATION: str(iteration), DRAW: str(draw)} | _allowance(state),
         purpose="train",
         group_size=state.spec.group_size,
         sampling=state.spec.sampling,
@@ -86,6 +85,10 @@ def _task(state: JobState, number: int) -> Task:
         prompt_version=spec.prompt_version,
         messages=messages if spec.prompt_version is None else (*spec.prompt_version.render(), *messages),
     )
+
+
+def _allowance(state: JobState) -> dict[str, str]:
+    return {} if state.contamination_allowed_by is None else {ALLOWED_BY: state.contamination_allowed_by}
 
 
 def _question_number(state: JobState, iteration: int, draw: int) -> int:

@@ -29,6 +29,8 @@ from schemas.events import (
     Task,
 )
 from schemas.faults import faults, nearest
+from streams.data.contamination.contamination_report import check_rows
+from streams.data.contamination.suite_index import RowTexts, SuiteIndex, questions_of
 from streams.engines.prompt_check import unanswerable_prompts
 from streams.errors import EventError, JobRequestError, NotFoundError, RefusedError
 from streams.jobs.questions import EVALUATION_SLOTS, train_task
@@ -41,6 +43,7 @@ from streams.scorers.scorer_check import unusable_scorer
 from streams.settings.model import Settings
 from streams.stages.agents.runs.registration import KnownAgent
 from streams.stages.tasks.lines import task_problems
+from streams.stages.tasks.suites import of_guard
 
 MOST_QUERIES = 100_000
 """Most questions of one job; they are in one record, whose size is checked, too."""
@@ -117,6 +120,9 @@ class JobConfig(RequestPart):
         None, min_length=1, description="NAME@ALIAS or NAME@3 that every question begins with until the job ends"
     )
     prompt_variables: dict[str, Any] = Field(default_factory=dict, description="the value of each of its variables")
+    allow_contaminated: bool = Field(
+        False, description="train on questions that a suite holds out; who ordered it is recorded"
+    )
 
 
 class JobRequest(RequestPart):
@@ -139,6 +145,8 @@ class JobOrder:
     """sha256 of the request in its canonical form."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Written with it, for those who ordered it: no decision is made of them."""
+    allow_contaminated: bool = False
+    """Whether it may train on questions that a suite holds out."""
 
     def with_metadata(self, metadata: Mapping[str, str], request: Any) -> JobOrder:
         """Return the order with metadata; `request` is the request that it was made of, and its digest is of that."""
@@ -182,7 +190,16 @@ def order(
     if config.prompt is not None:
         spec = replace(spec, prompt_version=prompt_of(config, tenant or request.tenant, settings))
         _check_tasks(policy, spec, settings)
-    return JobOrder(policy, request.tenant, spec, digest_of(request.model_dump(mode="json")))
+    digest = digest_of(plain_request(request))
+    return JobOrder(policy, request.tenant, spec, digest, allow_contaminated=config.allow_contaminated)
+
+
+def plain_request(request: RequestPart) -> dict[str, Any]:
+    """Return what the digest of an order is of; a field that came later is left out where it changes nothing."""
+    plain = request.model_dump(mode="json")
+    if not plain["config"]["allow_contaminated"]:
+        del plain["config"]["allow_contaminated"]
+    return plain
 
 
 def prompt_of(config: JobConfig, tenant: str | None, settings: Settings) -> PromptUse:
@@ -232,6 +249,8 @@ def spec_of(
     _check_share(spec)
     _check_comparing(spec)
     _check_tasks(policy, spec, settings)
+    if not config.allow_contaminated:
+        _check_contamination(spec, settings)
     check_estimate(spec, "n_iterations, n_trajectories_per_query or max_tokens")
     return spec
 
@@ -362,6 +381,16 @@ def _check_tasks(policy: str, spec: JobSpec, settings: Settings) -> None:
     for task, problem in unanswerable_prompts(settings, (task for _, task in tasks.values())):
         place = f"training_queries[{tasks[task.task_id][0]}]"
         raise JobRequestError(f"{place}: model.base {settings.model.base} cannot answer it: {problem}", place)
+
+
+def _check_contamination(spec: JobSpec, settings: Settings) -> None:
+    """Raise RefusedError if a question to train on is one of guard.suite; the trainer checks suites of the log."""
+    if (suite := of_guard(settings)) is None:
+        return
+    train, _ = split(spec.questions, spec.held_out_share)
+    queries = (RowTexts(f"training_queries[{number}]", (spec.questions[number].query,)) for number in train)
+    report = check_rows(SuiteIndex(questions_of(suite)), queries)
+    report.refuse("training_queries", "Leave them out, or set config.allow_contaminated, which is recorded")
 
 
 def check_estimate(spec: JobSpec, lower: str) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from schemas.events import JobEvent, JobKind, JobPrices, JobQuestion, JobSpec
+from streams.data.contamination.contamination_report import ALLOWED_BY
 
 JobStatus = Literal["queued", "running", "paused", "completed", "failed", "cancelled"]
 BUDGET_EXCEEDED = "BUDGET_EXCEEDED"
@@ -146,6 +147,8 @@ class JobState:
     """The kind of each event that took effect, by its id."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Reasons, by id of an event that changed nothing."""
+    contamination_allowed_by: str | None = None
+    """Who lets it train on questions that a suite holds out."""
 
     @property
     def has_ended(self) -> bool:
@@ -223,6 +226,7 @@ def _create(event: JobEvent, spec: JobSpec) -> JobState:
         asks_since=event.created_at,
         reason=event.reason,
         effective={event.event_id: event.kind},
+        contamination_allowed_by=event.metadata.get(ALLOWED_BY),
     )
 
 

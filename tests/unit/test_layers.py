@@ -29,6 +29,7 @@ LAYERS = [
     ],
     ["streams.environments", "streams.evaluation"],
     ["streams.stages", "trainer"],
+    ["streams.data"],
     ["streams.jobs", "streams.access"],
     ["streams.tools"],
     ["streams.improve"],

@@ -31,6 +31,8 @@ class DatasetExamples(NamedTuple):
     dataset: str
     digest: str
     rows: tuple[SampledExample, ...]
+    texts: tuple[tuple[str, ...], ...] = ()
+    """What each row says, for the check of what suites hold out."""
 
 
 DatasetReader = Callable[[str, str, TuningMethod], DatasetExamples]

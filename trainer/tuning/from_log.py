@@ -49,6 +49,7 @@ class ChosenGroups:
     """Groups of the policy, the purpose and the time."""
     examples: list[TunedExample] = field(default_factory=list)
     groups: list[TunedGroup] = field(default_factory=list)
+    task_ids: list[str] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     """Groups that gave no example, by reason."""
 
@@ -87,6 +88,7 @@ def choose(
             continue
         slots, examples = examples_of_group
         chosen.groups.append(TunedGroup(offset=record.at.offset, slots=slots))
+        chosen.task_ids.append(group.task_id)
         chosen.examples += examples
     if not chosen.examples:
         raise NotFoundError(_no_examples(chosen, curation, f"{tp[0]}[{tp[1]}] {first} to {end}"))

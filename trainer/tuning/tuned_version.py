@@ -20,7 +20,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -81,6 +81,26 @@ class StartVersion(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TuningSource:
+    """Where the examples are: a file, a data set, or the tasks of groups."""
+
+    policy: str
+    file: Path | None = None
+    dataset: DatasetExamples | None = None
+    groups_policy: str | None = None
+    task_ids: Sequence[str] = ()
+
+
+SourceCheck = Callable[[TuningSource], Mapping[str, str]]
+"""Returns what the event records of a source. Raises RefusedError if nothing may be tuned on it."""
+
+
+def check_nothing(_: TuningSource) -> Mapping[str, str]:
+    """Check nothing, and record nothing."""
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuningOrder:
     """An order to tune."""
 
@@ -100,6 +120,7 @@ class TuningOrder:
     """The job that it is for."""
     lora: LoraChoice | None = None
     """What it says of the adapter's shape, which else is that of the version to start from; None: the settings'."""
+    check: SourceCheck = check_nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +139,7 @@ class _Examples(NamedTuple):
     tuning: Tuning
     looked_at: int | None
     left_out: Counter[str]
+    source: TuningSource
 
 
 def tune(settings: Settings, order: TuningOrder, history: History, report: Report | None = None) -> TunedVersion:
@@ -127,9 +149,9 @@ def tune(settings: Settings, order: TuningOrder, history: History, report: Repor
     whatever it raises ends the tuning, and nothing is written.
 
     Raises NotFoundError if the file, a version or a single example is missing; SettingsError for lines that are no
-    examples, or settings without effect; RefusedError if another process tunes the policy on this machine, or others
-    were faster each time; EventError if the store does not hold what the log says; LogError if the log fails;
-    StreamwardError if a disk is full, or no step had a finite gradient.
+    examples, or settings without effect; RefusedError if another process tunes the policy on this machine, others were
+    faster each time, or `order.check` refuses the examples; EventError if the store does not hold what the log says;
+    LogError if the log fails; StreamwardError if a disk is full, or no step had a finite gradient.
     """
     order.steps.check()
     order.curation.check()
@@ -172,8 +194,10 @@ def _attempt(settings: Settings, order: TuningOrder, history: History, report: R
         base = load_base(settings.model)
         adapter = None if start_event is None else start_folder(settings, start_event, base, scratch)
         chosen = _examples(settings, order, start, base, history)
+        recorded = order.check(chosen.source)
         tuner = Tuner(settings, base, order.steps, adapter)
         event = _event(order, state, base, chosen.tuning, tuner)
+        event = replace(event, metadata={**event.metadata, **recorded})
         encoded(event, topics(settings.topics)["adapters"])  # what is too large is refused before the work
         log.info(
             "policy %s: %s on %d examples, from version %d of %s",
@@ -267,6 +291,7 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
         loss_tokens=0,
         digest="",
     )
+    source = TuningSource(policy=order.policy, file=order.file, dataset=order.dataset)
     if order.file is not None:
         read = read_file(order.file, order.steps.method, base)
         examples, looked_at, left_out = read.examples, None, Counter[str]()
@@ -279,6 +304,7 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
             settings, order.groups_policy, order.curation, limits_of(base), history, before=order.groups_before
         )
         examples, looked_at, left_out = chosen.examples, chosen.looked_at, chosen.left_out
+        source = replace(source, groups_policy=chosen.policy, task_ids=tuple(chosen.task_ids))
         tuning = replace(
             tuning,
             groups_policy=chosen.policy,
@@ -287,7 +313,7 @@ def _examples(settings: Settings, order: TuningOrder, start: StartVersion, base:
             groups=tuple(chosen.groups),
         )
     tuning = replace(tuning, examples=len(examples), loss_tokens=loss_tokens(examples), digest=digest(examples))
-    return _Examples(examples, tuning, looked_at, left_out)
+    return _Examples(examples, tuning, looked_at, left_out, source)
 
 
 def _event(order: TuningOrder, state: AdapterHistory, base: Base, tuning: Tuning, tuner: Tuner) -> AdapterEvent:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from schemas.events import CurationEvent, DatasetEvent
 from schemas.serde import Poison
-from streams.errors import NotFoundError
+from streams.errors import ContaminatedError, NotFoundError
 from streams.improve.curation.verdicts import PlacedVerdict, VerdictFold
 from streams.improve.datasets import dataset_log
 from streams.improve.datasets.dataset_build import DatasetOrder, build
@@ -157,7 +157,7 @@ class DatasetCurationHostedService:
         self._meter.begin(f"builds data set {name}", within_s=BUILD_S)
         try:
             event, is_new = build(self._settings, self._order, self._history)
-        except NotFoundError as exc:  # nothing that was promoted fits
+        except (NotFoundError, ContaminatedError) as exc:  # nothing that was promoted fits, or a suite holds it out
             log.warning("%s", exc)
             return None
         finally:

@@ -21,6 +21,8 @@ from schemas.events import AdapterEvent, AgentEvent, DatasetEvent, SourceRange, 
 from schemas.serde import Poison
 from streams import files as code
 from streams.adapters.versions import manifest_digest
+from streams.data.contamination.suite_index import RowTexts
+from streams.data.contamination.training_gate import TrainingGate
 from streams.errors import NotFoundError
 from streams.improve.datasets import dataset_files, dataset_log, dataset_rows as rows
 from streams.improve.datasets.dataset_files import CARD, MANIFEST
@@ -46,6 +48,8 @@ class DatasetOrder:
     actor: str
     reason: str
     root: Path = ROOT
+    allow_contaminated: bool = False
+    """Whether it may have questions that a suite holds out; the actor is then recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +66,8 @@ class ComposedDataset:
 def build(settings: Settings, order: DatasetOrder, history: History) -> tuple[DatasetEvent, bool]:
     """Build a data set of what is there now. Return its event, and whether it was written now.
 
-    Raises SettingsError for an unusable name or rule, NotFoundError if there is no run that fits, RefusedError if its
-    folder is taken, LogError.
+    Raises SettingsError for an unusable name or rule, NotFoundError if there is no run that fits, ContaminatedError if
+    a row has a question that a suite holds out, RefusedError if its folder is taken, LogError.
     """
     check_name(order.name)
     order.rule.check()
@@ -71,11 +75,21 @@ def build(settings: Settings, order: DatasetOrder, history: History) -> tuple[Da
     existing = dataset_log.read(settings).event(composed.event.event_id)
     if existing is not None and existing.folder is not None and (Path(existing.folder) / MANIFEST).is_file():
         return existing, False
+    recorded = _check(settings, order, composed)
     timestamp = folder_name(composed.event.created_at)
     folder, is_there = dataset_files.folder_for(order.root, timestamp, composed.event.digest, composed.contents)
     if not is_there:
         dataset_files.write(composed.contents, folder)
-    return dataset_log.announce(settings, replace(composed.event, folder=str(folder)))
+    event = replace(composed.event, folder=str(folder), metadata=composed.event.metadata | recorded)
+    return dataset_log.announce(settings, event)
+
+
+def _check(settings: Settings, order: DatasetOrder, composed: ComposedDataset) -> dict[str, str]:
+    """Return what the event records of held-out questions in the train rows. Raises ContaminatedError."""
+    gate = TrainingGate(settings, allowed_by=order.actor if order.allow_contaminated else None)
+    train = (row.run for row in composed.placed if row.split == "train")
+    texts = (RowTexts(f"run {run.finished.answer_id}", rows.texts(run)) for run in train)
+    return dict(gate.check_texts(order.rule.policy, texts, f"data set {order.name}"))
 
 
 def compose(

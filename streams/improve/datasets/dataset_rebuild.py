@@ -60,7 +60,8 @@ def reader(settings: Settings, history: History) -> DatasetReader:
         composed = rebuild(settings, event, history)
         if (problem := difference(event, composed.event)) is not None:
             raise RefusedError(problem)
-        return DatasetExamples(event.dataset, event.digest, tuple(_examples(composed, method)))
+        texts = tuple(rows.texts(row.run) for row in composed.placed if row.split == "train")
+        return DatasetExamples(event.dataset, event.digest, tuple(_examples(composed, method)), texts)
 
     return read
 

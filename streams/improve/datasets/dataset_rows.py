@@ -18,6 +18,7 @@ from typing import Any
 
 from schemas.events import GroupResponse, Message, Tool
 from schemas.tokens import LossMask, TokenIds
+from streams.data.contamination.row_texts import texts_of
 from streams.improve.datasets.judged_runs import JudgedRun
 from streams.stages.agents.trajectories.chat_format import message_of, tool_of
 from streams.stages.agents.trajectories.fold import CallChain
@@ -76,6 +77,11 @@ def tokens(run: JudgedRun) -> SampledExample | None:
     if len(digests) != 1 or not answer.loss_tokens:
         return None
     return SampledExample(digests.pop(), (answer,))
+
+
+def texts(run: JudgedRun) -> tuple[str, ...]:
+    """Return what a row says, without the system's instructions."""
+    return tuple(text for line in conversations(run) for text in texts_of({"messages": line["messages"]}))
 
 
 def pair(promoted: JudgedRun, rejected: JudgedRun) -> Line | None:

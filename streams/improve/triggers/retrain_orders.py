@@ -64,7 +64,8 @@ def _training(crossing: TriggerEvent, rule: RetrainRule, part: TrainPart, settin
         changes["max_steps_per_trajectory"] = run_questions.max_turns
     config: JobConfig = part.model_copy(update=changes)
     spec = spec_of(config, run_questions.questions, settings, policy=rule.policy, agent=run_questions.agent)
-    return JobOrder(rule.policy, rule.tenant, spec, digest_of([rule.digest, crossing.event_id]))
+    digest = digest_of([rule.digest, crossing.event_id])
+    return JobOrder(rule.policy, rule.tenant, spec, digest, allow_contaminated=config.allow_contaminated)
 
 
 def _tuning(crossing: TriggerEvent, rule: RetrainRule, part: TunePart, settings: Settings) -> JobOrder:

@@ -27,6 +27,7 @@ from schemas.events import AdapterEvent, JobTuning
 from streams.adapters.decisions import read_history
 from streams.adapters.lora_shape import LoraChoice
 from streams.arrow.file_rows import TABLES
+from streams.data.contamination.training_gate import TrainingGate
 from streams.errors import LogError, NotFoundError, RefusedError, SettingsError, StreamwardError
 from streams.files import Scratch
 from streams.jobs import training_files
@@ -187,6 +188,7 @@ class TuningWorker:
                 groups_before=job.groups_next,
                 job_id=job.job_id,
                 lora=LoraChoice(tuning.lora_rank, tuning.lora_alpha, tuning.lora_targets),
+                check=TrainingGate(self._settings, allowed_by=job.contamination_allowed_by).check_source,
             )
             return tune(self._settings, order, LogHistory(self._settings), _Between(self, job)).event
 

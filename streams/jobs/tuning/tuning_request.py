@@ -28,6 +28,7 @@ from streams.jobs.request import (
     check_estimate,
     digest_of,
     explain,
+    plain_request,
     prices_and_budget,
 )
 from streams.jobs.training_files import FileLine, TrainingFile
@@ -80,6 +81,9 @@ class TuningConfig(RequestPart):
     learning_rate: float | None = Field(None, gt=0, description="has to be trainer.learning_rate")
     max_budget_usd: float | None = Field(None, gt=0, description="default: jobs.max_budget_usd, if there are prices")
     prices: PricesConfig | None = Field(None, description="default: jobs.prices of the settings, if they are set")
+    allow_contaminated: bool = Field(
+        False, description="train on questions that a suite holds out; who ordered it is recorded"
+    )
 
 
 class TuningRequest(RequestPart):
@@ -138,12 +142,14 @@ def order(
         tuning=tuning,
     )
     check_estimate(spec, "epochs")
-    plain = {**request.model_dump(mode="json"), "file": None}
+    plain = {**plain_request(request), "file": None}
     if isinstance(examples, TrainingFile):
         plain["file"] = examples.file_id
     elif examples is not None:
         plain["dataset_digest"] = examples.digest
-    return JobOrder(request.policy, request.tenant, spec, digest_of(plain))
+    return JobOrder(
+        request.policy, request.tenant, spec, digest_of(plain), allow_contaminated=config.allow_contaminated
+    )
 
 
 def check_lines(method: TuningMethod, lines: Sequence[FileLine]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from streams.evaluation.intervals import wilson
-from streams.jobs.questions import JOB_SUITE
+from streams.evaluation.suite import JOB_SUITE
 from streams.tools.query.views import literal
 from streams.tools.views.group_outcome import NOTHING_REASON_SQL
 from streams.tools.views.log_view import LogSnapshot, Row

@@ -1,0 +1,76 @@
+"""The held-out questions that this deployment knows of: those of guard.suite, and of suites that the log was asked.
+
+    guard.suite ────────────────────────────────────────────┐
+    tasks: of the policy, purpose eval, metadata `suite` ───┴──► KnownSuites.index(policy) ──► SuiteIndex
+
+A question of a version's evaluation is in the log once for each version, and is taken once. Reading continues where it
+ended, so looking again costs what was written since.
+
+Not covered: suites of jobs, each of which splits its own questions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from schemas.events import Task
+from schemas.serde import Poison
+from streams.data.contamination.suite_index import SuiteIndex, SuiteQuestion, questions_of, questions_of_task
+from streams.evaluation.suite import JOB_SUITE
+from streams.kafka.history import History
+from streams.kafka.record import Record, TopicPartition
+from streams.settings.model import Settings
+from streams.stages.tasks import suites
+
+SUITE, SUITE_INDEX = "suite", "suite_index"
+"""Metadata of an evaluation's tasks."""
+
+
+def of_files(settings: Settings, files: Iterable[Path] = ()) -> list[SuiteQuestion]:
+    """Return the questions of guard.suite and of these files. Raises as `suites.load`."""
+    paths = [path for path in (settings.guard.suite, *files) if path is not None]
+    return [question for path in paths for question in questions_of(suites.load(path, settings.topics))]
+
+
+class KnownSuites:
+    """The held-out questions, followed in the log."""
+
+    def __init__(self, settings: Settings, history: History, *, file: Path | None = None) -> None:
+        """`file`: a suite that counts, too. Raises as `suites.load` if that or guard.suite cannot be read."""
+        self._history = history
+        self._of_files = of_files(settings, () if file is None else (file,))
+        self._of_policy: defaultdict[str, list[SuiteQuestion]] = defaultdict(list)
+        self._seen: set[tuple[str, str, str]] = set()
+        self._positions: dict[TopicPartition, int] = {}
+        self._indexes: dict[str, SuiteIndex] = {}
+
+    def index(self, policy: str) -> SuiteIndex:
+        """Return every question that is held out from a policy by now. Raises LogError."""
+        self._read()
+        if (known := self._indexes.get(policy)) is None:
+            known = self._indexes[policy] = SuiteIndex([*self._of_files, *self._of_policy.get(policy, ())])
+        return known
+
+    def _read(self) -> None:
+        bounds = self._history.bounds(["tasks"])
+        starts = {tp: max(first, self._positions.get(tp, 0)) for tp, (first, _) in bounds.items()}
+        ends = {tp: max(end, starts[tp]) for tp, (_, end) in bounds.items()}
+        for record in self._history.read(starts, ends):
+            self._take(record)
+        self._positions = ends
+
+    def _take(self, record: Record) -> None:
+        if record.payload is None or SUITE_INDEX.encode() not in record.payload:  # most tasks need no decoding
+            return
+        task = record.decode(Task)
+        if isinstance(task, Poison) or task.purpose != "eval":
+            return
+        suite, index = task.metadata.get(SUITE, JOB_SUITE), task.metadata.get(SUITE_INDEX, "")
+        key = (task.policy, suite, index)
+        if suite.startswith(JOB_SUITE) or not index.isdecimal() or key in self._seen:
+            return
+        self._seen.add(key)
+        self._of_policy[task.policy] += questions_of_task(task, suite, int(index))
+        self._indexes.pop(task.policy, None)

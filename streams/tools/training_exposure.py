@@ -1,0 +1,152 @@
+"""Which held-out questions a version was trained on, looked for backwards: a suite may be newer than the version.
+
+    SuiteIndex ──► tasks of the log that give a question away
+    version ──► its parents: groups of batches, groups and data sets of tunings ──► of those tasks? ──► TrainingExposure
+
+Not covered: files, which are not in the log, and versions trained elsewhere. They are named.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.events import AdapterEvent, AdvantagedGroup, Batch, Task, TuningMethod
+from streams.adapters.decisions import AdapterHistory
+from streams.data.contamination.suite_index import RowTexts, SuiteIndex, SuiteQuestion, row_of_task
+from streams.kafka.history import History
+from streams.kafka.record import Record
+from streams.settings.model import Settings
+from streams.tools.lineage import parents
+
+DatasetTexts = Callable[[str, str, TuningMethod], Sequence[tuple[str, ...]]]
+"""Name, digest and method to what each row says. Raises RefusedError if the log no longer gives it."""
+
+
+@dataclass(slots=True)
+class TrainingExposure:
+    """The held-out questions that a version and those before it were trained on."""
+
+    questions: defaultdict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    """By suite: the number of each question, and the last version that was trained on it."""
+    not_looked_at: list[str] = field(default_factory=list)
+    """Files and versions that are not in the log."""
+
+    def add(self, question: SuiteQuestion, version: int) -> None:
+        """Take in a question that a version was trained on."""
+        known = self.questions[question.suite]
+        known[question.number] = max(version, known.get(question.number, 0))
+
+    def plain(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        suites = [
+            {"suite": suite, "questions": sorted(numbers), "versions": sorted(set(numbers.values()))}
+            for suite, numbers in sorted(self.questions.items())
+        ]
+        return {"suites": suites, "not_looked_at": self.not_looked_at}
+
+
+def sentences(plain: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each suite, and for each file that is not in the log, of a `TrainingExposure.plain()`."""
+    for suite in plain["suites"]:
+        count = len(suite["questions"])
+        questions = "1 question" if count == 1 else f"{count} questions"
+        versions = ", ".join(map(str, suite["versions"]))
+        yield f"trained on {questions} of suite {suite['suite']} (version {versions})"
+    yield from (f"not looked at for held-out questions: {name}" for name in plain["not_looked_at"])
+
+
+def find_exposure(
+    settings: Settings,
+    adapters: AdapterHistory,
+    version: int,
+    index: SuiteIndex,
+    history: History,
+    dataset_texts: DatasetTexts,
+) -> TrainingExposure:
+    """Return which questions of `index` a version was trained on. Raises NotFoundError for an unknown one, LogError."""
+    found = TrainingExposure()
+    chain = [event for number in parents(adapters, version) if (event := adapters.trained_event(number)) is not None]
+    if not len(index) or not chain:
+        return found
+    leaks = _leaking_tasks(history, index)
+    by_group = _groups_of(settings, history, leaks) if leaks else {}
+    by_batch = _offsets_of_batches(settings, history, adapters.state.policy)
+    for event in chain:
+        for key in _groups_trained(settings, adapters, event, by_batch):
+            for question in leaks.get(by_group.get(key, ""), ()):
+                found.add(question, event.version)
+        tuning = event.tuning
+        if tuning is not None and tuning.dataset is not None:
+            for row in dataset_texts(tuning.dataset, tuning.dataset_digest or "", tuning.method):
+                for match in index.matches(RowTexts("", row)):
+                    if match.is_leak:
+                        found.add(match.question, event.version)
+        elif tuning is not None and tuning.file is not None:
+            found.not_looked_at.append(f"file {tuning.file} of version {event.version} (`streamward data check` does)")
+        elif tuning is not None and tuning.start_policy is not None:
+            found.not_looked_at.append(f"version {tuning.start_version} of {tuning.start_policy}, which it starts from")
+    return found
+
+
+def _leaking_tasks(history: History, index: SuiteIndex) -> dict[str, list[SuiteQuestion]]:
+    """Return the questions that tasks of the log give away, by task."""
+    leaks: dict[str, list[SuiteQuestion]] = {}
+    for record in _all(history, "tasks"):
+        task = record.decode(Task)
+        if isinstance(task, Task) and task.task_id not in leaks:
+            questions = [match.question for match in index.matches(row_of_task(task, "")) if match.is_leak]
+            if questions:
+                leaks[task.task_id] = questions
+    return leaks
+
+
+GroupPlace = tuple[int, int]
+"""Partition and offset."""
+
+
+def _groups_of(settings: Settings, history: History, task_ids: Mapping[str, object]) -> dict[GroupPlace, str]:
+    """Return the task of each group of these tasks, by its place."""
+    places: dict[GroupPlace, str] = {}
+    for record in _all(history, "groups"):
+        group = record.decode(AdvantagedGroup)
+        if isinstance(group, AdvantagedGroup) and group.task_id in task_ids:
+            places[record.at.partition, record.at.offset] = group.task_id
+    return places
+
+
+def _offsets_of_batches(settings: Settings, history: History, policy: str) -> dict[int, tuple[GroupPlace, ...]]:
+    """Return the places of the groups of each batch of a policy, by its number."""
+    batches: dict[int, tuple[GroupPlace, ...]] = {}
+    for record in _all(history, "batches"):
+        batch = record.decode(Batch)
+        if isinstance(batch, Batch) and batch.policy == policy:
+            places = tuple((batch.groups_partition, offset) for offset in batch.groups_offsets)
+            batches.setdefault(batch.sequence, places)
+    return batches
+
+
+def _groups_trained(
+    settings: Settings,
+    adapters: AdapterHistory,
+    event: AdapterEvent,
+    by_batch: Mapping[int, tuple[GroupPlace, ...]],
+) -> Iterator[GroupPlace]:
+    """Yield the places of the groups that a version was trained on, after its parent."""
+    tuning = event.tuning
+    if tuning is not None:
+        yield from ((tuning.groups_partition or 0, group.offset) for group in tuning.groups)
+    elif event.last_batch is not None:
+        parent = adapters.state.versions.get(event.parent_version or 0)
+        first = 0 if parent is None else parent.trained_batches
+        for sequence in range(first, event.last_batch + 1):
+            yield from by_batch.get(sequence, ())
+
+
+def _all(history: History, label: str) -> Iterator[Record]:
+    bounds = history.bounds([label])
+    return iter(
+        history.read({tp: first for tp, (first, _) in bounds.items()}, {tp: end for tp, (_, end) in bounds.items()})
+    )

@@ -1,0 +1,190 @@
+"""No version is trained on what a suite holds out, unless somebody says so; and a suite may be newer than a version."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from schemas.events import AdapterEvent, Message
+from streams.cli.root import cli
+from streams.data.contamination.contamination_report import ALLOWED_BY, CONTAMINATION
+from streams.data.contamination.training_gate import TrainingGate
+from streams.engines.base_model import Base
+from streams.errors import ContaminatedError
+from streams.kafka import admin
+from streams.kafka.producer import Producer
+from streams.settings.model import Model, Settings
+from tests.pipeline.test_tuning import DPO, SFT, lines, made
+from tests.support import factories
+from tests.support.models.chat_tiny import base
+from tests.support.models.tiny_log import groups_of, trained, write
+from tests.support.processes import environment
+from trainer import fleet
+from trainer.policy_trainer import PolicyTrainer
+
+__all__ = ["base"]
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+CLEAN, LEAKED = "What is the sum of one and two?", "What is the capital of France?"
+
+
+@pytest.fixture
+def settings(settings: Settings, base: Base) -> Settings:
+    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
+    admin.apply_topics(tiny)
+    return tiny
+
+
+def submit(settings: Settings, base: Base, sequence: int, text: str, **changes: Any) -> None:
+    """Write the tasks of a batch's groups, the first of which asks `text`."""
+    with Producer(settings) as producer:
+        for number, group in enumerate(groups_of(base, sequence)):
+            asked = text if number == 0 else f"{CLEAN} {sequence} {number}"
+            messages = (Message(role="user", content=asked),)
+            producer.send(factories.task(task_id=group.task_id, policy=group.policy, messages=messages, **changes))
+
+
+def evaluate(settings: Settings, text: str, policy: str = "default") -> None:
+    """Write the task of a suite of one question that was asked of version 0."""
+    metadata = {"suite": "cities@1", "suite_size": "1", "suite_index": "0"}
+    with Producer(settings) as producer:
+        producer.send(
+            factories.task(
+                task_id=f"held-out {policy}",
+                policy=policy,
+                purpose="eval",
+                adapter_version=0,
+                group_size=1,
+                metadata=metadata,
+                messages=(Message(role="user", content=text),),
+            )
+        )
+
+
+def suite_file(folder: Path, *texts: str) -> Path:
+    questions = [{"prompt": text, "verifier": {"answer": "x"}, "reward_sources": ["exact"]} for text in texts]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in questions))
+    file = folder / "suite.yaml"
+    file.write_text("name: cities\nscenarios:\n  all:\n    file: questions.jsonl\n")
+    return file
+
+
+def train(settings: Settings, steps: int, allowed_by: str | None = None) -> list[AdapterEvent]:
+    gate = TrainingGate(settings, allowed_by=allowed_by)
+    fleet.run(settings, steps=steps, stop=threading.Event(), check=gate.check_batch)
+    return trained(settings)
+
+
+def shown(settings: Settings, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ("adapters", "show", *arguments), env=environment(settings))
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_with_a_question_that_was_held_out_from_its_policy_is_refused_and_who_lets_it_in_is_recorded(
+    settings: Settings, base: Base
+) -> None:
+    submit(settings, base, 0, CLEAN)
+    submit(settings, base, 1, LEAKED.upper())
+    evaluate(settings, CLEAN, policy="another")
+    evaluate(settings, LEAKED)
+    write(settings, base, range(2))
+    with pytest.raises(ContaminatedError, match="1 of 2 rows give away held-out questions"):
+        train(settings, 2)
+    assert [event.metadata for event in trained(settings)] == [{}], "the first batch was clean"
+    versions = train(settings, 1, allowed_by="ann")
+    assert versions[-1].metadata == {CONTAMINATION: '{"cities@1": 1}', ALLOWED_BY: "ann"}
+
+
+def test_a_version_that_is_announced_after_a_crash_says_who_let_the_questions_in(
+    settings: Settings, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(settings, base, 0, LEAKED)
+    evaluate(settings, LEAKED)
+    write(settings, base, range(1))
+
+    class Crash(Exception):
+        pass
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(PolicyTrainer, "_announce", crash)
+        train(settings, 1, allowed_by="ann")
+    submit(settings, base, 1, CLEAN)
+    write(settings, base, range(1, 2))
+    versions = train(settings, 1, allowed_by="bob")
+    assert [event.metadata.get(ALLOWED_BY) for event in versions] == ["bob", None]
+
+
+def test_a_task_of_a_job_that_may_be_trained_on_is(settings: Settings, base: Base) -> None:
+    submit(settings, base, 0, LEAKED, metadata={ALLOWED_BY: "carol"})
+    evaluate(settings, LEAKED)
+    write(settings, base, range(1))
+    assert train(settings, 1)[-1].metadata == {CONTAMINATION: '{"cities@1": 1}', ALLOWED_BY: "carol"}
+
+
+# --- tuning -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_with_a_held_out_question_is_tuned_on_and_the_command_says_so_with_exit_code_4(
+    settings: Settings, tmp_path: Path
+) -> None:
+    guarded = {**environment(settings), "STREAMWARD_GUARD__SUITE": str(suite_file(tmp_path, "21, 22"))}
+    for method, row in (("sft", SFT), ("dpo", DPO)):
+        file = lines(tmp_path / f"{method}.jsonl", row)
+        command = ("tune", method, str(file), "--batch", "1")
+        refused = CliRunner().invoke(cli, command, env=guarded)
+        assert refused.exit_code == 4 and f'{method}.jsonl:1: "21 22" is question 0 of suite cities@' in refused.stderr
+        assert CliRunner().invoke(cli, (*command, "--allow-contaminated"), env=guarded).exit_code == 0
+    (sft, dpo) = trained(settings)
+    assert sft.metadata[CONTAMINATION] == dpo.metadata[CONTAMINATION] and sft.metadata[ALLOWED_BY]
+
+
+def test_no_groups_of_a_held_out_question_are_tuned_on(settings: Settings, base: Base) -> None:
+    submit(settings, base, 0, LEAKED)
+    write(settings, base, range(1))
+    evaluate(settings, LEAKED)
+    check = TrainingGate(settings).check_source
+    with pytest.raises(ContaminatedError, match="2 groups of default: contaminated"):
+        made(settings, "sft", check=check)
+    assert trained(settings) == []
+    assert made(settings, "sft").metadata == {}, "without the gate"
+
+
+# --- a suite that is newer than the version ---------------------------------------------------------------------------
+
+
+def test_a_suite_that_is_added_later_is_looked_for_in_what_versions_were_trained_on(
+    settings: Settings, base: Base, tmp_path: Path
+) -> None:
+    for sequence, text in enumerate((CLEAN, LEAKED, "Who wrote Faust?")):
+        submit(settings, base, sequence, text)
+    write(settings, base, range(2))
+    train(settings, 2)
+    file = lines(tmp_path / "answers.jsonl", SFT)
+    made(settings, "sft", file=file)
+    write(settings, base, range(2, 3))
+    train(settings, 1)
+    later = str(suite_file(tmp_path, LEAKED.lower(), "who wrote faust", "21 22"))
+    found = {
+        version: json.loads(shown(settings, str(version), "--suite", later, "--output", "jsonl").stdout)
+        for version in (1, 2, 3, 4)
+    }
+    contamination = {version: row["contamination"] for version, row in found.items()}
+    questions = {
+        version: [(part["questions"], part["versions"]) for part in of_version["suites"]]
+        for version, of_version in contamination.items()
+    }
+    assert questions == {1: [], 2: [([0], [2])], 3: [([0], [2])], 4: [([0, 1], [2, 4])]}
+    assert [len(of_version["not_looked_at"]) for of_version in contamination.values()] == [0, 0, 1, 1]
+    table = shown(settings, "4", "--suite", later, "--output", "table").stdout
+    assert "trained on 2 questions of suite cities@" in table and "file answers.jsonl of version 3" in table
+    assert "trained on" not in shown(settings, "4", "--output", "table").stdout
