@@ -28,6 +28,7 @@ NAMES = (
     "long_conversation",
     "agents",
     "trainer",
+    "training_calls",
     "turns",
     "offline",
     "memory",
