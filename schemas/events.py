@@ -121,7 +121,7 @@ DatasetKind = Literal["built", "submitted", "succeeded", "failed", "cancelled"]
 TriggerKind = Literal["ticked", "crossed"]
 TriggerAction = Literal["tune", "train", "selfplay"]
 SampleKind = Literal["put", "tagged", "cleared"]
-FieldEncoding = Literal["tensor", "json", "msgpack", "pickle"]
+FieldEncoding = Literal["tensor", "json", "msgpack"]
 QueueKind = Literal["opened", "restored", "saved"]
 TuningMethod = Literal["sft", "dpo"]
 CallKind = Literal[
@@ -1243,11 +1243,12 @@ class QueueEvent:
     epoch: Annotated[Int, "compare and swap: one more than that of the opening before it"]
     writer: str
     reason: str
-    ends: Annotated[tuple[int, ...], "restored, saved: by partition of samples, where it ended"] = ()
     samples: Annotated[int, "restored, saved: how many the queue had"] = 0
     digest: Annotated[str | None, "restored, saved: sha256 over them and the places of their fields"] = None
     counts: Annotated[dict[str, int], "restored: what else the log had, e.g. cleared"] = field(default_factory=dict)
     checkpoint: Annotated[str | None, "restored: event_id of the saved state it went back to; null: the newest"] = None
+    starts: Annotated[tuple[int, ...], "restored, saved: by partition of samples, the first record still needed"] = ()
+    ends: Annotated[tuple[int, ...], "restored, saved: by partition of samples, where it ended"] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

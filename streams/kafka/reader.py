@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Self, TypeVar
 
 import confluent_kafka as ck
@@ -361,9 +362,16 @@ def read(
 
 
 def fetch(
-    settings: Settings, places: Iterable[Coordinates], *, outage: BrokerOutage | None = None
+    settings: Settings,
+    places: Iterable[Coordinates],
+    *,
+    outage: BrokerOutage | None = None,
+    connected: PartitionReader | None = None,
 ) -> dict[Coordinates, Record]:
-    """Return the records at these coordinates. Raises LogError, naming those that are gone; otherwise as `read`."""
+    """Return the records at these coordinates. Raises LogError, naming those that are gone; otherwise as `read`.
+
+    Who fetches often has a reader `connected`: connecting takes longer than a few records.
+    """
     by_partition: dict[TopicPartition, set[int]] = {}
     for place in places:
         by_partition.setdefault((place.topic, place.partition), set()).add(place.offset)
@@ -371,7 +379,7 @@ def fetch(
         return {}
     records: dict[Coordinates, Record] = {}
     ranges = {tp: _ranges(offsets) for tp, offsets in by_partition.items()}
-    with PartitionReader(settings, {}) as reader:
+    with PartitionReader(settings, {}) if connected is None else nullcontext(connected) as reader:
         for number in range(max(map(len, ranges.values()))):
             round_ranges = {tp: span[number] for tp, span in ranges.items() if number < len(span)}
             reader.assign(

@@ -24,7 +24,7 @@ LAYERS = [
     ["streams.observability"],
     ["streams.kafka"],
     [
-        *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow"),
+        *("streams.engines", "streams.scorers", "streams.adapters", "streams.arrow", "streams.samples"),
         *("streams.worker", "streams.calls", "streams.prompts"),
     ],
     ["streams.environments", "streams.evaluation"],
