@@ -86,7 +86,7 @@ def publish(
             if not _is_there(fs, target, uri, manifest):
                 raise OSError(f"{target} exists without a {MANIFEST}, which no publisher of ours leaves behind")
         if signing_key is not None and not fs.exists(f"{target}/{SIGNATURE}"):
-            _add(fs, f"{target}/{SIGNATURE}", extra_files()[SIGNATURE])
+            add_file(fs, f"{target}/{SIGNATURE}", extra_files()[SIGNATURE])
     except OSError as exc:
         raise SettingsError(
             f"adapters.store={store}: version {version} of {policy} cannot be written: {exc}; make room, or set "
@@ -119,7 +119,7 @@ def fetch(
         if _agrees(folder, files):
             return folder
         shutil.rmtree(folder)  # damaged after it was verified
-    fs, source = _inside(store, uri)
+    fs, source = inside_store(store, uri)
     cache.mkdir(parents=True, exist_ok=True)
     half = Path(tempfile.mkdtemp(prefix=".fetching-", dir=cache))
     try:
@@ -260,7 +260,7 @@ def open_store(url: str) -> tuple[Any, str]:
     return fs, str(path)
 
 
-def _inside(store: str, uri: str) -> tuple[Any, str]:
+def inside_store(store: str, uri: str) -> tuple[Any, str]:
     """Return the file system of the store, and the path of `uri` in it. Raises EventError (bad_adapter) if outside."""
     fs, root = open_store(store)
     base = str(fs.unstrip_protocol(root)).rstrip("/") + "/"
@@ -325,8 +325,8 @@ def _put_objects(fs: Any, local: Path, target: str, files: Iterable[AdapterFile]
         fs.pipe_file(f"{target}/{name}", content)
 
 
-def _add(fs: Any, path: str, content: bytes) -> None:
-    """Add a file to a version that is stored."""
+def add_file(fs: Any, path: str, content: bytes) -> None:
+    """Write a file into a folder of the store that exists, whole or not at all."""
     if not is_local(fs):
         fs.pipe_file(path, content)
         return

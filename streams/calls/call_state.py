@@ -86,7 +86,8 @@ class SamplingSession:
     """Their folder in the store."""
     save: str | None = None
     """The call that saved the weights for this session alone."""
-    clients: int = 1
+    joined: list[str] = field(default_factory=list)
+    """Its further clients, by the calls that numbered them, from 1."""
     ended: list[str] = field(default_factory=list)
     """Calls that have a result, in the order in which these were read."""
 
@@ -201,7 +202,7 @@ class CallState:
                 self._create_sampler(call, source=call.source)
             case "join_sampling_session":
                 if (sampler := self.samplers.get(call.sampling_session or "")) is not None:
-                    sampler.clients += 1
+                    sampler.joined.append(call.call_id)
             case "save_weights" | "save_weights_for_sampler":
                 self._begin_save(call)
             case "unload_model":

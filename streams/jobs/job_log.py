@@ -55,7 +55,7 @@ class JobLog(FollowedTopic):
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "jobs", outage)
+        super().__init__(settings, "jobs", outage=outage)
         self._all = AllJobs(settings.topics.policy_partitions)
         self._events: dict[str, list[JobEvent]] = {}
 

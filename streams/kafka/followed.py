@@ -1,6 +1,6 @@
-"""A topic that is followed in a thread, and written to by people: whoever writes sees what became of it.
+"""Topics that are followed in a thread, and written to by people: whoever writes sees what became of it.
 
-    topic ──► a thread ──► `_take` of each record, in order
+    topics ──► a thread ──► `_take` of each record, in the order of its partition
     _write(event) ──► topic ──► that record was taken ──► answer
 
 A process that outlives its broker gives a BrokerOutage: reading and writing then wait as long as that does. Without one
@@ -33,13 +33,13 @@ CATCH_UP_S = 60.0
 class FollowedTopic:
     """A base class. Use as a context manager; methods may be called from any thread."""
 
-    def __init__(self, settings: Settings, label: str, outage: BrokerOutage | None = None) -> None:
+    def __init__(self, settings: Settings, *labels: str, outage: BrokerOutage | None = None) -> None:
         """`outage` is that of the one thread that then writes.
 
-        Raises NotFoundError without the topic, LogError if the broker does not answer.
+        Raises NotFoundError without the topics, LogError if the broker does not answer.
         """
         self._settings, self._outage = settings, outage
-        bounds = LogHistory(settings, outage).bounds([label])
+        bounds = LogHistory(settings, outage).bounds(labels)
         starts = {tp: low for tp, (low, _) in bounds.items()}
         self._ends = {tp: end for tp, (_, end) in bounds.items()}
         self._reader = PartitionReader(settings, starts, outage=None if outage is None else outage.of_another_thread())
@@ -50,7 +50,7 @@ class FollowedTopic:
         self._error: StreamwardError | None = None
         self._over = threading.Event()
         self._producer: Producer | None = None
-        self._thread = threading.Thread(target=self._follow, name=f"follows-{label}", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name=f"follows-{'-'.join(labels)}", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

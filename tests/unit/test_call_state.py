@@ -87,7 +87,7 @@ def test_weights_saved_without_a_name_are_a_sampling_session_of_the_model() -> N
     save = numbered("save_weights_for_sampler", 1, sampling_session="s1:sample:0")
     state = state_of(*BEGIN, save, call("join_sampling_session", "j1", model=MODEL, sampling_session="s1:sample:0"))
     sampler = state.samplers["s1:sample:0"]
-    assert (sampler.model, sampler.save, sampler.base_model, sampler.clients) == (MODEL, save.call_id, "tiny", 2)
+    assert (sampler.model, sampler.save, sampler.base_model, len(sampler.joined)) == (MODEL, save.call_id, "tiny", 1)
     drawn = sample(0, model=MODEL)
     state.take(drawn)
     state.take(result(drawn))

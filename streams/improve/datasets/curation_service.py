@@ -73,7 +73,7 @@ class FollowedVerdicts(FollowedTopic):
     """Every verdict, followed in a thread. Use as a context manager."""
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
-        super().__init__(settings, "curation", outage)
+        super().__init__(settings, "curation", outage=outage)
         self._fold, self._partitions = VerdictFold(), topics(settings.topics)["curation"].partitions
 
     @property

@@ -24,7 +24,7 @@ class TriggerLog(FollowedTopic):
 
     def __init__(self, settings: Settings, outage: BrokerOutage | None = None) -> None:
         """Raises NotFoundError without the topic, LogError if the broker does not answer."""
-        super().__init__(settings, "triggers", outage)
+        super().__init__(settings, "triggers", outage=outage)
         self._partitions = settings.topics.policy_partitions
         self._states: dict[str, RuleState] = {}
         self._events: dict[str, list[TriggerEvent]] = {}
