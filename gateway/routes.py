@@ -35,6 +35,13 @@ from gateway.mcp.mcp_paths import MCP_ROUTES
 from gateway.people.auth import OwnPermissions, PasswordLogins
 from gateway.people.cookie import PAGE_ROUTES
 from gateway.people.oidc_login import OidcLogins
+from gateway.tinker.futures import TinkerFutures
+from gateway.tinker.not_offered import TinkerNotOffered
+from gateway.tinker.sampling_sessions import TinkerSampling
+from gateway.tinker.training import TinkerTraining
+from gateway.tinker.training_runs import TinkerRuns
+from gateway.tinker.training_sessions import TinkerService
+from gateway.tinker.weights import TinkerWeights
 
 
 class HealthAnswer(Answer):
@@ -57,6 +64,7 @@ ROOMS: tuple[type, ...] = (
     *(JsonRpc, UploadedFiles, FineTuning, TrainingJobs, JobCosts),
     *(SentTasks, SelfPlayRuns, OutsideRewards, ScorerTrials, TaskGroups, RecordedRuns, Statements, PublishedAdapters),
     *(RunVerdictRoutes, BuiltDatasets, PromptTemplates),
+    *(TinkerService, TinkerTraining, TinkerWeights, TinkerSampling, TinkerFutures, TinkerRuns, TinkerNotOffered),
     *(OidcLogins, OwnPermissions, PasswordLogins),
 )
 ROUTES: tuple[Route, ...] = tuple(route for room in ROOMS for route in routes_of(room))

@@ -53,6 +53,14 @@ from gateway.people.cookie import LoginCookie, PageEntrance
 from gateway.people.door import Door
 from gateway.people.oidc_login import OidcLogins
 from gateway.routes import TABLE, Health
+from gateway.tinker.call_log import OpenCalls
+from gateway.tinker.futures import TinkerFutures
+from gateway.tinker.not_offered import TinkerNotOffered
+from gateway.tinker.sampling_sessions import TinkerSampling
+from gateway.tinker.training import TinkerTraining
+from gateway.tinker.training_runs import TinkerRuns
+from gateway.tinker.training_sessions import TinkerService
+from gateway.tinker.weights import TinkerWeights
 from streams.access.access_log import AccessLog
 from streams.access.logins import KeyFile, Logins
 from streams.access.oidc import Issuer
@@ -107,13 +115,20 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                 open_recorder(settings, engine, rendering, stop, meter, fleet=fleet) as recorder,
                 JobLog(settings) as jobs,
                 OpenLog(settings) as log_view,
+                OpenCalls(settings) as calls,
                 _keys(settings) as keys,
                 _requests(settings) as requests,
                 contextlib.closing(PageMount(settings, _logins(settings, keys), rendering)) as page,
             ):
-                mcp = McpMount(keys=keys is not None)
                 parts = ServerParts(
-                    recorder=recorder, jobs=jobs, log=log_view, keys=keys, requests=requests, page=page, mcp=mcp
+                    recorder=recorder,
+                    jobs=jobs,
+                    log=log_view,
+                    calls=calls,
+                    keys=keys,
+                    requests=requests,
+                    page=page,
+                    mcp=McpMount(keys=keys is not None),
                 )
                 meter.ready("kafka")
                 meter.begin("answering")
@@ -123,7 +138,7 @@ def run(settings: Settings, *, stop: threading.Event, fleet: bool = False) -> No
                     app = build_application(settings, parts)
                     answering = quiet_server(app, grace_s=GRACE_S, tls=tls, open_connections=connections)
                     runner.run(_serve(settings, recorder, answering, listening, stop, meter))
-                    runner.run(mcp.close())
+                    runner.run(parts.mcp.close())
         finally:
             engine.close()
 
@@ -162,6 +177,7 @@ class ServerParts:
     recorder: Recorder
     jobs: JobLog
     log: OpenLog
+    calls: OpenCalls
     keys: AccessLog | None
     """None: the server asks for none."""
     requests: RequestLog | None
@@ -176,6 +192,7 @@ def build_application(settings: Settings, parts: ServerParts) -> ASGIApp:
         *agent_rooms(settings, parts.recorder, lambda: parts.log.prompts),
         *job_rooms(settings, parts.jobs, fleet=parts.recorder.is_fleet),
         *log_rooms(settings, parts.log),
+        *tinker_rooms(settings, parts.calls),
     ]
     if keys is not None:
         rooms += people_rooms(settings, parts.page.logins)
@@ -230,6 +247,19 @@ def log_rooms(settings: Settings, log: OpenLog) -> list[object]:
         RunVerdictRoutes(settings, log),
         BuiltDatasets(settings),
         PromptTemplates(settings, log),
+    ]
+
+
+def tinker_rooms(settings: Settings, calls: OpenCalls) -> list[object]:
+    """Return the rooms of the Tinker API."""
+    return [
+        TinkerService(settings, calls),
+        TinkerTraining(settings, calls),
+        TinkerWeights(settings, calls),
+        TinkerSampling(settings, calls),
+        TinkerFutures(settings, calls),
+        TinkerRuns(settings, calls),
+        TinkerNotOffered(),
     ]
 
 

@@ -164,6 +164,7 @@ CallErrorKind = Literal[
     "conflict",  # it contradicts what is recorded
     "permission_denied",  # what it names takes more than the role has
     "request_timeout",  # its body did not arrive in time
+    "gone",  # what it names has ended for good
     "busy",  # the broker or the engine cannot take it now; try again later
     "internal",
 ]

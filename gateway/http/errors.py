@@ -41,6 +41,7 @@ STATUS: dict[CallErrorKind, int] = {
     "conflict": 409,
     "permission_denied": 403,
     "request_timeout": 408,
+    "gone": 410,
     "busy": 503,
     "internal": 500,
 }
@@ -56,6 +57,7 @@ ACTIONS: dict[CallErrorKind, str] = {
     "conflict": "look at it as it is now, and decide anew; an Idempotency-Key of another request cannot be used again",
     "context_length_exceeded": "shorten the conversation",
     "request_timeout": "send it faster, or less of it; or raise serve.body_s",
+    "gone": "begin anew: what was named has ended for good",
     "busy": "try again; `streamward doctor` says what is wrong if it stays so",
     "internal": "report it with the server's output",
 }
@@ -153,6 +155,14 @@ class RpcErrorAnswer(Answer):
     id: None
 
 
+class TinkerErrorAnswer(Answer):
+    """Why a request has no other answer, as Tinker's SDK prints it."""
+
+    detail: str
+    category: Literal["user", "server"]
+    param: str | None
+
+
 # --- dialects ---------------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +252,21 @@ class RpcDialect(Dialect):
         return RpcErrorAnswer(jsonrpc="2.0", error=RpcFailure(code=code, message=message, data=data), id=None)
 
 
+class TinkerDialect(Dialect):
+    """Errors as Tinker's SDK reads them. It sends again what got 408, 409, 429 or 5xx, for minutes."""
+
+    model = TinkerErrorAnswer
+
+    def problem(self, error: CallError) -> TinkerErrorAnswer:
+        category: Literal["user", "server"] = "server" if STATUS[error.kind] >= 500 else "user"
+        return TinkerErrorAnswer(detail=error.message, category=category, param=error.parameter)
+
+    def refusal(self, status: int, message: str) -> TinkerErrorAnswer:
+        return TinkerErrorAnswer(detail=message, category="server" if status >= 500 else "user", param=None)
+
+
 OPENAI, REST, MESSAGES, RPC = OpenAiDialect(), RestDialect(), MessagesDialect(), RpcDialect()
+TINKER = TinkerDialect()
 
 
 # --- responses --------------------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ ABOUT = """Agents, jobs, files, people and the log of a server that `streamward 
 The paths of calls (`/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/feedback`,
 `/v1/models`) are also below `/agents/AGENT_ID` and `/agents/AGENT_ID/trajectories/TRAJECTORY_ID`, those of Streamward's
 own REST (`/finetune`, `/rl`, `/tasks`, `/rewards`, `/score`, `/groups`, `/query`, `/adapters`) below `/api/v1`.
+
+The routes of the Tinker API, also below `/api/v1`, are not listed: its clients bring their own description.
 """
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
 """Of numbers, as pydantic leaves them where a validator comes before, by what JSON Schema calls them."""
@@ -74,7 +76,8 @@ def document(routes: Sequence[Route], *, title: str, version: str, keys: bool) -
     """Return the description of a server with these routes; `keys`: whether it asks for keys."""
     description = _Description(keys)
     for route in routes:
-        description.add(route)
+        if route.interface.is_described:
+            description.add(route)
     result = {
         "openapi": "3.1.0",
         "info": {"title": title, "description": ABOUT, "version": version},

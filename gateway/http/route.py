@@ -53,6 +53,8 @@ class Interface:
     prefixes: tuple[str, ...] = ("",)
     """Each route is below all of them; it is described below the first."""
     dialect: Dialect = errors.OPENAI
+    is_described: bool = True
+    """Whether openapi.json has them; an API with clients of its own is not described again."""
 
     def get(self, path: str, *, may: May, **declared: Any) -> Route:
         """Declare a route that reads."""
@@ -61,6 +63,10 @@ class Interface:
     def post(self, path: str, *, may: May, **declared: Any) -> Route:
         """Declare a route that takes something."""
         return Route("POST", path, self, may=may, **declared)
+
+    def put(self, path: str, *, may: May, **declared: Any) -> Route:
+        """Declare a route that replaces something."""
+        return Route("PUT", path, self, may=may, **declared)
 
     def delete(self, path: str, *, may: May, **declared: Any) -> Route:
         """Declare a route that deletes."""
@@ -78,6 +84,7 @@ ANYWHERE = (503, 504)
 PLAIN = Interface()
 OPENAI = Interface(("/v1",))
 REST = Interface(("", "/api/v1"), errors.REST)
+TINKER = Interface(("/api/v1",), errors.TINKER, is_described=False)
 
 
 class Reply(NamedTuple, Generic[T]):
@@ -161,7 +168,7 @@ class Route:
         """Statuses in addition to those that every such route has."""
         if self.refuses is not None:
             return self.refuses
-        return (404, 409) if self.method == "POST" else (404,)
+        return (404,) if self.method in ("GET", "DELETE") else (404, 409)
 
     @property
     def paths(self) -> list[str]:

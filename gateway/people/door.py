@@ -40,6 +40,8 @@ OF_ALL_TENANTS: frozenset[Action] = frozenset({"runs.write", "agents.write", "lo
 """Actions on what tenants share, or on what all of them wrote."""
 AS_AN_AGENT: frozenset[Action] = frozenset({"chat.call", "feedback.give", "runs.write"})
 """Actions of an agent: of DEFAULT_AGENT where none is named."""
+TINKER_PREFIX = "tml-"
+"""Tinker's SDK sends no key that begins otherwise, so that ours are given to it with this before them."""
 UNLISTED: Action = "code.run"
 """The action of a path without a route: it is the admin's."""
 
@@ -145,6 +147,7 @@ def decide_at_door(principal: Principal, action: Action, named_agent: str | None
 
 
 def sent_key(headers: Headers) -> str:
-    """Return the key or token of a request; empty if it has none."""
+    """Return the key or token of a request, without Tinker's prefix; empty if it has none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    token = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return token.removeprefix(TINKER_PREFIX)

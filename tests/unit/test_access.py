@@ -36,6 +36,7 @@ jobs.command      -      -         yes     -        yes
 agents.write      -      -         yes     -        yes
 letters.decide    -      -         yes     -        yes
 runs.judge        -      -         yes     -        yes
+training.call     -      -         yes     -        yes
 adapters.promote  -      -         -       yes      yes
 code.run          -      -         -       -        yes
 """

@@ -23,7 +23,7 @@ from gateway.people.auth import OwnPermissions
 from gateway.people.cookie import LoginCookie
 from gateway.people.door import OF_ALL_TENANTS, UNLISTED, Door
 from gateway.routes import ROUTES, TABLE
-from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms
+from gateway.server import agent_rooms, job_rooms, log_rooms, people_rooms, tinker_rooms
 from schemas.events import ANONYMOUS, AccessRole, RequestEvent, problems
 from streams.access import keys, users
 from streams.access.keys import AccessKey
@@ -76,6 +76,7 @@ def application(hosts: Collection[str] = page_app.LOOPBACK) -> Application:
         *agent_rooms(settings, nothing),
         *job_rooms(settings, nothing),
         *log_rooms(settings, nothing),
+        *tinker_rooms(settings, nothing),
         *people_rooms(settings, nothing),
     ]
     app = Application(rooms, version="0", max_body_bytes=1, keys=True)
@@ -98,7 +99,7 @@ def paths(routes: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def test_a_slash_too_many_leads_nowhere_and_least_of_all_to_the_host_that_the_request_names() -> None:
-    app = Door(application(hosts=()), TABLE, Known("admin"), KeyLimits(Serve()))
+    app = Door(application(hosts=()), TABLE, Known("admin"), KeyLimits(Serve(auth="keys", key_per_s=0)))
     http = TestClient(app, base_url="http://evil.example", follow_redirects=False, headers=BEARER)
     paths = {(route.method, path.format_map(Names())) for route in ROUTES for path in route.paths}
     paths |= {("GET", f"/page/{name}") for name in ("groups", "live", "sql", "dead-letters")}
@@ -146,6 +147,7 @@ PLACES: dict[Action, tuple[str, str]] = {
     "rewards.give": ("POST", "/rewards"),
     "scores.try": ("POST", "/api/v1/score"),
     "runs.judge": ("POST", "/runs/r/verdict"),
+    "training.call": ("POST", "/api/v1/optim_step"),
     "adapters.promote": ("POST", "/adapters/sums/rollback"),
     "code.run": ("POST", "/rl/environments"),
 }

@@ -1,0 +1,259 @@
+"""Examples of a forward or forward-backward call, from protobuf or JSON, as arrays.
+
+    bytes ──► zstd, if it is compressed ──► protobuf or JSON ──► PassCall: model, seq_id, loss, examples ──► tensors
+
+Sparse inputs become dense, so that a call in the log says every value. What the caller says of where tokens came from
+(provenance) is kept with the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+
+from gateway.http.body import check_values, read
+from gateway.tinker import protobuf
+from gateway.tinker.bodies import ForwardBackwardBody, ForwardBody, ModelInputBody, PassInput, TensorBody
+from gateway.tinker.tensors import Tensors
+from streams.calls.call_forms import ExampleShape, TensorShape, check_chunk
+from streams.errors import CallError
+
+PROTOBUF = "application/x-protobuf"
+MOST_VALUES = 4_000_000
+"""Most values of a body in JSON."""
+TOKEN: np.dtype[Any] = np.dtype("<i4")
+VALUES: dict[str, np.dtype[Any]] = {"int64": np.dtype("<i8"), "float32": np.dtype("<f4")}
+_PROTOBUF_VALUES: dict[int, np.dtype[Any]] = {
+    protobuf.FLOAT32: np.dtype("<f4"),
+    protobuf.INT64: np.dtype("<i8"),
+    protobuf.INT32: np.dtype("<i4"),
+}
+PLACE_BYTES = 8
+"""Of an index of a sparse tensor in protobuf."""
+
+Array = NDArray[Any]
+ProvenanceRun = tuple[str, str, int, int]
+"""prompt or sampled, the id of a sequence, where in it the run begins, how many tokens it has."""
+
+
+@dataclass(frozen=True)
+class CallExample:
+    """One example."""
+
+    tokens: Array  # [T] int32
+    inputs: Mapping[str, Array]
+    """What the loss is given, by its name."""
+    provenance: Mapping[str, Sequence[ProvenanceRun]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassCall:
+    """A call for a forward pass, and a backward one unless it is `forward_only`."""
+
+    model_id: str
+    seq_id: int
+    loss: str
+    config: Mapping[str, float | str]
+    forward_only: bool
+    examples: Sequence[CallExample]
+
+    @property
+    def tensors(self) -> Tensors:
+        """Every array, by the number of its example and its name."""
+        arrays = {f"{number}.tokens": example.tokens for number, example in enumerate(self.examples)}
+        for number, example in enumerate(self.examples):
+            arrays |= {f"{number}.{name}": array for name, array in example.inputs.items()}
+        return arrays
+
+    @property
+    def shapes(self) -> list[ExampleShape]:
+        """What of each example can be judged without its numbers."""
+        return [
+            ExampleShape(
+                len(example.tokens),
+                {name: TensorShape(str(array.dtype), array.shape) for name, array in example.inputs.items()},
+                bool(example.provenance),
+            )
+            for example in self.examples
+        ]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the examples have."""
+        return sum(len(example.tokens) for example in self.examples)
+
+
+def read_pass(request: Request, raw: bytes, *, forward_only: bool) -> PassCall:
+    """Return the call in a body. Raises CallError that names what is wrong."""
+    raw = decompress(request.headers.get("content-encoding", ""), raw)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() == PROTOBUF:
+        call = _of_protobuf(raw, forward_only)
+    else:
+        check_values(raw, MOST_VALUES)
+        call = _of_json(raw, forward_only)
+    for number, example in enumerate(call.examples):
+        if "tokens" in example.inputs:
+            path = f"data[{number}].loss_fn_inputs.tokens"
+            raise CallError("invalid", f"{path}: that is the input itself; leave it out", path)
+    return call
+
+
+def decompress(encoding: str, raw: bytes) -> bytes:
+    """Return a body as it was before its Content-Encoding. Raises CallError."""
+    if encoding in ("", "identity"):
+        return raw
+    if encoding != "zstd":
+        raise CallError("unsupported", f"Content-Encoding {encoding[:40]}: expected zstd, or none")
+    try:
+        import zstandard
+    except ImportError as exc:
+        problem = "Content-Encoding zstd: the server cannot read it; install streamward[tinker], or send it as it is"
+        raise CallError("unsupported", problem) from exc
+    try:
+        content: bytes = zstandard.ZstdDecompressor().decompress(raw, max_output_size=MOST_BYTES)
+    except zstandard.ZstdError as exc:
+        raise CallError("invalid", f"the body is no zstd of at most {MOST_BYTES} bytes: {exc}") from exc
+    return content
+
+
+MOST_BYTES = 256 * 1024 * 1024
+"""Longest body once it is decompressed."""
+
+
+# --- protobuf ---------------------------------------------------------------------------------------------------------
+
+
+def _of_protobuf(raw: bytes, forward_only: bool) -> PassCall:
+    message = protobuf.read("ForwardBackwardRequest", raw)
+    config: dict[str, float | str] = dict(message.loss_fn_config)
+    for name, value in message.loss_fn_config_v2.items():
+        config[name] = value.text if value.WhichOneof("value") == "text" else value.number
+    return PassCall(
+        model_id=message.model_id,
+        seq_id=message.seq_id,
+        loss=message.loss_fn,
+        config=config,
+        forward_only=forward_only or message.forward_only,
+        examples=[_protobuf_example(datum, f"data[{number}]") for number, datum in enumerate(message.data)],
+    )
+
+
+def _protobuf_example(datum: Any, path: str) -> CallExample:
+    pieces = []
+    for chunk in datum.model_input:
+        check_chunk(chunk.WhichOneof("chunk") or "", f"{path}.model_input")
+        pieces.append(_array(chunk.encoded_text.tokens, TOKEN, f"{path}.model_input"))
+    tokens = np.concatenate(pieces) if pieces else np.empty(0, TOKEN)
+    inputs = {
+        name: _protobuf_tensor(tensor, f"{path}.loss_fn_inputs.{name}")
+        for name, tensor in sorted(datum.loss_fn_inputs.items())
+    }
+    spans = {"model_input": datum.model_input_spans, "loss_fn_inputs": datum.loss_fn_input_spans}
+    provenance = {name: [_run(span) for span in runs] for name, runs in spans.items() if runs}
+    return CallExample(tokens, inputs, provenance or None)
+
+
+def _run(span: Any) -> ProvenanceRun:
+    kind = span.WhichOneof("span")
+    run = span.prompt_tokens if kind == "prompt_tokens" else span.sampled_tokens
+    return (kind or "sampled_tokens").removesuffix("_tokens"), run.sequence_id, run.offset, run.length
+
+
+def _protobuf_tensor(tensor: Any, path: str) -> Array:
+    dtype = _PROTOBUF_VALUES.get(tensor.dtype)
+    if dtype is None:
+        raise CallError("unsupported", f"{path}: expected float32, int64 or int32, got type {tensor.dtype}", path)
+    wide = VALUES["float32" if dtype.kind == "f" else "int64"]
+    shape = list(tensor.shape) or None
+    if tensor.WhichOneof("data") != "sparse_csr":
+        return _reshape(_array(tensor.dense, dtype, path).astype(wide, copy=False), shape, path)
+    index = np.dtype("<i8")
+    values = _array(tensor.sparse_csr.values, dtype, path).astype(wide, copy=False)
+    rows = _array(tensor.sparse_csr.crow_indices, index, path)
+    columns = _array(tensor.sparse_csr.col_indices, index, path)
+    return dense(values, rows, columns, shape, path)
+
+
+def _array(raw: bytes, dtype: np.dtype[Any], path: str) -> Array:
+    if len(raw) % dtype.itemsize:
+        raise CallError("invalid", f"{path}: {len(raw)} bytes are no whole number of values of {dtype.itemsize}", path)
+    return np.frombuffer(raw, dtype)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _of_json(raw: bytes, forward_only: bool) -> PassCall:
+    body: ForwardBody | ForwardBackwardBody
+    if forward_only:
+        body = read(ForwardBody, raw)
+        given: PassInput = body.forward_input
+    else:
+        body = read(ForwardBackwardBody, raw)
+        given = body.forward_backward_input
+    examples = []
+    for number, datum in enumerate(given.data):
+        path = f"data[{number}].loss_fn_inputs"
+        inputs = {name: json_tensor(tensor, f"{path}.{name}") for name, tensor in sorted(datum.loss_fn_inputs.items())}
+        examples.append(CallExample(input_tokens(datum.model_input, f"data[{number}].model_input"), inputs))
+    return PassCall(
+        model_id=body.model_id,
+        seq_id=body.seq_id,
+        loss=given.loss_fn,
+        config=given.loss_fn_config or {},
+        forward_only=forward_only,
+        examples=examples,
+    )
+
+
+def input_tokens(given: ModelInputBody, path: str) -> Array:
+    """Return the tokens of an input. Raises CallError for pieces of another kind."""
+    for number, chunk in enumerate(given.chunks):
+        check_chunk(chunk.type, f"{path}.chunks[{number}]")
+    return np.array([token for chunk in given.chunks for token in chunk.tokens], TOKEN)
+
+
+def json_tensor(tensor: TensorBody, path: str, filler: int = 0) -> Array:
+    """Return a tensor; `filler` is where a sparse one has no value. Raises CallError."""
+    values = np.array(tensor.data, VALUES[tensor.dtype])
+    if tensor.sparse_crow_indices is None and tensor.sparse_col_indices is None:
+        return _reshape(values, tensor.shape, path)
+    rows = np.array(tensor.sparse_crow_indices or [], "<i8")
+    columns = np.array(tensor.sparse_col_indices or [], "<i8")
+    return dense(values, rows, columns, tensor.shape, path, filler)
+
+
+def _reshape(values: Array, shape: Sequence[int] | None, path: str) -> Array:
+    if shape is None:
+        return values
+    if int(np.prod(shape, dtype=np.int64)) != values.size:
+        problem = f"{path}: shape {shape} has {int(np.prod(shape))} values, and {values.size} were sent"
+        raise CallError("invalid", problem, path)
+    return values.reshape(shape)
+
+
+def dense(values: Array, rows: Array, columns: Array, shape: Sequence[int] | None, path: str, filler: int = 0) -> Array:
+    """Return the dense form of a sparse matrix (CSR). Raises CallError if the indices are none of its shape."""
+    if shape is None or len(shape) != 2:
+        raise CallError("invalid", f"{path}: a sparse tensor needs a shape of two numbers, got {shape}", path)
+    height, width = shape
+    counts = np.diff(rows)
+    if (
+        len(rows) != height + 1
+        or height * width > MOST_BYTES // values.itemsize
+        or rows[0] != 0
+        or rows[-1] != len(values)
+        or len(columns) != len(values)
+        or (counts < 0).any()
+        or ((columns < 0) | (columns >= width)).any()
+    ):
+        problem = f"{path}: {len(rows)} row pointers and {len(columns)} columns are none of a matrix of shape {shape}"
+        raise CallError("invalid", problem, path)
+    matrix = np.full((height, width), filler, values.dtype)
+    matrix[np.repeat(np.arange(height), counts), columns] = values
+    return matrix
