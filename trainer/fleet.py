@@ -39,6 +39,7 @@ from streams.kafka.producer import Producer
 from streams.kafka.registry import client as schema_registry
 from streams.kafka.retry import BrokerOutage, StoppedWaiting
 from streams.observability import catalog, metrics
+from streams.observability.catalog import Process
 from streams.observability.metrics import OFF
 from streams.observability.tracing import tracer as tracing
 from streams.settings.model import Settings
@@ -95,7 +96,14 @@ def run(
 
 
 @contextmanager
-def connect(settings: Settings, stop: threading.Event, place: Place | None, *, is_fleet: bool) -> Iterator[TrainerIO]:
+def connect(
+    settings: Settings,
+    stop: threading.Event,
+    place: Place | None,
+    *,
+    is_fleet: bool,
+    process: Process = "train",
+) -> Iterator[TrainerIO]:
     """Yield what the trainers of this process talk to. Ends quietly if it is stopped during an outage.
 
     Raises SettingsError for a signing key that cannot be used, StreamwardError if a disk is full in the block.
@@ -105,7 +113,7 @@ def connect(settings: Settings, stop: threading.Event, place: Place | None, *, i
     with checkpoint.explaining_disks(folders, advice):
         signing.check_signing_key(settings.adapters)
         pin(settings)
-        with metrics.serve_meter(settings, "train") as meter, tracing.open_tracer(settings, "train", meter) as tracer:
+        with metrics.serve_meter(settings, process) as meter, tracing.open_tracer(settings, process, meter) as tracer:
             outage = BrokerOutage(settings.kafka, stop, meter)
             try:
                 with (

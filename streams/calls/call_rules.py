@@ -37,14 +37,19 @@ def refusal(state: CallState, call: TrainingCall, now_ms: int) -> str | None:
     if call.kind in ("create_model", "copy_weights") or call.call_id == call.model:
         return f"there is a model {call.model} already" if call.model in state.models else None
     if call.kind in NUMBERED:
-        return _model_problem(state, call, now_ms)
+        return line_refusal(state, call, now_ms)
     if call.kind in ("sample", "join_sampling_session") and call.sampling_session not in state.samplers:
         return f"there is no sampling session {call.sampling_session}; create_sampling_session begins one"
     return None
 
 
-def _model_problem(state: CallState, call: TrainingCall, now_ms: int) -> str | None:
-    """Return why a model does not take this call of its line."""
+def line_refusal(state: CallState, call: TrainingCall, now_ms: int) -> str | None:
+    """Return why a model does not take this call of its line; None if it does, or if the call is no such call.
+
+    Its session is not asked about: the worker, which asks this, may not have it.
+    """
+    if call.kind not in NUMBERED or call.call_id == call.model:
+        return None
     model = state.models.get(call.model)
     if model is None:
         return f"there is no model {call.model}; create_model makes one"

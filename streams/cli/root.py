@@ -18,6 +18,7 @@ from streams.cli.archive import archive
 from streams.cli.ask import ask, reward
 from streams.cli.audit import audit
 from streams.cli.broker import broker
+from streams.cli.calls import calls
 from streams.cli.capacity import capacity
 from streams.cli.curate import curate
 from streams.cli.dashboards import dashboards
@@ -66,7 +67,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Train and compare": (tune, jobs, evaluate, replay, experiments, reproduce),
     "Improve by what was served": (improve, curate, datasets, retrain, selfplay, prompts),
     "Operate": (config, capacity, offsets, dlq, rescore, archive, dashboards),
-    "Connect": (serve, mcp, access, agents, environments, export, schemas),
+    "Connect": (serve, calls, mcp, access, agents, environments, export, schemas),
 }
 """The commands by what a user wants, in the order in which --help lists them."""
 COMPLETION = """\b

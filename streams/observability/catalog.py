@@ -40,6 +40,7 @@ Process = Literal[
     "datasets",
     "retrain",
     "selfplay",
+    "calls",
 ]
 LOOP: tuple[Process, ...] = ("streams", "policy", "scoring", "train")
 """The processes of the loop, by the name of their command."""
@@ -47,9 +48,9 @@ READERS: tuple[Process, ...] = (*LOOP, "agents")
 """Those that read as a consumer group: the loop, and `agents run`."""
 IMPROVERS: tuple[Process, ...] = ("curate", "datasets", "retrain", "selfplay")
 """Those that learn from what was served: `curate follow`, `datasets follow`, `retrain follow`, `selfplay run`."""
-SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs", "tune", *IMPROVERS)
-"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, and
-`tune --jobs`."""
+SERVED: tuple[Process, ...] = (*READERS, "archive", "serve", "jobs", "tune", *IMPROVERS, "calls")
+"""Those that serve metrics.port: these, `archive sync --follow`, the server of agents, the controller of jobs, `tune
+--jobs`, and the worker of training calls."""
 
 
 class Metric(NamedTuple):
@@ -665,6 +666,31 @@ DATASET_BUILDS = Metric(
     "streamward_dataset_builds_total", "counter", ("dataset",), "Builds.", ("datasets",), "enough promoted runs"
 )
 
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+CALLS_WAITING = Metric(
+    "streamward_calls_waiting_records",
+    "gauge",
+    (),
+    "Training calls without a result, in the partitions of this process.",
+    ("calls",),
+)
+CALLS_DONE = Metric(
+    "streamward_calls_done_total",
+    "counter",
+    ("kind", "outcome"),
+    "Training calls that got a result: done, or whose fault it is that they failed (user, server).",
+    ("calls",),
+)
+CALL_SECONDS = Metric(
+    "streamward_call_duration_seconds",
+    "histogram",
+    ("kind",),
+    "Time that a training call took.",
+    ("calls",),
+    buckets=TIMES,
+)
+
 # --- retrain follow ---------------------------------------------------------------------------------------------------
 
 RETRAIN_DUE = Metric(
@@ -778,6 +804,7 @@ def _sections() -> Iterator[str]:
         ("curate",): "Verdicts on runs",
         ("datasets",): "Data sets",
         ("retrain",): "Rules of retraining",
+        ("calls",): "Training calls",
         ("selfplay",): "Self-play",
         ("archive",): "The archive",
     }

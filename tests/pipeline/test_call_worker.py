@@ -1,0 +1,185 @@
+"""The worker of training calls against a real log: in order, once, and whatever kills it, the same bytes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from schemas.events import TrainingCall, TrainingResult
+from schemas.tokens import Octets
+from streams.adapters.decisions import read_history
+from streams.calls.call_names import policy_of
+from streams.engines.base_model import Base
+from streams.kafka import admin
+from streams.kafka.producer import Producer
+from streams.settings.load import to_env
+from streams.settings.model import Calls, Model, Settings
+from tests.support.models.tiny_log import settings_in
+from tests.support.processes import read
+from tests.support.training_calls import MODEL, SESSION, begin_session, create_model, numbered, sample
+from trainer.calls import call_worker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.usefixtures("torch_as_before")]
+
+
+@pytest.fixture
+def settings(settings: Settings, base: Base) -> Settings:
+    """Settings of this test's own topics, which exist, with the tiny model as base."""
+    tiny = settings.model_copy(update={"model": Model(base=base.model.config._name_or_path)})
+    admin.apply_topics(tiny)
+    return tiny
+
+
+def examples(number: int) -> Octets:
+    """Return two examples, other ones for each number."""
+    tokens = np.arange(6, dtype=np.int32) + 5 + number
+    arrays = {}
+    for row in range(2):
+        arrays[f"{row}.tokens"] = tokens + row
+        arrays[f"{row}.target_tokens"] = (tokens + row + 1).astype(np.int64)
+        arrays[f"{row}.weights"] = np.ones(6, np.float32)
+    return Octets(save(arrays))
+
+
+def steps(begin: int, count: int) -> list[TrainingCall]:
+    """Return passes and steps from a number on: of two calls each."""
+    calls = []
+    for number in range(begin, begin + count):
+        calls.append(numbered("forward_backward", 2 * number - 1, examples=2, tokens=12, data=examples(number)))
+        calls.append(numbered("optim_step", 2 * number))
+    return calls
+
+
+def prompt(seq_id: int, **fields: Any) -> TrainingCall:
+    data = Octets(save({"prompt": np.arange(5, 12, dtype=np.int32)}))
+    request = '{"num_samples": 3, "sampling_params": {"max_tokens": 4}, "prompt_logprobs": true}'
+    return sample(seq_id, data=data, tokens=7, request=request, **{"model": MODEL} | fields)
+
+
+def write(settings: Settings, *calls: TrainingCall) -> None:
+    with Producer(settings) as producer:
+        for call in calls:
+            producer.send(call)
+
+
+def work(settings: Settings, calls: int) -> None:
+    call_worker.run(settings, stop=threading.Event(), calls=calls)
+
+
+def results(settings: Settings) -> dict[str, TrainingResult]:
+    """Return the results by call; each call has one."""
+    events = [event for _, event in read(settings, TrainingResult)]
+    assert len({event.call_id for event in events}) == len(events)
+    return {event.call_id: event for event in events}
+
+
+BEGIN = (begin_session(), create_model())
+FOR_SAMPLER = numbered("save_weights_for_sampler", 5, sampling_session=f"{SESSION}:sample:0")
+SAVE = numbered("save_weights", 6, path="last")
+
+
+def test_a_loop_of_somebody_elses_becomes_versions_and_samples(settings: Settings) -> None:
+    """Pass 2 comes before pass 1, as the SDK sends the pieces of one batch."""
+    pieces = [numbered("forward_backward", seq, examples=2, data=examples(seq)) for seq in (2, 1)]
+    write(settings, *BEGIN, *pieces)
+    write(settings, numbered("optim_step", 3), numbered("forward", 4, examples=2, data=examples(1)))
+    write(settings, FOR_SAMPLER, SAVE, prompt(0))
+    work(settings, 8)
+    made = results(settings)
+    assert {result.error for result in made.values()} == {None}
+    before, after = (load(made[f"{MODEL}:{seq}"].outputs.data)["0.logprobs"] for seq in (1, 4))
+    assert before.shape == (6,) and after.sum() > before.sum()
+    assert made[f"{MODEL}:1"].metrics["loss:sum"] > 0 and made[f"{MODEL}:1"].prompt_tokens == 12
+    drawn = load(made[f"{SESSION}:sample:0:0"].outputs.data)
+    assert sorted(name for name in drawn if name.startswith("2.")) == ["2.logprobs", "2.tokens"]
+    assert np.isnan(drawn["prompt_logprobs"][0]) and drawn["prompt_logprobs"].shape == (7,)
+    (event,) = [event for _, event in read_history(settings, policy_of(MODEL)).trained.values()]
+    saved = made[SAVE.call_id]
+    assert (event.version, event.uri, saved.version, saved.uri) == (1, saved.uri, 1, event.uri)
+    assert event.origin is not None and event.origin.path == saved.path == f"tinker://{MODEL}/weights/last"
+    assert {file.path for file in event.files} >= {"adapter_model.safetensors", "optimizer.safetensors"}
+
+
+def test_a_call_that_cannot_be_done_says_whose_fault_it_is_and_leaves_the_model_as_it_was(settings: Settings) -> None:
+    bad = numbered("forward_backward", 1, loss="no such loss", examples=2, data=examples(1))
+    late = numbered("load_weights", 2, path="tinker://x/weights/a")
+    write(settings, *BEGIN, bad, late, numbered("forward", 3, examples=2, data=examples(1)))
+    work(settings, 4)
+    made = results(settings)
+    assert "no such loss" in (made[bad.call_id].error or "") and made[bad.call_id].category == "user"
+    assert "must be the model's first request" in (made[late.call_id].error or "")
+    assert made[f"{MODEL}:3"].error is None
+
+
+RUN = (*BEGIN, *steps(1, 2), FOR_SAMPLER, SAVE, *steps(4, 1), numbered("save_weights", 9, path="end"), prompt(0))
+"""A run of eleven calls that the worker answers."""
+
+
+@pytest.fixture(scope="module")
+def expected(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory, base: Base) -> dict[str, Any]:
+    """What the run gives when nothing disturbs it."""
+    whole = settings_in(tmp_path_factory.mktemp("whole"), kafka_bootstrap, base)
+    write(whole, *RUN)
+    work(whole, 11)
+    return contents(whole)
+
+
+def contents(settings: Settings) -> dict[str, Any]:
+    """Return what results and versions say, without times."""
+    made = results(settings)
+    history = read_history(settings, policy_of(MODEL))
+    files = {version: event.files for version, (_, event) in history.trained.items()}
+    return {
+        "files": files,
+        **{name: (result.outputs, result.state_sha256, result.error, result.version) for name, result in made.items()},
+    }
+
+
+@pytest.mark.parametrize("done", [1, 2, 3, 6, 7, 10])
+@pytest.mark.parametrize("checkpoint_s", [0.0, 1e9])
+def test_a_worker_that_ends_anywhere_is_continued_by_one_that_gives_the_same_bytes(
+    settings: Settings, expected: dict[str, Any], done: int, checkpoint_s: float
+) -> None:
+    """With a checkpoint after each call, and without any, where the second computes the model from its first call."""
+    settings = settings.model_copy(update={"calls": Calls(checkpoint_s=checkpoint_s)})
+    write(settings, *RUN)
+    work(settings, done)
+    if checkpoint_s:
+        for folder in itertools.chain(*(Path(settings.trainer.checkpoints).glob(f"*/{kind}*") for kind in "cs")):
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+    work(settings, 11 - done)
+    assert contents(settings) == expected
+
+
+def test_a_worker_killed_in_the_middle_of_a_step_ends_with_the_weights_of_an_undisturbed_run(
+    settings: Settings, expected: dict[str, Any]
+) -> None:
+    write(settings, *RUN[:6])
+    settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"session_timeout_s": 6.0})})
+    command = [sys.executable, "-m", "streamward", "calls"]
+    environment = os.environ | to_env(settings)
+    for more in (RUN[6:], ()):
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as worker:
+            try:
+                if more:
+                    while len(list(read(settings, TrainingResult))) < 4:
+                        assert worker.poll() is None
+                    write(settings, *more)
+                else:
+                    while len(list(read(settings, TrainingResult))) < 11:
+                        assert worker.poll() is None
+            finally:
+                worker.send_signal(signal.SIGKILL)
+    assert contents(settings) == expected
