@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from schemas.events import CallAdam, CallLora
 from streams.calls.call_forms import adam_of
+from streams.calls.loss_graph import loss_graph_of
 from streams.engines.base_model import Base
 from streams.errors import CallError
 from streams.settings.model import Settings
 from tests.support.models.chat_tiny import chat_base
 from tests.support.models.tiny import tiny_model
 from trainer.calls.called_model import CalledModel, CalledState, CallExample
+from trainer.calls.custom_loss import CustomLoss
 
 pytestmark = pytest.mark.usefixtures("torch_as_before")
 
@@ -164,7 +166,7 @@ def test_a_model_that_cannot_share_prefixes_gives_the_same() -> None:
     assert close(gradient(state), of_shared)
 
 
-def test_a_call_that_fails_leaves_the_gradient_as_it_was() -> None:
+def test_a_call_that_fails_leaves_the_gradient_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     called, state = entered()
     called.forward_backward([example(0)], "cross_entropy")
     before = gradient(state)
@@ -172,9 +174,54 @@ def test_a_call_that_fails_leaves_the_gradient_as_it_was() -> None:
     with pytest.raises(CallError, match="token 99 is not in the vocabulary") as error:
         called.forward_backward([example(1), broken], "cross_entropy")
     assert error.value.parameter == "data[1].target_tokens"
-    with pytest.raises(KeyError):  # found while the second example is computed
-        called.forward_backward([example(1), example(2)], "importance_sampling")
+    monkeypatch.setattr("trainer.calls.called_model.MICRO_TOKENS", 12)  # a part an example
+    with pytest.raises(CallError, match="make more than"):  # found while the second part is computed
+        called.forward_backward([example(1), example(2)], _Failing())
     assert same(gradient(state), before)
+
+
+class _Failing(CustomLoss):
+    """Fails at its second example."""
+
+    def __init__(self) -> None:
+        nodes = [
+            {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
+            {"op": "call_method", "name": "loss", "target": "sum", "args": [{"ref": "logprobs"}]},
+            {"op": "output", "name": "output", "target": "output", "args": [[{"ref": "loss"}, {"dict": {}}]]},
+        ]
+        super().__init__(loss_graph_of("failing", [{"name": "logprobs", "rank": 1}], {"nodes": nodes}))
+        self.calls = 0
+
+    def __call__(self, logp: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        self.calls += 1
+        if self.calls == 2:
+            raise CallError("too_large", "its operations make more than can be")
+        return super().__call__(logp, inputs)
+
+
+@pytest.mark.parametrize(
+    ("loss", "changes", "said"),
+    [
+        ("ppo", {}, "logprobs is missing, which loss 'ppo' reads"),
+        ("cross_entropy", {"target_tokens": torch.ones(12)}, "target_tokens are float32, expected int64"),
+        ("cross_entropy", {"weights": torch.ones(11)}, r"weights has shape \[11\], expected \[12\]"),
+        ("reinforce", {}, "there is no loss 'reinforce' here"),
+        ("gspo", {"sequence_ratio_mask": torch.zeros(12)}, "sequence_ratio_mask marks no token"),
+        ("stable_reinforce", {}, "a token that was not sampled has an advantage"),
+    ],
+)
+def test_examples_that_a_loss_cannot_read_are_the_callers_mistake(
+    loss: str, changes: dict[str, Tensor], said: str
+) -> None:
+    called, _ = entered()
+    inputs = dict(example(0).inputs)
+    if loss in ("gspo", "stable_reinforce"):
+        inputs = {name: torch.ones(12) for name in ("logprobs", "advantages")} | {
+            "target_tokens": inputs["target_tokens"]
+        }
+    sampled = torch.arange(12) > 4 if loss == "stable_reinforce" else None
+    with pytest.raises(CallError, match=said):
+        called.forward_backward([CallExample(example(0).tokens, inputs | changes, sampled)], loss)
 
 
 def test_an_example_longer_than_the_context_is_refused() -> None:

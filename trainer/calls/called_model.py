@@ -38,7 +38,15 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from schemas.events import CallAdam, CallLora
-from streams.calls.call_forms import LORA_ALPHA, PROVENANCE, loss_config
+from streams.calls.call_forms import (
+    CUSTOM,
+    LORA_ALPHA,
+    PROVENANCE,
+    ExampleShape,
+    TensorShape,
+    check_examples,
+    loss_config,
+)
 from streams.engines.base_model import Base
 from streams.errors import CallError
 from streams.settings.model import Settings
@@ -72,6 +80,15 @@ class CallExample:
         """How many targets each token has."""
         targets = self.inputs["target_tokens"]
         return 1 if targets.ndim == 1 else targets.shape[1]
+
+    @property
+    def shape(self) -> ExampleShape:
+        """Its sizes, by which most mistakes are found."""
+        shapes = {
+            name: TensorShape(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+            for name, tensor in self.inputs.items()
+        }
+        return ExampleShape(len(self.tokens), shapes, self.sampled is not None)
 
 
 class Passed(NamedTuple):
@@ -230,8 +247,11 @@ class CalledModel:
         """
         state = self._current()
         numbers = loss_config(loss, config) if isinstance(loss, str) else {}
+        name, ranks = (loss, None) if isinstance(loss, str) else (CUSTOM, loss.ranks)
+        check_examples(name, [example.shape for example in examples], ranks)
         for number, example in enumerate(examples):
-            self._check_example(example, f"data[{number}]")
+            self._check_tokens(example, f"data[{number}]")
+            _check_numbers(name, example, f"data[{number}].loss_fn_inputs")
         before = {name: parameter.grad for name, parameter in state.parameters.items()}
         outputs: list[dict[str, Tensor]] = []
         metrics = _Sums(len(examples))
@@ -326,7 +346,7 @@ class CalledModel:
             begin += len(run)
             yield placed
 
-    def _check_example(self, example: CallExample, path: str) -> None:
+    def _check_tokens(self, example: CallExample, path: str) -> None:
         """Refuse an example that this base cannot run."""
         table = self._base.token_table
         for name, tokens in (("model_input", example.tokens), ("target_tokens", example.inputs["target_tokens"])):
@@ -418,6 +438,19 @@ class _Sums:
             name: value / (self._examples if name.endswith(":mean") else 1) for name, value in self._custom.items()
         }
         return {"loss:sum": self.loss, **means}
+
+
+def _check_numbers(loss: str, example: CallExample, path: str) -> None:
+    """Refuse inputs whose numbers contradict each other."""
+    if loss == "gspo" and not example.inputs["sequence_ratio_mask"].any():
+        raise CallError("invalid", "sequence_ratio_mask marks no token", f"{path}.sequence_ratio_mask")
+    if loss == PROVENANCE and example.sampled is not None and example.inputs["advantages"][~example.sampled].any():
+        raise CallError(
+            "invalid",
+            f"a token that was not sampled has an advantage, and loss {loss!r} is of the sampled tokens alone",
+            f"{path}.advantages",
+            way_out="set the advantage of prompt tokens to 0",
+        )
 
 
 def _row_of(example: CallExample, loss: str | CustomLoss, backward: bool) -> _CallRow:
